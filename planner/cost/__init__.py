@@ -1,0 +1,1 @@
+"""Pure functions of data: FLOP, bytes, seconds. No solver, no search."""

@@ -1,0 +1,180 @@
+"""What the pieces of a stage cost, as arrays that the search, the formulations and the referee read.
+
+A stage costs the sum of its layers, its embedding or head, its share of the gradient
+synchronisation and of the optimizer. All of these are linear in the layers of the stage, so a
+table of prices by (choice of degrees, layer kind, node class) says everything. This file holds the
+shape of that table; `pricing.py` fills it, `stage.py` adds it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+PARTS = ("compute", "tp", "cp", "ep")
+"""Last axis of every time: computation, and exposed communication by the group that causes it."""
+
+STATES = ("weights", "gradients", "optimizer")
+"""Last axis of every state size."""
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Choices of degrees to price, one a row: integer arrays of one length, axis `choice`."""
+
+    tensor_parallel: NDArray[np.int64]
+    context_parallel: NDArray[np.int64]
+    expert_parallel: NDArray[np.int64]
+    expert_tensor_parallel: NDArray[np.int64]
+    data_parallel: NDArray[np.int64]
+    microbatch_size: NDArray[np.int64]
+    sequence_parallel: NDArray[np.bool_]
+    dp_mode: str = "distopt"
+
+    def __len__(self) -> int:
+        return len(self.tensor_parallel)
+
+    @staticmethod
+    def single(
+        *,
+        tensor_parallel: int = 1,
+        context_parallel: int = 1,
+        expert_parallel: int = 1,
+        expert_tensor_parallel: int = 1,
+        data_parallel: int = 1,
+        microbatch_size: int = 1,
+        sequence_parallel: bool = False,
+        dp_mode: str = "distopt",
+    ) -> Degrees:
+        """One row."""
+
+        def one(value: int) -> NDArray[np.int64]:
+            return np.array([value], dtype=np.int64)
+
+        return Degrees(
+            one(tensor_parallel),
+            one(context_parallel),
+            one(expert_parallel),
+            one(expert_tensor_parallel),
+            one(data_parallel),
+            one(microbatch_size),
+            np.array([sequence_parallel], dtype=np.bool_),
+            dp_mode,
+        )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of the pieces of a stage.
+
+    Axes, in this order: `choice` (row of Degrees), `kind` (model.layer_kinds), `node_class`
+    (cluster.classes), `part` (PARTS) or `state` (STATES). Times are of one micro-batch [s] unless
+    said otherwise; sizes are of one chip [bytes].
+    """
+
+    kinds: tuple[str, ...]
+    """Layer kinds of the `kind` axis."""
+
+    layer_forward_s: Floats
+    """[choice, kind, node_class, part] forward of one layer."""
+    layer_backward_s: Floats
+    """[choice, kind, node_class, part] backward of one layer, nothing recomputed."""
+    layer_selective_s: Floats
+    """[choice, kind, node_class, part] more backward where the core attention is recomputed."""
+    layer_full_s: Floats
+    """[choice, kind, node_class, part] more backward where the whole layer is recomputed."""
+    embedding_forward_s: Floats
+    """[choice, node_class, part] forward of the embedding."""
+    embedding_backward_s: Floats
+    """[choice, node_class, part] backward of the embedding."""
+    head_forward_s: Floats
+    """[choice, node_class, part] forward of final norm, head and loss."""
+    head_backward_s: Floats
+    """[choice, node_class, part] backward of the same."""
+
+    send_s: Floats
+    """[choice, node_class from, node_class to] one activation to the next stage over the network."""
+    send_inside_s: Floats
+    """[choice, node_class] the same between two stages within one node."""
+
+    layer_reduce_s: Floats
+    """[choice, kind, node_class] gradient reduction of one layer, once a step."""
+    embedding_reduce_s: Floats
+    """[choice, node_class] gradient reduction of the embedding, once a step."""
+    head_reduce_s: Floats
+    """[choice, node_class] gradient reduction of the head, once a step."""
+    reduce_tail_s: Floats
+    """[choice, node_class] part of the reduction that nothing can hide."""
+    layer_gather_s: Floats
+    """[choice, kind, node_class] parameter gathering of one layer, once a step."""
+    embedding_gather_s: Floats
+    """[choice, node_class] parameter gathering of the embedding, once a step."""
+    head_gather_s: Floats
+    """[choice, node_class] parameter gathering of the head, once a step."""
+    gather_tail_s: Floats
+    """[choice, node_class] part of the gathering that nothing can hide."""
+    hidden_fraction: float
+    """Share of the last backward (first forward) that hides reduction (gathering); 0 without overlap."""
+
+    layer_optimizer_s: Floats
+    """[choice, kind, node_class] optimizer step of one layer's parameters, once a step."""
+    embedding_optimizer_s: Floats
+    """[choice, node_class] the same for the embedding."""
+    head_optimizer_s: Floats
+    """[choice, node_class] the same for the head."""
+    step_fixed_s: Floats
+    """[choice, node_class] gradient norm, scalar reductions, host work: once a step, after all stages met."""
+    tied_sync_s: Floats
+    """[choice] all-reduce of tied embeddings between first and last stage; 0 where untied."""
+
+    layer_state_bytes: Floats
+    """[choice, kind, state] weights, main gradients and optimizer state of one layer."""
+    embedding_state_bytes: Floats
+    """[choice, state] the same for the embedding."""
+    head_state_bytes: Floats
+    """[choice, state] the same for final norm and head (a copy of the embedding where tied)."""
+    head_shares_embedding: bool
+    """Whether the head costs nothing on a stage that also holds the embedding."""
+    layer_activation_bytes: Floats
+    """[choice, kind] kept from forward to backward of one layer, nothing recomputed."""
+    layer_activation_selective_bytes: Floats
+    """[choice, kind] the same with the core attention recomputed."""
+    layer_activation_full_bytes: Floats
+    """[choice, kind] the same with the whole layer recomputed: its input."""
+    embedding_activation_bytes: Floats
+    """[choice] kept by the embedding for one micro-batch."""
+    head_activation_bytes: Floats
+    """[choice] kept by final norm and head for one micro-batch, apart from the logits."""
+    layer_working_bytes: Floats
+    """[choice, kind] passing buffers of one layer's backward."""
+    layer_recompute_peak_bytes: Floats
+    """[choice, kind] activations of one layer that exist again while it is recomputed."""
+    head_peak_bytes: Floats
+    """[choice] logits and their gradients in the loss."""
+    pipeline_buffer_bytes: Floats
+    """[choice] receive buffers, where there is more than one stage."""
+    fixed_bytes: Floats
+    """[choice, node_class] device context and communicators, outside the allocator."""
+    allocated_fraction: float
+    """Allocated over reserved memory."""
+    limit_bytes: Floats
+    """[node_class] reserved memory that a plan may reach."""
+
+    error_band: float
+    """Relative error that the times may have."""
+    assumptions: tuple[str, ...]
+    """What was taken for granted."""
+
+    def at(self, choice: int) -> Prices:
+        """The prices of one choice alone, with a `choice` axis of length one."""
+        values = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray) and field.name != "limit_bytes":
+                value = value[choice : choice + 1]
+            values[field.name] = value
+        return Prices(**values)

@@ -1,0 +1,165 @@
+"""Add up the prices of one stage: its time, its synchronisation, its memory by term.
+
+Used by the referee for a finished plan and by the search for its coefficients; nothing else turns
+prices into a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.prices import PARTS, STATES, Floats, Prices
+
+
+@dataclass(frozen=True)
+class StageContent:
+    """What a stage holds.
+
+    `chunks[v]` lists the layer kinds (indices into `Prices.kinds`) of virtual stage v, in order.
+    """
+
+    node_class: int
+    chunks: tuple[tuple[int, ...], ...]
+    has_embedding: bool
+    has_head: bool
+    recompute: str
+    recompute_layers: int
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Layer kinds of all chunks."""
+        return tuple(k for chunk in self.chunks for k in chunk)
+
+    @property
+    def recomputed_kinds(self) -> tuple[int, ...]:
+        """Kinds of the layers that are recomputed in full."""
+        if self.recompute != "full":
+            return ()
+        return tuple(k for chunk in self.chunks for k in chunk[: self.recompute_layers])
+
+
+def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Floats, Floats]:
+    """Forward and backward of one micro-batch on every chunk, arrays [chunk, part] in seconds.
+
+    The embedding belongs to the first chunk, final norm, head and loss to the last.
+    """
+    c, n = choice, content.node_class
+    forward = np.zeros((len(content.chunks), len(PARTS)))
+    backward = np.zeros_like(forward)
+    for v, chunk in enumerate(content.chunks):
+        for i, kind in enumerate(chunk):
+            forward[v] += prices.layer_forward_s[c, kind, n]
+            backward[v] += prices.layer_backward_s[c, kind, n]
+            if content.recompute == "selective":
+                backward[v] += prices.layer_selective_s[c, kind, n]
+            elif content.recompute == "full" and i < content.recompute_layers:
+                backward[v] += prices.layer_full_s[c, kind, n]
+    if content.has_embedding:
+        forward[0] += prices.embedding_forward_s[c, n]
+        backward[0] += prices.embedding_backward_s[c, n]
+    if content.has_head:
+        forward[-1] += prices.head_forward_s[c, n]
+        backward[-1] += prices.head_backward_s[c, n]
+    return forward, backward
+
+
+def _once(
+    prices: Prices, choice: int, content: StageContent, layer: Floats, embedding: Floats, head: Floats
+) -> float:
+    """Sum of a once-a-step price over the pieces of a stage [s]."""
+    c, n = choice, content.node_class
+    total = float(sum(layer[c, kind, n] for kind in content.kinds))
+    if content.has_embedding:
+        total += float(embedding[c, n])
+    if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
+        total += float(head[c, n])
+    return total
+
+
+def exposed_reduce_s(prices: Prices, choice: int, content: StageContent, backward_s: float) -> float:
+    """Gradient reduction that the last micro-batch's backward does not hide [s]."""
+    total = _once(
+        prices, choice, content, prices.layer_reduce_s, prices.embedding_reduce_s, prices.head_reduce_s
+    )
+    tail = float(prices.reduce_tail_s[choice, content.node_class])
+    return max(0.0, total - prices.hidden_fraction * backward_s) + tail
+
+
+def exposed_gather_s(prices: Prices, choice: int, content: StageContent, forward_s: float) -> float:
+    """Parameter gathering that the first micro-batch's forward does not hide [s]."""
+    total = _once(
+        prices, choice, content, prices.layer_gather_s, prices.embedding_gather_s, prices.head_gather_s
+    )
+    tail = float(prices.gather_tail_s[choice, content.node_class])
+    return max(0.0, total - prices.hidden_fraction * forward_s) + tail
+
+
+def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:
+    """Optimizer step over the stage's parameters [s]."""
+    return _once(
+        prices,
+        choice,
+        content,
+        prices.layer_optimizer_s,
+        prices.embedding_optimizer_s,
+        prices.head_optimizer_s,
+    )
+
+
+def memory_bytes(
+    prices: Prices, choice: int, content: StageContent, in_flight: Sequence[float], num_stages: int
+) -> dict[str, float]:
+    """Peak memory of one chip of a stage by term [bytes]; the terms add up to the reserved peak.
+
+    Parameters
+    ----------
+    in_flight
+        Micro-batches whose activations each chunk holds at the peak, one number a chunk.
+    num_stages
+        Stages of the pipeline: receive buffers exist where there are several.
+    """
+    c = choice
+    states = sum((prices.layer_state_bytes[c, k] for k in content.kinds), np.zeros(len(STATES)))
+    if content.has_embedding:
+        states = states + prices.embedding_state_bytes[c]
+    if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
+        states = states + prices.head_state_bytes[c]
+    activations = 0.0
+    for v, chunk in enumerate(content.chunks):
+        for i, kind in enumerate(chunk):
+            if content.recompute == "selective":
+                kept = prices.layer_activation_selective_bytes[c, kind]
+            elif content.recompute == "full" and i < content.recompute_layers:
+                kept = prices.layer_activation_full_bytes[c, kind]
+            else:
+                kept = prices.layer_activation_bytes[c, kind]
+            activations += in_flight[v] * float(kept)
+    if content.has_embedding:
+        activations += in_flight[0] * float(prices.embedding_activation_bytes[c])
+    if content.has_head:
+        activations += in_flight[-1] * float(prices.head_activation_bytes[c])
+    working = max((float(prices.layer_working_bytes[c, k]) for k in content.kinds), default=0.0)
+    recompute_peak = max(
+        (
+            float(prices.layer_recompute_peak_bytes[c, k] + prices.layer_working_bytes[c, k])
+            for k in content.recomputed_kinds
+        ),
+        default=0.0,
+    )
+    head_peak = float(prices.head_peak_bytes[c]) if content.has_head else 0.0
+    buffers = float(prices.pipeline_buffer_bytes[c]) if num_stages > 1 else 0.0
+    terms = {name: float(states[i]) for i, name in enumerate(STATES)}
+    terms["activations"] = activations
+    terms["working"] = max(working, recompute_peak, head_peak)
+    terms["buffers"] = buffers
+    terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
+    terms["context"] = float(prices.fixed_bytes[c, content.node_class])
+    return terms
+
+
+def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int) -> int:
+    """Micro-batches whose activations stage s of p holds under 1F1B: min(m, p - s)."""
+    return min(num_microbatches, num_stages - stage)

@@ -1,0 +1,89 @@
+"""A type of accelerator: what its datasheet or its driver says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from planner.data.base import Data
+from planner.units import GB, GIB, MIB, TFLOP
+
+Backend = Literal["cuda", "rocm", "ascend", "gaudi", "tpu", "neuron", "musa", "maca", "xpu"]
+Precision = Literal["fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+
+
+class Chip(Data):
+    """One accelerator as the host sees it: memory, peak rates, link to its neighbours in the node."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")
+    """Name used in clusters and plans, such as `h100-sxm-80gb`."""
+    name: str
+    """The vendor's own name."""
+    vendor: str
+    """Who makes it."""
+    backend: Backend
+    """Programming platform, which decides the communication library and the launch environment."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings that are understood."""
+    memory_gib: float = Field(gt=0)
+    """Nominal memory [GiB]."""
+    memory_mib_reported: float | None = Field(default=None, gt=0)
+    """Memory that the driver reports, where known [MiB]."""
+    bf16_tflop_per_s: float | None = Field(default=None, gt=0)
+    """Dense bf16 peak with fp32 accumulation [TFLOP/s]; null where the chip has no bf16."""
+    fp16_tflop_per_s: float | None = Field(default=None, gt=0)
+    """Dense fp16 peak [TFLOP/s]."""
+    fp8_tflop_per_s: float | None = Field(default=None, gt=0)
+    """Dense fp8 peak [TFLOP/s]; null where the chip has no fp8."""
+    memory_bandwidth_gb_per_s: float = Field(gt=0)
+    """Peak memory bandwidth [GB/s]."""
+    intra_node_bandwidth_gb_per_s: float = Field(gt=0)
+    """One-way bandwidth of one chip to its neighbours in the node [GB/s]."""
+    intra_node_kind: str = ""
+    """What that link is."""
+    nics_per_node: int | None = Field(default=None, ge=0)
+    """Network adapters that a usual node of this chip has; null where unknown."""
+    nic_gbit_per_s: float | None = Field(default=None, ge=0)
+    """Rate of one such adapter [Gbit/s]."""
+    chips_per_node: int = Field(ge=1)
+    """Chips that a usual node of this chip has."""
+    compute_capability: float | None = None
+    """CUDA compute capability, where there is one."""
+    device_name_pattern: str | None = None
+    """Regular expression that the device name on a host must match, for the preflight check."""
+    confidence: Literal["datasheet", "whitepaper", "third_party", "guess"]
+    """How far the figures can be trusted."""
+    source: str
+    """Where the figures come from."""
+    note: str = ""
+    """Anything a reader should know."""
+
+    @property
+    def memory_bytes(self) -> float:
+        """Usable memory: what the driver reports where known, else nominal [bytes]."""
+        if self.memory_mib_reported is not None:
+            return self.memory_mib_reported * MIB
+        return self.memory_gib * GIB
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """Peak memory bandwidth [bytes/s]."""
+        return self.memory_bandwidth_gb_per_s * GB
+
+    def peak_flop_per_s(self, precision: Precision) -> float | None:
+        """Dense peak in a precision [FLOP/s], None where the chip lacks it."""
+        if precision == "bf16":
+            peak = self.bf16_tflop_per_s
+        elif precision == "fp16":
+            peak = self.fp16_tflop_per_s
+        elif precision == "nvfp4":
+            peak = 2 * self.fp8_tflop_per_s if self.fp8_tflop_per_s and self.has_fp4 else None
+        else:
+            peak = self.fp8_tflop_per_s
+        return None if peak is None else peak * TFLOP
+
+    @property
+    def has_fp4(self) -> bool:
+        """Whether the chip multiplies 4-bit floats (NVIDIA Blackwell and later)."""
+        return self.compute_capability is not None and self.compute_capability >= 10.0

@@ -1,0 +1,163 @@
+"""The network to train: its shape, as its public configuration states it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from planner.data.base import Data
+
+LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp"]
+
+
+class MlaSpec(Data):
+    """Multi-head latent attention: ranks and head widths."""
+
+    q_lora_rank: int | None = Field(default=None, ge=1)
+    """Width of the compressed query; null where queries are not compressed."""
+    kv_lora_rank: int = Field(ge=1)
+    """Width of the compressed key and value."""
+    qk_nope_head_dim: int = Field(ge=1)
+    """Width of a query or key head without rotary positions."""
+    qk_rope_head_dim: int = Field(ge=0)
+    """Width of the rotary part of a query or key head."""
+    v_head_dim: int = Field(ge=1)
+    """Width of a value head."""
+
+
+class MoeSpec(Data):
+    """Mixture of experts: how many, how wide, how many a token visits."""
+
+    num_experts: int = Field(ge=1)
+    """Routed experts of a layer."""
+    top_k: int = Field(ge=1)
+    """Routed experts that a token visits."""
+    ffn_hidden_size: int = Field(ge=1)
+    """Intermediate width of one routed expert."""
+    shared_ffn_hidden_size: int = Field(default=0, ge=0)
+    """Intermediate width of all shared experts together; 0 without any."""
+    first_dense_layers: int = Field(default=0, ge=0)
+    """Leading layers that have a dense feed-forward block instead."""
+    layer_freq: int = Field(default=1, ge=1)
+    """Every how many layers one is a mixture of experts, after the leading dense ones."""
+    router_bias: bool = False
+    """Whether the router has a bias for each expert."""
+    expert_bias: bool = False
+    """Whether the linear maps of the experts have biases."""
+
+
+class HybridSpec(Data):
+    """Layers of several kinds in a stated order (Mamba-2, attention, feed-forward)."""
+
+    pattern: str = Field(pattern=r"^[M\-*]+$")
+    """One character a layer: M Mamba-2, * attention, - feed-forward."""
+    mamba_heads: int = Field(ge=1)
+    """Heads of a Mamba-2 layer."""
+    mamba_head_dim: int = Field(ge=1)
+    """Width of a Mamba-2 head."""
+    ssm_state: int = Field(ge=1)
+    """State size of a Mamba-2 head."""
+    groups: int = Field(ge=1)
+    """Groups that share B and C of a Mamba-2 layer."""
+    conv: int = Field(ge=1)
+    """Width of the causal convolution."""
+
+
+class ModelSpec(Data):
+    """A decoder-only transformer, dense or mixture of experts, or a hybrid of it."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")
+    """Name used in problems, such as `llama3-70b`."""
+    family: str
+    """What it belongs to."""
+    num_layers: int = Field(ge=1)
+    """Transformer blocks."""
+    hidden_size: int = Field(ge=1)
+    """Width of the residual stream."""
+    ffn_hidden_size: int = Field(ge=0)
+    """Intermediate width of a dense feed-forward block; 0 where there is none."""
+    num_attention_heads: int = Field(ge=1)
+    """Query heads."""
+    num_query_groups: int = Field(ge=1)
+    """Key and value heads."""
+    head_dim: int = Field(ge=1)
+    """Width of a head."""
+    vocab_size: int = Field(ge=1)
+    """Entries of the vocabulary, before padding."""
+    max_position_embeddings: int = Field(ge=1)
+    """Longest sequence [tokens]."""
+    tied_embeddings: bool
+    """Whether the head shares the embedding's weights."""
+    position_embedding: Literal["rope", "learned", "none"] = "rope"
+    """How positions enter."""
+    gated_mlp: bool
+    """Whether the feed-forward block has a gate (three matrices instead of two)."""
+    activation: str
+    """Non-linearity of the feed-forward block."""
+    normalization: Literal["rms", "layer"]
+    """RMS norm (one vector) or layer norm (two)."""
+    norms_per_layer: int = Field(default=2, ge=1, le=4)
+    """Norms in a block."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised by head."""
+    linear_bias: Literal["none", "all", "qkv", "attention"] = "none"
+    """Which linear maps have biases."""
+    attention_note: str = ""
+    """What is special about the attention (windows, sinks), in words."""
+    attention_sinks: bool = False
+    """Whether each head has a learned sink logit."""
+    sliding_window: int | None = Field(default=None, ge=1)
+    """Window of the local layers [tokens]; null where all layers see everything."""
+    global_layer_every: int = Field(default=1, ge=1)
+    """With a window: every how many layers one sees everything."""
+    mla: MlaSpec | None = None
+    """Latent attention, where the model has it."""
+    moe: MoeSpec | None = None
+    """Experts, where the model has them."""
+    mtp_num_layers: int = Field(default=0, ge=0)
+    """Multi-token-prediction layers."""
+    hybrid: HybridSpec | None = None
+    """Order of layer kinds, where they are mixed."""
+    published_params: int | None = Field(default=None, ge=1)
+    """Parameters that the publisher states."""
+    verified: bool = False
+    """Whether an opened source confirms the shape."""
+    source: str
+    """Where the shape comes from."""
+    note: str = ""
+    """Anything a reader should know."""
+
+    @model_validator(mode="after")
+    def _shape_is_possible(self) -> ModelSpec:
+        if self.mla is None and self.num_attention_heads % self.num_query_groups:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} must be a multiple of "
+                f"num_query_groups {self.num_query_groups}"
+            )
+        if self.hybrid is not None and len(self.hybrid.pattern) != self.num_layers:
+            raise ValueError(
+                f"hybrid.pattern has {len(self.hybrid.pattern)} characters, num_layers is {self.num_layers}"
+            )
+        if self.moe is not None and self.moe.top_k > self.moe.num_experts:
+            raise ValueError(f"moe.top_k {self.moe.top_k} exceeds num_experts {self.moe.num_experts}")
+        return self
+
+    @property
+    def kind_of_layer(self) -> tuple[LayerKind, ...]:
+        """Kind of every layer, in model order."""
+        if self.hybrid is not None:
+            names: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp"}
+            return tuple(names[c] for c in self.hybrid.pattern)
+        if self.moe is None:
+            return ("dense",) * self.num_layers
+        moe = self.moe
+        return tuple(
+            "moe" if i >= moe.first_dense_layers and (i + 1) % moe.layer_freq == 0 else "dense"
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds that occur, each once, in order of first occurrence."""
+        return tuple(dict.fromkeys(self.kind_of_layer))

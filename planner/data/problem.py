@@ -1,0 +1,84 @@
+"""A problem: cluster, model, workload, target and software, checked against each other once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from planner.data.base import Data
+from planner.data.chip import Chip
+from planner.data.cluster import Cluster, NodeClass
+from planner.data.model_spec import ModelSpec
+from planner.data.options import Options
+from planner.data.stack import SoftwareStack
+from planner.data.workload import Workload
+from planner.units import GIB
+
+TargetName = Literal["megatron-lm", "megatron-bridge", "flagscale", "unrestricted"]
+
+
+class ProblemFile(Data):
+    """A problem as it stands in a file: names of shipped instances, or the objects inline."""
+
+    name: str = ""
+    """Name shown in tables; the file's name where absent."""
+    cluster: str | Cluster
+    """Id of a shipped cluster, nodes in short form (`4x8 h100-sxm-80gb, ...`), or a cluster inline."""
+    model: str | ModelSpec
+    """Id of a shipped model, or a model inline."""
+    workload: Workload
+    """Sequence length, batch and precision."""
+    target: TargetName = "megatron-lm"
+    """Launcher that must be able to run the plan."""
+    stack: str | SoftwareStack = "megatron-core"
+    """Id of a shipped software stack, or one inline."""
+    chips: tuple[Chip, ...] = ()
+    """Chips that are not shipped, for use in the cluster."""
+    options: Options = Options()
+    """Limits and wishes."""
+    note: str = ""
+    """Anything a reader should know."""
+
+
+class Problem(Data):
+    """A problem with every name resolved; in hand, it is valid."""
+
+    name: str
+    """Name shown in tables."""
+    cluster: Cluster
+    """Node classes and links."""
+    chips: dict[str, Chip]
+    """Chip of every id that the cluster names."""
+    model: ModelSpec
+    """The network."""
+    workload: Workload
+    """Sequence length, batch and precision."""
+    target: TargetName = "megatron-lm"
+    """Launcher that must be able to run the plan."""
+    stack: SoftwareStack = Field(default_factory=lambda: SoftwareStack(id="megatron-core"))
+    """Training software."""
+    options: Options = Options()
+    """Limits and wishes."""
+
+    @model_validator(mode="after")
+    def _chips_are_known(self) -> Problem:
+        for node_class in self.cluster.classes:
+            if node_class.chip not in self.chips:
+                raise ValueError(f"class {node_class.name}: chip {node_class.chip!r} is not given")
+        return self
+
+    def chip_of(self, class_index: int) -> Chip:
+        """Chip in the nodes of a class."""
+        return self.chips[self.cluster.classes[class_index].chip]
+
+    def usable_memory_bytes(self, class_index: int) -> float:
+        """Memory of one chip of a class before the reserve is taken off [bytes]."""
+        node_class: NodeClass = self.cluster.classes[class_index]
+        if node_class.memory_gib is not None:
+            return node_class.memory_gib * GIB
+        return self.chip_of(class_index).memory_bytes
+
+    def memory_limit_bytes(self, class_index: int) -> float:
+        """Memory that a plan may reserve on one chip of a class [bytes]."""
+        return (1 - self.options.memory_reserve_fraction) * self.usable_memory_bytes(class_index)

@@ -1,0 +1,36 @@
+"""The training software: which overlaps and kernels it has, and what it costs beside them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from planner.data.base import Data
+
+
+class SoftwareStack(Data):
+    """Properties of the launcher and its libraries that change time or memory."""
+
+    id: str
+    """Name used in problems, such as `megatron-core`."""
+    flash_attention: bool = True
+    """Whether attention is fused, so that no score matrix is stored."""
+    fused_cross_entropy: bool = False
+    """Whether the loss avoids extra fp32 copies of the logits."""
+    tp_overlap_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Share of tensor-parallel communication hidden behind computation."""
+    dp_overlap: bool = True
+    """Whether gradient reduction and parameter gathering run behind computation."""
+    p2p_overlap: bool = True
+    """Whether pipeline sends run behind computation; else they block both stages."""
+    host_layer_floor_ms: float = Field(default=0.0, ge=0)
+    """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
+    context_gib: float = Field(default=1.0, ge=0)
+    """Memory of the device context and libraries [GiB]."""
+    communicator_gib: float = Field(default=0.4, ge=0)
+    """Memory of one set of communicators [GiB]."""
+    allocated_fraction: float = Field(default=0.94, gt=0, le=1)
+    """Allocated over reserved memory: what fragmentation leaves."""
+    time_factor: dict[str, float] = {}
+    """Measured over predicted computation time, by chip id; 1 where absent."""
+    source: str = ""
+    """Where the figures come from."""

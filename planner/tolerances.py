@@ -1,0 +1,15 @@
+"""Every tolerance of the product, each with what it guards."""
+
+from __future__ import annotations
+
+INTEGRALITY_TOL = 1e-6
+"""How far from a whole number a solver may leave an integer variable."""
+
+BOUND_TOL = 1e-9
+"""Relative excess of a bound over the referee's value that rounding may cause; more is our error."""
+
+MEMORY_TOL_BYTES = 1024.0
+"""Excess over a memory limit that is rounding, not a violation [bytes]."""
+
+GAP_TOL = 1e-9
+"""A relative gap below this counts as proven optimal."""
