@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from planner.data.base import Data
-from planner.data.problem import TargetName
+from planner.data.problem import ProblemFile, TargetName
 
 Recompute = Literal["none", "selective", "full"]
 DpMode = Literal["ddp", "distopt", "zero2", "zero3", "fsdp"]
@@ -76,6 +76,8 @@ class Plan(Data):
     """Axes of the ranks, fastest first."""
     stages: tuple[Stage, ...] = Field(min_length=1)
     """Stages in pipeline order."""
+    problem: ProblemFile | None = None
+    """The problem that the plan answers, inline, so that a plan file can be exported on its own."""
 
     @model_validator(mode="after")
     def _chunks_match(self) -> Plan:
