@@ -1,0 +1,250 @@
+"""The four calls that a user needs: load a problem, plan it, predict a given plan, export one.
+
+Holds the order of the work and the last check before a plan leaves; how each step is done is the
+business of the packages below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.data import load
+from planner.data.options import Options
+from planner.data.plan import Plan
+from planner.data.problem import Problem, ProblemFile
+from planner.data.result import Evaluation, Result
+from planner.errors import InstanceError, PlanRefusedError, SolverError
+from planner.tolerances import BOUND_TOL
+
+if TYPE_CHECKING:
+    from planner.search.progress import Progress
+
+SUPPORTED_TARGETS = ("megatron-lm",)
+"""Launchers that plans can be made and written for so far."""
+
+KNOWN_TARGETS = ("megatron-lm", "megatron-bridge", "flagscale", "unrestricted")
+"""All launchers that a problem may name."""
+
+
+def load_problem(path_or_name: str | Path) -> Problem:
+    """A problem from a YAML or JSON file, or a shipped one by its name.
+
+    Raises
+    ------
+    InstanceError
+        Where the file cannot be read, breaks the schema or contradicts itself.
+    """
+    return load.load_problem(path_or_name)
+
+
+def check_target(target: str, where: str = "target") -> None:
+    """Refuse a target that is unknown or that nothing here can plan for yet.
+
+    Raises
+    ------
+    InstanceError
+        With the nearest name, or with what is supported.
+    """
+    supported = ", ".join(SUPPORTED_TARGETS)
+    if target == "all":
+        raise InstanceError(f"comparing all targets is not supported yet; supported: {supported}", where)
+    if target not in KNOWN_TARGETS:
+        near = difflib.get_close_matches(target, KNOWN_TARGETS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known targets: {', '.join(KNOWN_TARGETS)}"
+        raise InstanceError(f"unknown target {target!r}; {hint}", where)
+    if target not in SUPPORTED_TARGETS:
+        raise InstanceError(f"target {target!r} is not supported yet; supported: {supported}", where)
+
+
+def plan(
+    problem: Problem | str | Path,
+    options: Options | None = None,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    elapsed_s: float = 0.0,
+) -> Result:
+    """The plan with the least predicted step time that fits every chip, with a proven gap.
+
+    Parameters
+    ----------
+    problem
+        A loaded problem, or what `load_problem` takes.
+    options
+        Limits and wishes; those of the problem where absent.
+    on_progress
+        Called now and then with the state of the search.
+    elapsed_s
+        Time already spent that counts against the time limit [s].
+
+    Returns
+    -------
+    Result
+        With `plan` None and a `reason` where there is no plan or none was found in time.
+
+    Raises
+    ------
+    InstanceError
+        Where the target is not supported yet.
+    SolverError
+        Where the referee does not confirm the answer; the answer is then not given.
+    """
+    from planner.search.driver import search
+
+    started_s = time.monotonic()
+    if not isinstance(problem, Problem):
+        problem = load_problem(problem)
+    if options is not None:
+        problem = problem.model_copy(update={"options": options})
+    check_target(problem.target, f"{problem.name}: target")
+    elapsed_s += time.monotonic() - started_s
+    result = search(_with_remaining_time(problem, elapsed_s), on_progress=on_progress)
+    _check_again(problem, result)
+    return _with_problem_inside(result, problem)
+
+
+def predict(problem: Problem | str | Path, plan: Plan | str | Path) -> Evaluation:
+    """Time, memory and violations of a given plan, as the referee sees it.
+
+    Parameters
+    ----------
+    problem
+        A loaded problem, or what `load_problem` takes.
+    plan
+        A plan, or the file of one.
+
+    Raises
+    ------
+    InstanceError
+        Where a file is wrong, or the plan names what the problem does not have.
+    """
+    from planner.simulate.evaluate import evaluate
+
+    if not isinstance(problem, Problem):
+        problem = load_problem(problem)
+    if not isinstance(plan, Plan):
+        plan = load.load_plan(plan)
+    return evaluate(problem, plan)
+
+
+def export(
+    result_or_plan: Result | Plan,
+    target: str,
+    out_dir: str | Path,
+    *,
+    problem: Problem | None = None,
+    force: bool = False,
+) -> Path:
+    """Write the launch directory of a plan; nothing is written where the plan breaks a rule.
+
+    Parameters
+    ----------
+    result_or_plan
+        What `plan` returned, or a plan.
+    target
+        Launcher to write for.
+    out_dir
+        Directory to make; refused where it exists, unless `force`.
+    problem
+        The problem that the plan answers; the one inside the plan where absent.
+
+    Returns
+    -------
+    Path
+        The directory.
+
+    Raises
+    ------
+    InstanceError
+        Where the target is unknown or no problem is at hand.
+    PlanRefusedError
+        Where there is no plan, or the referee finds violations in it.
+    """
+    from planner.launchers.directory import export_plan
+    from planner.simulate.evaluate import evaluate
+
+    check_target(target)
+    chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
+    if chosen is None:
+        raise PlanRefusedError("there is no plan to export: the search found none")
+    if problem is None:
+        if chosen.problem is None:
+            raise InstanceError(
+                "the plan does not carry its problem; name the problem as well", "plan.problem"
+            )
+        problem = load.resolve_problem(chosen.problem, "plan.problem")
+    if chosen.target != target:
+        raise PlanRefusedError(f"the plan is made for {chosen.target!r}; plan again with target {target!r}")
+    evaluation = evaluate(problem, chosen)
+    if evaluation.violations:
+        raise PlanRefusedError(_refusal(evaluation.violations))
+    if chosen.problem is None:
+        chosen = chosen.model_copy(update={"problem": _portable(problem)})
+    return export_plan(problem, chosen, target, Path(out_dir), evaluation=evaluation, force=force)
+
+
+def _refusal(violations: tuple[str, ...]) -> str:
+    """The first violation, and how many more there are."""
+    more = len(violations) - 1
+    return f"the plan breaks a rule: {violations[0]}" + (f" (and {more} more)" if more else "")
+
+
+def _with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:
+    """The same problem with the time already spent taken off its limit."""
+    limit_s = problem.options.time_limit_s
+    if limit_s is None:
+        return problem
+    # A search that starts too late still ends in the ordinary way, at its first look at the clock.
+    remaining_s = max(limit_s - elapsed_s, 1e-3)
+    options = problem.options.model_copy(update={"time_limit_s": remaining_s})
+    return problem.model_copy(update={"options": options})
+
+
+def _check_again(problem: Problem, result: Result) -> None:
+    """Let the referee look at every plan of a result, whatever the search says of it."""
+    from planner.simulate.evaluate import evaluate
+
+    if result.plan is None:
+        return
+    best = evaluate(problem, result.plan)
+    others = [evaluate(problem, other.plan) for other in result.runners_up]
+    for number, evaluation in enumerate([best, *others], start=1):
+        if evaluation.violations:
+            raise SolverError(
+                f"our bug: plan {number} of {problem.name!r} breaks a rule ({evaluation.violations[0]}); "
+                "it is withheld"
+            )
+    if result.evaluation is None or abs(result.evaluation.step_s - best.step_s) > BOUND_TOL * best.step_s:
+        raise SolverError(
+            f"our bug: the search states another step time for {problem.name!r} than the referee"
+        )
+    if result.bound_s is not None and result.bound_s > best.step_s * (1 + BOUND_TOL):
+        raise SolverError(
+            f"our bug: the bound of {problem.name!r}, {result.bound_s:.9g} s, lies above the step time of "
+            f"its plan, {best.step_s:.9g} s"
+        )
+
+
+def _with_problem_inside(result: Result, problem: Problem) -> Result:
+    """The same result, whose plans carry the problem that they answer."""
+    if result.plan is None:
+        return result
+    inside = _portable(problem)
+    runners_up = tuple(
+        other.model_copy(update={"plan": other.plan.model_copy(update={"problem": inside})})
+        for other in result.runners_up
+    )
+    best = result.plan.model_copy(update={"problem": inside})
+    return result.model_copy(update={"plan": best, "runners_up": runners_up})
+
+
+def _portable(problem: Problem) -> ProblemFile:
+    """The problem inline, without how long and on how many workers it was searched.
+
+    Those two change no plan, so a plan's file must not differ by them.
+    """
+    options = problem.options.model_copy(update={"time_limit_s": None, "workers": 1})
+    return load.problem_file(problem.model_copy(update={"options": options}))

@@ -1,0 +1,51 @@
+"""`hetplan list`: what is shipped, with its key facts and sources."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from planner.commands import screen
+from planner.commands.screen import ExitCode
+from planner.data import load
+from planner.errors import InstanceError
+
+KINDS = ("chips", "models", "clusters", "problems", "targets", "stacks")
+"""What can be listed."""
+
+
+def run(kind: str, contains: str | None, *, as_json: bool) -> ExitCode:
+    """Print a table, or the records themselves as JSON."""
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(KINDS)}"
+        raise InstanceError(f"nothing to list under {kind!r}; {hint}", "hetplan list")
+    from planner.report import listing
+
+    if kind == "targets":
+        if as_json:
+            screen.show_json(listing.TARGETS)
+        else:
+            screen.show(listing.targets_table())
+        return ExitCode.PLAN
+    names = [n for n in load.names(kind) if contains is None or contains.lower() in n.lower()]
+    if not names:
+        raise InstanceError(f"no name among the {kind} holds {contains!r}", "hetplan list")
+    records = [_load(kind, name) for name in names]
+    if as_json:
+        screen.show_json([r.model_dump(mode="json") for r in records])
+    else:
+        screen.show(listing.table(kind, records))
+    return ExitCode.PLAN
+
+
+def _load(kind: str, name: str) -> Any:
+    """One shipped record."""
+    loaders = {
+        "chips": load.load_chip,
+        "models": load.load_model,
+        "clusters": load.load_cluster,
+        "problems": load.load_problem,
+        "stacks": load.load_stack,
+    }
+    return loaders[kind](name)

@@ -1,0 +1,166 @@
+"""`hetplan plan`: from flags to a printed plan and a launch directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from planner import api
+from planner.commands import clock, screen
+from planner.commands.inputs import checked_options, problem_from_flags
+from planner.commands.progress import reporter
+from planner.commands.screen import ExitCode
+from planner.data.problem import Problem
+from planner.data.result import Result
+from planner.errors import InstanceError
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The flags of `hetplan plan` as they were given; None where absent."""
+
+    problem: str | None
+    cluster: str | None
+    model: str | None
+    seq_length: int | None
+    global_batch_size: int | None
+    precision: str | None
+    stack: str | None
+    target: str | None
+    time_limit_s: float | None
+    gap: float | None
+    top: int | None
+    workers: int | None
+    solver: str | None
+    memory_reserve: float | None
+    out: Path | None
+    force: bool
+    as_json: bool
+    quiet: bool
+
+
+def run(request: PlanRequest) -> ExitCode:
+    """Plan, print, write; the exit code says how it ended."""
+    if request.target is not None:
+        api.check_target(request.target, "--target")
+    problem = load(request)
+    if request.out is not None:
+        check_out_dir(request.out, force=request.force)
+    with _noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
+        elapsed_s = clock.since_process_start_s()
+        result = api.plan(problem, on_progress=on_progress, elapsed_s=elapsed_s)
+    # A second Ctrl-C from here on ends the program in the ordinary way.
+    if request.as_json:
+        screen.show_json(result_json(result))
+    else:
+        from planner.report.tables import plan_report
+
+        screen.show(plan_report(problem, result, width=screen.console().width))
+    if request.out is not None and result.plan is not None:
+        _write(request, problem, result)
+    if interrupts:
+        screen.note("interrupted; this is the best plan so far" if result.plan else "interrupted")
+        return ExitCode.INTERRUPTED
+    return exit_code(result)
+
+
+def load(request: PlanRequest) -> Problem:
+    """The problem that the flags describe, with its options."""
+    problem = problem_from_flags(
+        request.problem,
+        cluster=request.cluster,
+        model=request.model,
+        seq_length=request.seq_length,
+        global_batch_size=request.global_batch_size,
+        precision=request.precision,
+        target=request.target,
+        stack=request.stack,
+    )
+    wishes = {
+        "time_limit_s": request.time_limit_s,
+        "gap": request.gap,
+        "top": request.top,
+        "workers": request.workers,
+        "solver": request.solver,
+        "memory_reserve_fraction": request.memory_reserve,
+    }
+    return problem.model_copy(update={"options": checked_options(problem.options, wishes)})
+
+
+def exit_code(result: Result) -> ExitCode:
+    """Exit code of a search that nobody interrupted."""
+    if result.plan is not None:
+        return ExitCode.PLAN
+    return ExitCode.INFEASIBLE if result.termination == "infeasible" else ExitCode.NOT_FOUND
+
+
+def result_json(result: Result) -> dict[str, Any]:
+    """A result for programs; only the best plan carries the problem, the next-best would repeat it."""
+    data = {"schema": "hetplan/result/v1", **result.model_dump(mode="json")}
+    for other in data["runners_up"]:
+        del other["plan"]["problem"]
+    return data
+
+
+def check_out_dir(out: Path, *, force: bool) -> None:
+    """Refuse a directory that cannot be written, before the search spends any time.
+
+    Raises
+    ------
+    InstanceError
+        Where it exists without `force`, is no directory, or lies where nothing can be made.
+    """
+    if out.exists() or out.is_symlink():
+        if not out.is_dir():
+            raise InstanceError(f"{out} exists and is no directory", "--out")
+        if not force:
+            raise InstanceError(f"{out} exists already; choose another directory, or add --force", "--out")
+    above = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    if not above.is_dir():
+        raise InstanceError(f"{above} is no directory", "--out")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InstanceError(f"{above} cannot be written by this user", "--out")
+
+
+def _write(request: PlanRequest, problem: Problem, result: Result) -> None:
+    """Write the launch directory and say what is in it."""
+    assert request.out is not None
+    directory = api.export(result, problem.target, request.out, problem=problem, force=request.force)
+    say_written(directory, to_stderr=request.as_json, quiet=request.quiet and request.as_json)
+
+
+def say_written(directory: Path, *, to_stderr: bool = False, quiet: bool = False) -> None:
+    """Name the files of a launch directory and the one to start with."""
+    if quiet:
+        return
+    files = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+    start = f"; start {directory / 'launch.sh'} on every node" if "launch.sh" in files else ""
+    message = f"written to {directory}: {', '.join(files)}{start}"
+    if to_stderr:
+        screen.note(message)
+    else:
+        from rich.text import Text
+
+        screen.show(Text("\n" + message[0].upper() + message[1:]))
+
+
+@contextmanager
+def _noticing_ctrl_c() -> Iterator[list[int]]:
+    """Keep a note of Ctrl-C: the search catches it and returns its best plan, as for a time limit."""
+    seen: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)

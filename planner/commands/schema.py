@@ -1,0 +1,13 @@
+"""`hetplan schema`: the JSON Schema of a kind of file."""
+
+from __future__ import annotations
+
+from planner.commands import screen
+from planner.commands.screen import ExitCode
+from planner.data.schema import json_schema
+
+
+def run(kind: str) -> ExitCode:
+    """Print the schema."""
+    screen.show_json(json_schema(kind))
+    return ExitCode.PLAN

@@ -1,0 +1,62 @@
+"""Standard output for results, standard error for everything else, and the exit codes."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+class ExitCode(enum.IntEnum):
+    """What the shell sees."""
+
+    PLAN = 0
+    """The result is there."""
+    FAULT = 1
+    """Our bug, or a solver's: no answer is given."""
+    WRONG_INPUT = 2
+    """The input is wrong, or asks for what is not supported."""
+    INFEASIBLE = 3
+    """No plan exists, or the given plan breaks a rule."""
+    NOT_FOUND = 4
+    """No plan was found in time."""
+    INTERRUPTED = 130
+    """Ctrl-C; the best plan so far is printed all the same."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that shows text as it stands: names may hold brackets and colons."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def show(renderable: RenderableType) -> None:
+    """Write a result to standard output."""
+    console().print(renderable)
+
+
+def show_json(data: Any) -> None:
+    """Write a result to standard output for programs; absent values are null, never NaN."""
+    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def note(message: str) -> None:
+    """Write one line to standard error."""
+    sys.stderr.write(f"hetplan: {one_line(message)}\n")
+    sys.stderr.flush()
+
+
+def error(message: str) -> None:
+    """Write what went wrong as one line to standard error."""
+    note(f"error: {message}")
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks or control characters, which could hide the rest of it."""
+    flat = " ".join(message.split())
+    return "".join(c if c.isprintable() else "?" for c in flat)

@@ -1,0 +1,284 @@
+"""Tables of a plan and of what the referee says of it: pure functions from data to rich renderables.
+
+Nothing here writes to a screen. Tables have two forms, for narrow and for wide screens.
+"""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation, Result
+from planner.report import words
+from planner.tolerances import GAP_TOL
+from planner.units import format_percent, format_seconds
+
+WIDE = 118
+"""Columns from which the wide form of a table fits."""
+
+NEARLY_FULL = 0.9
+"""Share of a stage's memory limit from which it is coloured as nearly full; a matter of taste."""
+
+_PARTS = {
+    "compute": ("compute", "computation on the chips"),
+    "tp": ("exposed TP", "tensor-parallel communication that nothing hides"),
+    "cp": ("exposed CP", "context-parallel communication that nothing hides"),
+    "ep": ("exposed EP", "expert-parallel communication that nothing hides"),
+    "pp": ("exposed PP", "sends between stages that nothing hides"),
+    "dp": ("exposed DP", "gradient and parameter exchange that nothing hides"),
+    "bubble": ("bubble", "idle while the pipeline fills, drains or waits"),
+    "optimizer": ("optimizer", "update of the weights"),
+    "other": ("other", "gradient norm and host work, once a step"),
+}
+"""Name and meaning of the parts of a step."""
+
+
+def problem_grid(problem: Problem) -> Table:
+    """What is asked: model, cluster, batch, target."""
+    from planner.cost.parameters import total_parameters
+
+    model, work = problem.model, problem.workload
+    grid = _grid()
+    grid.add_row("problem", problem.name)
+    grid.add_row(
+        "model", f"{model.id}: {words.count(total_parameters(model))} parameters, {model.num_layers} layers"
+    )
+    grid.add_row(
+        "cluster",
+        f"{problem.cluster.id}: {words.nodes_of(problem.cluster)} = {problem.cluster.num_chips:,} chips",
+    )
+    grid.add_row(
+        "batch",
+        f"{work.global_batch_size:,} sequences of {work.seq_length:,} tokens "
+        f"({words.count(work.tokens_per_step)} tokens a step), {work.precision}",
+    )
+    grid.add_row("target", problem.target)
+    return grid
+
+
+def decision_grid(problem: Problem, plan: Plan) -> Table:
+    """Degrees and micro-batches of a plan."""
+    grid = _grid()
+    used = f"{plan.world_size:,} of {problem.cluster.num_chips:,} chips"
+    grid.add_row("degrees", f"{words.degrees_of(plan)} = {used}")
+    grid.add_row("", _spelled_out(plan))
+    grid.add_row(
+        "micro-batch",
+        f"{plan.microbatch_size} {'sequence' if plan.microbatch_size == 1 else 'sequences'}, "
+        f"{plan.num_microbatches:,} of them a step on each of {plan.data_parallel} replicas",
+    )
+    grid.add_row(
+        "sharding",
+        f"sequence parallel {'on' if plan.sequence_parallel else 'off'}, "
+        f"data parallel as {_DP_MODES.get(plan.dp_mode, plan.dp_mode)}",
+    )
+    return grid
+
+
+_DP_MODES = {
+    "ddp": "plain replicas",
+    "distopt": "replicas with a distributed optimizer",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "fsdp": "fully sharded replicas",
+}
+
+
+def _spelled_out(plan: Plan) -> str:
+    """The degrees in words, for a reader who meets the short forms for the first time."""
+    parts = [f"{plan.tensor_parallel} chips share a layer" if plan.tensor_parallel > 1 else "a chip a layer"]
+    if plan.context_parallel > 1:
+        parts.append(f"{plan.context_parallel} share a sequence")
+    if plan.expert_parallel > 1:
+        parts.append(f"{plan.expert_parallel} share the experts")
+    replicas = "one replica" if plan.data_parallel == 1 else f"{plan.data_parallel} replicas"
+    stages = "one stage" if plan.pipeline_parallel == 1 else f"{plan.pipeline_parallel} stages in a pipeline"
+    return ", ".join([*parts, replicas, stages])
+
+
+def stage_table(plan: Plan, evaluation: Evaluation, *, wide: bool) -> Table:
+    """The stages in pipeline order: where they run, what they hold, how long they take, how full they are."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title="Stages", title_justify="left", title_style="bold", pad_edge=False
+    )
+    table.add_column("stage", justify="right")
+    if wide:
+        table.add_column("chips")
+        table.add_column("hosts", overflow="fold")
+    else:
+        table.add_column("chips and hosts", overflow="fold")
+    table.add_column("layers", overflow="fold")
+    table.add_column("recompute")
+    if wide:
+        table.add_column("forward ms", justify="right")
+        table.add_column("backward ms", justify="right")
+    else:
+        table.add_column("fwd, bwd\nms", justify="right")
+    table.add_column("memory GiB" if wide else "memory\nGiB", justify="right")
+    for number, (stage, seen) in enumerate(zip(plan.stages, evaluation.stages, strict=True)):
+        chips, hosts = words.chips_of(plan, stage), words.compact_hosts(stage.hosts)
+        forward, backward = words.milliseconds(seen.forward_s), words.milliseconds(seen.backward_s)
+        table.add_row(
+            str(number),
+            *([chips, hosts] if wide else [f"{chips}\n{hosts}"]),
+            words.layers_of(stage),
+            words.recompute_of(stage),
+            *([forward, backward] if wide else [f"{forward}\n{backward}"]),
+            _memory(seen.peak_memory_gib, seen.limit_gib, wide=wide),
+        )
+    return table
+
+
+def _memory(peak_gib: float, limit_gib: float, *, wide: bool) -> Text:
+    """Peak of limit and the percentage, in the colour of how full it is."""
+    share = peak_gib / limit_gib
+    style = "red" if share > 1 else "yellow" if share > NEARLY_FULL else "green"
+    percent = Text(f"{100 * share:.0f}%".rjust(4), style=style)
+    return Text.assemble(f"{peak_gib:.1f} of {limit_gib:.1f}", " " if wide else "\n", percent)
+
+
+STAGE_NOTE = (
+    "forward and backward are of one micro-batch; memory is the peak on the fullest chip of the stage, "
+    "of what the plan may reserve there"
+)
+"""How to read the table of stages."""
+
+
+def step_table(evaluation: Evaluation, *, wide: bool) -> Table:
+    """Where the time of a step goes; the parts add up to the step."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="One training step",
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
+    table.add_column("part")
+    table.add_column("ms", justify="right")
+    table.add_column("%", justify="right")
+    table.add_column("what it is")
+    for key, seconds in evaluation.breakdown_s.items():
+        name, meaning = _PARTS.get(key, (key, ""))
+        share = seconds / evaluation.step_s
+        table.add_row(name, words.milliseconds(seconds), f"{100 * share:.1f}", meaning)
+    table.add_section()
+    table.add_row("step", words.milliseconds(evaluation.step_s), "100.0", "", style="bold")
+    return table
+
+
+def speed_grid(problem: Problem, plan: Plan, evaluation: Evaluation) -> Table:
+    """Step time with its error band, throughput, utilisation."""
+    grid = _grid()
+    band = format_percent(evaluation.error_band)
+    grid.add_row(
+        "step time",
+        Text.assemble((format_seconds(evaluation.step_s), "bold"), f" (predicted, within about {band})"),
+    )
+    per_chip = evaluation.tokens_per_s / plan.world_size
+    grid.add_row("throughput", f"{evaluation.tokens_per_s:,.0f} tokens/s, {per_chip:,.0f} a chip")
+    grid.add_row("MFU", f"{format_percent(evaluation.mfu)} of the peak of the chips used")
+    return grid
+
+
+def proof_grid(problem: Problem, result: Result) -> Table:
+    """How far from the best the plan can be, in words, and what it took to know."""
+    grid = _grid()
+    if result.bound_s is not None and result.gap is not None:
+        if result.gap <= GAP_TOL:
+            claim = f"proven best: no plan that the search covers for {problem.target} is predicted faster"
+        else:
+            claim = (
+                f"no plan that the search covers for {problem.target} can be predicted more than "
+                f"{_gap(result.gap)} faster (bound {format_seconds(result.bound_s)})"
+            )
+        grid.add_row("proof", claim)
+    elif result.plan is not None:
+        grid.add_row("proof", "none yet: the search was cut before it had a bound")
+    cut = ", cut before the wanted gap" if result.interrupted else ""
+    grid.add_row("search", f"{result.seconds:.1f} s{cut}; solver {result.solver}; hetplan {result.version}")
+    return grid
+
+
+def _gap(fraction: float) -> str:
+    """A gap in percent, small ones with enough digits to be told from zero; never rounded down."""
+    digits = 1 if fraction >= 0.001 else 3
+    scale = 10**digits
+    return f"{-(-fraction * 100 * scale // 1) / scale:.{digits}f}%"
+
+
+def runner_up_table(best: Plan, best_s: float, result: Result) -> Table:
+    """The next-best plans: how much slower, and what they decide differently."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title="Next-best plans", title_justify="left", title_style="bold", pad_edge=False
+    )
+    table.add_column("#", justify="right")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("slower", justify="right")
+    table.add_column("what differs", overflow="fold")
+    for number, other in enumerate(result.runners_up, start=2):
+        slower = other.evaluation.step_s / best_s - 1
+        table.add_row(
+            str(number),
+            format_seconds(other.evaluation.step_s),
+            f"{100 * slower:.1f}%",
+            words.differences(best, other.plan),
+        )
+    return table
+
+
+def assumption_list(evaluation: Evaluation) -> RenderableType:
+    """What was taken for granted, one line each."""
+    lines = [Text("Assumptions", style="bold")]
+    lines += [Text(f"- {line}") for line in evaluation.assumptions]
+    return Group(*lines)
+
+
+def violation_list(evaluation: Evaluation) -> RenderableType:
+    """The rules that a plan breaks, one line each."""
+    lines = [Text(f"This plan breaks {len(evaluation.violations)} rule(s)", style="bold red")]
+    lines += [Text(f"- {line}") for line in evaluation.violations]
+    return Group(*lines)
+
+
+def prediction_report(problem: Problem, plan: Plan, evaluation: Evaluation, *, width: int) -> RenderableType:
+    """All that the referee says of a plan."""
+    wide = width >= WIDE
+    parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan), ""]
+    parts += [stage_table(plan, evaluation, wide=wide), Text(STAGE_NOTE, style="dim"), ""]
+    parts += [step_table(evaluation, wide=wide), speed_grid(problem, plan, evaluation)]
+    if evaluation.violations:
+        parts += ["", violation_list(evaluation)]
+    if evaluation.assumptions:
+        parts += ["", assumption_list(evaluation)]
+    return Group(*parts)
+
+
+def plan_report(problem: Problem, result: Result, *, width: int) -> RenderableType:
+    """The answer of a search: plan, proof and next-best plans, or why there is no plan."""
+    if result.plan is None or result.evaluation is None:
+        words_for = {"infeasible": "No plan exists", "no_solution_found": "No plan found in time"}
+        headline = Text(words_for.get(result.termination, "No plan"), style="bold red")
+        reason = Text(result.reason or "the search gives no reason")
+        return Group(problem_grid(problem), "", headline, reason, "", proof_grid(problem, result))
+    plan, evaluation, wide = result.plan, result.evaluation, width >= WIDE
+    parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan), ""]
+    parts += [stage_table(plan, evaluation, wide=wide), Text(STAGE_NOTE, style="dim"), ""]
+    parts += [step_table(evaluation, wide=wide), speed_grid(problem, plan, evaluation)]
+    parts += [proof_grid(problem, result)]
+    if result.runners_up:
+        parts += ["", runner_up_table(plan, evaluation.step_s, result)]
+    if evaluation.assumptions:
+        parts += ["", assumption_list(evaluation)]
+    return Group(*parts)
+
+
+def _grid() -> Table:
+    """Two columns without lines: a name and what it is."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True, min_width=11)
+    grid.add_column(overflow="fold")
+    return grid
