@@ -1,0 +1,272 @@
+"""Measured training runs as they stand in a file: one JSON object a line, read but not interpreted.
+
+What a missing value means is decided in `convert.py`; here a value is only checked for its type, so
+that a broken file is refused with its line number. Keys that we do not know are ignored on purpose:
+the files are other people's, and grow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from planner.errors import InstanceError
+from planner.units import GIB, MIB, format_gib
+
+MAX_FILE_BYTES = 512 * MIB
+"""Larger than any list of runs: the largest known is 2.5 MB."""
+
+
+class Read(BaseModel):
+    """A frozen record of someone else's file: unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class RunGroup(Read):
+    """Nodes of one chip."""
+
+    chip: str
+    """Id of the chip."""
+    num_chips: int = Field(ge=1)
+    """Chips of the run."""
+    chips_per_node: int | None = Field(default=None, ge=1)
+    """Chips in one node; null takes the chip's usual node."""
+    inter_node_gbit_per_s: float | None = Field(default=None, gt=0)
+    """Rate of one node towards the others, where the source says it [Gbit/s]."""
+    intra_node_gbit_per_s: float | None = Field(default=None, gt=0)
+    """Rate of one chip inside its node, where the source says it [Gbit/s]."""
+
+
+class RunCluster(Read):
+    """Where it ran."""
+
+    groups: tuple[RunGroup, ...] = Field(min_length=1)
+    """Groups of alike nodes."""
+
+    @property
+    def num_chips(self) -> int:
+        """Chips of all groups."""
+        return sum(g.num_chips for g in self.groups)
+
+
+class RunMoe(Read):
+    """Experts of the model."""
+
+    num_experts: int = Field(ge=1)
+    """Routed experts of a layer."""
+    top_k: int = Field(ge=1)
+    """Routed experts that a token visits."""
+    ffn_hidden_size: int = Field(ge=1)
+    """Width of one routed expert."""
+    shared_ffn_hidden_size: int = Field(default=0, ge=0)
+    """Width of all shared experts."""
+    first_dense_layers: int = Field(default=0, ge=0)
+    """Leading dense layers."""
+    moe_layer_freq: int = Field(default=1, ge=1)
+    """2 where every second layer has experts."""
+    local_experts: int | None = Field(default=None, ge=1)
+    """Experts really held, where one chip ran alone."""
+
+
+class RunModel(Read):
+    """What was trained."""
+
+    name: str
+    """The source's name of the model."""
+    num_layers: int = Field(ge=1)
+    """Blocks."""
+    hidden_size: int = Field(ge=1)
+    """Width."""
+    ffn_hidden_size: int | None = Field(default=None, ge=0)
+    """Width of a dense feed-forward block."""
+    num_attention_heads: int = Field(ge=1)
+    """Query heads."""
+    num_query_groups: int | None = Field(default=None, ge=1)
+    """Key and value heads; null takes the query heads."""
+    head_dim: int | None = Field(default=None, ge=1)
+    """Width of a head; null takes hidden size / heads."""
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Entries of the vocabulary."""
+    moe: RunMoe | None = None
+    """Experts; null where dense or unknown."""
+    kind: str | None = None
+    """`llama` or `gpt`, where the source says it."""
+    tied_embeddings: bool | None = None
+    """Whether the head shares the embedding's weights."""
+
+
+class RunWorkload(Read):
+    """What one step did."""
+
+    seq_length: int = Field(ge=1)
+    """Tokens of a sequence."""
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """Sequences of a step."""
+    precision: str | None = None
+    """Number format."""
+
+
+class RunDevice(Read):
+    """One rank of a stage."""
+
+    node: int = Field(ge=0)
+    """Node, counted over the cluster."""
+    chip: str
+    """Its chip."""
+
+
+class RunReplica(Read):
+    """One data-parallel rank of a stage."""
+
+    chip: str
+    """Its chip."""
+    tensor_parallel: int = Field(ge=1)
+    """Chips that share its layers."""
+
+
+class RunStage(Read):
+    """One stage of an uneven or mixed layout."""
+
+    num_layers: int = Field(ge=0)
+    """Blocks of the stage."""
+    embedding: bool = False
+    """Whether it holds the embedding."""
+    head: bool = False
+    """Whether it holds the head."""
+    tensor_parallel: int | None = Field(default=None, ge=1)
+    """Its tensor-parallel degree."""
+    devices: tuple[RunDevice, ...] | None = None
+    """One entry a rank."""
+    replicas: tuple[RunReplica, ...] | None = None
+    """One entry a data-parallel rank."""
+
+
+class RunPlan(Read):
+    """How it was laid out."""
+
+    tensor_parallel: int | None = Field(default=None, ge=1)
+    """Tensor-parallel degree."""
+    pipeline_parallel: int | None = Field(default=None, ge=1)
+    """Stages."""
+    context_parallel: int | None = Field(default=None, ge=1)
+    """Context-parallel degree."""
+    expert_parallel: int | None = Field(default=None, ge=1)
+    """Expert-parallel degree."""
+    expert_tensor_parallel: int | None = Field(default=None, ge=1)
+    """Tensor-parallel degree of the experts."""
+    virtual_stages: int | None = Field(default=None, ge=1)
+    """Virtual stages of a rank."""
+    data_parallel: int | None = Field(default=None, ge=1)
+    """Replicas."""
+    dp_mode: str | None = None
+    """What the replicas shard."""
+    microbatch_size: int | None = Field(default=None, ge=1)
+    """Sequences of a micro-batch."""
+    recompute: str | None = None
+    """none, selective or full."""
+    sequence_parallel: bool | None = None
+    """Whether the tensor-parallel ranks split the sequence."""
+    optimizer_shard_size: int | None = Field(default=None, ge=1)
+    """Ranks that share the optimizer state, where not all do."""
+    stages: tuple[RunStage, ...] | None = None
+    """Stages, where the layout is uneven or mixed."""
+    shard_of_one_rank_only: bool = False
+    """Whether one chip computed the shard of one rank, without any collective."""
+
+
+class Measured(Read):
+    """What was measured."""
+
+    step_s: float | None = Field(default=None, gt=0)
+    """Time of one step [s]."""
+    peak_memory_gib: float | None = Field(default=None, gt=0)
+    """Peak memory of the fullest chip [GiB]."""
+    failed: bool = False
+    """Whether the run did not finish."""
+
+
+class Run(Read):
+    """One measured run."""
+
+    id: str
+    """Unique name."""
+    source: str
+    """Who published it: the suite."""
+    software: str = ""
+    """Training software, in the source's words."""
+    quality: str = "high"
+    """high, medium or low."""
+    cluster: RunCluster
+    """Where it ran."""
+    model: RunModel
+    """What was trained."""
+    workload: RunWorkload
+    """What one step did."""
+    plan: RunPlan
+    """How it was laid out."""
+    measured: Measured
+    """What was measured."""
+    memory_kind: str | None = None
+    """What the memory figure counts: allocated, reserved, device; null where the source does not say."""
+    notes: str | None = None
+    """What else the source says."""
+
+    @property
+    def text(self) -> str:
+        """Software and notes, for patterns."""
+        return f"{self.software} | {self.notes or ''}"
+
+
+def read_runs(path: str | Path) -> tuple[Run, ...]:
+    """All runs of a file, in its order.
+
+    Raises
+    ------
+    InstanceError
+        Where the file is missing, unreadable, too large or empty, or a line is no run; the line is named.
+    """
+    path = Path(path)
+    runs = tuple(_parse(line, f"{path}: line {number}") for number, line in _lines(path))
+    if not runs:
+        raise InstanceError("the file holds no run; expected one JSON object a line", str(path))
+    return runs
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that is not blank."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            limit = MAX_FILE_BYTES / GIB
+            raise InstanceError(f"has {format_gib(size)}, at most {limit} GiB are read", str(path))
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InstanceError("there is no such file", str(path)) from None
+    except UnicodeDecodeError as error:
+        raise InstanceError(f"is no text file (UTF-8): {error.reason}", str(path)) from None
+    except OSError as error:
+        raise InstanceError(f"cannot be read: {error.strerror}", str(path)) from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _parse(line: str, where: str) -> Run:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InstanceError(f"is no JSON: {error.msg} at column {error.colno}", where) from None
+    except RecursionError:
+        raise InstanceError("is nested too deeply", where) from None
+    if not isinstance(record, dict):
+        raise InstanceError(f"is a JSON {type(record).__name__}, expected an object", where)
+    try:
+        return Run.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InstanceError(f"{field}: {first['msg']}", where) from None

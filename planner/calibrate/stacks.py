@@ -1,0 +1,48 @@
+"""Which software ran: the words of a measured run -> a family of software and its properties.
+
+More than a hundred free texts name the software of the known runs; they are no key to compare by. The
+family is, and a correction factor learnt on one member serves the others.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.calibrate.patterns import occurs, table
+from planner.calibrate.runs import Run
+from planner.data.load import load_stack
+from planner.data.stack import SoftwareStack
+
+
+def stack_id(run: Run) -> str:
+    """Family of a run's software, such as `nemo` or `megatron-deepspeed`."""
+    return _stack_id(run.software, run.source)
+
+
+@lru_cache(maxsize=4096)
+def _stack_id(software: str, source: str) -> str:
+    rules = table("stack_patterns")
+    for rule in rules["families"]:
+        if occurs(rule.get("software"), software) and occurs(rule.get("source"), source):
+            return str(rule["stack"])
+    return str(rules["default"])
+
+
+def stack_of(run: Run) -> SoftwareStack:
+    """Properties of the run's software, with what its notes say changed."""
+    return _stack(stack_id(run), _overrides(run.text))
+
+
+@lru_cache(maxsize=4096)
+def _overrides(text: str) -> tuple[tuple[str, float | bool], ...]:
+    changed: dict[str, float | bool] = {}
+    for rule in table("stack_patterns")["overrides"]:
+        if occurs(rule["pattern"], text):
+            changed.update(rule["set"])
+    return tuple(changed.items())
+
+
+@lru_cache(maxsize=4096)
+def _stack(name: str, overrides: tuple[tuple[str, float | bool], ...]) -> SoftwareStack:
+    stack = load_stack(name)
+    return SoftwareStack.model_validate({**stack.model_dump(), **dict(overrides)}) if overrides else stack
