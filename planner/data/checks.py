@@ -1,0 +1,108 @@
+"""What a problem must fulfil beyond its single fields: one small function a rule.
+
+Each returns the field at fault and a message, or None. What a launcher allows is the business of
+`planner.rules`; here stands only what makes no sense for any launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.data.problem import Problem
+
+Finding = tuple[str, str]
+
+MAX_CHIPS = 1_000_000
+"""More chips than any cluster has; a larger count is a slip of the hand."""
+MAX_LAYERS = 10_000
+"""More layers than any model has."""
+MAX_TOKENS_PER_STEP = 10**12
+"""More tokens than any step has."""
+BF16_COMPUTE_CAPABILITY = 8.0
+"""First CUDA compute capability with bf16 matrix products (CUDA C++ Programming Guide, tensor cores)."""
+
+
+def lacks_precision(problem: Problem, class_index: int) -> bool:
+    """Whether the chips of a class cannot multiply in the workload's precision."""
+    chip = problem.chip_of(class_index)
+    precision = problem.workload.precision
+    if chip.peak_flop_per_s(precision) is None:
+        return True
+    capability = chip.compute_capability
+    return precision == "bf16" and capability is not None and capability < BF16_COMPUTE_CAPABILITY
+
+
+def idle_notes(problem: Problem) -> tuple[str, ...]:
+    """Sentences on the classes that stay idle because they lack the precision."""
+    return tuple(
+        f"class {node_class.name}: chip {node_class.chip} has no {problem.workload.precision}; it stays idle"
+        for i, node_class in enumerate(problem.cluster.classes)
+        if lacks_precision(problem, i)
+    )
+
+
+def some_class_has_the_precision(problem: Problem) -> Finding | None:
+    """At least one class must multiply in the workload's precision."""
+    classes = problem.cluster.classes
+    if not all(lacks_precision(problem, i) for i in range(len(classes))):
+        return None
+    precision = problem.workload.precision
+    chips = ", ".join(dict.fromkeys(c.chip for c in classes))
+    possible = [
+        other
+        for other in ("bf16", "fp16", "fp8")
+        if any(problem.chip_of(i).peak_flop_per_s(other) for i in range(len(classes))) and other != precision
+    ]
+    way_out = f"; try {' or '.join(possible)}" if possible else ""
+    return "workload.precision", f"no chip of the cluster has {precision} ({chips}){way_out}"
+
+
+def sequence_fits_learned_positions(problem: Problem) -> Finding | None:
+    """A learned position table has an end; rotary positions do not."""
+    model, length = problem.model, problem.workload.seq_length
+    if model.position_embedding != "learned" or length <= model.max_position_embeddings:
+        return None
+    return (
+        "workload.seq_length",
+        f"{length} tokens exceed the {model.max_position_embeddings} learned positions of {model.id}",
+    )
+
+
+def counts_are_sane(problem: Problem) -> Finding | None:
+    """Absurd counts are slips of the hand and would only cost memory."""
+    if problem.cluster.num_chips > MAX_CHIPS:
+        return "cluster.classes", f"{problem.cluster.num_chips} chips exceed the limit of {MAX_CHIPS}"
+    if problem.model.num_layers > MAX_LAYERS:
+        return "model.num_layers", f"must be <= {MAX_LAYERS}, got {problem.model.num_layers}"
+    if problem.workload.tokens_per_step > MAX_TOKENS_PER_STEP:
+        return (
+            "workload.global_batch_size",
+            f"{problem.workload.tokens_per_step} tokens a step exceed the limit of {MAX_TOKENS_PER_STEP}",
+        )
+    return None
+
+
+def nodes_are_connected(problem: Problem) -> Finding | None:
+    """Several nodes need adapters, or a stated link where each class is one node."""
+    cluster = problem.cluster
+    if cluster.num_nodes == 1:
+        return None
+    linked = {name for link in cluster.links for name in link.between}
+    for i, node_class in enumerate(cluster.classes):
+        alone = node_class.num_nodes == 1 and node_class.name in linked
+        if node_class.node_bandwidth_bytes_per_s == 0 and not alone:
+            return (
+                f"cluster.classes[{i}].nics_per_node",
+                f"class {node_class.name} has no adapters, the cluster has {cluster.num_nodes} nodes; "
+                "state nics_per_node and nic_gbit_per_s, or a link",
+            )
+    return None
+
+
+RULES: tuple[Callable[[Problem], Finding | None], ...] = (
+    counts_are_sane,
+    some_class_has_the_precision,
+    sequence_fits_learned_positions,
+    nodes_are_connected,
+)
+"""Every rule, in the order in which they are reported."""

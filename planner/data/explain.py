@@ -1,0 +1,140 @@
+"""Turn pydantic's findings into one line: which field, what it holds, what it must hold."""
+
+from __future__ import annotations
+
+import json
+import typing
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from planner.data.base import Data
+from planner.data.nearest import did_you_mean
+from planner.errors import InstanceError
+
+Record = TypeVar("Record", bound=Data)
+
+_TYPE_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table of keys",
+    "model_type": "a table of keys",
+    "model_attributes_type": "a table of keys",
+}
+_LIMIT_WORDS = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+
+
+def validated(cls: type[Record], values: Any, where: str, prefix: str = "") -> Record:
+    """Build a record from plain values as read from a file.
+
+    Types are strict: a quoted number is no number, `true` is no 1.
+
+    Parameters
+    ----------
+    where
+        File or instance that the values come from.
+    prefix
+        Path of the values inside it, such as `cluster`.
+
+    Raises
+    ------
+    InstanceError
+        On the first field that is wrong, unknown keys before all else.
+    """
+    try:
+        # Strict JSON mode takes lists for tuples, which strict Python mode would refuse.
+        return cls.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise explained(cls, error, where, prefix) from None
+
+
+def explained(cls: type[BaseModel], error: ValidationError, where: str, prefix: str = "") -> InstanceError:
+    """Choose the finding that helps most and word it in one line."""
+    found = [e for e in error.errors() if not (e["loc"] and e["loc"][-1] == "str" and len(e["loc"]) > 1)]
+    found = found or error.errors()
+    # A misspelt key is also a missing one: name the misspelling.
+    found.sort(key=lambda e: e["type"] != "extra_forbidden")
+    first = found[0]
+    parts = _field_parts(first["loc"])
+    unknown = first["type"] == "extra_forbidden"
+    path = _path(prefix, parts[:-1] if unknown or first["type"] == "missing" else parts)
+    message = _unknown_key(cls, parts) if unknown else _message(first, parts)
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return InstanceError(message + more, f"{where}: {path}" if path and where else path or where)
+
+
+def _field_parts(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Keys and indices of a location, without the names of a union's branches."""
+    branches = {"str", "Cluster", "ModelSpec", "SoftwareStack"}
+    return tuple(p for p in loc if isinstance(p, int) or (p not in branches and "[" not in p))
+
+
+def _path(prefix: str, parts: tuple[int | str, ...]) -> str:
+    text = prefix
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _message(error: ErrorDetails, parts: tuple[int | str, ...]) -> str:
+    kind, value, context = error["type"], _shown(error["input"]), error.get("ctx", {})
+    if kind == "missing":
+        return f"key {parts[-1]!r} is missing"
+    if kind == "literal_error":
+        close = did_you_mean(str(error["input"]), _literals(context["expected"]))
+        return f"must be one of {context['expected']}, got {value}{close}"
+    if kind in _TYPE_WORDS:
+        return f"must be {_TYPE_WORDS[kind]}, got {value}"
+    if kind in _LIMIT_WORDS:
+        sign, key = _LIMIT_WORDS[kind]
+        return f"must be {sign} {context[key]:g}, got {value}"
+    if kind == "value_error":
+        return str(context["error"])
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {value}"
+
+
+def _literals(expected: str) -> list[str]:
+    return [word.strip("' ") for word in expected.replace(" or ", ", ").split(",")]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _unknown_key(cls: type[BaseModel], parts: tuple[int | str, ...]) -> str:
+    owner = _record_at(cls, parts[:-1])
+    fields = list(owner.model_fields) if owner else []
+    key = str(parts[-1])
+    known = did_you_mean(key, fields) or (f"; known are {', '.join(fields)}" if fields else "")
+    return f"unknown key {_shown(key)}{known}"
+
+
+def _record_at(cls: type[BaseModel], parts: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """Record class that a path inside a record leads to, where it can be told."""
+    owner: type[BaseModel] | None = cls
+    for part in parts:
+        if owner is None:
+            return None
+        if isinstance(part, str) and part in owner.model_fields:
+            owner = _record_in(owner.model_fields[part].annotation)
+    return owner
+
+
+def _record_in(annotation: Any) -> type[BaseModel] | None:
+    """First record class inside an annotation such as `tuple[Stage, ...]` or `MoeSpec | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_record_in(argument) for argument in typing.get_args(annotation))
+    return next((record for record in found if record is not None), None)
