@@ -7,8 +7,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.data import load
+from planner.data.explain import Record, explained, validated
 from planner.data.options import Options
 from planner.data.problem import Problem, ProblemFile
+from planner.data.workload import Workload
 from planner.errors import InstanceError
 
 _FLAGS = {
@@ -59,41 +61,29 @@ def problem_from_flags(
     for field in ("seq_length", "global_batch_size"):
         if field not in work:
             raise InstanceError(f"missing {_FLAGS[field]}", "command line")
-    more: dict[str, Any] = {"target": target, "stack": stack, "precision": precision}
-    more = {key: value for key, value in more.items() if value is not None}
-    return _named_by_flag(
-        lambda: load.build_problem(
-            cluster=cluster,
-            model=model,
-            seq_length=seq_length,
-            global_batch_size=global_batch_size,
-            **more,
-        )
+    checked(Workload, {}, work)
+    chosen = {"target": target, "stack": stack, "precision": precision}
+    given: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
+    return load.build_problem(
+        cluster=cluster, model=model, seq_length=seq_length, global_batch_size=global_batch_size, **given
     )
 
 
 def _replaced(problem: Problem, work: dict[str, Any], *, target: str | None, stack: str | None) -> Problem:
     """The problem with some fields replaced, checked as a whole again."""
-    fields = load.problem_file(problem).model_dump()
-    fields["workload"] = {**fields["workload"], **work}
-    if target is not None:
-        fields["target"] = target
-    if stack is not None:
-        fields["stack"] = stack
-    return _named_by_flag(lambda: load.resolve_problem(ProblemFile.model_validate(fields), "command line"))
-
-
-def _named_by_flag(make: Any) -> Problem:
-    """Run a constructor; a field that it refuses is reported by its flag."""
-    try:
-        problem: Problem = make()
-    except ValidationError as refused:
-        raise _by_flag(refused) from None
-    return problem
+    fields = load.problem_file(problem).model_dump(mode="json")
+    fields["workload"] = checked(Workload, fields["workload"], work).model_dump(mode="json")
+    fields |= {key: value for key, value in {"target": target, "stack": stack}.items() if value is not None}
+    return load.resolve_problem(validated(ProblemFile, fields, "command line"), "command line")
 
 
 def checked_options(options: Options, wishes: dict[str, Any]) -> Options:
-    """Options with the given wishes put in.
+    """Options with the given wishes put in; see `checked`."""
+    return checked(Options, options.model_dump(), wishes)
+
+
+def checked(cls: type[Record], values: dict[str, Any], wishes: dict[str, Any]) -> Record:
+    """A record with some fields replaced by flags; None leaves a field as it is.
 
     Raises
     ------
@@ -102,14 +92,8 @@ def checked_options(options: Options, wishes: dict[str, Any]) -> Options:
     """
     given = {key: value for key, value in wishes.items() if value is not None}
     try:
-        return Options.model_validate({**options.model_dump(), **given})
+        return cls.model_validate({**values, **given})
     except ValidationError as refused:
-        raise _by_flag(refused) from None
-
-
-def _by_flag(refused: ValidationError) -> InstanceError:
-    """The first complaint of pydantic as one line that names the flag and the value."""
-    first = refused.errors(include_url=False)[0]
-    field = str(first["loc"][-1]) if first["loc"] else ""
-    message = first["msg"].removeprefix("Value error, ")
-    return InstanceError(f"{first['input']!r}: {message}", _FLAGS.get(field, field or "command line"))
+        field = str(refused.errors(include_url=False)[0]["loc"][0])
+        message = str(explained(cls, refused, "")).removeprefix(f"{field}: ")
+        raise InstanceError(message, _FLAGS.get(field, field)) from None

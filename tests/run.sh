@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Runs every check, and sets up all that they need in `.venv-test` and `.venv-megatron`.
+#
+#   bash tests/run.sh          everything: lint, types, fast tests, slow tests
+#   bash tests/run.sh --fast   lint, types and the fast tests, under a minute once set up
+#
+# HETPLAN_PYTHON  Python to make the environments from (default: the first of 3.13, 3.12, 3.11 found)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fast=false
+for argument in "$@"; do
+    case $argument in
+        --fast) fast=true ;;
+        *)
+            echo "usage: bash tests/run.sh [--fast]" >&2
+            exit 2
+            ;;
+    esac
+done
+
+say() { printf '\n== %s\n' "$*"; }
+
+find_python() {
+    local candidate
+    for candidate in "${HETPLAN_PYTHON:-}" python3 python3.13 python3.12 python3.11; do
+        if [[ -n $candidate ]] && command -v "$candidate" >/dev/null \
+            && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "Python 3.11 or newer is needed; set HETPLAN_PYTHON to one" >&2
+    return 1
+}
+
+set_up_tests() {
+    local python=$1 stamp
+    stamp=.venv-test/.installed-$(sha256sum pyproject.toml | cut -c1-16)
+    [[ -e $stamp ]] && return
+    "$python" -m venv .venv-test
+    .venv-test/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+    touch "$stamp"
+}
+
+set_up_shellcheck() {
+    command -v shellcheck >/dev/null && return
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        # Only the scripts' own check needs it: without it that check is skipped, and says so.
+        { apt-get update && apt-get install -y shellcheck; } >/dev/null 2>&1 \
+            || echo "shellcheck could not be installed; the scripts are not checked" >&2
+    fi
+}
+
+HETPLAN_PYTHON=$(find_python)
+export HETPLAN_PYTHON
+
+say "set up"
+set_up_tests "$HETPLAN_PYTHON"
+set_up_shellcheck
+if ! $fast; then
+    bash tests/setup_megatron.sh
+    # A missing Megatron environment is a failure here; elsewhere its tests are skipped.
+    export HETPLAN_REQUIRE_MEGATRON=1
+fi
+bin=$PWD/.venv-test/bin
+
+say "lint"
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+if command -v shellcheck >/dev/null; then
+    shellcheck tests/*.sh .ci/run
+fi
+
+say "types"
+"$bin/mypy"
+
+say "fast tests"
+"$bin/pytest" -q -m "not slow"
+
+if ! $fast; then
+    say "slow tests"
+    "$bin/pytest" -q -m slow --durations=10
+fi
+
+say "all passed"

@@ -1,0 +1,195 @@
+"""The picture of imports: one way only, solvers in one place, every module alone, a fast start."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LAYERS = (
+    ("planner", "planner.errors", "planner.tolerances", "planner.units", "planner.instances"),
+    ("planner.data",),
+    ("planner.rules", "planner.cost"),
+    ("planner.simulate", "formulations"),
+    ("planner.search",),
+    ("planner.launchers", "planner.report"),
+    ("planner.api",),
+    ("planner.batch", "planner.calibrate"),
+    ("planner.cli", "planner.commands"),
+)
+"""From the ground up. A module imports from its own package and from lower layers, never from a neighbour."""
+
+MAY_LOOK_UP = {("planner", "planner.api")}
+"""`planner/__init__.py` hands out the public calls, lazily; that it is lazy is tested below."""
+
+WRITES_TO_SCREEN = ("planner.cli", "planner.commands")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    found = {}
+    for top in ("planner", "formulations"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if "templates" in parts:  # text with gaps, filled in when a launch directory is written
+                continue
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def package_of(module: str) -> str | None:
+    """The entry of LAYERS that a module belongs to; None for one of somebody else."""
+    names = [name for layer in LAYERS for name in layer if name != "planner"]
+    for name in names:
+        if module == name or module.startswith(name + "."):
+            return name
+    return "planner" if module == "planner" else None
+
+
+def layer_of(package: str) -> int:
+    """Height of an entry of LAYERS."""
+    return next(i for i, layer in enumerate(LAYERS) if package in layer)
+
+
+def imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
+    """Modules that a file imports anywhere: in functions and for type checking alone as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where they point"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in known else str(node.module)
+
+
+def parsed() -> dict[str, ast.Module]:
+    """Syntax tree of every module."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules().items()}
+
+
+def test_every_module_has_a_layer() -> None:
+    assert [name for name in modules() if package_of(name) is None] == []
+
+
+def test_no_import_points_up_or_sideways() -> None:
+    known = modules()
+    wrong = []
+    for name, tree in parsed().items():
+        own = package_of(name)
+        assert own is not None
+        for other in imported(tree, known):
+            theirs = package_of(other)
+            if theirs is None or theirs == own or (own, theirs) in MAY_LOOK_UP:
+                continue
+            if own in WRITES_TO_SCREEN and theirs in WRITES_TO_SCREEN:
+                continue
+            if layer_of(theirs) >= layer_of(own) and layer_of(own) > 0:
+                wrong.append(f"{name} imports {other}")
+            if layer_of(own) == 0 and layer_of(theirs) > 0:
+                wrong.append(f"{name} imports {other}")
+    assert wrong == []
+
+
+def test_solvers_are_imported_in_formulations_only() -> None:
+    known = modules()
+    wrong = [
+        f"{name} imports {other}"
+        for name, tree in parsed().items()
+        for other in imported(tree, known)
+        if other.split(".")[0] in {"pulp", "ortools"} and not name.startswith("formulations")
+    ]
+    assert wrong == []
+
+
+def test_only_the_command_line_writes_to_the_screen() -> None:
+    wrong = []
+    for name, tree in parsed().items():
+        if package_of(name) in WRITES_TO_SCREEN:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                wrong.append(f"{name}:{node.lineno}")
+    assert wrong == []
+
+
+def test_modules_stay_small() -> None:
+    """Long files hide their subject; split by idea, not by length, when one grows past this."""
+    long = {
+        name: lines
+        for name, path in modules().items()
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 300
+    }
+    assert long == {}
+
+
+# A fresh interpreter forks once for each module, so that each is imported alone without paying for
+# numpy and pydantic every time. From "--" on the data classes are loaded as well: they stand below
+# the rest and import nothing of it, so they cannot hide a cycle, and building them takes the longest.
+_IMPORT_EACH_ALONE = """
+import importlib, os, sys, traceback
+import numpy, pydantic, yaml
+for name in sys.argv[1:]:
+    if name == "--":
+        import planner.data.load
+        continue
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        print(name)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_each_module_imports_alone() -> None:
+    ground = [name for name in modules() if layer_of(package_of(name) or "") <= layer_of("planner.data")]
+    above = [name for name in modules() if name not in ground]
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_EACH_ALONE, *ground, "--", *above],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.split() == [], done.stderr
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level packages, and our own modules, that a fresh interpreter has after running some code."""
+    tail = "import json, sys; sys.stderr.write(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{tail}"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(json.loads(done.stderr))
+
+
+HEAVY = {"numpy", "ortools", "pandas", "plotly", "pulp", "pydantic", "rich.console", "yaml"}
+
+
+def test_importing_planner_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import planner")
+    assert loaded & HEAVY == set()
+    assert {name for name in loaded if name.startswith("planner.")} == set()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert loaded_by("from planner.cli import main; main(['--help'])") & HEAVY == set()
+
+
+def test_listing_loads_no_solver() -> None:
+    loaded = loaded_by("from planner.cli import main; main(['list', 'targets'])")
+    assert loaded & {"ortools", "pandas", "plotly", "pulp"} == set()
