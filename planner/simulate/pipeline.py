@@ -183,7 +183,8 @@ def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_micr
         np.moveaxis(backward_s, 0, -1),
         np.ascontiguousarray(np.moveaxis(send_s, 0, -1)),
     )
-    return end[-1].T
+    ends: Floats = end[-1].T
+    return ends
 
 
 def simulate(

@@ -1,0 +1,69 @@
+"""What expert parallelism asks of the model and of the other degrees.
+
+Each rule returns None where it holds, else a sentence with the thing, the value and the way out.
+Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from planner.data.model_spec import ModelSpec
+
+
+def experts_exist(model: ModelSpec, ep: int) -> str | None:
+    """Expert parallelism needs experts.
+
+    Source: megatron/core/transformer/transformer_config.py:1468.
+    """
+    if ep == 1 or model.moe is not None:
+        return None
+    return f"expert_parallel {ep}: {model.id} has no experts; set it to 1"
+
+
+def experts_split(model: ModelSpec, ep: int) -> str | None:
+    """Every expert-parallel rank holds as many experts: experts % ep == 0.
+
+    Source: megatron/core/transformer/moe/moe_layer.py:185.
+    """
+    if model.moe is None or model.moe.num_experts % ep == 0:
+        return None
+    return f"expert_parallel {ep}: {model.moe.num_experts} experts do not split evenly; take a divisor"
+
+
+def expert_width_splits(model: ModelSpec, etp: int) -> str | None:
+    """An expert splits by columns over its own tensor-parallel ranks: width % etp == 0.
+
+    Source: megatron/core/tensor_parallel/layers.py:965 and :1328.
+    """
+    if model.moe is None or model.moe.ffn_hidden_size % etp == 0:
+        return None
+    return (
+        f"expert_tensor_parallel {etp}: expert width {model.moe.ffn_hidden_size} does not split evenly; "
+        "take a divisor"
+    )
+
+
+def expert_ranks_divide_stage(tp: int, cp: int, dp: int, etp: int, ep: int) -> str | None:
+    """The experts' grid covers the ranks of a stage: (tp cp dp) % (etp ep) == 0.
+
+    With every stage alike this is world % (etp ep pp) == 0.
+    Source: megatron/core/parallel_state.py:881.
+    """
+    if (tp * cp * dp) % (etp * ep) == 0:
+        return None
+    return (
+        f"expert_parallel {ep}: with expert_tensor_parallel {etp} it does not divide the "
+        f"{tp * cp * dp} ranks of a stage; lower one of them"
+    )
+
+
+def expert_replicas_match(tp: int, cp: int, dp: int, etp: int, ep: int, rank_order: str) -> str | None:
+    """Unless stages come last in the rank order, experts have as many replicas as the rest.
+
+    Source: megatron/core/parallel_state.py:898.
+    """
+    if rank_order.endswith("pp") or tp * cp * dp == dp * etp * ep:
+        return None
+    return (
+        f"rank_order {rank_order}: experts have {tp * cp * dp // (etp * ep)} replicas, the rest {dp}; "
+        "use tp-cp-ep-dp-pp"
+    )

@@ -1,0 +1,103 @@
+"""All rules on a plan, run together: what Megatron-LM 0.19 would refuse, and what the cluster lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.rules import batch, chips, experts, hosts, pipeline, sequence, tensor
+from planner.rules.target import target_violations
+
+
+def violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Sentences on every rule that a plan breaks, each with the way out; empty for a legal plan.
+
+    Memory is no rule of the launcher and is left to the referee.
+    """
+    return tuple(
+        dict.fromkeys(
+            [
+                *target_violations(plan),
+                *_degree_violations(problem, plan),
+                *_batch_violations(problem, plan),
+                *_pipeline_violations(problem, plan),
+                *_chip_violations(problem, plan),
+                *_host_violations(problem, plan),
+            ]
+        )
+    )
+
+
+def _present(*messages: str | None) -> Iterator[str]:
+    return (message for message in messages if message is not None)
+
+
+def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Degrees against the model's widths and the sequence."""
+    model, workload = problem.model, problem.workload
+    tp, cp, dp = plan.tensor_parallel, plan.context_parallel, plan.data_parallel
+    etp, ep = plan.expert_tensor_parallel, plan.expert_parallel
+    for degree in dict.fromkeys([tp, *(stage.tensor_parallel for stage in plan.stages)]):
+        yield from _present(*(rule(model, degree) for rule in tensor.RULES))
+    yield from _present(
+        sequence.sequence_parallel_has_ranks(tp, plan.sequence_parallel),
+        sequence.experts_have_sequence_parallel(model, tp, plan.sequence_parallel),
+        sequence.sequence_splits(workload, tp, cp) if plan.sequence_parallel else None,
+        sequence.context_splits(workload, cp),
+        sequence.fp8_tokens_fill_rows(workload, tp, cp, plan.microbatch_size, plan.sequence_parallel),
+        experts.experts_exist(model, ep),
+        experts.experts_split(model, ep),
+        experts.expert_width_splits(model, etp),
+    )
+    if model.moe is not None:
+        yield from _present(
+            experts.expert_ranks_divide_stage(tp, cp, dp, etp, ep),
+            experts.expert_replicas_match(tp, cp, dp, etp, ep, plan.rank_order),
+        )
+
+
+def _batch_violations(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Batch over micro-batches and replicas."""
+    arguments = problem.workload, plan.microbatch_size, plan.data_parallel
+    return _present(
+        batch.batch_divides(*arguments), batch.microbatch_count_agrees(*arguments, plan.num_microbatches)
+    )
+
+
+def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Layers, schedule, recomputation."""
+    yield from pipeline.stages_hold_layers(plan)
+    yield from pipeline.layers_come_once_in_order(problem.model, plan)
+    yield from pipeline.virtual_stages_need_stages(plan)
+    yield from pipeline.interleaving_has_whole_groups(plan)
+    yield from pipeline.recomputed_layers_exist(plan)
+
+
+def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Number format and node of every class that the plan uses."""
+    degrees_on = {
+        stage.node_class: [s.tensor_parallel for s in plan.stages if s.node_class == stage.node_class]
+        for stage in plan.stages
+    }
+    for i, node_class in enumerate(problem.cluster.classes):
+        degrees = degrees_on.get(node_class.name, [])
+        if degrees:
+            yield from _present(chips.precision_runs(problem.chip_of(i), problem.workload.precision))
+        for tp in dict.fromkeys(degrees):
+            yield from _present(
+                chips.tensor_group_stays_in_node(tp, node_class.chips_per_node, node_class.name)
+            )
+
+
+def _host_violations(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Classes, hosts and the packing of stages on them."""
+    yield from _present(
+        hosts.world_is_whole(
+            plan.world_size, plan.tensor_parallel, plan.pipeline_parallel, plan.context_parallel
+        )
+    )
+    yield from hosts.classes_exist(problem, plan)
+    yield from hosts.hosts_exist(problem, plan)
+    yield from hosts.class_has_chips(problem, plan)
+    yield from hosts.stages_are_packed(problem, plan)

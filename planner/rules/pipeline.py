@@ -1,0 +1,105 @@
+"""What the pipeline asks: every layer once, stages that can run their schedule, recomputation.
+
+Each rule returns a sentence for each breach, with the thing, the value and the way out.
+Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from planner.data.model_spec import ModelSpec
+from planner.data.plan import Plan
+
+
+def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
+    """Every (virtual) stage has at least one layer.
+
+    Our choice: Megatron lets a stage be empty, but such a stage only adds a hop.
+    """
+    return tuple(
+        f"stage {s}: its layer range [{first}, {last}] is empty; give it a layer or drop the stage"
+        for s, stage in enumerate(plan.stages)
+        for first, last in stage.chunks
+        if last < first
+    )
+
+
+def layers_come_once_in_order(model: ModelSpec, plan: Plan) -> tuple[str, ...]:
+    """Every layer of the model comes exactly once, in order: chunk 0 of all stages, then chunk 1, ...
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, `validate_layer_layout`
+    (count) and `get_layer_offset` (order).
+    """
+    expected = 0
+    for chunk in range(plan.virtual_stages):
+        for s, stage in enumerate(plan.stages):
+            first, last = stage.chunks[chunk]
+            if first != expected:
+                where = f"stage {s}" if plan.virtual_stages == 1 else f"stage {s}, virtual stage {chunk}"
+                what = "is lost" if first > expected else "comes twice"
+                return (f"{where}: starts at layer {first}, but layer {expected} is due and {what}",)
+            expected = max(last + 1, first)
+    if expected != model.num_layers:
+        return (
+            f"layers: the stages hold layers 0 to {expected - 1}, but {model.id} has layers 0 to "
+            f"{model.num_layers - 1}; correct the ranges",
+        )
+    return ()
+
+
+def virtual_stages_need_stages(plan: Plan) -> tuple[str, ...]:
+    """Interleaving needs at least two pipeline stages.
+
+    Source: megatron/core/parallel_state.py:828.
+    """
+    if plan.virtual_stages == 1 or plan.pipeline_parallel > 1:
+        return ()
+    return (f"virtual_stages {plan.virtual_stages}: the pipeline has one stage; set it to 1",)
+
+
+def interleaving_has_whole_groups(plan: Plan) -> tuple[str, ...]:
+    """Interleaving runs micro-batches in groups of p: m is a multiple of p.
+
+    Source: megatron/core/pipeline_parallel/schedules.py:1146, checked in the first step only. The
+    general rule (the rest of m / group is 0 or at least p) is this one for the default group of p.
+    """
+    m, p = plan.num_microbatches, plan.pipeline_parallel
+    if plan.virtual_stages == 1 or interleaving_is_legal(p, m):
+        return ()
+    return (
+        f"num_microbatches {m}: with virtual stages it must be a multiple of the {p} pipeline stages; "
+        "raise global_batch_size, use fewer stages or virtual_stages 1",
+    )
+
+
+def interleaving_is_legal(num_stages: int, num_microbatches: int, group_size: int | None = None) -> bool:
+    """Whether the interleaved schedule runs so many micro-batches, in groups of p unless said otherwise.
+
+    Source: megatron/core/pipeline_parallel/schedules.py:1134 (range of the group) and :1146 (rest).
+    """
+    group = num_stages if group_size is None else group_size
+    if not num_stages <= group <= num_microbatches:
+        return False
+    rest = num_microbatches % group
+    return rest == 0 or rest >= num_stages
+
+
+def recomputed_layers_exist(plan: Plan) -> tuple[str, ...]:
+    """`recompute_layers` counts layers of each (virtual) stage, and only with full recomputation.
+
+    Source: megatron/core/transformer/transformer_config.py:1742 and :1749; that the count stays
+    within the stage is ours, as Megatron recomputes all layers of a stage that has fewer.
+    """
+    found = []
+    for s, stage in enumerate(plan.stages):
+        shortest = min(last - first + 1 for first, last in stage.chunks)
+        if stage.recompute != "full" and stage.recompute_layers != 0:
+            found.append(
+                f"stage {s}: recompute_layers {stage.recompute_layers} goes with recompute=full only; "
+                f"set it to 0 or recompute ({stage.recompute}) to full"
+            )
+        elif stage.recompute == "full" and not 1 <= stage.recompute_layers <= max(shortest, 1):
+            found.append(
+                f"stage {s}: recompute_layers {stage.recompute_layers} with recompute=full; "
+                f"must lie between 1 and {shortest}, the layers of its shortest (virtual) stage"
+            )
+    return tuple(found)

@@ -1,0 +1,88 @@
+"""What sequence and context parallelism and 8-bit number formats ask of the sequence length.
+
+Each rule returns None where it holds, else a sentence with the thing, the value and the way out.
+Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from planner.data.model_spec import ModelSpec
+from planner.data.workload import Workload
+
+FP8_ROWS = 16
+"""An 8-bit matrix product wants its number of tokens in multiples of this."""
+
+
+def sequence_parallel_has_ranks(tp: int, sequence_parallel: bool) -> str | None:
+    """Sequence parallelism splits over tensor-parallel ranks, so there must be several.
+
+    Source: megatron/core/model_parallel_config.py:502.
+    """
+    if not sequence_parallel or tp > 1:
+        return None
+    return "sequence_parallel: needs tensor_parallel above 1, which is 1; switch it off"
+
+
+def experts_have_sequence_parallel(model: ModelSpec, tp: int, sequence_parallel: bool) -> str | None:
+    """Experts with tensor parallelism train with sequence parallelism only.
+
+    Source: megatron/core/transformer/moe/moe_layer.py:629, raised in the first forward pass.
+    """
+    if model.moe is None or tp == 1 or sequence_parallel:
+        return None
+    return f"sequence_parallel: off with experts and tensor_parallel {tp}; switch it on"
+
+
+def sequence_splits(workload: Workload, tp: int, cp: int) -> str | None:
+    """With sequence parallelism every rank holds as many tokens: (seq / cp) % tp == 0.
+
+    Source: megatron/core/tensor_parallel/mappings.py:73 and :177.
+    """
+    if workload.seq_length % (cp * tp) == 0:
+        return None
+    return (
+        f"seq_length {workload.seq_length}: does not split over context_parallel {cp} x tensor_parallel "
+        f"{tp}; switch sequence_parallel off or change the degrees"
+    )
+
+
+def context_splits(workload: Workload, cp: int) -> str | None:
+    """Context parallelism deals each rank an early and a late piece: seq % (2 cp) == 0.
+
+    Source: megatron/training/arguments.py:1295.
+    """
+    if cp == 1 or workload.seq_length % (2 * cp) == 0:
+        return None
+    return (
+        f"context_parallel {cp}: seq_length {workload.seq_length} is no multiple of {2 * cp}; "
+        "change the degree or the length"
+    )
+
+
+def fp8_tokens_fill_rows(
+    workload: Workload, tp: int, cp: int, microbatch_size: int, sequence_parallel: bool
+) -> str | None:
+    """In an 8-bit (or 4-bit) format each rank's tokens come in multiples of 16.
+
+    Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/utils.py,
+    `assert_dim_for_fp8_exec`; megatron/core/fp8_utils.py:318 pads the experts' tokens only.
+    """
+    if workload.precision in ("bf16", "fp16"):
+        return None
+    tokens, ranks = workload.seq_length * microbatch_size, cp * (tp if sequence_parallel else 1)
+    if tokens % (ranks * FP8_ROWS) == 0:
+        return None
+    return (
+        f"precision {workload.precision}: {tokens} tokens of a micro-batch on {ranks} ranks are no multiple "
+        f"of {FP8_ROWS} on each; change microbatch_size or the degrees"
+    )
+
+
+def sequence_parallel_is_legal(model: ModelSpec, workload: Workload, tp: int, cp: int) -> bool:
+    """Whether sequence parallelism may be switched on."""
+    return sequence_parallel_has_ranks(tp, True) is None and sequence_splits(workload, tp, cp) is None
+
+
+def sequence_parallel_is_required(model: ModelSpec, tp: int) -> bool:
+    """Whether the model refuses to train without sequence parallelism."""
+    return experts_have_sequence_parallel(model, tp, False) is not None

@@ -1,0 +1,114 @@
+"""What each launcher can express: a target is a set of constraints on the plan, known before the search.
+
+Sources: Megatron-LM core 0.19 (per-stage layers by the layout string; recomputation per stage by
+arguments per node); Megatron-Bridge 0.6 (one set of overrides for all nodes); FlagScale 16a2dd5,
+heterogeneous mode (one mesh a stage: tensor and data parallel degrees per stage, context parallel 1,
+no virtual stages). `unrestricted` has no launcher; its plans leave as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.data.plan import Plan
+from planner.data.problem import TargetName
+
+
+@dataclass(frozen=True)
+class Target:
+    """Features that a launcher can express."""
+
+    name: TargetName
+    has_launcher: bool
+    """Whether launch files can be written for it."""
+    tensor_parallel_per_stage: bool
+    """Stages may differ in tensor-parallel degree."""
+    data_parallel_per_stage: bool
+    """Stages may differ in data-parallel degree."""
+    recompute_per_stage: bool
+    """Stages may differ in what they recompute."""
+    virtual_stages: bool
+    """A pipeline rank may hold several virtual stages."""
+    context_parallel: bool
+    """The sequence may be split over ranks."""
+    unequal_microbatches: bool
+    """Replicas may run different numbers of micro-batches."""
+
+
+TARGETS: dict[TargetName, Target] = {
+    target.name: target
+    for target in (
+        Target("megatron-lm", True, False, False, True, True, True, False),
+        Target("megatron-bridge", True, False, False, False, True, True, False),
+        Target("flagscale", True, True, True, True, False, False, False),
+        Target("unrestricted", False, True, True, True, True, True, True),
+    )
+}
+"""The targets by name."""
+
+
+def tensor_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """All stages have the plan's tensor-parallel degree, unless the target lets them differ."""
+    if target.tensor_parallel_per_stage:
+        return ()
+    return tuple(
+        f"stage {s}: tensor_parallel {stage.tensor_parallel} differs from the plan's {plan.tensor_parallel}; "
+        f"target {target.name} has one for all stages"
+        for s, stage in enumerate(plan.stages)
+        if stage.tensor_parallel != plan.tensor_parallel
+    )
+
+
+def data_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """All stages have the plan's data-parallel degree, unless the target lets them differ."""
+    if target.data_parallel_per_stage:
+        return ()
+    return tuple(
+        f"stage {s}: data_parallel {stage.data_parallel} differs from the plan's {plan.data_parallel}; "
+        f"target {target.name} has one for all stages"
+        for s, stage in enumerate(plan.stages)
+        if stage.data_parallel != plan.data_parallel
+    )
+
+
+def recompute_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """All stages recompute alike, unless the target lets them differ."""
+    if target.recompute_per_stage:
+        return ()
+    first = plan.stages[0]
+    return tuple(
+        f"stage {s}: recompute {stage.recompute} with recompute_layers {stage.recompute_layers} differs from "
+        f"stage 0 ({first.recompute}, {first.recompute_layers}); target {target.name} has one setting for all"
+        for s, stage in enumerate(plan.stages)
+        if (stage.recompute, stage.recompute_layers) != (first.recompute, first.recompute_layers)
+    )
+
+
+def virtual_stages_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """No virtual stages where the target has none."""
+    if target.virtual_stages or plan.virtual_stages == 1:
+        return ()
+    return (f"virtual_stages {plan.virtual_stages}: target {target.name} has none; set it to 1",)
+
+
+def context_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """No context parallelism where the target has none."""
+    if target.context_parallel or plan.context_parallel == 1:
+        return ()
+    return (f"context_parallel {plan.context_parallel}: target {target.name} has none; set it to 1",)
+
+
+RULES = (
+    tensor_parallel_is_expressible,
+    data_parallel_is_expressible,
+    recompute_is_expressible,
+    virtual_stages_are_expressible,
+    context_parallel_is_expressible,
+)
+"""All rules of a target, in the order in which they are reported."""
+
+
+def target_violations(plan: Plan) -> tuple[str, ...]:
+    """Sentences on everything in the plan that its target cannot express; empty where there is nothing."""
+    target = TARGETS[plan.target]
+    return tuple(message for rule in RULES for message in rule(plan, target))

@@ -1,0 +1,173 @@
+"""The referee: what a plan costs, and what is wrong with it.
+
+Prices of the pieces (`planner.cost`), the schedule run event by event (`pipeline.py`), memory with
+the micro-batches in flight counted along the order of work, the rules of the launcher. Shares
+nothing with the optimiser but data, cost and rules.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.prices import Degrees, Prices
+from planner.cost.stage import StageContent, memory_bytes
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
+from planner.rules.megatron import violations
+from planner.simulate.pipeline import simulate
+from planner.simulate.schedules import peak_in_flight
+from planner.simulate.step import (
+    StepTimes,
+    class_of_stage,
+    schedulable_microbatches,
+    stage_contents,
+    step_times,
+)
+from planner.tolerances import MEMORY_TOL_BYTES
+from planner.units import GIB, format_gib
+
+
+def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluation:
+    """Step time, memory and violations of a plan.
+
+    A plan that breaks rules is evaluated all the same where that means anything, and says which.
+
+    Raises
+    ------
+    InstanceError
+        Where a stage names a node class that the cluster does not have, so that nothing can be priced.
+    """
+    from planner.cost.pricing import price
+
+    class_of_stage(problem, plan)
+    return evaluate_with_prices(problem, plan, price(problem, degrees_of(plan)), timeline=timeline)
+
+
+def degrees_of(plan: Plan) -> Degrees:
+    """The degrees of a plan as the one row that `price` takes."""
+    return Degrees.single(
+        tensor_parallel=plan.tensor_parallel,
+        context_parallel=plan.context_parallel,
+        expert_parallel=plan.expert_parallel,
+        expert_tensor_parallel=plan.expert_tensor_parallel,
+        data_parallel=plan.data_parallel,
+        microbatch_size=plan.microbatch_size,
+        sequence_parallel=plan.sequence_parallel,
+        dp_mode=plan.dp_mode,
+    )
+
+
+def evaluate_with_prices(
+    problem: Problem, plan: Plan, prices: Prices, choice: int = 0, *, timeline: bool = False
+) -> Evaluation:
+    """The same with prices at hand; `choice` is the row of the plan's degrees in them."""
+    contents = stage_contents(problem, plan, prices)
+    times = step_times(problem, plan, prices, choice, contents)
+    in_flight = _in_flight(plan, prices, choice, contents)
+    memory = [
+        memory_bytes(prices, choice, content, in_flight[s], len(contents))
+        for s, content in enumerate(contents)
+    ]
+    limits = [problem.memory_limit_bytes(content.node_class) for content in contents]
+    events = _timeline(times) if timeline else None
+    peak_flop_per_s = plan.stage_size * sum(
+        problem.chip_of(content.node_class).peak_flop_per_s(problem.workload.precision) or 0.0
+        for content in contents
+    )
+    return Evaluation(
+        step_s=times.step_s,
+        breakdown_s=times.breakdown_s,
+        tokens_per_s=problem.workload.tokens_per_step / times.step_s,
+        mfu=_model_flop(problem) / (times.step_s * peak_flop_per_s) if peak_flop_per_s else 0.0,
+        error_band=prices.error_band,
+        stages=tuple(
+            _stage_evaluation(times, s, in_flight[s], memory[s], limits[s]) for s in range(len(contents))
+        ),
+        violations=violations(problem, plan) + _memory_violations(plan, memory, limits),
+        assumptions=prices.assumptions,
+        timeline=events,
+    )
+
+
+def _model_flop(problem: Problem) -> float:
+    from planner.cost.flop import model_flop_per_step
+
+    return model_flop_per_step(problem)
+
+
+def _in_flight(
+    plan: Plan, prices: Prices, choice: int, contents: tuple[StageContent, ...]
+) -> list[tuple[int, ...]]:
+    """Micro-batches in flight on each chunk of every stage at the peak of its activations."""
+    counts = []
+    v, m = plan.virtual_stages, schedulable_microbatches(plan)
+    for s, content in enumerate(contents):
+        kept = None
+        if v > 1:
+            kept = [
+                memory_bytes(prices, choice, content, [float(u == w) for w in range(v)], 1)["activations"]
+                for u in range(v)
+            ]
+        counts.append(peak_in_flight(len(contents), s, m, v, kept))
+    return counts
+
+
+def _stage_evaluation(
+    times: StepTimes, s: int, in_flight: tuple[int, ...], memory: dict[str, float], limit_bytes: float
+) -> StageEvaluation:
+    forward_s, backward_s = float(times.forward_s[s].sum()), float(times.backward_s[s].sum())
+    busy_s = times.num_microbatches * (forward_s + backward_s)
+    return StageEvaluation(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        send_s=float(times.hops_s[s]),
+        busy_s=busy_s,
+        bubble_s=max(0.0, times.makespan_s - busy_s),
+        in_flight=sum(in_flight) / len(in_flight),
+        memory_gib={term: size / GIB for term, size in memory.items()},
+        peak_memory_gib=sum(memory.values()) / GIB,
+        limit_gib=limit_bytes / GIB,
+    )
+
+
+def _memory_violations(plan: Plan, memory: list[dict[str, float]], limits: list[float]) -> tuple[str, ...]:
+    """Stages whose reserved memory exceeds what they may use."""
+    found = []
+    for s, (stage, terms, limit) in enumerate(zip(plan.stages, memory, limits, strict=True)):
+        needed = sum(terms.values())
+        if needed > limit + MEMORY_TOL_BYTES:
+            found.append(
+                f"stage {s} (chip {stage.chip}): needs {format_gib(needed)}, may use {format_gib(limit)}; "
+                f"try {_way_out(plan, s)}"
+            )
+    return tuple(found)
+
+
+def _way_out(plan: Plan, s: int) -> str:
+    """What to change on a stage that does not fit: recompute more, else hold less."""
+    stage = plan.stages[s]
+    longest = max((last - first + 1 for first, last in stage.chunks), default=0)
+    if stage.recompute != "full":
+        return "recompute=full"
+    if stage.recompute_layers < longest:
+        return f"recompute_layers up to {longest}"
+    if plan.microbatch_size > 1:
+        return "a smaller micro-batch"
+    return "fewer layers on it or more tensor parallelism"
+
+
+def _timeline(times: StepTimes) -> tuple[TimelineEvent, ...]:
+    """Start and end of every piece of work, in order of stage and start."""
+    run = simulate(times.forward_s, times.backward_s, times.delays_s, times.num_microbatches)
+    events = [
+        TimelineEvent(
+            stage=s, chunk=chunk, microbatch=k, work=work, start_s=float(start), end_s=float(end[s, chunk, k])
+        )
+        for work, begins, end in (
+            ("forward", run.forward_start_s, run.forward_end_s),
+            ("backward", run.backward_start_s, run.backward_end_s),
+        )
+        for (s, chunk, k), start in np.ndenumerate(begins)
+    ]
+    return tuple(sorted(events, key=lambda event: (event.stage, event.start_s)))

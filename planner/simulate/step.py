@@ -1,0 +1,153 @@
+"""Time of one step of a plan: prices of its stages, the schedule, what comes before and after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.prices import PARTS, Floats, Prices
+from planner.cost.stage import (
+    StageContent,
+    chunk_times,
+    exposed_gather_s,
+    exposed_reduce_s,
+    optimizer_s,
+)
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.errors import InstanceError
+from planner.simulate.pipeline import stage_ends_s
+
+
+def stage_contents(problem: Problem, plan: Plan, prices: Prices) -> tuple[StageContent, ...]:
+    """What each stage of a plan holds; layers that the model does not have are left to the rules."""
+    kinds = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
+    last = len(plan.stages) - 1
+    return tuple(
+        StageContent(
+            node_class=node_class,
+            chunks=tuple(tuple(kinds[max(first, 0) : end + 1]) for first, end in stage.chunks),
+            has_embedding=s == 0,
+            has_head=s == last,
+            recompute=stage.recompute,
+            recompute_layers=stage.recompute_layers,
+        )
+        for s, (stage, node_class) in enumerate(zip(plan.stages, class_of_stage(problem, plan), strict=True))
+    )
+
+
+def class_of_stage(problem: Problem, plan: Plan) -> list[int]:
+    """Node class of every stage; raises InstanceError where the cluster has no such class."""
+    index_of = {node_class.name: i for i, node_class in enumerate(problem.cluster.classes)}
+    for s, stage in enumerate(plan.stages):
+        if stage.node_class not in index_of:
+            raise InstanceError(
+                f"no node class of the cluster is named {stage.node_class!r}; it has {', '.join(index_of)}",
+                f"plan: stages[{s}].node_class",
+            )
+    return [index_of[stage.node_class] for stage in plan.stages]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of one step, by stage and in all [s]."""
+
+    forward_s: Floats
+    """[stage, chunk] one micro-batch, with the sends that block."""
+    backward_s: Floats
+    """[stage, chunk]"""
+    hops_s: Floats
+    """[stage] hop to the next stage."""
+    delays_s: Floats
+    """[stage] hop as the schedule sees it: zero where sends block."""
+    num_microbatches: int
+    makespan_s: float
+    step_s: float
+    breakdown_s: dict[str, float]
+
+
+def step_times(
+    problem: Problem, plan: Plan, prices: Prices, choice: int, contents: tuple[StageContent, ...]
+) -> StepTimes:
+    """Step time and its parts.
+
+    step = max_j (end_j + exposed reduction_j) + tied embeddings + max_j (fixed_j + optimizer_j +
+    exposed gathering_j): stages end at different times, and all meet for the norm of the gradients.
+    """
+    parts = [chunk_times(prices, choice, content) for content in contents]
+    forward_parts = np.array([forward for forward, _ in parts])
+    backward_parts = np.array([backward for _, backward in parts])
+    forward, backward = forward_parts.sum(axis=2), backward_parts.sum(axis=2)
+    num_microbatches = schedulable_microbatches(plan)
+    hops = hop_send_s(
+        prices.send_s[choice],
+        prices.send_inside_s[choice],
+        [content.node_class for content in contents],
+        plan.stage_size,
+        [node_class.chips_per_node for node_class in problem.cluster.classes],
+    )
+    seen = block_on_sends(forward, backward, hops, p2p_overlap=problem.stack.p2p_overlap)
+    # Two candidates run side by side: as it is, and with sends that take no time.
+    ends, ends_without_sends = stage_ends_s(
+        np.stack([seen[0], forward]),
+        np.stack([seen[1], backward]),
+        np.stack([seen[2], np.zeros_like(hops)]),
+        num_microbatches,
+    )
+    step_s, breakdown = _add_up(
+        prices, choice, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
+    )
+    busiest = int(np.argmax((forward + backward).sum(axis=1)))
+    by_part = num_microbatches * (forward_parts + backward_parts)[busiest].sum(axis=0)
+    breakdown = dict(zip(PARTS, by_part.tolist(), strict=True)) | breakdown
+    shown_hops = hops if plan.virtual_stages > 1 else np.append(hops[:-1], 0.0)
+    return StepTimes(*seen[:2], shown_hops, seen[2], num_microbatches, float(ends.max()), step_s, breakdown)
+
+
+def schedulable_microbatches(plan: Plan) -> int:
+    """Micro-batches that the schedule can run: with virtual stages whole groups of p.
+
+    Other counts break a rule, and the interleaved order then waits for itself; such a plan gets the
+    time of the next count that works.
+    """
+    if plan.virtual_stages == 1:
+        return plan.num_microbatches
+    return -(-plan.num_microbatches // plan.pipeline_parallel) * plan.pipeline_parallel
+
+
+def _add_up(
+    prices: Prices,
+    choice: int,
+    contents: tuple[StageContent, ...],
+    forward: Floats,
+    backward: Floats,
+    num_microbatches: int,
+    ends: Floats,
+    makespan_without_sends_s: float,
+) -> tuple[float, dict[str, float]]:
+    """Step time, and those of its parts that are not work of the busiest stage [s]."""
+    synced = max(
+        ends[s] + exposed_reduce_s(prices, choice, content, float(backward[s].sum()))
+        for s, content in enumerate(contents)
+    )
+    tied = float(prices.tied_sync_s[choice]) if len(contents) > 1 else 0.0
+    optimizer = [
+        float(prices.step_fixed_s[choice, content.node_class]) + optimizer_s(prices, choice, content)
+        for content in contents
+    ]
+    tail = max(
+        optimizer[s] + exposed_gather_s(prices, choice, content, float(forward[s].sum()))
+        for s, content in enumerate(contents)
+    )
+    makespan = float(ends.max())
+    busy = num_microbatches * float((forward + backward).sum(axis=1).max())
+    breakdown = {
+        "pp": makespan - makespan_without_sends_s,
+        "dp": (float(synced) - makespan) + tied + (tail - max(optimizer)),
+        "bubble": makespan_without_sends_s - busy,
+        "optimizer": max(optimizer),
+    }
+    # Differences of sums can fall below zero by rounding alone.
+    return float(synced) + tied + tail, {name: max(0.0, part) for name, part in breakdown.items()}
