@@ -1,0 +1,86 @@
+"""Factors that carry a measured level over to a prediction: measured over predicted time.
+
+A factor is the median over *other* runs, never of the same model and layout, so that no run's own
+time, nor a repetition of it, helps to predict it (leave one out).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Anchorable:
+    """A run with both times."""
+
+    chips: tuple[str, ...]
+    """Chips that it ran on; several for a mixed run."""
+    vendors: tuple[str, ...]
+    """Maker of each."""
+    stack: str
+    """Family of its software."""
+    layout: Hashable
+    """Model and layout: runs that share it never anchor each other."""
+    ratio: float
+    """Measured over predicted step time."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """Factor of one chip in one run."""
+
+    factor: float
+    """Measured over predicted, the median of the runs it rests on."""
+    basis: str
+    """Which runs those are: `chip and stack`, `chip`, `stack` or `vendor`."""
+    num_runs: int
+    """How many."""
+
+
+Key = Callable[[Anchorable, int], Hashable]
+
+_UNIFORM: tuple[tuple[str, Key], ...] = (
+    ("chip and stack", lambda run, i: (run.chips[i], run.stack)),
+    ("stack", lambda run, i: run.stack),
+    ("vendor", lambda run, i: run.vendors[i]),
+)
+"""Where a uniform run looks for others, in this order."""
+
+_MIXED: tuple[tuple[str, Key], ...] = (
+    _UNIFORM[0],
+    ("chip", lambda run, i: run.chips[i]),
+    *_UNIFORM[1:],
+)
+"""A mixed run takes each chip's own factor, if need be from other software."""
+
+
+def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]:
+    """Anchor of every chip of every run, None where no other run says anything.
+
+    Mixed runs anchor nothing: their time belongs to no chip alone.
+    """
+    pools: dict[tuple[str, Hashable], list[Anchorable]] = defaultdict(list)
+    for run in runs:
+        if len(run.chips) == 1:
+            for basis, key in _MIXED:
+                pools[basis, key(run, 0)].append(run)
+    found: dict[tuple[str, Hashable, Hashable], Anchor | None] = {}
+
+    def look_up(basis: str, key: Hashable, layout: Hashable) -> Anchor | None:
+        at = (basis, key, layout)
+        if at not in found:
+            ratios = [other.ratio for other in pools.get((basis, key), ()) if other.layout != layout]
+            found[at] = Anchor(median(ratios), basis, len(ratios)) if ratios else None
+        return found[at]
+
+    def anchor_of(run: Anchorable, chip: int) -> Anchor | None:
+        for basis, key in _UNIFORM if len(run.chips) == 1 else _MIXED:
+            anchor = look_up(basis, key(run, chip), run.layout)
+            if anchor is not None:
+                return anchor
+        return None
+
+    return [tuple(anchor_of(run, chip) for chip in range(len(run.chips))) for run in runs]
