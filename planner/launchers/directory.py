@@ -1,0 +1,124 @@
+"""Writes a plan as launch files of a target, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from planner.data.load import problem_file
+from planner.data.plan import Plan
+from planner.data.problem import Problem, TargetName
+from planner.data.result import Evaluation
+from planner.data.save import to_yaml
+from planner.errors import InstanceError, PlanRefusedError
+from planner.launchers.megatron_lm import launch_files
+from planner.rules.megatron import violations
+
+PLAN_FILE = "plan.yaml"
+_SCHEMA_LINE = "schema: hetplan/plan/"
+_EXECUTABLE = ("launch.sh",)
+_OURS = ("launch.sh", "submit.sbatch", "hosts.txt", "README.md", "lib", PLAN_FILE)
+
+
+def export_plan(
+    problem: Problem,
+    plan: Plan,
+    target: TargetName,
+    out_dir: str | Path,
+    *,
+    evaluation: Evaluation | None = None,
+    force: bool = False,
+) -> Path:
+    """Write the launch directory of a plan and return its path.
+
+    The directory appears whole or not at all: it is built beside its place and renamed into it.
+
+    Parameters
+    ----------
+    out_dir
+        The directory to make; its parents are made where missing.
+    evaluation
+        What the referee says of the plan, for the page that goes with it.
+    force
+        Replace an earlier launch directory. Files in it that are not ours move into the new one.
+
+    Raises
+    ------
+    PlanRefusedError
+        Where the target cannot express the plan, or the plan breaks one of its rules.
+    InstanceError
+        Where `out_dir` exists and may not be replaced.
+    """
+    if target != "megatron-lm":
+        raise PlanRefusedError(f"target {target!r} has no launch files yet; use megatron-lm")
+    broken = violations(problem, plan)
+    if broken:
+        raise PlanRefusedError(f"the plan breaks the rules of {target}: " + "; ".join(broken))
+    out = Path(os.path.abspath(out_dir))
+    _check_replaceable(out, force)
+    files = launch_files(problem, plan, evaluation)
+    files[PLAN_FILE] = to_yaml(plan.model_copy(update={"problem": problem_file(problem)}))
+    _write_directory(out, files)
+    return out
+
+
+def _check_replaceable(out: Path, force: bool) -> None:
+    """Refuse a place that holds anything but an earlier launch directory, or one without `force`."""
+    if not os.path.lexists(out):
+        return
+    where = str(out)
+    if out.is_symlink() or not out.is_dir():
+        raise InstanceError("exists and is no directory; choose another name", where)
+    if not force:
+        raise InstanceError("exists; choose another name, or --force to replace an earlier export", where)
+    if any(out.iterdir()) and not _is_launch_directory(out):
+        raise InstanceError(
+            f"is not a launch directory (it has no {PLAN_FILE} of ours), so that --force leaves it alone; "
+            "choose another name",
+            where,
+        )
+
+
+def _is_launch_directory(path: Path) -> bool:
+    plan_file = path / PLAN_FILE
+    if not plan_file.is_file():
+        return False
+    with open(plan_file, "rb") as file:
+        return any(line.startswith(_SCHEMA_LINE.encode()) for line in file.read(4096).splitlines())
+
+
+def _write_directory(out: Path, files: dict[str, str]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.new-"))
+    try:
+        new = building / out.name
+        for name, text in files.items():
+            path = new / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if name in _EXECUTABLE:
+                path.chmod(0o755)
+        if out.exists():
+            _swap(new, out)
+        else:
+            new.rename(out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _swap(new: Path, out: Path) -> None:
+    """Put `new` in the place of `out`; what strangers left in `out` moves along before the rest goes."""
+    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old-"))
+    old = aside / out.name
+    out.rename(old)
+    try:
+        new.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    for entry in list(old.iterdir()):
+        if entry.name not in _OURS:
+            entry.rename(out / entry.name)
+    shutil.rmtree(aside)

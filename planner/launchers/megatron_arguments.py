@@ -1,0 +1,119 @@
+"""The plan's decisions as arguments of Megatron-LM 0.19: degrees, layout, batch, precision, recomputation."""
+
+from __future__ import annotations
+
+from planner.data.chip import Precision
+from planner.data.plan import Plan, Stage
+from planner.data.problem import Problem
+from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.megatron_model import inexpressible
+from planner.launchers.pipeline_layout import pipeline_layout
+
+_FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8"}
+"""Megatron-LM's name of each 8-bit scaling; its own default is `delayed`."""
+
+MIN_GROUPED_GEMM_CAPABILITY = 8.0
+"""Compute capability that `--moe-grouped-gemm` asks for (megatron-core 0.19.2, `validate_args`)."""
+
+
+def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """What of the problem or plan the arguments cannot state, each in a sentence."""
+    wrong = list(inexpressible(problem.model, problem.workload.seq_length))
+    if plan.dp_mode not in ("ddp", "distopt"):
+        wrong.append(f'dp_mode "{plan.dp_mode}" is not exported yet; use "distopt" or "ddp"')
+    moe = problem.model.moe
+    if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
+        wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")
+    if moe is None and plan.expert_parallel > 1:
+        wrong.append(f"expert_parallel {plan.expert_parallel} without experts in {problem.model.id}; use 1")
+    return tuple(wrong)
+
+
+def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
+    """Degrees, rank order and layout; the data-parallel degree follows from the number of ranks."""
+    arguments = [
+        option("--tensor-model-parallel-size", plan.tensor_parallel),
+        option("--pipeline-model-parallel-size", plan.pipeline_parallel),
+        option("--context-parallel-size", plan.context_parallel),
+        option(
+            "--pipeline-model-parallel-layout",
+            pipeline_layout(plan, problem.model.mtp_num_layers),
+        ),
+    ]
+    if problem.model.moe is not None:
+        # The expert degree defaults to the tensor degree, which many worlds do not divide by.
+        arguments += [
+            option("--expert-model-parallel-size", plan.expert_parallel),
+            option("--expert-tensor-parallel-size", plan.expert_tensor_parallel),
+        ]
+    if plan.sequence_parallel:
+        arguments.append(switch("--sequence-parallel"))
+    if plan.context_parallel > 1:
+        arguments.append(option("--cp-comm-type", "p2p"))
+    if plan.rank_order == "tp-cp-ep-pp-dp":
+        arguments.append(switch("--use-tp-pp-dp-mapping"))
+    if plan.virtual_stages > 1 and not problem.stack.p2p_overlap:
+        arguments.append(switch("--no-overlap-p2p-communication"))
+    if problem.stack.tp_overlap_fraction > 0 and plan.tensor_parallel > 1 and plan.sequence_parallel:
+        arguments.append(switch("--tp-comm-overlap"))
+    return tuple(arguments)
+
+
+def batch_arguments(problem: Problem, plan: Plan) -> Arguments:
+    """Micro-batch and global batch; the number of micro-batches follows from the two."""
+    return (
+        option("--micro-batch-size", plan.microbatch_size),
+        option("--global-batch-size", problem.workload.global_batch_size),
+    )
+
+
+def precision_arguments(problem: Problem) -> Arguments:
+    """Number format of the matrix products, and kernels that the software stack names."""
+    precision = problem.workload.precision
+    arguments: list[Argument] = [switch("--fp16" if precision == "fp16" else "--bf16")]
+    if precision in _FP8_RECIPE:
+        arguments += [option("--fp8-format", "hybrid"), option("--fp8-recipe", _FP8_RECIPE[precision])]
+    elif precision == "nvfp4":
+        arguments += [option("--fp4-format", "e2m1"), option("--fp4-recipe", "nvfp4")]
+    if not problem.stack.flash_attention:
+        arguments.append(option("--attention-backend", "unfused"))
+    if problem.stack.fused_cross_entropy:
+        arguments.append(switch("--cross-entropy-loss-fusion"))
+    return tuple(arguments)
+
+
+def optimizer_arguments(problem: Problem, plan: Plan) -> Arguments:
+    """What the data-parallel ranks shard, and whether their communication runs behind computation."""
+    sharded = plan.dp_mode == "distopt"
+    arguments = [switch("--use-distributed-optimizer")] if sharded else []
+    if problem.stack.dp_overlap:
+        arguments.append(switch("--overlap-grad-reduce"))
+        if sharded:
+            arguments.append(switch("--overlap-param-gather"))
+    return tuple(arguments)
+
+
+def recompute_arguments(stage: Stage) -> Arguments:
+    """What a stage recomputes: the only arguments that differ between stages.
+
+    With `block`, the first `--recompute-num-layers` layers of each virtual stage are recomputed.
+    Nothing that crosses a stage depends on them, so nodes of different stages may differ.
+    """
+    if stage.recompute == "selective":
+        return (
+            option("--recompute-granularity", "selective"),
+            option("--recompute-modules", "core_attn"),
+        )
+    if stage.recompute == "full" and stage.recompute_layers:
+        return (
+            option("--recompute-granularity", "full"),
+            option("--recompute-method", "block"),
+            option("--recompute-num-layers", stage.recompute_layers),
+        )
+    return ()
+
+
+def grouped_gemm_runs(problem: Problem, plan: Plan) -> bool:
+    """Whether every chip of the plan can run grouped matrix products; all nodes must agree on it."""
+    capabilities = (problem.chips[stage.chip].compute_capability for stage in plan.stages)
+    return all(value is None or value >= MIN_GROUPED_GEMM_CAPABILITY for value in capabilities)

@@ -1,0 +1,154 @@
+"""A plan as a launch directory for upstream Megatron-LM: a start script and what it reads.
+
+Ranks land where the plan puts them because torchrun is started with static rendezvous and an explicit
+node rank, found by host name: its dynamic rendezvous numbers the nodes itself. What differs between
+stages is chosen by node; where one host holds stages that recompute differently, by rank.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from itertools import groupby
+
+import planner
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation
+from planner.errors import PlanRefusedError
+from planner.launchers import megatron_arguments as args
+from planner.launchers.arguments import Arguments, words
+from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.placement import HostPlace, place_hosts
+from planner.launchers.readme import readme_text
+from planner.launchers.slurm import slurm_text
+from planner.launchers.template_text import fill, template
+
+_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh", "environment.sh")
+
+
+def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> dict[str, str]:
+    """Text of every file of the directory but `plan.yaml`, by its path in it.
+
+    Raises
+    ------
+    PlanRefusedError
+        Where Megatron-LM's command line cannot state the model or the plan.
+    """
+    refusals = args.refusals(problem, plan)
+    if refusals:
+        raise PlanRefusedError("megatron-lm cannot run this plan: " + "; ".join(refusals))
+    places = place_hosts(problem, plan)
+    by_rank = needs_arguments_by_rank(plan, places)
+    files = {
+        "launch.sh": _launch_script(problem, plan, places, by_rank),
+        "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
+        "submit.sbatch": slurm_text(problem, places),
+        "README.md": readme_text(problem, plan, places, evaluation),
+    }
+    files |= {f"lib/{name}": template(name) for name in _LIBRARY}
+    if by_rank:
+        files["lib/run_stage.py"] = _stage_runner(plan)
+    return files
+
+
+def needs_arguments_by_rank(plan: Plan, places: Iterable[HostPlace]) -> bool:
+    """Whether some host holds stages that recompute differently, so that its ranks differ."""
+    recompute = [args.recompute_arguments(stage) for stage in plan.stages]
+    return any(len({recompute[stage] for stage in place.stages}) > 1 for place in places)
+
+
+def _launch_script(problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool) -> str:
+    model, workload = problem.model, problem.workload
+    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan))
+    return fill(
+        "launch.sh",
+        {
+            "version": planner.__version__,
+            "problem_name": _one_line(problem.name),
+            "num_nodes": len(places),
+            "world_size": plan.world_size,
+            "data_parallel": plan.data_parallel,
+            "num_microbatches": plan.num_microbatches,
+            "virtual_stages": plan.virtual_stages,
+            "node_table": _node_table(problem, plan, places, by_rank),
+            "model_args": _array(model_arguments(model, workload.seq_length)),
+            "moe_args": _array(moe),
+            "parallel_args": _array(args.parallel_arguments(problem, plan)),
+            "batch_args": _array(args.batch_arguments(problem, plan)),
+            "precision_args": _array(args.precision_arguments(problem)),
+            "optimizer_args": _array(args.optimizer_arguments(problem, plan)),
+            "train_iters": workload.train_iters,
+            "training_args": _training_placeholders(problem),
+            "vocab_size": model.vocab_size,
+            "entry_point": "$HERE/lib/run_stage.py" if by_rank else "$MEGATRON_PATH/pretrain_gpt.py",
+        },
+    )
+
+
+def _array(arguments: Arguments) -> str:
+    """One flag a line, quoted for the shell."""
+    return "\n".join("    " + shlex.join(argument.words) for argument in arguments)
+
+
+def _training_placeholders(problem: Problem) -> str:
+    """Lines of the training arguments that only some models have; the user may set them."""
+    lines = []
+    if problem.model.position_embedding == "rope":
+        lines.append('--rotary-base "${ROTARY_BASE:-10000}"')
+    moe = problem.model.moe
+    if moe is not None:
+        # DeepSeek-V3 balances by router bias and keeps a weak loss beside it (arXiv:2412.19437, 4.2).
+        by_bias = moe.router_bias and not moe.expert_bias
+        kind, weight = ("seq_aux_loss", "1e-4") if by_bias else ("aux_loss", "1e-2")
+        lines.append(f'--moe-router-load-balancing-type "${{MOE_BALANCING:-{kind}}}"')
+        lines.append(f'--moe-aux-loss-coeff "${{MOE_AUX_LOSS_COEFF:-{weight}}}"')
+    return "\n".join("    " + line for line in lines)
+
+
+def _node_table(problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool) -> str:
+    """Shell branches over node ranks; neighbours that run the same share one."""
+
+    def settings(place: HostPlace) -> str:
+        chip = problem.chips[place.chip]
+        stage_args = () if by_rank else words(args.recompute_arguments(plan.stages[place.stages[0]]))
+        return (
+            f"        PROCESSES={place.num_processes} CHIPS={place.num_chips} CHIP={place.chip}"
+            f" BACKEND={chip.backend} DEVICE_PATTERN={shlex.quote(chip.device_name_pattern or '')}\n"
+            f"        STAGE_ARGS=({shlex.join(stage_args)})"
+        )
+
+    lines = []
+    keyword = "if"
+    numbered = enumerate((settings(place), place) for place in places)
+    for text, run in groupby(numbered, key=lambda item: item[1][0]):
+        members = list(run)
+        last = members[-1][0]
+        stages = sorted({stage for _, (_, place) in members for stage in place.stages})
+        lines.append(f"    {keyword} (($1 <= {last})); then # {_stages_in_words(stages)}\n{text}")
+        keyword = "elif"
+    return "\n".join([*lines, "    fi"])
+
+
+def _stages_in_words(stages: list[int]) -> str:
+    if len(stages) == 1:
+        return f"stage {stages[0]}"
+    return f"stages {stages[0]} to {stages[-1]}"
+
+
+def _stage_runner(plan: Plan) -> str:
+    rows = (list(words(args.recompute_arguments(stage))) for stage in plan.stages)
+    return fill(
+        "run_stage.py",
+        {
+            "tensor_x_context": plan.tensor_parallel * plan.context_parallel,
+            "data_parallel": plan.data_parallel,
+            "pipeline_parallel": plan.pipeline_parallel,
+            "stages_are_outermost": str(plan.rank_order == "tp-cp-ep-dp-pp"),
+            "stage_args": "\n".join(f"    {row!r}," for row in rows),
+        },
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,195 @@
+"""The network as arguments of Megatron-LM's `pretrain_gpt.py`, and what it cannot express.
+
+Flags and their meaning: megatron-core 0.19.2, `megatron/training/arguments.py` and
+`megatron/core/transformer/transformer_config.py`. What does not change time or memory (rope base,
+norm epsilon, initialisation) is not in the model's data; the launch script leaves it to the user.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from planner.data.model_spec import MlaSpec, ModelSpec, MoeSpec
+from planner.launchers.arguments import Argument, Arguments, option, switch
+
+VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this times the tensor-parallel degree."""
+
+_SILU = ("silu", "swiglu")
+_CLAMPED = ("swiglu-clamped",)
+_GELU = ("gelu", "gelu-tanh")
+
+_CLAMP = "7.0"
+"""Clamp of gpt-oss' gated unit (openai/gpt-oss, `gpt_oss/torch/model.py`, `swiglu(limit=7.0)`)."""
+
+
+def inexpressible(model: ModelSpec, seq_length: int) -> tuple[str, ...]:
+    """Features of the network that no argument of `pretrain_gpt.py` states, each in a sentence."""
+    wrong = []
+    if model.hybrid is not None:
+        wrong.append(f"{model.id} has Mamba layers, which pretrain_gpt.py does not build")
+    elif model.norms_per_layer != 2:
+        wrong.append(
+            f"{model.id} has {model.norms_per_layer} norms in a block; Megatron-LM's GPT block has 2"
+        )
+    if model.gated_mlp and model.activation not in _SILU + _CLAMPED:
+        wrong.append(f"{model.id}: Megatron-LM has no argument for a gated {model.activation} block")
+    if not model.gated_mlp and model.activation not in (*_GELU, "squared-relu"):
+        wrong.append(f"{model.id}: Megatron-LM has no argument for the activation {model.activation}")
+    if model.linear_bias == "attention" and not (model.moe is not None and model.moe.expert_bias):
+        wrong.append(
+            f"{model.id} has biases in attention only; Megatron-LM has them on qkv, everywhere or nowhere"
+        )
+    if model.position_embedding == "learned" and seq_length > model.max_position_embeddings:
+        wrong.append(
+            f"seq_length {seq_length} exceeds the {model.max_position_embeddings} learned positions "
+            f"of {model.id}; shorten it"
+        )
+    if model.mtp_num_layers and model.position_embedding == "learned":
+        wrong.append(f"{model.id}: Megatron-LM's multi-token prediction needs rotary or no positions")
+    return tuple(wrong)
+
+
+def model_arguments(model: ModelSpec, seq_length: int) -> Arguments:
+    """Arguments that state the network's shape, the same on every node."""
+    return (
+        *_sizes(model, seq_length),
+        *_attention(model),
+        *_feed_forward(model),
+        *_norms_and_biases(model),
+        *_positions_and_vocabulary(model),
+    )
+
+
+def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
+    """Arguments that state the experts; empty for a dense model.
+
+    Parameters
+    ----------
+    grouped_gemm
+        Whether the experts run as one grouped matrix product, which needs compute capability 8.0.
+    """
+    moe = model.moe
+    if moe is None:
+        return ()
+    arguments = [
+        option("--num-experts", moe.num_experts),
+        option("--moe-router-topk", moe.top_k),
+        option("--moe-ffn-hidden-size", moe.ffn_hidden_size),
+        option("--moe-layer-freq", layer_pattern(model)),
+        option("--moe-token-dispatcher-type", "alltoall"),
+        option("--moe-router-dtype", "fp32"),
+        switch("--moe-permute-fusion"),
+    ]
+    if moe.shared_ffn_hidden_size:
+        arguments.append(option("--moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
+    if grouped_gemm:
+        arguments.append(switch("--moe-grouped-gemm"))
+    return (*arguments, *_router(moe))
+
+
+def layer_pattern(model: ModelSpec) -> str:
+    """Megatron's `--moe-layer-freq`: a Python list expression, 1 for a layer with experts."""
+    runs = ((kind == "moe", len(list(run))) for kind, run in groupby(model.kind_of_layer))
+    return "(" + "+".join(f"[{int(moe)}]*{count}" for moe, count in runs) + ")"
+
+
+def _sizes(model: ModelSpec, seq_length: int) -> Arguments:
+    moe_only = model.moe.ffn_hidden_size if model.moe is not None else 0
+    positions = model.max_position_embeddings
+    if model.position_embedding != "learned":
+        positions = max(positions, seq_length)
+    return (
+        option("--num-layers", model.num_layers),
+        option("--hidden-size", model.hidden_size),
+        option("--ffn-hidden-size", model.ffn_hidden_size or moe_only),
+        option("--num-attention-heads", model.num_attention_heads),
+        option("--seq-length", seq_length),
+        option("--max-position-embeddings", positions),
+    )
+
+
+def _attention(model: ModelSpec) -> Arguments:
+    arguments: list[Argument] = []
+    if model.mla is not None:
+        arguments += _latent_attention(model.mla)
+    elif model.num_query_groups != model.num_attention_heads:
+        arguments += [
+            switch("--group-query-attention"),
+            option("--num-query-groups", model.num_query_groups),
+        ]
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        arguments.append(option("--kv-channels", model.head_dim))
+    # Latent attention normalises its compressed query and key-value; the same flag asks for it.
+    if model.qk_norm or model.mla is not None:
+        arguments.append(switch("--qk-layernorm"))
+    if model.attention_sinks:
+        arguments.append(option("--softmax-type", "learnable"))
+    if model.sliding_window is not None:
+        # Transformer Engine counts the tokens to the left of the query, the query itself apart.
+        arguments.append(option("--window-size", f"{model.sliding_window - 1},0"))
+        if model.global_layer_every > 1:
+            arguments.append(option("--window-attn-skip-freq", model.global_layer_every))
+    # Megatron drops 10% of attention and hidden states unless told otherwise, and keeps the masks.
+    arguments += [option("--attention-dropout", "0.0"), option("--hidden-dropout", "0.0")]
+    return tuple(arguments)
+
+
+def _latent_attention(mla: MlaSpec) -> list[Argument]:
+    arguments = [switch("--multi-latent-attention")]
+    if mla.q_lora_rank is not None:
+        arguments.append(option("--q-lora-rank", mla.q_lora_rank))
+    return [
+        *arguments,
+        option("--kv-lora-rank", mla.kv_lora_rank),
+        option("--qk-head-dim", mla.qk_nope_head_dim),
+        option("--qk-pos-emb-head-dim", mla.qk_rope_head_dim),
+        option("--v-head-dim", mla.v_head_dim),
+    ]
+
+
+def _feed_forward(model: ModelSpec) -> Arguments:
+    if model.activation in _CLAMPED:
+        return (
+            switch("--quick-geglu"),
+            option("--activation-func-clamp-value", _CLAMP),
+            option("--glu-linear-offset", "1.0"),
+        )
+    if model.gated_mlp:
+        return (switch("--swiglu"),)
+    if model.activation == "squared-relu":
+        # The fused bias kernel knows gelu and gated silu only.
+        return (switch("--squared-relu"), switch("--no-bias-gelu-fusion"))
+    return () if model.linear_bias == "all" else (switch("--no-bias-gelu-fusion"),)
+
+
+def _norms_and_biases(model: ModelSpec) -> Arguments:
+    arguments = [option("--normalization", "RMSNorm" if model.normalization == "rms" else "LayerNorm")]
+    everywhere = model.linear_bias == "all" or (model.moe is not None and model.moe.expert_bias)
+    if not everywhere:
+        arguments.append(switch("--disable-bias-linear"))
+        if model.linear_bias == "qkv":
+            arguments.append(switch("--add-qkv-bias"))
+    return tuple(arguments)
+
+
+def _positions_and_vocabulary(model: ModelSpec) -> Arguments:
+    kind = {"rope": "rope", "learned": "learned_absolute", "none": "none"}[model.position_embedding]
+    arguments = [option("--position-embedding-type", kind)]
+    if not model.tied_embeddings:
+        arguments.append(switch("--untie-embeddings-and-output-weights"))
+    arguments.append(option("--make-vocab-size-divisible-by", VOCAB_MULTIPLE))
+    if model.mtp_num_layers:
+        arguments.append(option("--mtp-num-layers", model.mtp_num_layers))
+    return tuple(arguments)
+
+
+def _router(moe: MoeSpec) -> Arguments:
+    # A router bias without expert biases is the balancing term of DeepSeek-V3 (arXiv:2412.19437,
+    # section 2.1.2), which goes with sigmoid scores; gpt-oss' is an ordinary bias of a linear map.
+    if moe.router_bias and not moe.expert_bias:
+        return (
+            option("--moe-router-score-function", "sigmoid"),
+            switch("--moe-router-enable-expert-bias"),
+        )
+    return ()

@@ -1,0 +1,107 @@
+"""Which ranks run on which host: the plan's stages and hosts laid out in Megatron's rank order.
+
+Megatron numbers ranks by degrees alone (fastest axis first), and torchrun hands the ranks out host
+by host. A plan lands where it was meant to only if the hosts are listed in the order in which the
+ranks ask for them, each with as many processes as its stages need. This file computes that list; it
+does not judge the plan (the rules do), except where no such list exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.errors import PlanRefusedError
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """One host: its place in the rank order and what runs on it."""
+
+    name: str
+    """Host name."""
+    chip: str
+    """Id of the chip in it."""
+    num_chips: int
+    """Chips that the host has."""
+    first_rank: int
+    """Global rank of its first process."""
+    num_processes: int
+    """Processes that it starts, one a chip used."""
+    stages: tuple[int, ...]
+    """Stages that run on it, in order."""
+
+
+def stage_of_rank(plan: Plan, rank: int) -> int:
+    """Pipeline stage of a global rank, by Megatron's order of axes."""
+    if plan.rank_order == "tp-cp-ep-dp-pp":
+        return rank // plan.stage_size
+    return rank // (plan.tensor_parallel * plan.context_parallel) % plan.pipeline_parallel
+
+
+def place_hosts(problem: Problem, plan: Plan) -> tuple[HostPlace, ...]:
+    """The hosts in rank order, with the processes and stages of each.
+
+    Ranks are dealt in whole tensor-parallel groups where the hosts can hold one, so that no group
+    is cut by the edge of a host; chips that are left over on a host stay idle.
+
+    Raises
+    ------
+    PlanRefusedError
+        Where a stage names too few chips, a host comes up twice in the rank order, or a named
+        host gets no rank.
+    """
+    chip_of_host, chips_of_host = _chips_of_hosts(problem, plan)
+    group = plan.tensor_parallel if plan.tensor_parallel <= min(chips_of_host.values()) else 1
+    left = dict(chips_of_host)
+    waiting = [list(stage.hosts) for stage in plan.stages]
+    ranks_of_host: dict[str, list[int]] = {}
+    previous = ""
+    for first in range(0, plan.world_size, group):
+        stage = stage_of_rank(plan, first)
+        hosts = waiting[stage]
+        while hosts and left[hosts[0]] < group:
+            hosts.pop(0)
+        if not hosts:
+            raise PlanRefusedError(
+                f"stage {stage}: its hosts {', '.join(plan.stages[stage].hosts)} hold too few chips for "
+                f"{plan.stage_size} ranks in groups of {group}; name more hosts"
+            )
+        host = hosts[0]
+        if host != previous and host in ranks_of_host:
+            raise PlanRefusedError(
+                f"host {host} would hold ranks {ranks_of_host[host][-1]} and {first} but not those between, "
+                "and torchrun numbers the ranks of a host without a break; order the hosts by rank"
+            )
+        ranks_of_host.setdefault(host, []).extend(range(first, first + group))
+        left[host] -= group
+        previous = host
+    for host in chips_of_host:
+        if host not in ranks_of_host:
+            raise PlanRefusedError(f"host {host} is named by a stage but gets no rank; leave it out")
+    return tuple(
+        HostPlace(
+            name=host,
+            chip=chip_of_host[host],
+            num_chips=chips_of_host[host],
+            first_rank=ranks[0],
+            num_processes=len(ranks),
+            stages=tuple(dict.fromkeys(stage_of_rank(plan, rank) for rank in ranks)),
+        )
+        for host, ranks in ranks_of_host.items()
+    )
+
+
+def _chips_of_hosts(problem: Problem, plan: Plan) -> tuple[dict[str, str], dict[str, int]]:
+    """Chip id and number of chips of every host that the plan names."""
+    kind: dict[str, str] = {}
+    count: dict[str, int] = {}
+    for stage in plan.stages:
+        node_class = problem.cluster.classes[problem.cluster.class_index(stage.node_class)]
+        for host in stage.hosts:
+            kind[host] = node_class.chip
+            count[host] = node_class.chips_per_node
+    if not count:
+        raise PlanRefusedError("the plan names no hosts; it cannot be placed")
+    return kind, count

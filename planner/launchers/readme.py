@@ -1,0 +1,114 @@
+"""The page that goes with a launch directory: what it is, how to start it, what runs where."""
+
+from __future__ import annotations
+
+import planner
+from planner.data.plan import Plan, Stage
+from planner.data.problem import Problem
+from planner.data.result import Evaluation
+from planner.launchers.placement import HostPlace, stage_of_rank
+from planner.launchers.template_text import fill
+from planner.units import format_percent, format_seconds
+
+
+def readme_text(
+    problem: Problem, plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None
+) -> str:
+    """Text of `README.md`."""
+    return fill(
+        "README.md",
+        {
+            "version": planner.__version__,
+            "problem_name": " ".join(problem.name.split()),
+            "summary": _summary(problem, plan, places, evaluation),
+            "hosts_step": _hosts_step(problem, places),
+            "stage_table": _stage_table(plan, places, evaluation),
+            "notes": _notes(problem, plan, evaluation),
+        },
+    )
+
+
+def _summary(
+    problem: Problem, plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None
+) -> str:
+    degrees = [("tensor", plan.tensor_parallel), ("context", plan.context_parallel)]
+    if problem.model.moe is not None:
+        degrees.append(("expert", plan.expert_parallel))
+    degrees += [("data", plan.data_parallel), ("pipeline", plan.pipeline_parallel)]
+    text = (
+        f"{problem.model.id}, sequence {problem.workload.seq_length}, global batch "
+        f"{problem.workload.global_batch_size}, {problem.workload.precision}, on {plan.world_size} chips of "
+        f"{len(places)} hosts: {', '.join(f'{name} {degree}' for name, degree in degrees)} parallel; "
+        f"{plan.num_microbatches} micro-batches of {plan.microbatch_size} a step"
+    )
+    if plan.virtual_stages > 1:
+        text += f"; {plan.virtual_stages} virtual stages"
+    if evaluation is None:
+        return text + "."
+    return (
+        f"{text}.\n\nExpected: {format_seconds(evaluation.step_s)} a step "
+        f"(+-{format_percent(evaluation.error_band)}), {evaluation.tokens_per_s:,.0f} tokens/s, "
+        f"MFU {format_percent(evaluation.mfu)}."
+    )
+
+
+def _hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:
+    named = {host for c in problem.cluster.classes for host in c.hosts or ()}
+    if all(place.name in named for place in places):
+        return "The order of `hosts.txt` is the rank order; leave it as it is."
+    return (
+        "The host names in `hosts.txt` are invented: write yours in their place, each on a line with its own "
+        "chip. The order of the lines is the rank order."
+    )
+
+
+def _stage_table(plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None) -> str:
+    header = ["stage", "chip", "hosts", "ranks", "layers", "recompute"]
+    if evaluation is not None:
+        header.append("expected memory, GiB of limit")
+    rows = [header, ["---"] * len(header)]
+    for i, stage in enumerate(plan.stages):
+        row = [
+            str(i),
+            stage.chip,
+            _span([place.name for place in places if i in place.stages]),
+            _ranks(plan, i),
+            ", ".join(f"{first}-{last}" for first, last in stage.chunks),
+            _recompute(stage),
+        ]
+        if evaluation is not None:
+            told = evaluation.stages[i]
+            row.append(f"{told.peak_memory_gib:.1f} of {told.limit_gib:.1f}")
+        rows.append(row)
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _span(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})"
+
+
+def _ranks(plan: Plan, stage: int) -> str:
+    ranks = [rank for rank in range(plan.world_size) if stage_of_rank(plan, rank) == stage]
+    if ranks[-1] - ranks[0] + 1 == len(ranks):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return f"{ranks[0]}, ... {ranks[-1]} ({len(ranks)})"
+
+
+def _recompute(stage: Stage) -> str:
+    if stage.recompute == "full":
+        each = " of each chunk" if len(stage.chunks) > 1 else ""
+        return f"first {stage.recompute_layers} layers{each}"
+    return "core attention" if stage.recompute == "selective" else "none"
+
+
+def _notes(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> str:
+    notes = list(evaluation.assumptions) if evaluation is not None else []
+    backends = sorted({problem.chips[stage.chip].backend for stage in plan.stages})
+    for backend in backends:
+        if backend != "cuda":
+            notes.append(
+                f"Chips of the platform {backend}: environment and device check are untried placeholders."
+            )
+    if not notes:
+        return ""
+    return "## Taken for granted\n\n" + "\n".join(f"- {note}" for note in notes)
