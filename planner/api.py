@@ -6,16 +6,16 @@ business of the packages below.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from planner.data import load
+from planner.data.nearest import did_you_mean
 from planner.data.options import Options
 from planner.data.plan import Plan
-from planner.data.problem import Problem, ProblemFile
+from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation, Result
 from planner.errors import InstanceError, PlanRefusedError, SolverError
 from planner.tolerances import BOUND_TOL
@@ -23,10 +23,10 @@ from planner.tolerances import BOUND_TOL
 if TYPE_CHECKING:
     from planner.search.progress import Progress
 
-SUPPORTED_TARGETS = ("megatron-lm",)
+SUPPORTED_TARGETS: tuple[str, ...] = ("megatron-lm",)
 """Launchers that plans can be made and written for so far."""
 
-KNOWN_TARGETS = ("megatron-lm", "megatron-bridge", "flagscale", "unrestricted")
+KNOWN_TARGETS: tuple[str, ...] = get_args(TargetName)
 """All launchers that a problem may name."""
 
 
@@ -53,9 +53,8 @@ def check_target(target: str, where: str = "target") -> None:
     if target == "all":
         raise InstanceError(f"comparing all targets is not supported yet; supported: {supported}", where)
     if target not in KNOWN_TARGETS:
-        near = difflib.get_close_matches(target, KNOWN_TARGETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known targets: {', '.join(KNOWN_TARGETS)}"
-        raise InstanceError(f"unknown target {target!r}; {hint}", where)
+        hint = did_you_mean(target, KNOWN_TARGETS) or f"; there are {', '.join(KNOWN_TARGETS)}"
+        raise InstanceError(f"unknown target {target!r}{hint}", where)
     if target not in SUPPORTED_TARGETS:
         raise InstanceError(f"target {target!r} is not supported yet; supported: {supported}", where)
 
@@ -92,14 +91,14 @@ def plan(
     SolverError
         Where the referee does not confirm the answer; the answer is then not given.
     """
-    from planner.search.driver import search
-
     started_s = time.monotonic()
     if not isinstance(problem, Problem):
         problem = load_problem(problem)
     if options is not None:
         problem = problem.model_copy(update={"options": options})
     check_target(problem.target, f"{problem.name}: target")
+    from planner.search.driver import search
+
     elapsed_s += time.monotonic() - started_s
     result = search(_with_remaining_time(problem, elapsed_s), on_progress=on_progress)
     _check_again(problem, result)
@@ -163,9 +162,6 @@ def export(
     PlanRefusedError
         Where there is no plan, or the referee finds violations in it.
     """
-    from planner.launchers.directory import export_plan
-    from planner.simulate.evaluate import evaluate
-
     check_target(target)
     chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
     if chosen is None:
@@ -178,12 +174,12 @@ def export(
         problem = load.resolve_problem(chosen.problem, "plan.problem")
     if chosen.target != target:
         raise PlanRefusedError(f"the plan is made for {chosen.target!r}; plan again with target {target!r}")
-    evaluation = evaluate(problem, chosen)
+    evaluation = predict(problem, chosen)
     if evaluation.violations:
         raise PlanRefusedError(_refusal(evaluation.violations))
-    if chosen.problem is None:
-        chosen = chosen.model_copy(update={"problem": _portable(problem)})
-    return export_plan(problem, chosen, target, Path(out_dir), evaluation=evaluation, force=force)
+    from planner.launchers.directory import export_plan
+
+    return export_plan(_portable(problem), chosen, target, out_dir, evaluation=evaluation, force=force)
 
 
 def _refusal(violations: tuple[str, ...]) -> str:
@@ -232,7 +228,7 @@ def _with_problem_inside(result: Result, problem: Problem) -> Result:
     """The same result, whose plans carry the problem that they answer."""
     if result.plan is None:
         return result
-    inside = _portable(problem)
+    inside = load.problem_file(_portable(problem))
     runners_up = tuple(
         other.model_copy(update={"plan": other.plan.model_copy(update={"problem": inside})})
         for other in result.runners_up
@@ -241,10 +237,10 @@ def _with_problem_inside(result: Result, problem: Problem) -> Result:
     return result.model_copy(update={"plan": best, "runners_up": runners_up})
 
 
-def _portable(problem: Problem) -> ProblemFile:
-    """The problem inline, without how long and on how many workers it was searched.
+def _portable(problem: Problem) -> Problem:
+    """The problem without how long and on how many workers it was searched.
 
     Those two change no plan, so a plan's file must not differ by them.
     """
     options = problem.options.model_copy(update={"time_limit_s": None, "workers": 1})
-    return load.problem_file(problem.model_copy(update={"options": options}))
+    return problem.model_copy(update={"options": options})

@@ -58,9 +58,9 @@ def problem_from_flags(
         raise InstanceError(
             f"missing {missing}; `hetplan list problems` shows what is shipped", "command line"
         )
-    for field in ("seq_length", "global_batch_size"):
-        if field not in work:
-            raise InstanceError(f"missing {_FLAGS[field]}", "command line")
+    if seq_length is None or global_batch_size is None:
+        missing = "--seq-length" if seq_length is None else "--global-batch-size"
+        raise InstanceError(f"missing {missing}", "command line")
     checked(Workload, {}, work)
     chosen = {"target": target, "stack": stack, "precision": precision}
     given: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from planner import api
 from planner.commands import screen
 from planner.commands.screen import ExitCode
 from planner.data import load
+from planner.data.nearest import did_you_mean
 from planner.errors import InstanceError
 
 KINDS = ("chips", "models", "clusters", "problems", "targets", "stacks")
@@ -17,16 +18,16 @@ KINDS = ("chips", "models", "clusters", "problems", "targets", "stacks")
 def run(kind: str, contains: str | None, *, as_json: bool) -> ExitCode:
     """Print a table, or the records themselves as JSON."""
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(KINDS)}"
-        raise InstanceError(f"nothing to list under {kind!r}; {hint}", "hetplan list")
+        hint = did_you_mean(kind, KINDS) or f"; there are {', '.join(KINDS)}"
+        raise InstanceError(f"nothing to list under {kind!r}{hint}", "hetplan list")
     from planner.report import listing
 
     if kind == "targets":
+        targets = listing.target_records(api.SUPPORTED_TARGETS)
         if as_json:
-            screen.show_json(listing.TARGETS)
+            screen.show_json(targets)
         else:
-            screen.show(listing.targets_table())
+            screen.show(listing.targets_table(targets))
         return ExitCode.PLAN
     names = [n for n in load.names(kind) if contains is None or contains.lower() in n.lower()]
     if not names:
@@ -35,7 +36,7 @@ def run(kind: str, contains: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         screen.show_json([r.model_dump(mode="json") for r in records])
     else:
-        screen.show(listing.table(kind, records))
+        screen.show(listing.listing(kind, records))
     return ExitCode.PLAN
 
 

@@ -1,12 +1,15 @@
-"""Tables of what is shipped: key facts and sources of chips, models, clusters, problems, stacks, targets."""
+"""What is shipped: key facts in a table, and below it what needs more room, the sources above all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster
@@ -14,93 +17,68 @@ from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 from planner.report import words
+from planner.rules.target import TARGETS
+from planner.units import BILLION
 
-TARGETS: list[dict[str, Any]] = [
-    {
-        "id": "megatron-lm",
-        "supported": True,
-        "can": "one TP, CP, EP, DP and micro-batch size for all stages; any layers per stage; "
-        "recompute per stage; stages on different chips",
-        "cannot": "TP or DP per stage; unequal micro-batches between replicas",
-        "source": "Megatron-LM core_v0.19.0, megatron/training/arguments.py",
-    },
-    {
-        "id": "megatron-bridge",
-        "supported": False,
-        "can": "as megatron-lm, as overrides of a recipe; recompute equal on all stages",
-        "cannot": "the same",
-        "source": "Megatron-Bridge 0.6.2, ConfigContainer",
-    },
-    {
-        "id": "flagscale",
-        "supported": False,
-        "can": "TP and DP per stage, recompute per stage",
-        "cannot": "context parallelism, virtual stages, unequal micro-batches",
-        "source": "FlagScale 16a2dd5, hetero parallel arguments",
-    },
-    {
-        "id": "unrestricted",
-        "supported": False,
-        "can": "also replicas of different shape with micro-batches of their own",
-        "cannot": "be launched: the plan is written as JSON only",
-        "source": "no launcher",
-    },
-]
-"""Launchers, with what each can express."""
+_FEATURES = {
+    "has_launcher": "has a launcher",
+    "tensor_parallel_per_stage": "TP per stage",
+    "data_parallel_per_stage": "DP per stage",
+    "recompute_per_stage": "recompute p. stage",
+    "virtual_stages": "virtual stages",
+    "context_parallel": "context parallel",
+    "unequal_microbatches": "unequal m.-batches",
+}
+"""Heading of each feature of a target."""
 
 
-def table(kind: str, records: Sequence[Any]) -> Table:
-    """The table of a kind: chips, models, clusters, problems or stacks."""
-    makers = {
-        "chips": chips_table,
-        "models": models_table,
-        "clusters": clusters_table,
-        "problems": problems_table,
-        "stacks": stacks_table,
-    }
-    made: Table = makers[kind](records)  # type: ignore[operator]
-    return made
+def listing(kind: str, records: Sequence[Any]) -> RenderableType:
+    """Table and details of a kind: chips, models, clusters, problems or stacks."""
+    headings, facts, details = _KINDS[kind]
+    table = _table(*headings)
+    below = Table.grid(padding=(0, 2))
+    below.add_column(style="bold", no_wrap=True)
+    below.add_column(overflow="fold")
+    for record in records:
+        name = record.name if isinstance(record, Problem) else record.id
+        table.add_row(name, *facts(record))
+        below.add_row(name, details(record))
+    title = Text("What runs where" if kind == "problems" else "Sources", style="bold underline")
+    return Group(table, title, below)
 
 
-def chips_table(chips: Sequence[Chip]) -> Table:
-    """Memory, peak rates and links of chips."""
-    made = _table("chip", ">GiB", ">bf16 TFLOP/s", ">memory GB/s", ">link GB/s", ">a node", "source")
-    for chip in chips:
-        made.add_row(
-            chip.id,
-            f"{chip.memory_gib:g}",
-            "-" if chip.bf16_tflop_per_s is None else f"{chip.bf16_tflop_per_s:g}",
-            f"{chip.memory_bandwidth_gb_per_s:g}",
-            f"{chip.intra_node_bandwidth_gb_per_s:g}",
-            str(chip.chips_per_node),
-            f"{chip.confidence}: {chip.source}",
-        )
-    return made
+def _chip_facts(chip: Chip) -> list[str]:
+    return [
+        f"{chip.memory_gib:g}",
+        "-" if chip.bf16_tflop_per_s is None else f"{chip.bf16_tflop_per_s:g}",
+        "-" if chip.fp8_tflop_per_s is None else f"{chip.fp8_tflop_per_s:g}",
+        f"{chip.memory_bandwidth_gb_per_s:g}",
+        f"{chip.intra_node_bandwidth_gb_per_s:g}",
+        str(chip.chips_per_node),
+    ]
 
 
-def models_table(models: Sequence[ModelSpec]) -> Table:
-    """Size and shape of models."""
+def _chip_details(chip: Chip) -> str:
+    return f"{chip.confidence}: {chip.source}"
+
+
+def _model_facts(model: ModelSpec) -> list[str]:
     from planner.cost.parameters import total_parameters
 
-    made = _table("model", ">parameters", ">layers", ">hidden", ">heads", "kind", "source")
-    for model in models:
-        heads = str(model.num_attention_heads)
-        if model.mla is None and model.num_query_groups != model.num_attention_heads:
-            heads += f"/{model.num_query_groups}"
-        made.add_row(
-            model.id,
-            words.count(total_parameters(model)),
-            str(model.num_layers),
-            str(model.hidden_size),
-            heads,
-            _kind(model),
-            model.source,
-        )
-    return made
+    heads = str(model.num_attention_heads)
+    if model.mla is None and model.num_query_groups != model.num_attention_heads:
+        heads += f"/{model.num_query_groups}"
+    return [
+        f"{total_parameters(model) / BILLION:,.1f}",
+        str(model.num_layers),
+        str(model.hidden_size),
+        heads,
+        _kind_of(model),
+    ]
 
 
-def _kind(model: ModelSpec) -> str:
-    """Dense or what makes it special: `MoE 8 of 256, MLA`."""
+def _kind_of(model: ModelSpec) -> str:
+    """Dense, or what makes it special: `MoE 8 of 256, MLA`."""
     parts = []
     if model.hybrid is not None:
         parts.append("hybrid")
@@ -111,68 +89,98 @@ def _kind(model: ModelSpec) -> str:
     return ", ".join(parts) or "dense"
 
 
-def clusters_table(clusters: Sequence[Cluster]) -> Table:
-    """Nodes and network of clusters."""
-    made = _table("cluster", ">chips", "nodes", "network", "source")
-    for cluster in clusters:
-        networks = [f"{c.nics_per_node} x {c.nic_gbit_per_s:g} Gbit/s {c.transport}" for c in cluster.classes]
-        made.add_row(
-            cluster.id,
-            f"{cluster.num_chips:,}",
-            words.nodes_of(cluster),
-            " + ".join(dict.fromkeys(networks)),
-            f"{cluster.basis}: {cluster.source}" if cluster.source else cluster.basis,
-        )
-    return made
+def _cluster_facts(cluster: Cluster) -> list[str]:
+    return [f"{cluster.num_chips:,}", f"{cluster.num_nodes:,}", str(len(cluster.classes)), cluster.basis]
 
 
-def problems_table(problems: Sequence[Problem]) -> Table:
-    """Model, cluster and batch of problems."""
-    made = _table("problem", "model", ">chips", "nodes", ">sequence", ">batch", "precision", "target")
-    for problem in problems:
-        made.add_row(
-            problem.name,
-            problem.model.id,
-            f"{problem.cluster.num_chips:,}",
-            words.nodes_of(problem.cluster),
-            f"{problem.workload.seq_length:,}",
-            f"{problem.workload.global_batch_size:,}",
-            problem.workload.precision,
-            problem.target,
-        )
-    return made
+def _cluster_details(cluster: Cluster) -> str:
+    networks = dict.fromkeys(
+        f"{c.nics_per_node} x {c.nic_gbit_per_s:g} Gbit/s {c.transport}" for c in cluster.classes
+    )
+    return f"{words.nodes_of(cluster)}; {' + '.join(networks)} a node; {cluster.source or 'no source given'}"
 
 
-def stacks_table(stacks: Sequence[SoftwareStack]) -> Table:
-    """Overlaps and overheads of software stacks."""
-    made = _table("stack", "overlaps", ">context GiB", ">host floor ms", "source")
-    for stack in stacks:
-        overlaps = [
-            f"TP {100 * stack.tp_overlap_fraction:.0f}%" if stack.tp_overlap_fraction else "",
-            "DP" if stack.dp_overlap else "",
-            "PP" if stack.p2p_overlap else "",
-        ]
-        made.add_row(
-            stack.id,
-            ", ".join(filter(None, overlaps)) or "none",
-            f"{stack.context_gib:g}",
-            f"{stack.host_layer_floor_ms:g}",
-            stack.source,
-        )
-    return made
+def _problem_facts(problem: Problem) -> list[str]:
+    work = problem.workload
+    return [
+        f"{problem.cluster.num_chips:,}",
+        f"{work.seq_length:,}",
+        f"{work.global_batch_size:,}",
+        work.precision,
+    ]
 
 
-def targets_table() -> Table:
-    """What each launcher can express."""
-    made = _table("target", "supported", "can express", "cannot", "source")
-    for target in TARGETS:
-        made.add_row(
-            target["id"],
-            "yes" if target["supported"] else "not yet",
-            target["can"],
-            target["cannot"],
-            target["source"],
-        )
+def _problem_details(problem: Problem) -> str:
+    return f"{problem.model.id} on {words.nodes_of(problem.cluster)}, for {problem.target}"
+
+
+def _stack_facts(stack: SoftwareStack) -> list[str]:
+    overlaps = [
+        f"TP {100 * stack.tp_overlap_fraction:.0f}%" if stack.tp_overlap_fraction else "",
+        "DP" if stack.dp_overlap else "",
+        "PP" if stack.p2p_overlap else "",
+    ]
+    return [
+        ", ".join(filter(None, overlaps)) or "none",
+        f"{stack.context_gib:g}",
+        f"{stack.host_layer_floor_ms:g}",
+    ]
+
+
+def _source(record: ModelSpec | SoftwareStack) -> str:
+    return record.source or "no source given"
+
+
+_Words = Callable[[Any], str]
+_KINDS: dict[str, tuple[tuple[str, ...], Callable[[Any], list[str]], _Words]] = {
+    "chips": (
+        (
+            "chip",
+            ">memory\nGiB",
+            ">bf16\nTFLOP/s",
+            ">fp8\nTFLOP/s",
+            ">memory\nGB/s",
+            ">link\nGB/s",
+            ">a node",
+        ),
+        _chip_facts,
+        _chip_details,
+    ),
+    "models": (
+        ("model", ">billion\nparameters", ">layers", ">hidden", ">heads", "kind"),
+        _model_facts,
+        _source,
+    ),
+    "clusters": (
+        ("cluster", ">chips", ">nodes", ">classes", "figures are"),
+        _cluster_facts,
+        _cluster_details,
+    ),
+    "problems": (
+        ("problem", ">chips", ">sequence", ">batch", "format"),
+        _problem_facts,
+        _problem_details,
+    ),
+    "stacks": (
+        ("stack", "overlaps", ">context\nGiB", ">host floor\nms a layer"),
+        _stack_facts,
+        _source,
+    ),
+}
+"""Headings, facts of a record, and what stands below the table."""
+
+
+def target_records(supported: Sequence[str]) -> list[dict[str, Any]]:
+    """What each launcher can express, and whether plans can be made for it yet."""
+    return [{**asdict(target), "supported": target.name in supported} for target in TARGETS.values()]
+
+
+def targets_table(records: Sequence[dict[str, Any]]) -> Table:
+    """What each launcher can express, a column a launcher."""
+    made = _table("", *(record["name"] for record in records))
+    made.add_row("plans", *("yes" if record["supported"] else "not yet" for record in records))
+    for feature, heading in _FEATURES.items():
+        made.add_row(heading, *("yes" if record[feature] else "-" for record in records))
     return made
 
 
@@ -180,10 +188,9 @@ def _table(*headings: str) -> Table:
     """An empty table; a heading that begins with > is of a column of numbers."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
-        numbers = heading.startswith(">")
         made.add_column(
             heading.removeprefix(">"),
-            justify="right" if numbers else "left",
+            justify="right" if heading.startswith(">") else "left",
             no_wrap=i == 0,
             overflow="fold",
         )

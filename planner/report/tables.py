@@ -47,10 +47,10 @@ def problem_grid(problem: Problem) -> Table:
     grid.add_row(
         "model", f"{model.id}: {words.count(total_parameters(model))} parameters, {model.num_layers} layers"
     )
-    grid.add_row(
-        "cluster",
-        f"{problem.cluster.id}: {words.nodes_of(problem.cluster)} = {problem.cluster.num_chips:,} chips",
-    )
+    cluster = problem.cluster
+    # A cluster given as nodes in short form bears that form as its id; it would be said twice.
+    name = "" if " " in cluster.id else f"{cluster.id}: "
+    grid.add_row("cluster", f"{name}{words.nodes_of(cluster)} = {cluster.num_chips:,} chips")
     grid.add_row(
         "batch",
         f"{work.global_batch_size:,} sequences of {work.seq_length:,} tokens "
@@ -66,6 +66,8 @@ def decision_grid(problem: Problem, plan: Plan) -> Table:
     used = f"{plan.world_size:,} of {problem.cluster.num_chips:,} chips"
     grid.add_row("degrees", f"{words.degrees_of(plan)} = {used}")
     grid.add_row("", _spelled_out(plan))
+    if idle := words.idle_chips(problem, plan):
+        grid.add_row("left idle", idle)
     grid.add_row(
         "micro-batch",
         f"{plan.microbatch_size} {'sequence' if plan.microbatch_size == 1 else 'sequences'}, "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from planner.data.cluster import Cluster
 from planner.data.plan import Plan, Stage
+from planner.data.problem import Problem
 from planner.units import BILLION, MS
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)(\D*)$")
@@ -60,6 +61,16 @@ def nodes_of(cluster: Cluster) -> str:
         f"{c.num_nodes} {'node' if c.num_nodes == 1 else 'nodes'} of {c.chips_per_node} {c.chip}"
         for c in cluster.classes
     )
+
+
+def idle_chips(problem: Problem, plan: Plan) -> str:
+    """Chips that a plan does not use, by node class: `16 x a100-sxm-80gb`; empty where it uses all."""
+    used: dict[str, int] = {}
+    for stage in plan.stages:
+        size = stage.tensor_parallel * plan.context_parallel * stage.data_parallel
+        used[stage.node_class] = used.get(stage.node_class, 0) + size
+    left = [(c.num_chips - used.get(c.name, 0), c.chip) for c in problem.cluster.classes]
+    return ", ".join(f"{number:,} x {chip}" for number, chip in left if number > 0)
 
 
 def milliseconds(seconds: float) -> str:
