@@ -92,7 +92,7 @@ def block_on_sends(
     if p2p_overlap:
         return forward_s, backward_s, hops_s
     leaving_s = np.repeat(hops_s[:, None], forward_s.shape[1], axis=1)
-    returning_s = np.roll(leaving_s, 1, axis=0)
+    returning_s = np.concatenate([leaving_s[-1:], leaving_s[:-1]])
     # Nothing follows the forward of the last chunk, nor the backward of the first.
     leaving_s[-1, -1] = returning_s[0, 0] = 0.0
     return forward_s + leaving_s, backward_s + returning_s, np.zeros_like(hops_s)

@@ -6,8 +6,10 @@ prices into a stage.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,10 +30,19 @@ class StageContent:
     recompute: str
     recompute_layers: int
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[int, ...]:
         """Layer kinds of all chunks."""
         return tuple(k for chunk in self.chunks for k in chunk)
+
+    @cached_property
+    def count_of_kind(self) -> Counter[int]:
+        """Layers of each kind in all chunks."""
+        return Counter(self.kinds)
+
+    def recomputed(self, chunk: tuple[int, ...]) -> Counter[int]:
+        """Layers of each kind that one of its chunks recomputes in full."""
+        return Counter(chunk[: self.recompute_layers] if self.recompute == "full" else ())
 
     @property
     def recomputed_kinds(self) -> tuple[int, ...]:
@@ -50,13 +61,13 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
     forward = np.zeros((len(content.chunks), len(PARTS)))
     backward = np.zeros_like(forward)
     for v, chunk in enumerate(content.chunks):
-        for i, kind in enumerate(chunk):
-            forward[v] += prices.layer_forward_s[c, kind, n]
-            backward[v] += prices.layer_backward_s[c, kind, n]
+        for kind, count in Counter(chunk).items():
+            forward[v] += count * prices.layer_forward_s[c, kind, n]
+            backward[v] += count * prices.layer_backward_s[c, kind, n]
             if content.recompute == "selective":
-                backward[v] += prices.layer_selective_s[c, kind, n]
-            elif content.recompute == "full" and i < content.recompute_layers:
-                backward[v] += prices.layer_full_s[c, kind, n]
+                backward[v] += count * prices.layer_selective_s[c, kind, n]
+        for kind, count in content.recomputed(chunk).items():
+            backward[v] += count * prices.layer_full_s[c, kind, n]
     if content.has_embedding:
         forward[0] += prices.embedding_forward_s[c, n]
         backward[0] += prices.embedding_backward_s[c, n]
@@ -71,7 +82,7 @@ def _once(
 ) -> float:
     """Sum of a once-a-step price over the pieces of a stage [s]."""
     c, n = choice, content.node_class
-    total = float(sum(layer[c, kind, n] for kind in content.kinds))
+    total = float(sum(count * layer[c, kind, n] for kind, count in content.count_of_kind.items()))
     if content.has_embedding:
         total += float(embedding[c, n])
     if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
@@ -122,30 +133,31 @@ def memory_bytes(
         Stages of the pipeline: receive buffers exist where there are several.
     """
     c = choice
-    states = sum((prices.layer_state_bytes[c, k] for k in content.kinds), np.zeros(len(STATES)))
+    states = np.zeros(len(STATES))
+    for kind, count in content.count_of_kind.items():
+        states = states + count * prices.layer_state_bytes[c, kind]
     if content.has_embedding:
         states = states + prices.embedding_state_bytes[c]
     if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
         states = states + prices.head_state_bytes[c]
     activations = 0.0
     for v, chunk in enumerate(content.chunks):
-        for i, kind in enumerate(chunk):
-            if content.recompute == "selective":
-                kept = prices.layer_activation_selective_bytes[c, kind]
-            elif content.recompute == "full" and i < content.recompute_layers:
-                kept = prices.layer_activation_full_bytes[c, kind]
-            else:
-                kept = prices.layer_activation_bytes[c, kind]
-            activations += in_flight[v] * float(kept)
+        selective = content.recompute == "selective"
+        kept = prices.layer_activation_selective_bytes if selective else prices.layer_activation_bytes
+        recomputed = content.recomputed(chunk)
+        for kind, count in Counter(chunk).items():
+            in_full = recomputed[kind]
+            size = (count - in_full) * kept[c, kind] + in_full * prices.layer_activation_full_bytes[c, kind]
+            activations += in_flight[v] * float(size)
     if content.has_embedding:
         activations += in_flight[0] * float(prices.embedding_activation_bytes[c])
     if content.has_head:
         activations += in_flight[-1] * float(prices.head_activation_bytes[c])
-    working = max((float(prices.layer_working_bytes[c, k]) for k in content.kinds), default=0.0)
+    working = max((float(prices.layer_working_bytes[c, k]) for k in content.count_of_kind), default=0.0)
     recompute_peak = max(
         (
             float(prices.layer_recompute_peak_bytes[c, k] + prices.layer_working_bytes[c, k])
-            for k in content.recomputed_kinds
+            for k in dict.fromkeys(content.recomputed_kinds)
         ),
         default=0.0,
     )

@@ -50,9 +50,9 @@ class _Waves:
     duration: NDArray[np.intp]
     """Which entry of (0, all forwards, all backwards) the piece takes; 0 where the stage idles."""
     producer: NDArray[np.intp]
-    """Where the end of its producer stands: row (wave + 1) x stages + stage of the ends."""
+    """Where the end of its producer stands among the ends; in the row of time zero where it has none."""
     hop: NDArray[np.intp]
-    """Which entry of (-inf, hops) its input waits for; 0 where it needs no other stage."""
+    """Which entry of (0, hops) its input travels; 0 where it comes from no other stage."""
     wave_of: NDArray[np.intp]
     """[backward?, stage, chunk, microbatch] wave in which the piece runs."""
 
@@ -151,7 +151,7 @@ def _run(waves: _Waves, forward_s: Floats, backward_s: Floats, send_s: Floats) -
     duration_s = np.concatenate([nothing, forward_s.reshape(pieces), backward_s.reshape(pieces)])[
         waves.duration
     ]
-    delay_s = np.concatenate([nothing - np.inf, send_s])[waves.hop]
+    delay_s = np.concatenate([nothing, send_s])[waves.hop]
     start = np.empty((num_waves, num_stages, num_candidates))
     end = np.zeros((num_waves + 1, num_stages, num_candidates))
     flat = end.reshape(-1, num_candidates)
@@ -177,6 +177,8 @@ def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_micr
         [candidate, stage] hop from the stage to the next; the last entry leads back to the first [s].
     """
     p, v = forward_s.shape[1:]
+    if p == v == 1:  # one stage is never idle
+        return num_microbatches * (forward_s + backward_s)[:, :, 0]
     _, end = _run(
         _waves(p, num_microbatches, v),
         np.moveaxis(forward_s, 0, -1),
