@@ -28,9 +28,6 @@ NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "amp-deepspeed")
 FULL_SHARDING = ("zero3", "fsdp")
 """Modes that also shard the parameters; the cost model has no price for their gathering by layer."""
 
-MEMORY_KINDS = ("allocated", "reserved", "device")
-"""What a measured memory figure can count."""
-
 
 @dataclass(frozen=True)
 class Candidate:

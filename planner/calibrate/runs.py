@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,7 +24,7 @@ MAX_FILE_BYTES = 512 * MIB
 class Read(BaseModel):
     """A frozen record of someone else's file: unknown keys are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class RunGroup(Read):
@@ -210,7 +211,7 @@ class Run(Read):
     """How it was laid out."""
     measured: Measured
     """What was measured."""
-    memory_kind: str | None = None
+    memory_kind: Literal["allocated", "reserved", "device"] | None = None
     """What the memory figure counts: allocated, reserved, device; null where the source does not say."""
     notes: str | None = None
     """What else the source says."""

@@ -1,0 +1,338 @@
+"""The reading rules of measured runs, one test each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.calibrate.convert import Candidate, convert
+from planner.calibrate.layouts import layers_of_chunks
+from planner.calibrate.patterns import SkipRun
+from planner.calibrate.stacks import stack_id, stack_of
+from tests.planner.calibrate.rows import MOE, run
+
+
+def converted(**changes: Any) -> Candidate:
+    return convert(run(**changes))
+
+
+def reason(**changes: Any) -> str:
+    with pytest.raises(SkipRun) as skip:
+        converted(**changes)
+    return skip.value.reason
+
+
+def test_plain_run_becomes_its_problem_and_plan() -> None:
+    candidate = converted()
+    problem, (plan,) = candidate.problem, candidate.plans
+    assert problem.cluster.num_chips == 16
+    assert (problem.workload.seq_length, problem.workload.global_batch_size) == (8192, 64)
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (2, 4, 2)
+    assert plan.num_microbatches == 32  # 64 sequences / (1 a micro-batch x 2 replicas)
+    assert [stage.layers for stage in plan.stages] == [(0, 7), (8, 15), (16, 23), (24, 31)]
+    # Stages of 4 chips, two on a node of 8.
+    assert [stage.hosts for stage in plan.stages] == [("node000",)] * 2 + [("node001",)] * 2
+    assert candidate.stack == "nemo"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"measured": {"failed": True}}, "failed"),
+        ({"measured": {}}, "nothing measured"),
+        ({"plan__dp_mode": "fsdp"}, "full sharding not modelled"),
+        ({"plan__dp_mode": "zero3"}, "full sharding not modelled"),
+        ({"plan__microbatch_size": None}, "microbatch_size"),
+        ({"workload__global_batch_size": None}, "global_batch_size"),
+        ({"plan__expert_parallel": 4}, "model shape: experts unknown"),
+        ({"model__vocab_size": None, "model__name": "Yi 34B"}, "vocab"),
+        (
+            {"model__ffn_hidden_size": None, "model__name": "Yi 34B"},
+            "model shape: feed-forward width unknown",
+        ),
+        ({"model__num_query_groups": 7}, "model shape: impossible sizes"),
+        ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
+        ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),
+        ({"plan__pipeline_parallel": 8}, "layout: needs more chips than the run had"),
+        ({"cluster__groups": [{"chip": "abacus", "num_chips": 16}]}, "chip unknown: abacus"),
+    ],
+)
+def test_run_that_cannot_be_scored_says_why(changes: dict[str, Any], why: str) -> None:
+    assert reason(**changes) == why
+
+
+def test_missing_vocabulary_is_that_of_the_named_model() -> None:
+    candidate = converted(model__name="MLPerf Llama3.1-8B", model__vocab_size=None)
+    assert candidate.problem.model.vocab_size == 128256
+    assert "vocabulary of the named model: 128256" in candidate.assumptions
+
+
+def test_missing_precision_is_bf16_where_the_chip_has_it_else_fp16() -> None:
+    assert converted(workload__precision=None).problem.workload.precision == "bf16"
+    old = {"groups": [{"chip": "v100-sxm-16gb", "num_chips": 16, "chips_per_node": 8}]}
+    assert converted(workload__precision=None, cluster=old).problem.workload.precision == "fp16"
+
+
+def test_missing_degrees_read_as_one_and_data_parallel_from_the_chips() -> None:
+    (plan,) = converted(
+        plan__context_parallel=None,
+        plan__virtual_stages=None,
+        plan__expert_parallel=None,
+        plan__data_parallel=None,
+    ).plans
+    assert (plan.context_parallel, plan.virtual_stages, plan.expert_parallel, plan.data_parallel) == (
+        1,
+        1,
+        1,
+        2,
+    )
+
+
+def test_missing_expert_tensor_parallel_is_tensor_parallel() -> None:
+    (plan,) = converted(model__moe=MOE, plan__expert_parallel=2).plans
+    assert plan.expert_tensor_parallel == 2
+    (plan,) = converted(model__moe=MOE, plan__expert_parallel=2, plan__expert_tensor_parallel=1).plans
+    assert plan.expert_tensor_parallel == 1
+
+
+def test_missing_recompute_gives_every_setting_but_none_on_megatron_deepspeed() -> None:
+    plans = converted(plan__recompute=None).plans
+    assert [plan.stages[0].recompute for plan in plans] == ["none", "selective", "full"]
+    assert plans[2].stages[0].recompute_layers == 8
+    candidate = converted(plan__recompute=None, software="Megatron-DeepSpeed")
+    assert [plan.stages[0].recompute for plan in candidate.plans] == ["none"]
+    assert "nothing recomputed" in candidate.assumptions
+
+
+def test_latent_attention_and_prediction_layers_come_from_the_named_model() -> None:
+    moe = {
+        "num_experts": 256,
+        "top_k": 8,
+        "ffn_hidden_size": 2048,
+        "shared_ffn_hidden_size": 2048,
+        "first_dense_layers": 3,
+    }
+    shape = {
+        "name": "DeepSeek-V3",
+        "num_layers": 61,
+        "hidden_size": 7168,
+        "ffn_hidden_size": 18432,
+        "num_attention_heads": 128,
+        "num_query_groups": 128,
+        "head_dim": 192,
+        "vocab_size": 129280,
+        "moe": moe,
+    }
+    model = converted(model=shape).problem.model
+    assert model.mla is not None and model.mla.kv_lora_rank == 512
+    assert model.mtp_num_layers == 1
+    assert model.moe is not None and model.moe.router_bias
+    assert converted(model=shape, notes="w/o MTP; MLA").problem.model.mtp_num_layers == 0
+    slice_of_it = {**shape, "name": "DeepSeek-V3 slice 4L", "num_layers": 4}
+    model = converted(model=slice_of_it, plan__pipeline_parallel=2, plan__data_parallel=4).problem.model
+    assert (model.num_layers, model.mtp_num_layers) == (4, 0)
+
+
+def test_every_second_layer_with_experts_is_read() -> None:
+    model = converted(model__moe={**MOE, "moe_layer_freq": 2}).problem.model
+    assert model.kind_of_layer[:4] == ("dense", "moe", "dense", "moe")
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks", "expected"),
+    [
+        (32, 4, (8, 8, 8, 8)),
+        (94, 8, (11, *[12] * 6, 11)),  # 96 places, embedding and loss take one each
+        (126, 64, (1, *[2] * 62, 1)),
+        (61, 16, (*[4] * 15, 1)),  # published layout Et*4|(t*4|)*14tmL
+        (61, 8, (*[8] * 7, 5)),
+    ],
+)
+def test_layers_that_do_not_divide_are_split_as_published(
+    layers: int, chunks: int, expected: tuple[int, ...]
+) -> None:
+    split, assumption = layers_of_chunks(layers, chunks)
+    assert split == expected
+    assert (assumption is None) == (layers % chunks == 0)
+
+
+def test_virtual_stages_interleave_the_layers() -> None:
+    (plan,) = converted(plan__virtual_stages=2).plans
+    assert plan.stages[1].layers == ((4, 7), (20, 23))
+
+
+def test_uneven_stages_are_taken_as_stated_even_empty_ones() -> None:
+    counts = [0, 12, 12, 8]
+    stages = [{"num_layers": n, "embedding": i == 0, "head": i == 3} for i, n in enumerate(counts)]
+    (plan,) = converted(plan__stages=stages).plans
+    assert [stage.num_layers for stage in plan.stages] == counts
+    assert reason(plan__stages=stages[:3]) == "layout: stages do not match the pipeline degree"
+    stages[0]["num_layers"] = 1
+    assert reason(plan__stages=stages) == "layout: stages do not add up to the layers"
+
+
+MIXED = {
+    "groups": [
+        {
+            "chip": "v100-sxm-16gb",
+            "num_chips": 4,
+            "chips_per_node": 4,
+            "inter_node_gbit_per_s": 10,
+            "intra_node_gbit_per_s": 170,
+        },
+        {
+            "chip": "t4-16gb",
+            "num_chips": 4,
+            "chips_per_node": 4,
+            "inter_node_gbit_per_s": 50,
+            "intra_node_gbit_per_s": 50,
+        },
+    ]
+}
+
+
+def mixed_stages(first: str, second: str) -> list[dict[str, Any]]:
+    def devices(chips: str, node: int) -> list[dict[str, Any]]:
+        names = {"v": "v100-sxm-16gb", "t": "t4-16gb"}
+        return [{"node": node if c == chips[0] else 1 - node, "chip": names[c]} for c in chips]
+
+    return [
+        {"num_layers": 20, "tensor_parallel": 2, "embedding": True, "devices": devices(first, 0)},
+        {"num_layers": 12, "tensor_parallel": 2, "head": True, "devices": devices(second, 1)},
+    ]
+
+
+def test_mixed_run_puts_each_stage_on_its_chip() -> None:
+    candidate = converted(
+        cluster=MIXED,
+        workload__precision="fp16",
+        plan__pipeline_parallel=2,
+        plan__stages=mixed_stages("vvvv", "tttt"),
+    )
+    assert [stage.chip for stage in candidate.plans[0].stages] == ["v100-sxm-16gb", "t4-16gb"]
+    volta, turing = candidate.problem.cluster.classes
+    assert (volta.nics_per_node, volta.nic_gbit_per_s, volta.transport) == (1, 10, "tcp")
+    assert turing.intra_node_bandwidth_gb_per_s == 6.25
+
+
+def test_stage_of_two_chips_is_skipped() -> None:
+    why = reason(cluster=MIXED, plan__pipeline_parallel=2, plan__stages=mixed_stages("vvvv", "ttvv"))
+    assert why == "a stage mixes chips"
+
+
+def test_replicas_of_a_mixed_run_give_its_tensor_parallel_degree() -> None:
+    stages = [
+        {"num_layers": 20, "embedding": True, "replicas": [{"chip": "v100-sxm-16gb", "tensor_parallel": 4}]},
+        {"num_layers": 12, "head": True, "replicas": [{"chip": "t4-16gb", "tensor_parallel": 4}]},
+    ]
+    (plan,) = converted(
+        cluster=MIXED,
+        workload__precision="fp16",
+        plan__tensor_parallel=None,
+        plan__data_parallel=1,
+        plan__pipeline_parallel=2,
+        plan__stages=stages,
+    ).plans
+    assert plan.tensor_parallel == 4
+    stages[1]["replicas"][0]["tensor_parallel"] = 2
+    why = reason(
+        cluster=MIXED,
+        plan__tensor_parallel=None,
+        plan__data_parallel=1,
+        plan__pipeline_parallel=2,
+        plan__stages=stages,
+    )
+    assert why == "tensor_parallel"
+
+
+def test_shard_of_one_rank_is_a_smaller_model_on_one_chip() -> None:
+    alone = {"groups": [{"chip": "h100-sxm-80gb", "num_chips": 1, "chips_per_node": 1}]}
+    one_rank = {
+        "cluster": alone,
+        "plan__pipeline_parallel": 1,
+        "plan__data_parallel": 1,
+        "plan__tensor_parallel": 4,
+        "plan__shard_of_one_rank_only": True,
+    }
+    candidate = converted(**one_rank)
+    model, (plan,) = candidate.problem.model, candidate.plans
+    assert (model.num_attention_heads, model.num_query_groups, model.ffn_hidden_size) == (8, 2, 3584)
+    assert (model.hidden_size, model.vocab_size, plan.tensor_parallel) == (4096, 128256, 1)
+    assert candidate.without_collectives
+
+
+def test_experts_of_one_rank_are_a_share_of_an_expert_parallel_job() -> None:
+    alone = {"groups": [{"chip": "h100-sxm-80gb", "num_chips": 1, "chips_per_node": 1}]}
+    candidate = converted(
+        cluster=alone,
+        model__moe={**MOE, "local_experts": 1},
+        plan__tensor_parallel=1,
+        plan__pipeline_parallel=1,
+        plan__data_parallel=1,
+        plan__expert_parallel=8,
+        plan__shard_of_one_rank_only=True,
+    )
+    (plan,) = candidate.plans
+    assert (plan.expert_parallel, plan.data_parallel, plan.num_microbatches) == (8, 8, 64)
+    assert candidate.without_collectives
+
+
+def test_optimizer_shared_by_one_replica_is_not_sharded() -> None:
+    assert converted(plan__optimizer_shard_size=1).plans[0].dp_mode == "ddp"
+    group = converted(plan__data_parallel=4, plan__pipeline_parallel=2, plan__optimizer_shard_size=2)
+    assert group.plans[0].dp_mode == "distopt"
+    assert any("2 of 4 replicas" in assumption for assumption in group.assumptions)
+
+
+def test_nodes_with_fewer_chips_than_usual_and_network_in_words() -> None:
+    few = {"groups": [{"chip": "a100-sxm-80gb", "num_chips": 4, "chips_per_node": 8}]}
+    cluster = converted(cluster=few, plan__pipeline_parallel=2, plan__data_parallel=1).problem.cluster
+    assert (cluster.classes[0].num_nodes, cluster.classes[0].chips_per_node) == (1, 4)
+    words = converted(notes="A100-SXM4-80G, 4x100Gb RoCE; more").problem.cluster.classes[0]
+    assert (words.nics_per_node, words.nic_gbit_per_s, words.transport) == (4, 100, "rdma")
+    usual = converted().problem.cluster.classes[0]
+    assert (usual.nics_per_node, usual.nic_gbit_per_s) == (8, 400)
+
+
+def test_nvl72_nodes_are_joined_to_one_domain() -> None:
+    racks = {"groups": [{"chip": "gb200-186gb", "num_chips": 256, "chips_per_node": 4}]}
+    cluster = converted(cluster=racks, plan__data_parallel=32).problem.cluster
+    assert (cluster.classes[0].num_nodes, cluster.classes[0].chips_per_node) == (4, 64)
+
+
+@pytest.mark.parametrize(
+    ("software", "source", "stack"),
+    [
+        ("NeMo 24.07+vboost", "nemo-docs", "nemo"),
+        ("Megatron-DeepSpeed", "vtrain-single", "megatron-deepspeed"),
+        ("Megatron-DeepSpeed 1F1B", "amp-hetero", "amp-deepspeed"),
+        ("Megatron-LM (Selene)", "korthikanti22", "megatron-2022"),
+        ("Megatron-LM 23e00ed (TE 2.11, torch 2.10, CUDA 13.1)", "simumax-b200", "megatron-core"),
+        ("PyTorch NVIDIA Release 25.09", "mlperf-training", "mlperf-nemo"),
+        ("PyTorch, ROCm 7.0.1", "mlperf-training", "mlperf-rocm"),
+        ("software of tomorrow", "elsewhere", "megatron-core"),
+    ],
+)
+def test_software_text_names_its_family(software: str, source: str, stack: str) -> None:
+    assert stack_id(run(software=software, source=source)) == stack
+
+
+def test_notes_of_a_run_change_its_software() -> None:
+    quiet = stack_of(run(notes="no comm overlap (TP overlap off); cross-entropy fused (TE)"))
+    assert (quiet.tp_overlap_fraction, quiet.dp_overlap, quiet.p2p_overlap) == (0.0, False, False)
+    assert quiet.fused_cross_entropy
+    assert stack_of(run()).dp_overlap
+
+
+def test_unknown_names_are_read_by_their_feed_forward_width() -> None:
+    wide = converted(model__name="Zebra", model__ffn_hidden_size=16384)
+    assert not wide.problem.model.gated_mlp
+    assert converted(model__name="Zebra").problem.model.gated_mlp
+    assert any("no known family" in assumption for assumption in wide.assumptions)
+
+
+def test_sequence_parallel_unknown_is_off_and_said() -> None:
+    candidate = converted(plan__sequence_parallel=None)
+    assert not candidate.plans[0].sequence_parallel
+    assert "no sequence parallelism" in candidate.assumptions
