@@ -48,6 +48,8 @@ class Chip(Data):
     """Rate of one such adapter [Gbit/s]."""
     chips_per_node: int = Field(ge=1)
     """Chips that a usual node of this chip has."""
+    scale_up_chips: int | None = Field(default=None, ge=1)
+    """Chips that the fast links join where they reach beyond one node (72 in an NVL72 rack)."""
     compute_capability: float | None = None
     """CUDA compute capability, where there is one."""
     device_name_pattern: str | None = None

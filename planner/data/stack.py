@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from planner.data.base import Data
@@ -16,6 +18,16 @@ class SoftwareStack(Data):
     """Whether attention is fused, so that no score matrix is stored."""
     fused_cross_entropy: bool = False
     """Whether the loss avoids extra fp32 copies of the logits."""
+    fused_pointwise: bool = True
+    """Whether norms, activations, rotary positions and biases run as one kernel each."""
+    moe_permute_fusion: bool = True
+    """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
+    gradient_accumulation_fusion: bool = True
+    """Whether weight gradients are added to the fp32 sum inside the matrix product."""
+    dropout: bool = False
+    """Whether dropout is on, which stores a mask of one byte a value."""
+    cp_exchange: Literal["p2p", "a2a"] = "p2p"
+    """How context-parallel ranks attend to all tokens: keys and values around a ring, or heads swapped."""
     tp_overlap_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of tensor-parallel communication hidden behind computation."""
     dp_overlap: bool = True

@@ -1,0 +1,127 @@
+"""Time of one collective by operation, size, ranks and where the ranks are.
+
+Inside a node: measured latencies (NCCL) by ranks and bytes. Across nodes: the ring or tree enters and
+leaves every node once, so the slower of the node's links and of the adapters that the group may use
+sets the rate, and the other overlaps with it but for a tenth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import tables
+from planner.cost.placement import Spread
+from planner.cost.prices import Floats
+from planner.cost.relatives import Relative
+from planner.data.cluster import Transport
+
+WIRE_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Times that (n - 1) / n of the full buffer crosses a rank's link (nccl-tests, doc/PERFORMANCE.md)."""
+
+TRANSPORT_RATE = {"rdma": 1.0, "host_staged": 0.5, "tcp": 0.35}
+"""Share of the adapters' rate that is left: staging copies every byte twice more through host memory (guess
+0.5); one TCP stream and its copies reach about a third of a fast adapter (guess 0.35)."""
+
+TRANSPORT_LATENCY_S = {"rdma": 0.0, "host_staged": 15e-6, "tcp": 30e-6}
+"""Added to each step between nodes [s]; guesses from published ping-pong times."""
+
+LAUNCH_S = 10e-6
+"""Launch and synchronisation of one NCCL kernel across nodes [s]: what small in-node calls take (tables)."""
+
+PHASE_OVERLAP = 0.9
+"""Share of the faster phase (inside, between nodes) that runs behind the slower one."""
+
+P2P_EFFICIENCY = 0.8
+"""Share of the link rate that a single send reaches; constant published by AMD Primus (p2p_bw_eff)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a chip of a class can reach others through."""
+
+    relative: Relative
+    domain_chips: float
+    """Chips that fast links join: those of a node, or of a larger switched fabric."""
+    chips_per_node: float
+    node_bytes_per_s: float
+    """All adapters of a node, one way [bytes/s]."""
+    latency_s: float
+    transport: Transport
+    link_bytes_per_s: float
+    """One chip's link inside the node, one way [bytes/s]."""
+
+    @property
+    def chip_bytes_per_s(self) -> float:
+        """A chip's share of the node's adapters, as its transport leaves it [bytes/s]."""
+        return TRANSPORT_RATE[self.transport] * self.node_bytes_per_s / self.chips_per_node
+
+    @property
+    def step_latency_s(self) -> float:
+        """Latency of one message between nodes [s]."""
+        return self.latency_s + TRANSPORT_LATENCY_S[self.transport]
+
+
+def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Floats:
+    """Time of a collective among the ranks of one node [s]; zero for one rank.
+
+    Parameters
+    ----------
+    size_bytes
+        The full buffer: what each rank holds after a gather, or before a reduction or an exchange.
+    """
+    relative = network.relative
+    table, scale = relative.collective_table, 1.0
+    lookup = op
+    if not tables.collective_table_exists(table, op):
+        # Only all-reduce was measured there: it is a reduce-scatter and a gather.
+        lookup, scale = "all_reduce", 0.5
+    grid, most = tables.collective_grid(table, lookup)
+    n = np.maximum(ranks, 2.0)
+    measured = np.minimum(n, most)
+    latency = scale * grid.latency_s(measured, np.maximum(size_bytes, 1.0))
+    floor = scale * grid.latency_s(measured, np.full_like(latency, 4096.0))
+    wire = ((n - 1) / n) / ((measured - 1) / measured)
+    # Beyond the largest group measured the wire grows by its share, the latency by the steps.
+    latency = floor * (n / measured) + (latency - floor) * relative.link_scale * wire
+    return np.where((ranks > 1) & (size_bytes > 0), np.maximum(latency, 0.0), 0.0)
+
+
+def collective_s(network: Network, op: str, size_bytes: Floats, spread: Spread, sharing: Floats) -> Floats:
+    """Time of a collective of a group over nodes [s].
+
+    Parameters
+    ----------
+    size_bytes
+        The full buffer on a rank [bytes].
+    sharing
+        Groups that use a node's adapters at the same time.
+    """
+    inside = inside_s(network, op, size_bytes, np.minimum(spread.inside, spread.ranks))
+    across = spread.nodes > 1
+    if not np.any(across):
+        return np.where(spread.ranks > 1, inside, 0.0)
+    rate = TRANSPORT_RATE[network.transport] * network.node_bytes_per_s / sharing
+    rate = np.minimum(rate, spread.inside * network.link_bytes_per_s)
+    nodes = np.maximum(spread.nodes, 2.0)
+    passes = WIRE_PASSES[op]
+    if op == "all_to_all":
+        # Each rank sends the share of the other nodes' ranks; a node's ranks send at once.
+        outside = (nodes - 1) / nodes * size_bytes * spread.inside
+        table = "alltoall"
+    else:
+        outside = passes * (nodes - 1) / nodes * size_bytes
+        table = "allreduce_nic"
+    rail_bytes = np.maximum(size_bytes * sharing, 1.0)
+    efficiency = tables.scale_grid(table).latency_s(nodes, rail_bytes)
+    latency = LAUNCH_S + passes * np.ceil(np.log2(nodes)) * network.step_latency_s
+    between = outside / (rate * np.clip(efficiency, 0.01, 1.0)) + latency
+    slower, faster = np.maximum(inside, between), np.minimum(inside, between)
+    hierarchical = slower + (1 - PHASE_OVERLAP) * faster
+    return np.where(spread.ranks > 1, np.where(across, hierarchical, inside), 0.0)
+
+
+def send_s(size_bytes: Floats, rate_bytes_per_s: Floats | float, latency_s: float) -> Floats:
+    """Time of a point-to-point transfer [s]."""
+    return latency_s + size_bytes / (P2P_EFFICIENCY * rate_bytes_per_s)

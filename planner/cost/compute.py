@@ -1,0 +1,140 @@
+"""Time of products, attention and memory-bound operators on one chip.
+
+Products: latency of the isolated kernel interpolated over measured shapes, times what a training loop
+takes over it (relations.csv), never below the time to move the operands. dgrad and wgrad are their own
+shapes. Attention: measured forward by sequence, heads and head width; backward by its measured ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import tables
+from planner.cost.operators import HALF, Matmul, attention_dims
+from planner.cost.prices import Floats
+from planner.cost.relatives import Relative
+from planner.cost.sizes import Sizes
+from planner.data.chip import Precision
+from planner.data.model_spec import ModelSpec
+
+PASSES = ("forward", "dgrad", "wgrad")
+
+QUANTISE_BYTES = {"bf16": 0.0, "fp16": 0.0, "fp8": 4.0, "fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
+"""Bytes moved to cast one 16-bit operand: read 2, write it and its transpose at 1 each (0.75 at 4 bits)."""
+
+ACCUMULATE_BYTES = 2.0 + 4.0 + 4.0
+"""Bytes moved to add one 16-bit weight gradient to its fp32 sum in a kernel of its own."""
+
+
+@dataclass(frozen=True)
+class MatmulTimes:
+    """Latency of products, arrays [product, choice] in seconds; cast of operands included."""
+
+    forward_s: Floats
+    dgrad_s: Floats
+    wgrad_s: Floats
+
+
+def matmul_times(
+    relative: Relative, matmuls: Sequence[Matmul], precision: Precision, accumulation_fusion: bool
+) -> MatmulTimes:
+    """Forward, dgrad and wgrad of several products on one chip."""
+    m = np.array([x.m for x in matmuls])
+    n = np.array([x.n for x in matmuls])
+    k = np.array([x.k for x in matmuls])
+    count = np.array([x.count for x in matmuls])
+    grouped = np.array([x.grouped for x in matmuls])[:, None]
+    weight = np.array([x.has_weight for x in matmuls])[:, None]
+    shapes = [np.array([m, m, n]), np.array([n, k, k]), np.array([k, n, m])]
+    grid = tables.gemm_grid(relative.measured.table, relative.gemm_precision)
+    isolated = grid.latency_s(*shapes) * relative.compute_scale * relative.precision_scale
+    single = np.array([_gemm_factor(relative, name) for name in PASSES])[:, None, None]
+    group = np.array([_grouped_factor(relative, name) for name in PASSES])[:, None, None]
+    latency = isolated * np.where(grouped, group, single)
+    element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
+    rate = relative.memory_bytes_per_s
+    moved = element * (m * k + k * n) + HALF * m * n
+    latency = count * np.maximum(latency, moved / rate)
+    cast = QUANTISE_BYTES[precision] if relative.gemm_precision != "bf16" else 0.0
+    if cast:
+        inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
+        latency = latency + np.array([inputs * weight, gradients * weight, np.zeros_like(inputs)])
+    if not accumulation_fusion:
+        latency[2] += np.where(weight, count * n * k * ACCUMULATE_BYTES / rate, 0.0)
+    return MatmulTimes(latency[0], latency[1], latency[2])
+
+
+def _gemm_factor(relative: Relative, name: str) -> float:
+    """Latency in a training loop over the isolated kernel's.
+
+    Where wgrad was timed with a 16-bit output, its sum in fp32 costs what both outputs differ by on B200.
+    """
+    training = relative.measured.training
+    factor = tables.relation(training, "gemm", name)
+    if name == "wgrad" and training in ("h100_sxm", "h200_sxm"):
+        factor *= tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
+    return factor
+
+
+def _grouped_factor(relative: Relative, name: str) -> float:
+    """The same for grouped products over as many single ones."""
+    training = relative.measured.training
+    return tables.relation("h100_sxm" if training == "h200_sxm" else training, "grouped_gemm", name)
+
+
+def attention_times(
+    relative: Relative, model: ModelSpec, sizes: Sizes, cp_exchange: str
+) -> tuple[Floats, Floats]:
+    """Forward and backward of fused causal attention of one layer, arrays [choice] in seconds.
+
+    With context parallelism over a ring, a rank works on c blocks of its own length, each with the work
+    of a causal block of that length; with exchanged heads it works on the whole sequence with 1/c heads.
+    """
+    s = sizes
+    query_dim, value_dim = attention_dims(model)
+    head_dim = (query_dim + value_dim) / 2
+    heads = s.microbatch_size * model.num_attention_heads / s.tp
+    if cp_exchange == "a2a":
+        seq, heads, blocks = s.seq_length * s.ones, heads / s.cp, s.ones
+    else:
+        seq, blocks = s.seq_length / s.cp, s.cp
+    forward = blocks * _attention_s(relative, seq, np.maximum(heads, 1.0), head_dim)
+    forward = forward * visible_fraction(model, s.seq_length)
+    training = relative.measured.training
+    forward = forward * tables.relation(training, "attention", "forward") * relative.compute_scale
+    return forward, forward * tables.relation(training, "attention", "backward_over_forward")
+
+
+def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float) -> Floats:
+    """Isolated forward, interpolated between the measured head widths; beyond them proportional."""
+    table = relative.measured.table
+    dims = tables.attention_head_dims(table)
+    if head_dim <= dims[0] or head_dim >= dims[-1]:
+        nearest = dims[0] if head_dim <= dims[0] else dims[-1]
+        return tables.attention_grid(table, nearest).latency_s(seq, heads) * (head_dim / nearest)
+    above = next(d for d in dims if d >= head_dim)
+    below = max(d for d in dims if d <= head_dim)
+    low = tables.attention_grid(table, below).latency_s(seq, heads)
+    if above == below:
+        return low
+    high = tables.attention_grid(table, above).latency_s(seq, heads)
+    weight = np.log(head_dim / below) / np.log(above / below)
+    return low ** (1 - weight) * high**weight
+
+
+def visible_fraction(model: ModelSpec, seq_length: float) -> float:
+    """Share of the causal scores that a layer computes, averaged over local and global layers."""
+    if model.sliding_window is None or model.sliding_window >= seq_length:
+        return 1.0
+    window = float(model.sliding_window)
+    local = (window * seq_length - window * window / 2) / (seq_length * seq_length / 2)
+    share_global = 1.0 / model.global_layer_every if model.global_layer_every > 1 else 0.0
+    return share_global + (1 - share_global) * local
+
+
+def traffic_s(relative: Relative, moved_bytes: Floats) -> Floats:
+    """Time of memory-bound operators [s]."""
+    return moved_bytes / relative.memory_bytes_per_s

@@ -1,0 +1,84 @@
+"""Multilinear interpolation of latencies in the logarithms of their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+class LogGrid:
+    """Latency measured on a rectangular grid of sizes.
+
+    The logarithm of the latency is linear in the logarithm of each size between two neighbours, which is
+    the same as interpolating throughput geometrically; a grid point comes back as it was measured.
+    Outside the grid the latency follows a power of the size.
+
+    Parameters
+    ----------
+    axes
+        Sizes of each axis, ascending.
+    latency_s
+        Latency [axis 0, axis 1, ...] in seconds, NaN where nobody measured.
+    below, above
+        Power of each size below its first and above its last grid point.
+    """
+
+    def __init__(
+        self, axes: Sequence[ArrayLike], latency_s: Floats, below: Sequence[float], above: Sequence[float]
+    ) -> None:
+        self._axes = [np.log(np.asarray(axis, dtype=np.float64)) for axis in axes]
+        values = np.log(np.asarray(latency_s, dtype=np.float64))
+        for axis in range(values.ndim):
+            values = _extend(values, self._axes[axis], axis, above[axis])
+        self._flat = np.ascontiguousarray(values).ravel()
+        self._strides = [int(np.prod(values.shape[i + 1 :])) for i in range(values.ndim)]
+        self._below, self._above = tuple(below), tuple(above)
+
+    def latency_s(self, *sizes: ArrayLike) -> Floats:
+        """Latency at the given sizes [s]; the arguments broadcast, one an axis."""
+        base: NDArray[np.int64] | int = 0
+        weights: list[Floats] = []
+        extra: Floats | float = 0.0
+        for axis, size, below, above, stride in zip(
+            self._axes, sizes, self._below, self._above, self._strides, strict=True
+        ):
+            x = np.log(np.asarray(size, dtype=np.float64))
+            if len(axis) == 1:
+                low = np.zeros(x.shape, dtype=np.int64)
+                weights.append(np.zeros(x.shape))
+                extra = extra + above * np.maximum(x - axis[0], 0) + below * np.minimum(x - axis[0], 0)
+            else:
+                low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
+                inside = np.clip(x, axis[0], axis[-1])
+                weights.append((inside - axis[low]) / (axis[low + 1] - axis[low]))
+                over = x - inside
+                extra = extra + above * np.maximum(over, 0) + below * np.minimum(over, 0)
+            base = base + low * stride
+        return np.exp(self._corners(np.asarray(base), weights) + extra)
+
+    def _corners(self, base: NDArray[np.int64], weights: list[Floats], axis: int = 0) -> Floats:
+        """Interpolate the axes one after the other, from the last."""
+        if axis == len(weights):
+            return self._flat[base]
+        w = weights[axis]
+        low = self._corners(base, weights, axis + 1)
+        if len(self._axes[axis]) == 1:
+            return low
+        high = self._corners(base + self._strides[axis], weights, axis + 1)
+        return low + w * (high - low)
+
+
+def _extend(values: Floats, log_axis: Floats, axis: int, power: float) -> Floats:
+    """Fill holes from the neighbour along an axis, first from below, then from above."""
+    values = np.moveaxis(values, axis, 0).copy()
+    for i in range(1, len(values)):
+        hole = np.isnan(values[i])
+        values[i][hole] = values[i - 1][hole] + power * (log_axis[i] - log_axis[i - 1])
+    for i in range(len(values) - 2, -1, -1):
+        hole = np.isnan(values[i])
+        values[i][hole] = values[i + 1][hole] + power * (log_axis[i] - log_axis[i + 1])
+    return np.moveaxis(values, 0, axis)

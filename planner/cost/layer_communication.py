@@ -1,0 +1,149 @@
+"""Communication of one layer and micro-batch that no computation hides, by the group that causes it.
+
+Counts and sizes are those of Megatron-LM core 0.19 (`collective_counts.py`); here is what remains of
+them beside the products that they overlap with:
+
+- tensor parallel, forward: everything is exposed but for the share that the stack's overlap hides;
+- backward: the gather of the saved input runs behind dgrad, the reduction of the input's gradient
+  behind wgrad (core/tensor_parallel/layers.py); two gathers with sequence parallelism are exposed;
+- context parallel over a ring: the next block's keys and values travel while this block is attended to;
+- expert parallel: exchanges are exposed.
+
+Hidden communication slows the computation that hides it by 13% (Galvatron, arXiv 2211.13878, the
+published overlap coefficient 1.13).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.collectives import Network, collective_s, inside_s, send_s
+from planner.cost.operators import HALF, attention_dims
+from planner.cost.placement import spread_group
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.stack import SoftwareStack
+
+OVERLAP_SLOWDOWN = 0.13
+"""Time that computation loses per second of communication hidden behind it."""
+
+
+@dataclass(frozen=True)
+class TensorCollectives:
+    """One collective of each kind over the full activation A, arrays [choice] in seconds."""
+
+    all_gather_s: Floats
+    reduce_scatter_s: Floats
+    all_reduce_s: Floats
+
+
+def tensor_collectives(network: Network, model: ModelSpec, sizes: Sizes) -> TensorCollectives:
+    """Gather, scatter and reduction of one activation among the tensor-parallel ranks of a node."""
+    activation = sizes.tokens * model.hidden_size * HALF
+    return TensorCollectives(
+        *(
+            inside_s(network, op, activation, sizes.tp)
+            for op in ("all_gather", "reduce_scatter", "all_reduce")
+        )
+    )
+
+
+def exposed_behind(communication_s: Floats, computation_s: Floats) -> Floats:
+    """What is left of communication behind computation, with what the computation loses by it [s]."""
+    hidden = np.minimum(communication_s, computation_s)
+    return communication_s - hidden + OVERLAP_SLOWDOWN * hidden
+
+
+def partly_hidden(communication_s: Floats, fraction: float) -> Floats:
+    """What is left of communication of which the stack hides a fraction [s]."""
+    return communication_s * (1 - fraction + OVERLAP_SLOWDOWN * fraction)
+
+
+def tensor_layer_s(
+    collectives: TensorCollectives,
+    stack: SoftwareStack,
+    sizes: Sizes,
+    blocks: int,
+    dgrad_s: Floats,
+    wgrad_s: Floats,
+) -> tuple[Floats, Floats]:
+    """Forward and backward of the tensor-parallel collectives of a layer [s].
+
+    Parameters
+    ----------
+    blocks
+        Pairs of a column- and a row-parallel product: 2 in a transformer layer, 1 in a half of one.
+    dgrad_s, wgrad_s
+        Time of these passes over all column-parallel products of the layer [s].
+    """
+    c, hidden = collectives, stack.tp_overlap_fraction
+    sp = sizes.sequence_parallel > 0
+    forward = partly_hidden(np.where(sp, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s), hidden)
+    behind_dgrad = exposed_behind(blocks * np.where(sp, c.all_gather_s, 0.0), dgrad_s)
+    behind_wgrad = exposed_behind(blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s), wgrad_s)
+    exposed = partly_hidden(blocks * np.where(sp, c.all_gather_s, 0.0), hidden)
+    return blocks * forward, behind_dgrad + behind_wgrad + exposed
+
+
+def context_layer_s(
+    network: Network,
+    model: ModelSpec,
+    stack: SoftwareStack,
+    sizes: Sizes,
+    attention_forward_s: Floats,
+    attention_backward_s: Floats,
+) -> tuple[Floats, Floats]:
+    """Forward and backward of the context-parallel exchange of one attention [s]."""
+    s = sizes
+    spread = spread_group(s.cp, s.tp, network.domain_chips)
+    query_dim, value_dim = attention_dims(model)
+    heads = model.num_attention_heads / s.tp
+    groups = heads if model.mla is not None else np.maximum(model.num_query_groups / s.tp, 1.0)
+    keys_values = s.tokens * groups * (query_dim + value_dim) * HALF
+    if stack.cp_exchange == "a2a":
+        # Queries, keys, values go out by head and the result comes back; backward the same way round.
+        moved = keys_values + s.tokens * heads * (query_dim + value_dim) * HALF
+        once = collective_s(network, "all_to_all", moved, spread, s.tp)
+        return np.where(s.cp > 1, once, 0.0), np.where(s.cp > 1, once, 0.0)
+    rate = np.where(spread.nodes > 1, network.chip_bytes_per_s, network.link_bytes_per_s)
+    steps = s.cp - 1
+    block_forward, block_backward = attention_forward_s / s.cp, attention_backward_s / s.cp
+    step = send_s(keys_values, rate, network.step_latency_s)
+    forward = steps * exposed_behind(step, block_forward)
+    # Backward sends keys and values and their gradients.
+    backward = steps * exposed_behind(send_s(2 * keys_values, rate, network.step_latency_s), block_backward)
+    return np.where(s.cp > 1, forward, 0.0), np.where(s.cp > 1, backward, 0.0)
+
+
+def expert_layer_s(
+    network: Network, model: ModelSpec, kind: LayerKind, sizes: Sizes
+) -> tuple[Floats, Floats]:
+    """Forward and backward of the exchanges of one mixture-of-experts layer [s].
+
+    Forward: tokens, probabilities, results, and the counts; with expert tensor parallelism two gathers and
+    one reduction more. Backward: three exchanges; one gather and two reductions.
+    """
+    s = sizes
+    if kind != "moe" or model.moe is None:
+        return np.zeros_like(s.tp), np.zeros_like(s.tp)
+    moe = model.moe
+    spread = spread_group(s.ep, s.etp, network.domain_chips)
+    sharing = np.maximum(np.minimum(network.domain_chips, s.stage_chips) / spread.inside, 1.0)
+    rows = s.norm_tokens * moe.top_k
+    tokens = collective_s(network, "all_to_all", rows * model.hidden_size * HALF, spread, sharing)
+    probabilities = collective_s(network, "all_to_all", rows * 4.0, spread, sharing)
+    counts = collective_s(network, "all_gather", 8.0 * moe.num_experts * s.ep, spread, sharing)
+    exchange = 2 * tokens + probabilities
+    gathered = s.expert_rows(moe.top_k) * model.hidden_size * HALF
+    expert_spread = spread_group(s.etp, s.ones, network.domain_chips)
+    gather = collective_s(network, "all_gather", gathered, expert_spread, s.ones)
+    scatter = collective_s(network, "reduce_scatter", gathered, expert_spread, s.ones)
+    probability_gather = collective_s(
+        network, "all_gather", s.expert_rows(moe.top_k) * 4.0, expert_spread, s.ones
+    )
+    forward = exchange + counts + gather + probability_gather + scatter
+    backward = exchange + gather + scatter + probability_gather
+    return forward, backward

@@ -1,0 +1,170 @@
+"""Memory of one chip by piece: parameters with their states, and what the backward pass needs.
+
+Activations are counted tensor by tensor for Megatron-LM core with Transformer Engine: what each module
+saves for its backward. For the stack of 2022 (plain GPT, dropout, scores in memory) the count is the
+published one, s b h (34 + 5 a s / h) / t (Korthikanti et al. 2022, arXiv 2205.05198, equations 2 and 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.operators import HALF, attention_dims
+from planner.cost.parameters import ParameterCounts
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.stack import SoftwareStack
+
+WEIGHT_BYTES = 2.0
+GRADIENT_BYTES = 4.0
+OPTIMIZER_BYTES = 12.0
+"""16-bit weights, fp32 gradients, fp32 master weights and two moments (Megatron-LM,
+theoretical_memory_usage.py: 18 bytes, or 6 + 12 / dp with the distributed optimizer)."""
+
+
+def state_bytes(counts: ParameterCounts, sizes: Sizes, dp_mode: str) -> Floats:
+    """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes."""
+    s = sizes
+    dense = counts.tensor_sharded / s.tp + counts.replicated
+    expert = counts.expert / (s.ep * s.etp)
+    shard, expert_shard = s.gradient_ranks, s.expert_gradient_ranks
+    one = s.ones
+    by_mode = {
+        "ddp": (one, one, one, one, one, one),
+        "distopt": (one, one, shard, one, one, expert_shard),
+        "zero2": (one, shard, shard, one, expert_shard, expert_shard),
+        "zero3": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
+        "fsdp": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
+    }
+    w, g, o, we, ge, oe = by_mode[dp_mode]
+    return np.stack(
+        [
+            WEIGHT_BYTES * (dense / w + expert / we),
+            GRADIENT_BYTES * (dense / g + expert / ge),
+            OPTIMIZER_BYTES * (dense / o + expert / oe),
+        ],
+        axis=-1,
+    )
+
+
+@dataclass(frozen=True)
+class LayerActivations:
+    """Bytes that a layer keeps from forward to backward, arrays [choice]."""
+
+    whole: Floats
+    """Nothing recomputed."""
+    selective: Floats
+    """Core attention recomputed."""
+    full: Floats
+    """The layer's input alone."""
+    working: Floats
+    """Largest passing buffers of its backward."""
+
+
+def layer_activations(
+    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes
+) -> LayerActivations:
+    """Activations of one layer for one micro-batch."""
+    s = sizes
+    values = s.norm_tokens * model.hidden_size
+    whole, core = _norm_bytes(model, kind, stack, s), s.ones * 0.0
+    widest = 2 * s.tokens * model.hidden_size * HALF
+    if kind == "mamba":
+        mixer, width = _mamba_bytes(model, s)
+        whole, widest = whole + mixer, widest + width
+    elif kind != "mlp":
+        attention, core = _attention_bytes(model, stack, s)
+        whole = whole + attention + core
+    if kind in ("dense", "mlp"):
+        kept, width = _mlp_bytes(model, model.ffn_hidden_size, s)
+        whole, widest = whole + kept, widest + width
+    elif kind == "moe":
+        kept, width = _moe_bytes(model, s)
+        whole, widest = whole + kept, widest + width
+    return LayerActivations(whole, whole - core, values * HALF, widest)
+
+
+def _norm_bytes(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Floats:
+    """Input and output of each norm, and the dropout mask after each block."""
+    blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
+    norms = model.norms_per_layer if blocks == 2 else 1
+    mask = blocks if stack.dropout else 0
+    return s.norm_tokens * model.hidden_size * (norms * 2 * HALF + mask)
+
+
+def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[Floats, Floats]:
+    """What attention keeps, without and with the core that selective recomputation drops.
+
+    Fused: queries, keys, values, the output, and one fp32 statistic a row and head. In memory: the
+    softmax (2 bytes a score) and with dropout its mask (1) and its output (2).
+    """
+    heads = model.num_attention_heads / s.tp
+    query_dim, value_dim = attention_dims(model)
+    if model.mla is not None:
+        groups = heads
+        mla = model.mla
+        low_rank = s.norm_tokens * HALF * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
+        low_rank = low_rank + s.norm_tokens * HALF * 2 * (mla.q_lora_rank or 0)
+    else:
+        groups = np.maximum(model.num_query_groups / s.tp, 1.0)
+        low_rank = 0.0 * s.ones
+    qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
+    output = s.tokens * HALF * heads * value_dim
+    if stack.flash_attention:
+        return low_rank + qkv + output, s.tokens * heads * 4.0
+    scores = s.microbatch_size * heads * s.seq_length * s.seq_length / s.cp
+    return low_rank + qkv + output, scores * (5.0 if stack.dropout else HALF)
+
+
+def _mlp_bytes(model: ModelSpec, width: int, s: Sizes) -> tuple[Floats, Floats]:
+    """Output of the first map and of the activation; in the backward both exist as gradients."""
+    inner = s.tokens * width / s.tp * HALF
+    kept = inner * ((2 if model.gated_mlp else 1) + 1)
+    return kept, kept
+
+
+def _moe_bytes(model: ModelSpec, s: Sizes) -> tuple[Floats, Floats]:
+    """Routed rows: input of the experts, both maps' outputs; router scores; shared experts."""
+    moe = model.moe
+    assert moe is not None
+    rows = s.expert_rows(moe.top_k)
+    inner = rows * moe.ffn_hidden_size / s.etp * HALF * ((2 if model.gated_mlp else 1) + 1)
+    router = s.norm_tokens * moe.num_experts * (4.0 + 1.0) + rows * 3 * 4.0
+    kept = rows * model.hidden_size * HALF + inner + router
+    if moe.shared_ffn_hidden_size:
+        kept = kept + _mlp_bytes(model, moe.shared_ffn_hidden_size, s)[0]
+    return kept, inner + 2 * rows * model.hidden_size * HALF
+
+
+def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Floats, Floats]:
+    """Input map's output, convolution's output, scan's output and gated norm; an estimate."""
+    spec = model.hybrid
+    assert spec is not None
+    inner = spec.mamba_heads * spec.mamba_head_dim / s.tp
+    state = 2 * spec.groups * spec.ssm_state / s.tp
+    kept = s.tokens * HALF * (2 * inner + state + (inner + state) + 2 * inner)
+    return kept, kept
+
+
+def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Floats:
+    """Token numbers of eight bytes, and the dropout mask."""
+    mask = sizes.norm_tokens * model.hidden_size if stack.dropout else 0.0
+    return sizes.tokens * 8.0 + mask
+
+
+def head_activation_bytes(model: ModelSpec, sizes: Sizes) -> Floats:
+    """Input and output of the final norm."""
+    return sizes.norm_tokens * model.hidden_size * 2 * HALF
+
+
+def logits_peak_bytes(stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Floats:
+    """Logits and their gradients in the loss.
+
+    Fused: 16-bit logits, whose place the gradient takes. Not fused: 16-bit logits, their fp32 copy, which
+    becomes softmax and gradient, and the gradient cast to 16 bits.
+    """
+    logits = sizes.tokens * vocab / sizes.tp
+    return logits * (2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0)

@@ -1,0 +1,83 @@
+"""Degrees of every choice as floating-point arrays, and the token counts that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.cost.prices import Degrees, Floats
+from planner.data.problem import Problem
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What each choice makes of a micro-batch: arrays of axis `choice`."""
+
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    etp: Floats
+    dp: Floats
+    microbatch_size: Floats
+    sequence_parallel: Floats
+    """1 where the sequence is split between the tensor-parallel ranks, else 0."""
+    seq_length: float
+
+    @staticmethod
+    def of(problem: Problem, degrees: Degrees) -> Sizes:
+        """The degrees as floats."""
+
+        def floats(values: object) -> Floats:
+            return np.asarray(values, dtype=np.float64)
+
+        return Sizes(
+            tp=floats(degrees.tensor_parallel),
+            cp=floats(degrees.context_parallel),
+            ep=floats(degrees.expert_parallel),
+            etp=floats(degrees.expert_tensor_parallel),
+            dp=floats(degrees.data_parallel),
+            microbatch_size=floats(degrees.microbatch_size),
+            sequence_parallel=floats(degrees.sequence_parallel) * (floats(degrees.tensor_parallel) > 1),
+            seq_length=float(problem.workload.seq_length),
+        )
+
+    @cached_property
+    def ones(self) -> Floats:
+        """An array of ones."""
+        return np.ones_like(self.tp)
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """Tokens of a micro-batch on one context-parallel rank."""
+        return self.microbatch_size * self.seq_length / self.cp
+
+    @cached_property
+    def norm_tokens(self) -> Floats:
+        """Tokens whose norms and residuals one rank computes: split with sequence parallelism."""
+        return self.tokens / np.where(self.sequence_parallel > 0, self.tp, 1.0)
+
+    @cached_property
+    def routed_tokens(self) -> Floats:
+        """Tokens that one rank sends to experts; the tensor-parallel ranks share them."""
+        return self.tokens / self.tp
+
+    @cached_property
+    def stage_chips(self) -> Floats:
+        """Chips of one stage."""
+        return self.tp * self.cp * self.dp
+
+    @cached_property
+    def gradient_ranks(self) -> Floats:
+        """Ranks that share the gradient of a dense parameter: data x context parallel."""
+        return self.dp * self.cp
+
+    @cached_property
+    def expert_gradient_ranks(self) -> Floats:
+        """Ranks that share the gradient of an expert's parameter."""
+        return self.stage_chips / (self.ep * self.etp)
+
+    def expert_rows(self, top_k: int) -> Floats:
+        """Routed rows that one rank's experts process, perfectly balanced."""
+        return self.tokens * top_k * self.etp / self.tp

@@ -1,0 +1,130 @@
+"""Once a step: reduction of gradients, gathering of parameters, the optimizer.
+
+Every piece's price is linear in its parameters: bytes over the rate that one bucket reaches. With
+overlap Megatron-LM reduces in buckets of max(40 million, 1 million x ranks) parameters, else in one per
+stage (core/distributed/param_and_grad_buffer.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.collectives import Network, collective_s
+from planner.cost.memory import GRADIENT_BYTES, WEIGHT_BYTES
+from planner.cost.parameters import ParameterCounts
+from planner.cost.placement import Spread, spread_group
+from planner.cost.prices import Floats
+from planner.cost.relatives import Relative
+from planner.cost.sizes import Sizes
+
+BUCKET_PARAMETERS = 40e6
+BUCKET_PARAMETERS_PER_RANK = 1e6
+"""Size of a bucket with overlap: the larger of the first and the second times the ranks."""
+
+WHOLE_STAGE_PARAMETERS = 1e9
+"""Size taken for the single bucket of a stage without overlap; larger ones reach the same rate."""
+
+OPTIMIZER_SHARD_BYTES = 46.0
+"""Bytes moved for each parameter of the own shard: Adam reads and writes master weight and two moments and
+reads the gradient (28), writes the 16-bit weight (6), gradient norm (4), clipping (8)."""
+
+OPTIMIZER_RATE = 0.83
+"""Rate of a fused AdamW over that of copies: 28 bytes for each of 500 million parameters took 5.68 ms on one
+H100 (`instances/tables/README.md`)."""
+
+ZERO_GRADIENT_BYTES = 4.0
+"""Bytes written for each parameter of the rank to clear its gradient."""
+
+
+@dataclass(frozen=True)
+class GradientGroup:
+    """Seconds for each parameter of a rank, arrays [choice], and the time of one bucket."""
+
+    reduce_s: Floats
+    gather_s: Floats
+    bucket_reduce_s: Floats
+    bucket_gather_s: Floats
+    shard: Floats
+    """Ranks that share the optimizer state."""
+
+
+def gradient_group(
+    network: Network, spread: Spread, sharing: Floats, dp_mode: str, overlap: bool
+) -> GradientGroup:
+    """How fast a group reduces gradients and gathers parameters."""
+    ranks = spread.ranks
+    if overlap:
+        bucket = np.maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
+    else:
+        bucket = np.full_like(ranks, WHOLE_STAGE_PARAMETERS)
+    if dp_mode == "ddp":
+        reduce = collective_s(network, "all_reduce", bucket * GRADIENT_BYTES, spread, sharing)
+        gather = np.zeros_like(reduce)
+    else:
+        reduce = collective_s(network, "reduce_scatter", bucket * GRADIENT_BYTES, spread, sharing)
+        gather = collective_s(network, "all_gather", bucket * WEIGHT_BYTES, spread, sharing)
+    alone = ranks <= 1
+    reduce, gather = np.where(alone, 0.0, reduce), np.where(alone, 0.0, gather)
+    shard = np.ones_like(ranks) if dp_mode == "ddp" else ranks
+    return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard)
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """The dense and the experts' gradient groups of one node class."""
+
+    dense: GradientGroup
+    expert: GradientGroup
+    relative: Relative
+    sizes: Sizes
+    has_experts: bool
+    overlap: bool
+
+    def _rank_parameters(self, counts: ParameterCounts) -> tuple[Floats, Floats]:
+        s = self.sizes
+        return counts.tensor_sharded / s.tp + counts.replicated, counts.expert / (s.ep * s.etp)
+
+    def reduce_s(self, counts: ParameterCounts) -> Floats:
+        """Gradient reduction of a piece [s]."""
+        dense, expert = self._rank_parameters(counts)
+        return dense * self.dense.reduce_s + expert * self.expert.reduce_s
+
+    def gather_s(self, counts: ParameterCounts) -> Floats:
+        """Parameter gathering of a piece [s]."""
+        dense, expert = self._rank_parameters(counts)
+        return dense * self.dense.gather_s + expert * self.expert.gather_s
+
+    def optimizer_s(self, counts: ParameterCounts) -> Floats:
+        """Optimizer step over a piece [s]."""
+        dense, expert = self._rank_parameters(counts)
+        moved = OPTIMIZER_SHARD_BYTES / OPTIMIZER_RATE
+        shard = dense / self.dense.shard + expert / self.expert.shard
+        total = shard * moved + (dense + expert) * ZERO_GRADIENT_BYTES
+        return total / self.relative.memory_bytes_per_s
+
+    @property
+    def tail_s(self) -> tuple[Floats, Floats]:
+        """Reduction and gathering of the last and first bucket, which nothing hides [s]."""
+        if not self.overlap:
+            zero = np.zeros_like(self.dense.bucket_reduce_s)
+            return zero, zero
+        reduce, gather = self.dense.bucket_reduce_s, self.dense.bucket_gather_s
+        return reduce, gather
+
+
+def synchronisation(
+    network: Network, sizes: Sizes, dp_mode: str, overlap: bool, has_experts: bool
+) -> Synchronisation:
+    """Gradient groups of a stage on one node class."""
+    s = sizes
+    spread = spread_group(s.gradient_ranks, s.tp, network.domain_chips)
+    dense = gradient_group(network, spread, s.tp, dp_mode, overlap)
+    expert = dense
+    if has_experts:
+        stride = s.ep * s.etp
+        wide = spread_group(s.expert_gradient_ranks, stride, network.domain_chips)
+        sharing = np.minimum(stride, network.domain_chips)
+        expert = gradient_group(network, wide, sharing, dp_mode, overlap)
+    return Synchronisation(dense, expert, network.relative, s, has_experts, overlap)

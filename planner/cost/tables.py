@@ -1,0 +1,104 @@
+"""The shipped measurements: grids of isolated kernels, and how training differs from them.
+
+Files and their sources: `instances/tables/README.md`. Loaded when first asked for, once.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from planner.cost.grid import LogGrid
+from planner.units import MS
+
+GEMM_BELOW = (0.5, 0.5, 0.5)
+"""Throughput of a product falls with the root of a dimension below 512 (grouped products of 128 and 256
+rows on one H100, `relations.csv`); above the grid it stays."""
+
+ATTENTION_BELOW = (1.0, 0.0)
+"""Attention over fewer than 1,024 tokens is bound by its reads; over few heads, by its longest row."""
+
+
+@lru_cache(maxsize=1)
+def _arrays() -> Any:
+    """The archive of grids; an array is read when first asked for."""
+    with resources.as_file(resources.files("planner.instances") / "tables" / "kernels.npz") as path:
+        return np.load(path)
+
+
+def _array(name: str) -> Any:
+    return _arrays()[name.replace("/", "|")]
+
+
+@lru_cache(maxsize=1)
+def _names() -> frozenset[str]:
+    return frozenset(name.replace("|", "/") for name in _arrays().files)
+
+
+@lru_cache(maxsize=1)
+def _relations() -> dict[tuple[str, str, str], float]:
+    text = (resources.files("planner.instances") / "tables" / "relations.csv").read_text()
+    return {
+        (row["table"], row["op"], row["pass"]): float(row["median"])
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def relation(table: str, op: str, name: str) -> float:
+    """A training-shaped factor over the isolated kernels; KeyError where nobody measured it."""
+    return _relations()[table, op, name]
+
+
+def gemm_table_exists(table: str, precision: str) -> bool:
+    """Whether products in a number format were measured."""
+    return f"gemm/{table}/{precision}" in _names()
+
+
+@lru_cache(maxsize=64)
+def gemm_grid(table: str, precision: str) -> LogGrid:
+    """Latency of C[m, n] = A[m, k] B[k, n] by m, n, k."""
+    name = f"gemm/{table}/{precision}"
+    return LogGrid([_array(f"{name}/{a}") for a in "mnk"], _array(name) * MS, GEMM_BELOW, (1.0, 1.0, 1.0))
+
+
+@lru_cache(maxsize=16)
+def attention_head_dims(table: str) -> tuple[int, ...]:
+    """Head widths at which causal attention was measured, ascending."""
+    prefix = f"attention/{table}/"
+    return tuple(
+        sorted(int(n[len(prefix) :]) for n in _names() if n.startswith(prefix) and n.count("/") == 2)
+    )
+
+
+@lru_cache(maxsize=64)
+def attention_grid(table: str, head_dim: int) -> LogGrid:
+    """Latency of causal attention's forward by tokens of a sequence and batch x query heads."""
+    name = f"attention/{table}/{head_dim}"
+    return LogGrid(
+        [_array(f"{name}/seq"), _array(f"{name}/heads")], _array(name) * MS, ATTENTION_BELOW, (2.0, 1.0)
+    )
+
+
+def collective_table_exists(table: str, op: str) -> bool:
+    """Whether a collective was measured inside a node."""
+    return f"collective/{table}/{op}" in _names()
+
+
+@lru_cache(maxsize=64)
+def collective_grid(table: str, op: str) -> tuple[LogGrid, int]:
+    """Latency of a collective by ranks and bytes of the full buffer, and the most ranks measured."""
+    name = f"collective/{table}/{op}"
+    ranks = _array(f"{name}/ranks")
+    grid = LogGrid([ranks, _array(f"{name}/bytes")], _array(name) * MS, (0.0, 0.0), (0.0, 1.0))
+    return grid, int(ranks[-1])
+
+
+@lru_cache(maxsize=2)
+def scale_grid(name: str) -> LogGrid:
+    """Fraction of the adapters' rate that a collective reaches, by nodes and bytes of the buffer."""
+    full = f"scale/{name}"
+    return LogGrid([_array(f"{full}/nodes"), _array(f"{full}/bytes")], _array(full), (0.0, 0.5), (0.0, 0.0))
