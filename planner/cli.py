@@ -203,6 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(given or ["--help"], prog_name="hetplan", standalone_mode=False)
         sys.stdout.flush()
+        # Typer turns Ctrl-C into a bare 130; a command that was interrupted has said so itself.
+        if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):
+            screen.error("interrupted")
         return int(code or ExitCode.PLAN)
     except _USAGE_ERROR as wrong:
         screen.error(wrong.format_message())  # type: ignore[attr-defined]

@@ -111,7 +111,7 @@ def _problem_facts(problem: Problem) -> list[str]:
 
 
 def _problem_details(problem: Problem) -> str:
-    return f"{problem.model.id} on {words.nodes_of(problem.cluster)}, for {problem.target}"
+    return f"{problem.model.id} on {words.nodes_of(problem.cluster)}"
 
 
 def _stack_facts(stack: SoftwareStack) -> list[str]:
