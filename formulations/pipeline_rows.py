@@ -1,0 +1,216 @@
+"""Linear lower bounds on the time of a 1F1B pipeline with uneven stages and sends.
+
+The usual closed form, sum_s t[s] + (m - 1) max_s t[s], is no bound: on uneven stages it can lie above
+the true makespan, with slow sends below it. The rows here never exceed it.
+
+Sets       s in S                   stages 0 .. p-1, in pipeline order
+Data       m                        micro-batches
+           q[s] = p - 1 - s         stages behind s
+           c[s]                     send between s and s+1; it delays the receiver and occupies neither
+Given      f[s], b[s], t[s]         forward, backward and both, of one micro-batch on s
+           d[s]                     sum_{i>s} t[i] + 2 sum_{i>=s} c[i]: down from s to the last stage and back
+           up[s]                    sum_{i<s} (t[i] + 2 c[i]): fill before s and drain after it
+           W[s,e]                   sum_{i=s..e} t[i] + 2 sum_{i=s..e-1} c[i]: down from s to e and back
+
+Write F(j), B(j) for the forward and backward of micro-batch j = 1 .. m on stage s. 1F1B fixes the
+order on s: q[s] + 1 forwards (or all m) run before B(1), then B(j), F(j + q + 1) alternate, and
+q[s] + 1 backwards follow F(m). F(1) starts no earlier than sum_{i<s} (f[i] + c[i]); after B(m) the
+gradient still travels sum_{i<s} (b[i] + c[i]). Both together are up[s], so each row below is up[s] plus a
+bound on the time from the start of F(1) to the end of B(m), called the core of s. Two facts are used:
+(i) B(j) starts at least d[s] after F(j) ends; (ii) F(j + q + 1) starts after B(j) ends.
+
+Rows       (window)   core >= r f[s] + (k + 1) (t[s] + d[s]),  m - 1 = k (q + 1) + r
+               Proof. r forwards run before F(r + 1). From the start of F(j) to the end of B(j) is at
+               least t + d by (i), and by (ii) F(j + q + 1) comes after it: k + 1 such windows.
+           (mirror)   core >= r b[s] + (k + 1) (t[s] + d[s]): the same read backwards in time.
+           (work)     core >= m t[s]: one stage does one thing at a time.
+           (partial), m >= q + 2, every e >= s, n = e - s + 1, m - 2 - q = J n + r:
+                      core >= A + J W[s,e] + r t[s] + Z,
+                      A = max(t + d, (q + 1) f + b),  Z = max(t + d, (q + 1) b + f)
+               Proof. B(1) ends A after F(1) starts: by (i), and because q + 1 forwards precede it; in
+               the same way Z passes from the start of F(m) to the end of B(m). From the end of B(j)
+               on s to the end of B(j + n) on s passes W[s,e]: F(j + q + 1) comes next on s, travels
+               down to e, where the order puts B(j + n) right behind it, which travels up. J windows
+               and r plain pairs (t each) lead from B(1) to B(m - 1 - q), which precedes F(m) by (ii).
+               With e = s this says m t + max(0, d - q f) + max(0, d - q b).
+
+Sync       Stage j <= s ends at least sum_{i<s} (f[i] + c[i]) + core[s] + sum_{j<=i<s} (b[i] + c[i]) after the
+           start, so whatever follows the end of j (its gradient reduction) adds to that row.
+
+Exact      not in general: below the makespan by 0.0 to 0.3% on average, 1.5% at worst with sends of 30%
+           of a forward; equal to it on even stages without sends, where it reads (m + p - 1)(f + b).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowName:
+    """Which row: the family, its stages, and which side of the two maxima it takes."""
+
+    family: str
+    """window, mirror, work or partial."""
+    stage: int
+    """s."""
+    last: int
+    """e of a partial row, else s."""
+    wait_first: bool = True
+    """Whether A takes t + d (else (q + 1) f + b)."""
+    wait_last: bool = True
+    """Whether Z takes t + d (else (q + 1) b + f)."""
+
+
+@dataclass(frozen=True)
+class RowCoefficients:
+    """Core of one stage as a linear function of f and b, with the sends put in."""
+
+    forward: Floats
+    """[stage] factor of f."""
+    backward: Floats
+    """[stage] factor of b."""
+    constant: float
+    """What the sends add."""
+
+
+@dataclass(frozen=True)
+class CoreValues:
+    """Best core bound of each stage and the row that gives it; arrays end in axis `stage`."""
+
+    core: Floats
+    fill: Floats
+    """Time before the first forward of the stage."""
+    drain: Floats
+    """Time from its last backward to the end of stage 0."""
+    family: Ints
+    """0 window, 1 mirror, 2 work, 3 partial."""
+    last: Ints
+    """e of the best partial row."""
+
+
+@lru_cache(maxsize=256)
+def _window_counts(
+    num_stages: int, num_microbatches: int
+) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
+    """q[s], k[s], r[s] of the windows, and (J, r)[2, s, e] with the mask of partial rows that exist."""
+    p, m = num_stages, num_microbatches
+    q = p - 1 - np.arange(p)
+    k, r = np.divmod(m - 1, q + 1)
+    n = np.arange(p)[None, :] - np.arange(p)[:, None] + 1
+    exists = (n >= 1) & (m >= q + 2)[:, None]
+    steady = np.maximum(m - 2 - q, 0)[:, None]
+    partial = np.stack(np.divmod(np.broadcast_to(steady, (p, p)), np.maximum(n, 1)))
+    return q, k, r, partial, exists
+
+
+def core_values(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> CoreValues:
+    """Best row of every stage, for many pipelines at once.
+
+    Parameters
+    ----------
+    forward, backward
+        Arrays [..., stage] of one time unit.
+    send
+        Array [..., stage] of the hops s -> s+1; the last entry is ignored.
+    """
+    p = forward.shape[-1]
+    q, k, r, (windows, rest), exists = _window_counts(p, num_microbatches)
+    both = forward + backward
+    hop = np.array(send, dtype=np.float64, copy=True)
+    hop[..., -1] = 0.0
+    zero = np.zeros((*both.shape[:-1], 1))
+    time_before = np.concatenate([zero, np.cumsum(both, axis=-1)], axis=-1)
+    hop_before = np.concatenate([zero, np.cumsum(hop, axis=-1)], axis=-1)
+    down = time_before[..., -1:] - time_before[..., 1:] + 2 * (hop_before[..., -1:] - hop_before[..., :-1])
+    fill = np.concatenate([zero, np.cumsum(forward + hop, axis=-1)], axis=-1)[..., :-1]
+    drain = np.concatenate([zero, np.cumsum(backward + hop, axis=-1)], axis=-1)[..., :-1]
+    round_trip = both + down
+    window = r * forward + (k + 1) * round_trip
+    mirror = r * backward + (k + 1) * round_trip
+    work = num_microbatches * both
+    first = np.maximum(round_trip, (q + 1) * forward + backward)
+    last = np.maximum(round_trip, (q + 1) * backward + forward)
+    span = time_before[..., None, 1:] - time_before[..., :-1, None]
+    span = span + 2 * (hop_before[..., None, :-1] - hop_before[..., :-1, None])
+    partial = (first + last)[..., :, None] + windows * span + rest * both[..., :, None]
+    partial = np.where(exists, partial, -np.inf)
+    best_last = np.argmax(partial, axis=-1)
+    best_partial = np.take_along_axis(partial, best_last[..., None], axis=-1)[..., 0]
+    families = np.stack([window, mirror, work, best_partial])
+    family = np.argmax(families, axis=0)
+    core = np.take_along_axis(families, family[None], axis=0)[0]
+    return CoreValues(core, fill, drain, family, best_last)
+
+
+def step_bound(
+    forward: Floats, backward: Floats, send: Floats, num_microbatches: int, after: Floats
+) -> Floats:
+    """Lower bound on max_j (end of stage j + after[j]), arrays [..., stage] -> [...]."""
+    values = core_values(forward, backward, send, num_microbatches)
+    end_first = values.fill + values.core + values.drain
+    reach = np.maximum.accumulate(end_first[..., ::-1], axis=-1)[..., ::-1]
+    bound: Floats = np.max(reach - values.drain + after, axis=-1)
+    return bound
+
+
+def row_name(values: CoreValues, stage: int, forward: Floats, backward: Floats, send: Floats) -> RowName:
+    """The row that gives the best core of a stage, for one pipeline (arrays [stage])."""
+    family = ("window", "mirror", "work", "partial")[int(values.family[stage])]
+    if family != "partial":
+        return RowName(family, stage, stage)
+    p = len(forward)
+    q = p - 1 - stage
+    down = float((forward + backward)[stage + 1 :].sum() + 2 * send[stage : p - 1].sum())
+    return RowName(
+        family,
+        stage,
+        int(values.last[stage]),
+        wait_first=down >= q * float(forward[stage]),
+        wait_last=down >= q * float(backward[stage]),
+    )
+
+
+def row_coefficients(name: RowName, num_stages: int, num_microbatches: int, send: Floats) -> RowCoefficients:
+    """Core of `name.stage` written out over f and b."""
+    p, m, s = num_stages, num_microbatches, name.stage
+    q = p - 1 - s
+    forward, backward = np.zeros(p), np.zeros(p)
+    constant = 0.0
+    down_constant = 2 * float(send[s : p - 1].sum())
+
+    def add_round_trips(count: int) -> None:
+        nonlocal constant
+        forward[s:] += count
+        backward[s:] += count
+        constant += count * down_constant
+
+    if name.family in ("window", "mirror"):
+        k, r = divmod(m - 1, q + 1)
+        add_round_trips(k + 1)
+        (forward if name.family == "window" else backward)[s] += r
+    elif name.family == "work":
+        forward[s] += m
+        backward[s] += m
+    else:
+        windows, rest = divmod(m - 2 - q, name.last - s + 1)
+        add_round_trips(int(name.wait_first) + int(name.wait_last))
+        if not name.wait_first:
+            forward[s] += q + 1
+            backward[s] += 1
+        if not name.wait_last:
+            backward[s] += q + 1
+            forward[s] += 1
+        forward[s : name.last + 1] += windows
+        backward[s : name.last + 1] += windows
+        constant += 2 * windows * float(send[s : name.last].sum())
+        forward[s] += rest
+        backward[s] += rest
+    return RowCoefficients(forward, backward, constant)

@@ -1,0 +1,178 @@
+"""The only file that sets solver parameters or reads solver status codes.
+
+PuLP builds the programs. HiGHS and SCIP run through OR-Tools' MathOpt, which reads the program as MPS
+and, unlike OR-Tools' ModelBuilder (9.15), keeps the bound when a limit or a gap stops the solver. CBC
+is the one that PuLP ships; it gives no bound unless it proves the optimum. CP-SAT runs the integer
+twins of the formulations, never the MPS file: it would round the continuous variables.
+
+Left out: warm starts; every program here is small.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pulp
+
+from formulations.options import SolveOptions
+from planner.errors import SolverError
+from planner.tolerances import INTEGRALITY_TOL
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solver said of a program that minimises.
+
+    Parameters
+    ----------
+    status
+        `optimal`: proven within the gap asked for. `feasible`: a solution, cut by a limit.
+        `infeasible`: proven that there is none. `unknown`: cut before any solution.
+    values
+        Value of every variable by name; empty without a solution.
+    objective, bound
+        None where there is none.
+    """
+
+    status: Status
+    values: Mapping[str, float]
+    objective: float | None
+    bound: float | None
+
+    def integer(self, name: str) -> int:
+        """A whole number, checked against the integrality tolerance."""
+        return as_integer(self.values[name], name)
+
+
+def as_integer(value: float, name: str) -> int:
+    """Round a solver's value of an integer variable; SolverError where it is not whole."""
+    nearest = round(value)
+    if abs(value - nearest) > INTEGRALITY_TOL:
+        raise SolverError(f"variable {name} should be whole and is {value!r}")
+    return int(nearest)
+
+
+def solve(model: pulp.LpProblem, options: SolveOptions) -> Solution:
+    """Solve a PuLP program (minimisation) with HiGHS, SCIP or CBC."""
+    if options.solver == "cp_sat":
+        raise SolverError("CP-SAT solves the integer twin of a formulation, not its linear program")
+    if options.solver == "cbc":
+        return _solve_cbc(model, options)
+    return _solve_mathopt(model, options)
+
+
+def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
+    from ortools.math_opt.io.python import mps_converter
+    from ortools.math_opt.python import mathopt
+
+    proto = mps_converter.mps_to_model_proto(_mps_text(model))
+    kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
+    parameters = mathopt.SolveParameters(
+        relative_gap_tolerance=options.gap,
+        absolute_gap_tolerance=0.0,
+        random_seed=options.seed,
+        threads=None if options.solver == "highs" else 1,  # HiGHS refuses the setting here
+        time_limit=_limit(options),
+    )
+    program = mathopt.Model.from_model_proto(proto)
+    with _stdout_to_stderr(silence=True):
+        result = mathopt.solve(program, kinds[options.solver], params=parameters)
+    reason = result.termination.reason
+    bound = result.termination.objective_bounds.dual_bound
+    finite_bound = float(bound) if math.isfinite(bound) else None
+    if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
+        return Solution("infeasible", {}, None, None)
+    if reason not in (
+        mathopt.TerminationReason.OPTIMAL,
+        mathopt.TerminationReason.FEASIBLE,
+        mathopt.TerminationReason.NO_SOLUTION_FOUND,
+    ):
+        raise SolverError(f"{options.solver} stopped with {reason.name}: {result.termination.detail}")
+    if not result.has_primal_feasible_solution():
+        return Solution("unknown", {}, None, finite_bound)
+    values = {variable.name: value for variable, value in result.variable_values().items()}
+    status: Status = "optimal" if reason == mathopt.TerminationReason.OPTIMAL else "feasible"
+    return Solution(status, values, float(result.objective_value()), finite_bound)
+
+
+def _limit(options: SolveOptions) -> datetime.timedelta | None:
+    if options.time_limit_s is None:
+        return None
+    return datetime.timedelta(seconds=max(options.time_limit_s, 1e-3))
+
+
+def _mps_text(model: pulp.LpProblem) -> str:
+    if model.sense != pulp.LpMinimize:
+        raise SolverError("every formulation minimises: the MPS file loses a maximisation's sense")
+    with tempfile.TemporaryDirectory(prefix="hetplan-") as folder:
+        path = Path(folder) / "program.mps"
+        model.writeMPS(str(path))
+        return path.read_text()
+
+
+def _solve_cbc(model: pulp.LpProblem, options: SolveOptions) -> Solution:
+    command = pulp.PULP_CBC_CMD(
+        msg=False, gapRel=options.gap, threads=1, timeLimit=options.time_limit_s, options=["allowableGap 0"]
+    )
+    model.solve(command)
+    if model.status == pulp.LpStatusInfeasible:
+        return Solution("infeasible", {}, None, None)
+    if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return Solution("unknown", {}, None, None)
+    values = {variable.name: float(variable.value() or 0.0) for variable in model.variables()}
+    objective = float(pulp.value(model.objective))
+    if model.sol_status == pulp.LpSolutionOptimal:
+        return Solution(
+            "optimal", values, objective, objective * (1 - options.gap) if objective > 0 else objective
+        )
+    return Solution("feasible", values, objective, None)
+
+
+def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
+    """Run CP-SAT on a `cp_model.CpModel`; the solver object answers `value`, objective and bound.
+
+    One worker and a fixed seed, so that the same model gives the same answer.
+    """
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = options.seed
+    solver.parameters.relative_gap_limit = options.gap
+    if options.time_limit_s is not None:
+        solver.parameters.max_time_in_seconds = max(options.time_limit_s, 1e-3)
+    code = solver.solve(model)
+    if code == cp_model.MODEL_INVALID:
+        raise SolverError(f"CP-SAT refuses the model: {model.validate()}")
+    names: dict[Any, Status] = {
+        cp_model.OPTIMAL: "optimal",
+        cp_model.FEASIBLE: "feasible",
+        cp_model.INFEASIBLE: "infeasible",
+    }
+    return names.get(code, "unknown"), solver
+
+
+@contextmanager
+def _stdout_to_stderr(*, silence: bool) -> Iterator[None]:
+    """Keep file descriptor 1 clean: HiGHS inside OR-Tools 9.15 writes there whatever it is told."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    target = os.open(os.devnull, os.O_WRONLY) if silence else os.dup(2)
+    try:
+        os.dup2(target, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(target)

@@ -1,0 +1,490 @@
+"""Give every stage of a fixed pipeline its layers and its recomputation, in the least step time.
+
+The outer choice has fixed the degrees, the micro-batch and the node class of every stage; all layers
+are of one kind. Times in ms, sizes in GiB.
+
+Sets       s in S                         stages 0 .. p-1, in pipeline order
+           R                              rows of `pipeline_rows`: linear bounds on the core of a stage
+Data       L                              layers of the model
+           m                              micro-batches
+           f[s], b[s]    layer times      forward, backward of one layer on s, one micro-batch
+           f0[s], b0[s]                   the same of the embedding and the head, where s holds them
+           g1[s], g2[s]                   more backward of a layer: core attention or all of it recomputed
+           c[s]                           send to the next stage
+           a[s], a0[s]                    memory of a layer with its micro-batches in flight; of all else
+           v1[s], v2[s]                   memory that recomputing core attention, or all, of a layer saves
+           w[s]                           more passing memory where any layer is recomputed in full
+           M[s]                           memory limit
+           r[s], r0[s], rt[s]             gradient reduction a layer; of embedding and head; tail
+           o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
+           h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
+           e                              share of the last backward (first forward) that hides it
+           N[s]                           most layers that s may hold (`most_layers`)
+Variables  n[s]      whole, 1 .. N        layers
+           u[s]      whole, 0 .. N        layers recomputed in full
+           k1[s]     whole, 0 .. N        layers whose core attention is recomputed: none or all of s
+           x[s]      binary               some layer of s is recomputed in full
+           y[s]      binary               core attention of s is recomputed
+           F[s], B[s]                     forward and backward of s
+           Z[s], G[s]                     reduction and gathering that stay exposed
+           T, O                           end of the last stage with its reduction; what follows
+Model      min  T + O
+           s.t. sum_s n[s] = L                                             (assign)
+                u[s] <= n[s],  u[s] <= N[s] x[s],  u[s] >= x[s]            (recomputed)
+                k1[s] <= n[s],  k1[s] <= N[s] y[s],
+                k1[s] >= n[s] - N[s] (1 - y[s])                            (selective)
+                x[s] + y[s] <= 1                                           (one_kind)
+                a[s] n[s] - v2[s] u[s] - v1[s] k1[s] + w[s] x[s] + a0[s] <= M[s]   (memory)
+                F[s] = f[s] n[s] + f0[s]                                   (forward_time)
+                B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s]        (backward_time)
+                Z[s] >= r[s] n[s] + r0[s] - e B[s],  Z[s] >= 0             (reduction)
+                G[s] >= h[s] n[s] + h0[s] - e F[s],  G[s] >= 0             (gathering)
+                O >= o[s] n[s] + o0[s] + G[s] + ht[s]                      (follow_up)
+                T >= sum_{i<s} (F[i] + c[i]) + row(F, B) + sum_{j<=i<s} (B[i] + c[i]) + Z[j] + rt[j]
+                     for every j <= s and every row of s, added when violated   (pipeline)
+                n not equal to an excluded n'                              (exclude)
+Size       5p integers, 9p rows, and some ten to thirty rows of (pipeline) added lazily, of O(p^2).
+Exact      for whole layers and a fixed class of every stage; the objective is a lower bound on the
+           referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
+           that fits is best for the referee too: a shorter backward ends every piece of work no later,
+           and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
+Leaves out virtual stages and layers of several kinds.
+Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pulp
+
+from formulations import solvers
+from formulations.options import SolveOptions
+from formulations.pipeline_rows import Floats, RowName, row_coefficients
+from formulations.stage_selection_data import (
+    ROW_TOL,
+    StageChoice,
+    StageSelectionData,
+    least_bottleneck_ms,
+    least_recompute,
+    most_layers,
+    objective_ms,
+    reductions_ms,
+    times_ms,
+    violated_rows,
+)
+
+MAX_ROUNDS = 60
+"""Rounds of added rows after which the bound at hand is taken: more only tighten it."""
+
+
+PipelineRow = tuple[RowName, int]
+"""A row of `pipeline_rows` and the stage whose end it is followed to."""
+
+
+@dataclass(frozen=True)
+class StageSelectionResult:
+    """Choice, objective and bound [ms]; `choice` None where there is none (or none found in time)."""
+
+    status: solvers.Status
+    choice: StageChoice | None
+    objective_ms: float | None
+    bound_ms: float | None
+    rows: tuple[PipelineRow, ...]
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The solver's variables, each a list over the stages."""
+
+    n: list[pulp.LpVariable]
+    u: list[pulp.LpVariable]
+    k1: list[pulp.LpVariable]
+    x: list[pulp.LpVariable]
+    y: list[pulp.LpVariable]
+    forward: list[pulp.LpVariable]
+    backward: list[pulp.LpVariable]
+    reduction: list[pulp.LpVariable]
+    gathering: list[pulp.LpVariable]
+    end: pulp.LpVariable
+    follow: pulp.LpVariable
+
+
+def build(data: StageSelectionData) -> tuple[pulp.LpProblem, Variables]:
+    """The program without (pipeline) rows, which `solve` adds as they are violated."""
+    model = pulp.LpProblem("stage_selection", pulp.LpMinimize)
+    variables = _variables(data)
+    model += variables.end + variables.follow + data.constant_ms
+    add_assign(model, data, variables)
+    add_recomputed(model, data, variables)
+    add_selective(model, data, variables)
+    add_one_kind(model, data, variables)
+    add_memory(model, data, variables)
+    add_forward_time(model, data, variables)
+    add_backward_time(model, data, variables)
+    add_reduction(model, data, variables)
+    add_gathering(model, data, variables)
+    add_follow_up(model, data, variables)
+    return model, variables
+
+
+def tighten_recompute(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Cut: the backward of s lies above the lower convex hull of the best backward for each n[s].
+
+    Every whole n[s] costs at least its least recomputation, so every solution lies on or above each
+    line of the hull of those points; fractional ones below it are cut off.
+    """
+    table = least_recompute(data)
+    for s in range(data.num_stages):
+        fits = np.flatnonzero(np.isfinite(table.extra_ms[s]))
+        points = [(int(n), float(table.extra_ms[s, n] + data.backward_ms[s] * n)) for n in fits]
+        for line, (slope, offset) in enumerate(lower_hull(points)):
+            total = slope * var.n[s] + offset + float(data.base_backward_ms[s])
+            model += var.backward[s] >= total, f"tighten_recompute_{s}_{line}"
+
+
+def tighten_bottleneck(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Cut: the slowest stage cannot be faster than whole layers allow, and it paces the pipeline.
+
+    Let s be a slowest stage, of time M. For m >= p + 1 its row (partial, e = s) gives
+    T >= up + m M + (d - q f) + (d - q b), and up >= 2 sum_{i<s} t[i] - s M because t[i] <= M; together
+    T >= (m - p - 1) M + 2 sum_i t[i]. For any m, T >= sum_i t[i] + (m - 1) M / 2, since the larger of
+    f[s], b[s] is at least M / 2. M is at least every stage's time and at least the least bottleneck
+    over whole layer counts, which fractional ones undercut.
+    """
+    least = least_bottleneck_ms(data, least_recompute(data))
+    p, m = data.num_stages, data.num_microbatches
+    slowest = pulp.LpVariable("M", least if np.isfinite(least) else 0.0)
+    for s in range(p):
+        model += slowest >= var.forward[s] + var.backward[s], f"tighten_bottleneck_{s}"
+    after = var.reduction[0] + float(data.reduce_tail_ms[0])
+    sends = float(2 * data.send_ms[: p - 1].sum())
+    total = pulp.lpSum(var.forward) + pulp.lpSum(var.backward)
+    model += var.end >= total + (m - 1) / 2 * slowest + after + sends, "tighten_bottleneck_any"
+    if m >= p + 1:
+        paced = (m - p - 1) * slowest + 2 * total
+        model += var.end >= paced + after + sends, "tighten_bottleneck_paced"
+
+
+def lower_hull(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """Slope and offset of every edge of the lower convex hull of points sorted by abscissa."""
+    hull: list[tuple[int, float]] = []
+    for x, y in points:
+        while len(hull) >= 2:
+            (x1, y1), (x2, y2) = hull[-2], hull[-1]
+            if (y2 - y1) * (x - x1) < (y - y1) * (x2 - x1):
+                break
+            hull.pop()
+        hull.append((x, y))
+    edges = []
+    for (x1, y1), (x2, y2) in pairwise(hull):
+        slope = (y2 - y1) / (x2 - x1)
+        edges.append((slope, y1 - slope * x1))
+    return edges
+
+
+def _variables(data: StageSelectionData) -> Variables:
+    stages = range(data.num_stages)
+    most = most_layers(data)
+
+    def whole(name: str, least: int) -> list[pulp.LpVariable]:
+        return [
+            pulp.LpVariable(f"{name}_{s}", least, max(int(most[s]), least), cat="Integer") for s in stages
+        ]
+
+    def binary(name: str) -> list[pulp.LpVariable]:
+        return [pulp.LpVariable(f"{name}_{s}", cat="Binary") for s in stages]
+
+    def positive(name: str) -> list[pulp.LpVariable]:
+        return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
+
+    return Variables(
+        n=whole("n", 1),
+        u=whole("u", 0),
+        k1=whole("k1", 0),
+        x=binary("x"),
+        y=binary("y"),
+        forward=positive("F"),
+        backward=positive("B"),
+        reduction=positive("Z"),
+        gathering=positive("G"),
+        end=pulp.LpVariable("T", 0),
+        follow=pulp.LpVariable("O", 0),
+    )
+
+
+def add_assign(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Every layer runs on exactly one stage."""
+    model += pulp.lpSum(var.n) == data.num_layers, "assign"
+
+
+def add_recomputed(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Layers are recomputed in full only where the stage holds them and says so."""
+    most = most_layers(data)
+    for s in range(data.num_stages):
+        model += var.u[s] <= var.n[s], f"recomputed_held_{s}"
+        model += var.u[s] <= int(most[s]) * var.x[s], f"recomputed_said_{s}"
+        model += var.u[s] >= var.x[s], f"recomputed_some_{s}"
+
+
+def add_selective(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Core attention is recomputed in all layers of a stage or in none."""
+    most = most_layers(data)
+    for s in range(data.num_stages):
+        big = max(int(most[s]), 1)
+        model += var.k1[s] <= var.n[s], f"selective_held_{s}"
+        model += var.k1[s] <= big * var.y[s], f"selective_said_{s}"
+        model += var.k1[s] >= var.n[s] - big + big * var.y[s], f"selective_all_{s}"
+
+
+def add_one_kind(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """A stage recomputes core attention or whole layers, not both."""
+    for s in range(data.num_stages):
+        model += var.x[s] + var.y[s] <= 1, f"one_kind_{s}"
+
+
+def add_memory(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """What a stage holds fits its chips."""
+    for s in range(data.num_stages):
+        need = (
+            data.layer_gib[s] * var.n[s]
+            - data.full_saves_gib[s] * var.u[s]
+            - data.selective_saves_gib[s] * var.k1[s]
+            + data.full_peak_gib[s] * var.x[s]
+        )
+        model += need <= data.limit_gib[s] - data.base_gib[s], f"memory_{s}"
+
+
+def add_forward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Forward of a stage: its layers, and embedding or head."""
+    for s in range(data.num_stages):
+        time = data.forward_ms[s] * var.n[s] + data.base_forward_ms[s]
+        model += var.forward[s] == time, f"forward_time_{s}"
+
+
+def add_backward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Backward of a stage: its layers, what they recompute, and embedding or head."""
+    for s in range(data.num_stages):
+        time = (
+            data.backward_ms[s] * var.n[s]
+            + data.full_ms[s] * var.u[s]
+            + data.selective_ms[s] * var.k1[s]
+            + data.base_backward_ms[s]
+        )
+        model += var.backward[s] == time, f"backward_time_{s}"
+
+
+def add_reduction(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Gradient reduction shows where the last backward does not hide it."""
+    for s in range(data.num_stages):
+        total = data.reduce_ms[s] * var.n[s] + data.base_reduce_ms[s]
+        model += var.reduction[s] >= total - data.hidden_fraction * var.backward[s], f"reduction_{s}"
+
+
+def add_gathering(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """Parameter gathering shows where the first forward does not hide it."""
+    for s in range(data.num_stages):
+        total = data.gather_ms[s] * var.n[s] + data.base_gather_ms[s]
+        model += var.gathering[s] >= total - data.hidden_fraction * var.forward[s], f"gathering_{s}"
+
+
+def add_follow_up(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """After all stages have met, the slowest optimizer and gathering end the step."""
+    for s in range(data.num_stages):
+        time = data.optimizer_ms[s] * var.n[s] + data.base_optimizer_ms[s] + data.gather_tail_ms[s]
+        model += var.follow >= time + var.gathering[s], f"follow_up_{s}"
+
+
+def add_pipeline(
+    model: pulp.LpProblem, data: StageSelectionData, var: Variables, name: RowName, end_stage: int
+) -> None:
+    """One row of `pipeline_rows` for stage `name.stage`, followed down to the end of `end_stage`."""
+    p, s, j = data.num_stages, name.stage, end_stage
+    row = row_coefficients(name, p, data.num_microbatches, data.send_ms)
+    forward, backward = row.forward.copy(), row.backward.copy()
+    forward[:s] += 1
+    backward[j:s] += 1
+    constant = row.constant + float(data.send_ms[:s].sum() + data.send_ms[j:s].sum())
+    terms = pulp.LpAffineExpression(
+        [(var.forward[i], float(forward[i])) for i in range(p) if forward[i]]
+        + [(var.backward[i], float(backward[i])) for i in range(p) if backward[i]]
+    )
+    label = f"{name.family}_{s}_{name.last}_{int(name.wait_first)}{int(name.wait_last)}_{j}"
+    tail = float(data.reduce_tail_ms[j]) + constant
+    model += var.end >= terms + var.reduction[j] + tail, f"pipeline_{label}"
+
+
+def add_exclude(
+    model: pulp.LpProblem, data: StageSelectionData, var: Variables, layers: Sequence[int], index: int
+) -> None:
+    """Some stage holds more or fewer layers than in a solution already judged."""
+    most = most_layers(data)
+    moved = []
+    for s, count in enumerate(layers):
+        up = pulp.LpVariable(f"up_{index}_{s}", cat="Binary")
+        down = pulp.LpVariable(f"down_{index}_{s}", cat="Binary")
+        model += var.n[s] >= count + 1 - (count + 1) * (1 - up), f"exclude_{index}_up_{s}"
+        room = int(most[s]) - count + 1
+        model += var.n[s] <= count - 1 + room * (1 - down), f"exclude_{index}_down_{s}"
+        moved += [up, down]
+    model += pulp.lpSum(moved) >= 1, f"exclude_{index}"
+
+
+def extract(data: StageSelectionData, solution: solvers.Solution) -> StageChoice:
+    """Read layers and recomputation of every stage out of a solution."""
+    layers, kinds, recomputed = [], [], []
+    for s in range(data.num_stages):
+        layers.append(solution.integer(f"n_{s}"))
+        full = solution.integer(f"u_{s}")
+        selective = solution.integer(f"y_{s}") == 1
+        kinds.append("selective" if selective else "full" if full else "none")
+        recomputed.append(full)
+    return StageChoice(tuple(layers), tuple(kinds), tuple(recomputed))
+
+
+def solve(
+    data: StageSelectionData,
+    options: SolveOptions,
+    *,
+    exclude: Sequence[Sequence[int]] = (),
+    rows: Sequence[PipelineRow] = (),
+    cutoff_ms: float | None = None,
+    tighten: bool = True,
+) -> StageSelectionResult:
+    """Solve to the gap of `options`, adding violated (pipeline) rows until none is left.
+
+    Rows are first added to the linear relaxation, which is cheap, then to the integer program.
+
+    Parameters
+    ----------
+    exclude
+        Layer counts already judged.
+    rows
+        Rows found before for this choice or one like it, to start from.
+    cutoff_ms
+        Stop as soon as the bound reaches this: the choice cannot win any more.
+    tighten
+        Whether to add the cuts that only strengthen.
+    """
+    most = most_layers(data)
+    if int(most.min()) < 1 or int(most.sum()) < data.num_layers:
+        return StageSelectionResult("infeasible", None, None, None, ())
+    model, var = build(data)
+    if tighten:
+        tighten_recompute(model, data, var)
+        tighten_bottleneck(model, data, var)
+    for index, layers in enumerate(exclude):
+        add_exclude(model, data, var, layers, index)
+    search = _RowSearch(data, model, var, options, cutoff_ms)
+    search.add([*rows, *_first_rows(data)])
+    with _relaxed(model):
+        relaxation = search.run_relaxation()
+    if relaxation is not None:
+        return relaxation
+    return search.run()
+
+
+def _first_rows(data: StageSelectionData) -> list[PipelineRow]:
+    """Work of every stage and one round trip: enough to make the program bounded and sane."""
+    stages = range(data.num_stages)
+    family = "partial" if data.num_microbatches >= data.num_stages + 1 else "window"
+    return [(RowName(family, s, s), 0) for s in stages] + [(RowName("work", s, s), 0) for s in stages]
+
+
+@contextmanager
+def _relaxed(model: pulp.LpProblem) -> Iterator[None]:
+    """Drop integrality for a while."""
+    whole = [variable for variable in model.variables() if variable.cat == pulp.LpInteger]
+    for variable in whole:
+        variable.cat = pulp.LpContinuous
+    try:
+        yield
+    finally:
+        for variable in whole:
+            variable.cat = pulp.LpInteger
+
+
+class _RowSearch:
+    """The loop that solves, looks for violated rows, and adds them."""
+
+    def __init__(
+        self,
+        data: StageSelectionData,
+        model: pulp.LpProblem,
+        var: Variables,
+        options: SolveOptions,
+        cutoff_ms: float | None,
+    ) -> None:
+        self.data, self.model, self.var, self.options = data, model, var, options
+        self.cutoff_ms = cutoff_ms
+        self.known: dict[PipelineRow, None] = {}
+        self.bound: float | None = None
+        self.best: tuple[StageChoice, float] | None = None
+
+    def add(self, rows: Sequence[PipelineRow]) -> bool:
+        """Add the rows that are new; whether there were any."""
+        fresh = [row for row in dict.fromkeys(rows) if row not in self.known]
+        for name, end_stage in fresh:
+            self.known[name, end_stage] = None
+            add_pipeline(self.model, self.data, self.var, name, end_stage)
+        return bool(fresh)
+
+    def result(self, status: solvers.Status) -> StageSelectionResult:
+        choice, value = self.best if self.best is not None else (None, None)
+        return StageSelectionResult(status, choice, value, self.bound, tuple(self.known))
+
+    def closed(self) -> bool:
+        """Whether the bound has reached the cutoff."""
+        return self.cutoff_ms is not None and self.bound is not None and self.bound >= self.cutoff_ms
+
+    def raise_bound(self, solution: solvers.Solution) -> None:
+        if solution.bound is not None:
+            self.bound = solution.bound if self.bound is None else max(self.bound, solution.bound)
+
+    def run_relaxation(self) -> StageSelectionResult | None:
+        """Add rows to the relaxation; a result only where that already decides the choice."""
+        for _ in range(MAX_ROUNDS):
+            solution = solvers.solve(self.model, self.options)
+            if solution.status == "infeasible":
+                return self.result("infeasible")
+            if solution.status != "optimal":
+                return None
+            self.raise_bound(solution)
+            if self.closed():
+                return self.result("unknown")
+            forward = _values(solution, self.var.forward)
+            backward = _values(solution, self.var.backward)
+            after = _values(solution, self.var.reduction) + self.data.reduce_tail_ms
+            if not self.add(violated_rows(self.data, forward, backward, after, solution.values["T"])):
+                return None
+        return None
+
+    def run(self) -> StageSelectionResult:
+        """Solve the integer program, adding rows until the best choice is within the gap."""
+        gap = max(self.options.gap, ROW_TOL)
+        for _ in range(MAX_ROUNDS):
+            solution = solvers.solve(self.model, self.options)
+            self.raise_bound(solution)
+            if solution.status in ("infeasible", "unknown"):
+                return self.result("feasible" if self.best is not None else solution.status)
+            choice = extract(self.data, solution)
+            value = objective_ms(self.data, choice)
+            if self.best is None or value < self.best[1]:
+                self.best = (choice, value)
+            if solution.status == "feasible" or self.closed():
+                return self.result("feasible")
+            if self.bound is not None and self.best[1] - self.bound <= gap * self.best[1]:
+                return self.result("optimal")
+            forward, backward = times_ms(self.data, choice)
+            after = reductions_ms(self.data, choice) + self.data.reduce_tail_ms
+            if not self.add(violated_rows(self.data, forward, backward, after, solution.values["T"])):
+                return self.result("optimal")
+        return self.result("feasible")
+
+
+def _values(solution: solvers.Solution, variables: Sequence[pulp.LpVariable]) -> Floats:
+    return np.array([solution.values[variable.name] for variable in variables])
