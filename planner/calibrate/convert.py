@@ -18,12 +18,16 @@ from planner.calibrate.shapes import model_of
 from planner.calibrate.stacks import stack_id, stack_of
 from planner.data.chip import Chip, Precision
 from planner.data.model_spec import MoeSpec
+from planner.data.options import Options
 from planner.data.plan import DpMode, Plan, Recompute
 from planner.data.problem import Problem
 from planner.data.workload import Workload
 
-NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "amp-deepspeed")
+NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
 """Stacks whose runs recompute nothing where they do not say so."""
+
+NO_RESERVE = Options(memory_reserve_fraction=0.0)
+"""A run that took place fitted: the reserve that a planner keeps does not count against it."""
 
 FULL_SHARDING = ("zero3", "fsdp")
 """Modes that also shard the parameters; the cost model has no price for their gathering by layer."""
@@ -96,6 +100,7 @@ def convert(run: Run) -> Candidate:
         workload=workload,
         target="unrestricted",
         stack=stack_of(run),
+        options=NO_RESERVE,
     )
     plans = _plans(run, problem, assumptions)
     return Candidate(problem, plans, stack_id(run), alone, tuple(assumptions))

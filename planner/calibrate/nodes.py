@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from planner.calibrate.patterns import SkipRun, compiled, table
+from planner.calibrate.patterns import SkipRun, compiled, occurs, table
 from planner.calibrate.runs import Run, RunGroup
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster, Link, NodeClass, Transport
@@ -14,8 +16,23 @@ from planner.data.shorthand import RDMA_LATENCY_US, TCP_LATENCY_US, usual_nodes
 from planner.errors import InstanceError
 from planner.units import BITS_PER_BYTE
 
-NVLINK_DOMAIN_CHIPS = 72
-"""Chips of one NVLink domain of a GB200 or GB300 NVL72 rack (NVIDIA data sheet)."""
+
+@dataclass(frozen=True)
+class StatedNetwork:
+    """What a run's words say of its network."""
+
+    nics: int
+    """Adapters of a node, or of a chip."""
+    per_chip: bool
+    """Whether they are counted by chip."""
+    gbit_per_s: float
+    """Rate of one adapter, one way [Gbit/s]."""
+    transport: Transport | None
+    """How data travels, where the words decide it."""
+    intra_gbit_per_s: float | None
+    """Rate of one chip inside its node, where known [Gbit/s]."""
+    between_classes: bool
+    """Whether the rate is that of links between different chips."""
 
 
 def cluster_of(run: Run) -> tuple[Cluster, dict[str, Chip], tuple[str, ...]]:
@@ -26,33 +43,40 @@ def cluster_of(run: Run) -> tuple[Cluster, dict[str, Chip], tuple[str, ...]]:
     SkipRun
         Where a chip is unknown.
     """
-    return _cluster(run.cluster.groups, _network(run.text))
+    return _cluster(run.cluster.groups, _stated_network(run.text, run.source))
 
 
 @lru_cache(maxsize=4096)
-def _network(text: str) -> tuple[int, float, bool, Transport | None] | None:
-    """Adapters, Gbit/s of one, whether counted by chip, and transport, as the run's words say."""
+def _stated_network(text: str, source: str) -> StatedNetwork | None:
+    """Network as the first rule that applies reads it from a run's words."""
     for rule in table("network_patterns")["networks"]:
         match = compiled(rule["pattern"]).search(text)
-        if match is None:
+        if match is None or not occurs(rule.get("run_source"), source):
             continue
-
-        def number(value: Any, match: Any = match) -> float:
-            return float(match[int(value[1:])] if isinstance(value, str) else value)
-
         per_chip = "nics_per_chip" in rule
-        nics = int(number(rule["nics_per_chip" if per_chip else "nics_per_node"]))
         if "gbyte_per_s" in rule:
-            rate = number(rule["gbyte_per_s"]) * BITS_PER_BYTE
+            rate = _number(rule["gbyte_per_s"], match) * BITS_PER_BYTE
         else:
-            rate = number(rule["gbit_per_s"])
-        return nics, rate, per_chip, rule.get("transport")
+            rate = _number(rule["gbit_per_s"], match)
+        return StatedNetwork(
+            nics=int(_number(rule["nics_per_chip" if per_chip else "nics_per_node"], match)),
+            per_chip=per_chip,
+            gbit_per_s=rate,
+            transport=rule.get("transport"),
+            intra_gbit_per_s=rule.get("intra_gbit_per_s"),
+            between_classes=rule.get("between_classes", False),
+        )
     return None
+
+
+def _number(value: Any, match: re.Match[str]) -> float:
+    """A number of a rule: as it stands, or `$1`, the text of that group."""
+    return float(match[int(value[1:])] if isinstance(value, str) else value)
 
 
 @lru_cache(maxsize=4096)
 def _cluster(
-    groups: tuple[RunGroup, ...], network: tuple[int, float, bool, Transport | None] | None
+    groups: tuple[RunGroup, ...], network: StatedNetwork | None
 ) -> tuple[Cluster, dict[str, Chip], tuple[str, ...]]:
     classes: list[NodeClass] = []
     chips: dict[str, Chip] = {}
@@ -75,63 +99,45 @@ def _cluster(
 
 
 def _node_class(
-    group: RunGroup,
-    chip: Chip,
-    index: int,
-    network: tuple[int, float, bool, Transport | None] | None,
-    assumptions: list[str],
+    group: RunGroup, chip: Chip, index: int, network: StatedNetwork | None, assumptions: list[str]
 ) -> NodeClass:
-    chips_per_node = min(group.num_chips, _domain(group, chip, assumptions))
+    """Nodes of a group: the group's own rates, else the run's words, else what the chip usually has."""
+    chips_per_node = min(group.num_chips, group.chips_per_node or chip.chips_per_node)
     num_nodes = -(-group.num_chips // chips_per_node)
     usual, notes = usual_nodes(f"{chip.id}-{index}" if index else chip.id, chip, num_nodes, chips_per_node)
-    values: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     if group.inter_node_gbit_per_s is not None:
-        values.update(nics_per_node=1, nic_gbit_per_s=group.inter_node_gbit_per_s)
+        stated.update(nics_per_node=1, nic_gbit_per_s=group.inter_node_gbit_per_s)
     elif network is not None:
-        nics, rate, per_chip, _ = network
-        values.update(nics_per_node=nics * chips_per_node if per_chip else nics, nic_gbit_per_s=rate)
+        nics = network.nics * chips_per_node if network.per_chip else network.nics
+        stated.update(nics_per_node=nics, nic_gbit_per_s=network.gbit_per_s)
     elif num_nodes > 1:
         assumptions.append(notes[0])
-    if group.intra_node_gbit_per_s is not None:
-        values["intra_node_bandwidth_gb_per_s"] = group.intra_node_gbit_per_s / BITS_PER_BYTE
-    if values:
-        node_rate = values.get("nics_per_node", 0) * values.get("nic_gbit_per_s", 0.0)
-        transport = network[3] if network is not None else None
-        if transport is None:
-            slow = 0 < node_rate <= table("network_patterns")["tcp_up_to_gbit_per_s"]
-            transport = "tcp" if slow else "rdma"
-        values["transport"] = transport
-        values["latency_us"] = TCP_LATENCY_US if transport == "tcp" else RDMA_LATENCY_US
-    return usual.model_copy(update=values)
+    if stated:
+        transport = _transport(stated["nics_per_node"] * stated["nic_gbit_per_s"], network)
+        latency_us = TCP_LATENCY_US if transport == "tcp" else RDMA_LATENCY_US
+        stated.update(transport=transport, latency_us=latency_us)
+    inside = group.intra_node_gbit_per_s or (network.intra_gbit_per_s if network is not None else None)
+    if inside is not None:
+        stated["intra_node_bandwidth_gb_per_s"] = inside / BITS_PER_BYTE
+    return usual.model_copy(update=stated)
 
 
-def _domain(group: RunGroup, chip: Chip, assumptions: list[str]) -> int:
-    """Chips that reach each other at the rate of the node: the NVLink domain where it spans hosts.
-
-    Of the 72 chips of an NVL72 rack a job takes as many whole hosts as divide its chips evenly.
-    """
-    chips_per_node = group.chips_per_node or chip.chips_per_node
-    if "NVL72" not in chip.intra_node_kind or group.num_chips <= chips_per_node:
-        return chips_per_node
-    sizes = range(NVLINK_DOMAIN_CHIPS, chips_per_node - 1, -1)
-    for size in sizes:
-        if size % chips_per_node == 0 and group.num_chips % size == 0:
-            assumptions.append(f"{size} chips in one NVLink domain")
-            return size
-    return chips_per_node
+def _transport(node_gbit_per_s: float, network: StatedNetwork | None) -> Transport:
+    """Transport as stated; else nodes with a slow network have no RDMA."""
+    if network is not None and network.transport is not None:
+        return network.transport
+    return "tcp" if node_gbit_per_s <= table("network_patterns")["tcp_up_to_gbit_per_s"] else "rdma"
 
 
-def _links(
-    classes: list[NodeClass], network: tuple[int, float, bool, Transport | None] | None
-) -> tuple[Link, ...]:
+def _links(classes: list[NodeClass], network: StatedNetwork | None) -> tuple[Link, ...]:
     """Links between classes where the run's words give their rate (`cross-type links`)."""
-    if network is None or network[3] != "tcp" or len(classes) == 1:
+    if network is None or not network.between_classes:
         return ()
-    rate = network[0] * network[1]
     return tuple(
         Link(
             between=(a.name, b.name),
-            gbit_per_s=rate,
+            gbit_per_s=network.nics * network.gbit_per_s,
             latency_us=TCP_LATENCY_US,
             transport="tcp",
             note="stated",

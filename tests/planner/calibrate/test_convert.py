@@ -295,17 +295,12 @@ def test_nodes_with_fewer_chips_than_usual_and_network_in_words() -> None:
     assert (usual.nics_per_node, usual.nic_gbit_per_s) == (8, 400)
 
 
-def test_nvl72_nodes_are_joined_to_one_domain() -> None:
-    racks = {"groups": [{"chip": "gb200-186gb", "num_chips": 256, "chips_per_node": 4}]}
-    cluster = converted(cluster=racks, plan__data_parallel=32).problem.cluster
-    assert (cluster.classes[0].num_nodes, cluster.classes[0].chips_per_node) == (4, 64)
-
-
 @pytest.mark.parametrize(
     ("software", "source", "stack"),
     [
         ("NeMo 24.07+vboost", "nemo-docs", "nemo"),
         ("Megatron-DeepSpeed", "vtrain-single", "megatron-deepspeed"),
+        ("Sailor runtime on Megatron-DeepSpeed", "sailor-mit", "sailor"),
         ("Megatron-DeepSpeed 1F1B", "amp-hetero", "amp-deepspeed"),
         ("Megatron-LM (Selene)", "korthikanti22", "megatron-2022"),
         ("Megatron-LM 23e00ed (TE 2.11, torch 2.10, CUDA 13.1)", "simumax-b200", "megatron-core"),
