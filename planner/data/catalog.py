@@ -61,7 +61,11 @@ def unknown(kind: str, name: str, where: str = "", extra: tuple[str, ...] = ()) 
     """Error for a name that no instance of a kind bears, with the nearest names."""
     close = did_you_mean(name, (*extra, *names(kind), *aliases(kind)))
     shown = name if len(name) <= 60 else name[:57] + "..."
-    return InstanceError(f"unknown {kind[:-1]} {shown!r}{close}; `hetplan list {kind}` shows all", where)
+    # Stacks are few and have no list of their own on the command line.
+    way_out = (
+        f"there are {', '.join(names(kind))}" if kind == "stacks" else f"`hetplan list {kind}` shows all"
+    )
+    return InstanceError(f"unknown {kind[:-1]} {shown!r}{close or ';'} {way_out}", where)
 
 
 def shipped_values(kind: str, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Each returns the field at fault and a message, or None. What a launcher allows i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from planner.data.problem import Problem
@@ -16,8 +17,24 @@ MAX_CHIPS = 1_000_000
 """More chips than any cluster has; a larger count is a slip of the hand."""
 MAX_LAYERS = 10_000
 """More layers than any model has."""
-MAX_TOKENS_PER_STEP = 10**12
-"""More tokens than any step has."""
+MAX_WIDTH = 10_000_000
+"""More than any width, number of heads, vocabulary or number of experts."""
+MAX_BATCH = 10_000_000
+"""More sequences than any step has."""
+MAX_SEQ_LENGTH = 100_000_000
+"""More tokens than any sequence has."""
+_WIDTHS = (
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "head_dim",
+    "vocab_size",
+    "mtp_num_layers",
+)
+MAX_NAME_LENGTH = 200
+"""Longer names break tables and file systems."""
+_PLAIN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,252}\Z")
 BF16_COMPUTE_CAPABILITY = 8.0
 """First CUDA compute capability with bf16 matrix products (CUDA C++ Programming Guide, tensor cores)."""
 
@@ -69,16 +86,19 @@ def sequence_fits_learned_positions(problem: Problem) -> Finding | None:
 
 
 def counts_are_sane(problem: Problem) -> Finding | None:
-    """Absurd counts are slips of the hand and would only cost memory."""
-    if problem.cluster.num_chips > MAX_CHIPS:
-        return "cluster.classes", f"{problem.cluster.num_chips} chips exceed the limit of {MAX_CHIPS}"
-    if problem.model.num_layers > MAX_LAYERS:
-        return "model.num_layers", f"must be <= {MAX_LAYERS}, got {problem.model.num_layers}"
-    if problem.workload.tokens_per_step > MAX_TOKENS_PER_STEP:
-        return (
-            "workload.global_batch_size",
-            f"{problem.workload.tokens_per_step} tokens a step exceed the limit of {MAX_TOKENS_PER_STEP}",
-        )
+    """Absurd counts are slips of the hand; they would only cost memory and overflow later."""
+    model, workload = problem.model, problem.workload
+    for field, value, limit in (
+        ("cluster.classes", problem.cluster.num_chips, MAX_CHIPS),
+        ("model.num_layers", model.num_layers, MAX_LAYERS),
+        *((f"model.{name}", getattr(model, name), MAX_WIDTH) for name in _WIDTHS),
+        ("model.moe.num_experts", model.moe.num_experts if model.moe else 0, MAX_WIDTH),
+        ("workload.global_batch_size", workload.global_batch_size, MAX_BATCH),
+        ("workload.seq_length", workload.seq_length, MAX_SEQ_LENGTH),
+    ):
+        if value > limit:
+            what = " chips in all" if field == "cluster.classes" else ""
+            return field, f"must be <= {limit}, got {value}{what}"
     return None
 
 
@@ -99,8 +119,27 @@ def nodes_are_connected(problem: Problem) -> Finding | None:
     return None
 
 
+def names_are_plain(problem: Problem) -> Finding | None:
+    """Names of hosts and classes end up in file names and start scripts."""
+    for i, node_class in enumerate(problem.cluster.classes):
+        at = f"cluster.classes[{i}]"
+        if not _PLAIN_NAME.match(node_class.name):
+            return f"{at}.name", f"{_cut(node_class.name)} may hold letters, digits, '.', '-' and '_' only"
+        for j, host in enumerate(node_class.hosts or ()):
+            if not _PLAIN_NAME.match(host):
+                return f"{at}.hosts[{j}]", f"{_cut(host)} is no host name: letters, digits, '.', '-', '_'"
+    if not problem.name.isprintable() or len(problem.name) > MAX_NAME_LENGTH:
+        return "name", f"must be printable and at most {MAX_NAME_LENGTH} characters, got {_cut(problem.name)}"
+    return None
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
 RULES: tuple[Callable[[Problem], Finding | None], ...] = (
     counts_are_sane,
+    names_are_plain,
     some_class_has_the_precision,
     sequence_fits_learned_positions,
     nodes_are_connected,

@@ -54,17 +54,17 @@ def validated(cls: type[Record], values: Any, where: str, prefix: str = "") -> R
     """
     try:
         # Strict JSON mode takes lists for tuples, which strict Python mode would refuse.
-        return cls.model_validate_json(json.dumps(values), strict=True)
+        text = json.dumps(values, ensure_ascii=False).encode()
+        return cls.model_validate_json(text, strict=True)
+    except UnicodeEncodeError:
+        raise InstanceError("holds half a character (a lone surrogate); write it as UTF-8", where) from None
     except ValidationError as error:
         raise explained(cls, error, where, prefix) from None
 
 
 def explained(cls: type[BaseModel], error: ValidationError, where: str, prefix: str = "") -> InstanceError:
     """Choose the finding that helps most and word it in one line."""
-    found = [e for e in error.errors() if not (e["loc"] and e["loc"][-1] == "str" and len(e["loc"]) > 1)]
-    found = found or error.errors()
-    # A misspelt key is also a missing one: name the misspelling.
-    found.sort(key=lambda e: e["type"] != "extra_forbidden")
+    found = _worth_saying(error.errors())
     first = found[0]
     parts = _field_parts(first["loc"])
     unknown = first["type"] == "extra_forbidden"
@@ -72,6 +72,17 @@ def explained(cls: type[BaseModel], error: ValidationError, where: str, prefix: 
     message = _unknown_key(cls, parts) if unknown else _message(first, parts)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return InstanceError(message + more, f"{where}: {path}" if path and where else path or where)
+
+
+def _worth_saying(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Findings without those that only follow from others, unknown keys first."""
+    named = [e for e in errors if len(e["loc"]) < 2 or e["loc"][-1] != "str"] or errors
+    longer = [e["loc"] for e in named]
+    deepest = [
+        e for e in named if not any(len(x) > len(e["loc"]) and x[: len(e["loc"])] == e["loc"] for x in longer)
+    ]
+    # A misspelt key is also a missing one: name the misspelling.
+    return sorted(deepest, key=lambda e: e["type"] != "extra_forbidden")
 
 
 def _field_parts(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -89,6 +100,10 @@ def _path(prefix: str, parts: tuple[int | str, ...]) -> str:
 
 def _message(error: ErrorDetails, parts: tuple[int | str, ...]) -> str:
     kind, value, context = error["type"], _shown(error["input"]), error.get("ctx", {})
+    if kind == "model_type" and parts in {("cluster",), ("model",), ("stack",)}:
+        return f"must be a name or a table of keys, got {value}"
+    if kind == "too_short":
+        return f"must have at least {context['min_length']} entry, got {context['actual_length']}"
     if kind == "missing":
         return f"key {parts[-1]!r} is missing"
     if kind == "literal_error":
@@ -109,7 +124,8 @@ def _literals(expected: str) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    words = {True: "true", False: "false", None: "null"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -8,19 +8,27 @@ said in one line by `InstanceError`.
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from planner.data.base import Data
-from planner.data.catalog import names, shipped_name, shipped_values, unknown
+from planner.data.catalog import names, shipped_name, shipped_values
 from planner.data.checks import RULES, idle_notes
 from planner.data.chip import Chip, Precision
 from planner.data.cluster import Cluster
 from planner.data.explain import explained, validated
-from planner.data.kinds import CLASS_OF_KIND, schema_line
+from planner.data.find import (
+    Name,
+    checked_kind,
+    existing_path,
+    file_values,
+    find_chip,
+    find_cluster,
+    find_model,
+    find_stack,
+    is_file,
+)
+from planner.data.kinds import schema_line
 from planner.data.model_spec import ModelSpec
 from planner.data.nearest import did_you_mean
 from planner.data.options import Options
@@ -28,7 +36,6 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem, ProblemFile, TargetName
 from planner.data.read import read_file
 from planner.data.result import Result
-from planner.data.shorthand import cluster_from_short_form, looks_like_short_form
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
 from planner.errors import InstanceError
@@ -46,11 +53,6 @@ __all__ = [
     "resolve_problem",
 ]
 
-Record = TypeVar("Record", bound=Data)
-Name = str | os.PathLike[str]
-
-_FILE_ENDINGS = (".yaml", ".yml", ".json")
-
 
 def load_problem(path_or_name: Name) -> Problem:
     """Load a shipped problem by its name, or a problem file, and check it as a whole.
@@ -61,11 +63,11 @@ def load_problem(path_or_name: Name) -> Problem:
         Where the name is unknown or the file or anything it names is wrong.
     """
     text = os.fspath(path_or_name)
-    if not _is_file(text) and (name := shipped_name("problems", text)):
-        where, folder, values = name, None, _checked_kind(shipped_values("problems", name), "problem", name)
+    if not is_file(text) and (name := shipped_name("problems", text)):
+        where, folder, values = name, None, checked_kind(shipped_values("problems", name), "problem", name)
     else:
-        path = _existing_path(text, "problems")
-        where, folder, values = text, path.parent, _file_values(path, text, "problem")
+        path = existing_path(text, "problems")
+        where, folder, values = text, path.parent, file_values(path, text, "problem")
     given = validated(ProblemFile, values, where)
     if not given.name:
         given = given.model_copy(update={"name": Path(where).stem if folder else where})
@@ -77,35 +79,32 @@ def load_plan(path: Name) -> Plan:
     text = os.fspath(path)
     values = read_file(Path(text), text)
     if isinstance(values, dict) and values.get("schema") == schema_line("result"):
-        result = validated(Result, _checked_kind(values, "result", text), text)
+        result = validated(Result, checked_kind(values, "result", text), text)
         if result.plan is None:
             raise InstanceError(f"holds no plan: {result.reason or result.termination}", text)
         return result.plan
-    return validated(Plan, _checked_kind(values, "plan", text), text)
+    return validated(Plan, checked_kind(values, "plan", text), text)
 
 
 def load_chip(name: str) -> Chip:
     """Load a shipped chip by its id or an alias, case aside."""
-    found = shipped_name("chips", name)
-    if found is None:
-        raise unknown("chips", name, "chip")
-    return _shipped_chip(found)
+    return find_chip(name, "chip", {})
 
 
 def load_model(id_or_path: Name) -> ModelSpec:
     """Load a shipped model by its id or an alias, or a model file."""
-    return _model(os.fspath(id_or_path), "model", None)
+    return find_model(os.fspath(id_or_path), "model", None)
 
 
 def load_cluster(id_path_or_short_form: Name) -> Cluster:
     """Load a shipped cluster, a cluster file, or nodes in short form (`6x8 h100-sxm-80gb, ...`)."""
-    cluster = _cluster(os.fspath(id_path_or_short_form), "cluster", None, {})
+    cluster = find_cluster(os.fspath(id_path_or_short_form), "cluster", None, {})
     return _with_chip_ids(cluster, "cluster", {})[0]
 
 
 def load_stack(id_or_path: Name) -> SoftwareStack:
     """Load a shipped software stack, or a stack file."""
-    return _stack(os.fspath(id_or_path), "stack", None)
+    return find_stack(os.fspath(id_or_path), "stack", None)
 
 
 def resolve_problem(given: ProblemFile, where: str) -> Problem:
@@ -154,7 +153,8 @@ def build_problem(
     )
     if target not in _targets():
         raise InstanceError(
-            f"unknown target {target!r}{did_you_mean(target, _targets())}; there are {', '.join(_targets())}",
+            f"unknown target {target!r}{did_you_mean(target, _targets()) or ';'} "
+            f"there are {', '.join(_targets())}",
             "target",
         )
     title = name or f"{model if isinstance(model, str) else model.id}-{seq_length}-{global_batch_size}"
@@ -180,7 +180,7 @@ def _resolved(given: ProblemFile, where: str, folder: Path | None) -> Problem:
     own = _own_chips(given, at)
     cluster = given.cluster
     if isinstance(cluster, str):
-        cluster = _cluster(cluster, f"{at}cluster", folder, own)
+        cluster = find_cluster(cluster, f"{at}cluster", folder, own)
     cluster, chips = _with_chip_ids(cluster, f"{at}cluster", own)
     model, stack = given.model, given.stack
     try:
@@ -188,10 +188,10 @@ def _resolved(given: ProblemFile, where: str, folder: Path | None) -> Problem:
             name=given.name,
             cluster=cluster,
             chips=chips,
-            model=_model(model, f"{at}model", folder) if isinstance(model, str) else model,
+            model=find_model(model, f"{at}model", folder) if isinstance(model, str) else model,
             workload=given.workload,
             target=given.target,
-            stack=_stack(stack, f"{at}stack", folder) if isinstance(stack, str) else stack,
+            stack=find_stack(stack, f"{at}stack", folder) if isinstance(stack, str) else stack,
             options=given.options,
         )
     except ValidationError as error:
@@ -224,87 +224,7 @@ def _with_chip_ids(cluster: Cluster, where: str, own: dict[str, Chip]) -> tuple[
     chips: dict[str, Chip] = {}
     classes = []
     for i, node_class in enumerate(cluster.classes):
-        chip = _find_chip(node_class.chip, f"{where}.classes[{i}].chip", own)
+        chip = find_chip(node_class.chip, f"{where}.classes[{i}].chip", own)
         chips[chip.id] = chip
         classes.append(node_class.model_copy(update={"chip": chip.id}))
     return cluster.model_copy(update={"classes": tuple(classes)}), chips
-
-
-def _find_chip(name: str, where: str, own: dict[str, Chip]) -> Chip:
-    if found := own.get(name.lower()):
-        return found
-    shipped = shipped_name("chips", name)
-    if shipped is None:
-        raise unknown("chips", name, where, extra=tuple(own))
-    return _shipped_chip(shipped)
-
-
-@cache
-def _shipped_chip(name: str) -> Chip:
-    return _shipped(Chip, "chips", name)
-
-
-def _cluster(text: str, where: str, folder: Path | None, own: dict[str, Chip]) -> Cluster:
-    if not _is_file(text):
-        if name := shipped_name("clusters", text):
-            return _shipped(Cluster, "clusters", name)
-        if looks_like_short_form(text):
-            return cluster_from_short_form(text, lambda chip: _find_chip(chip, where, own), where)
-    return _from_file(Cluster, "clusters", text, where, folder)
-
-
-def _model(text: str, where: str, folder: Path | None) -> ModelSpec:
-    if not _is_file(text) and (name := shipped_name("models", text)):
-        return _shipped(ModelSpec, "models", name)
-    return _from_file(ModelSpec, "models", text, where, folder)
-
-
-def _stack(text: str, where: str, folder: Path | None) -> SoftwareStack:
-    if not _is_file(text) and (name := shipped_name("stacks", text)):
-        return _shipped(SoftwareStack, "stacks", name)
-    return _from_file(SoftwareStack, "stacks", text, where, folder)
-
-
-def _shipped(cls: type[Record], kind: str, name: str) -> Record:
-    where = f"{kind}/{name}.yaml"
-    return validated(cls, _checked_kind(shipped_values(kind, name), kind[:-1], where), where)
-
-
-def _from_file(cls: type[Record], kind: str, text: str, where: str, folder: Path | None) -> Record:
-    path = _existing_path(text, kind, where, folder)
-    return validated(cls, _file_values(path, str(path), kind[:-1]), str(path))
-
-
-def _is_file(text: str) -> bool:
-    """Whether a string can only mean a file."""
-    return text.lower().endswith(_FILE_ENDINGS) or "/" in text or os.sep in text
-
-
-def _existing_path(text: str, kind: str, where: str = "", folder: Path | None = None) -> Path:
-    """Path of a file that a string names; else the error for an unknown name."""
-    path = (folder or Path()) / text
-    if _is_file(text) or (text and len(text) < 256 and "\0" not in text and path.exists()):
-        return path
-    raise unknown(kind, text, where)
-
-
-def _file_values(path: Path, where: str, kind: str) -> dict[str, Any]:
-    return _checked_kind(read_file(path, where), kind, where)
-
-
-def _checked_kind(values: Any, kind: str, where: str) -> dict[str, Any]:
-    """Values without their `schema:` line, which must name the kind and version expected."""
-    wanted = schema_line(kind)
-    if not isinstance(values, dict):
-        raise InstanceError(f"must be a table of keys that starts with `schema: {wanted}`", where)
-    found = values.get("schema")
-    if found is None:
-        raise InstanceError(f"has no `schema:` line; add `schema: {wanted}`", where)
-    if found != wanted:
-        known = {schema_line(other): other for other in CLASS_OF_KIND}
-        if found in known:
-            message = f"is a {known[found]} file, expected a {kind} file (`schema: {wanted}`)"
-        else:
-            message = f"`schema: {str(found)[:60]}` is not understood; this release reads `{wanted}`"
-        raise InstanceError(message, where)
-    return {key: value for key, value in values.items() if key != "schema"}

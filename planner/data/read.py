@@ -22,6 +22,9 @@ from planner.units import MIB
 MAX_FILE_BYTES = 32 * MIB
 """Larger files are no instances; they are refused before they are read."""
 
+MAX_DIGITS = 40
+"""Digits of a whole number; no quantity of ours needs as many."""
+
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # YAML 1.2 core schema, section 10.3.2.
@@ -32,6 +35,8 @@ _FLOAT = re.compile(
     r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
+_FIRST_OF_NO_TEXT = frozenset("+-.0123456789~nNtTfF")
+"""Only words that start so can be anything but text; a quick way out for the many that do not."""
 
 _TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
@@ -42,6 +47,8 @@ _TAGS = frozenset(
 
 def plain_scalar(text: str) -> Any:
     """Value of an unquoted YAML word by the core schema of YAML 1.2."""
+    if text and text[0] not in _FIRST_OF_NO_TEXT:
+        return text
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
@@ -57,11 +64,17 @@ def plain_scalar(text: str) -> Any:
 def read_file(path: Path, where: str) -> Any:
     """Return the plain values of a YAML or JSON file.
 
+    Parameters
+    ----------
+    where
+        What error messages call the file.
+
     Raises
     ------
     InstanceError
         Where the file is missing, unreadable, a directory, too large, no text, or malformed.
     """
+    where = where if len(where) <= 200 else where[:100] + "..."
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -80,7 +93,7 @@ def read_file(path: Path, where: str) -> Any:
     except OSError as error:
         raise InstanceError(f"cannot be read: {error.strerror or error}", where) from None
     except ValueError as error:  # a NUL in the path
-        raise InstanceError(f"is no file name: {error}", where) from None
+        raise InstanceError(f"is no file name: {error}", where.replace("\0", "\\0")) from None
     return parse_text(decode(raw, where), where)
 
 
@@ -141,10 +154,14 @@ def _parse_json(text: str, where: str) -> Any:
 
 
 def _whole(word: str, where: str) -> int:
-    # Python refuses to convert more than 4300 digits with a bare ValueError.
-    if len(word) > 40:
-        raise InstanceError(f"number {_short(word)} has {len(word)} digits", where)
+    _check_digits(word, where)
     return int(word)
+
+
+def _check_digits(word: str, where: str) -> None:
+    """Python refuses to convert more than 4300 digits with a bare ValueError."""
+    if len(word) > MAX_DIGITS and _INT.match(word):
+        raise InstanceError(f"number {_short(word)} has {len(word)} digits", where)
 
 
 def _parse_yaml(text: str, where: str) -> Any:
@@ -198,8 +215,7 @@ def _scalar(node: yaml.ScalarNode, line: int, where: str) -> Any:
     # The loader resolves plain words by YAML 1.1; only whether a word was quoted matters here.
     if node.style:
         return node.value
-    if _INT.match(node.value):
-        _whole(node.value, f"{where}: line {line}")
+    _check_digits(node.value, f"{where}: line {line}")
     value = plain_scalar(node.value)
     if isinstance(value, float) and not math.isfinite(value):
         raise InstanceError(f"line {line}: {_short(node.value)} is no finite number", where)

@@ -24,6 +24,7 @@ _WHOLE: tuple[type[Data], ...] = (
 # out what is empty.
 
 _LINE_WIDTH = 110
+_UNUSUAL_LINE_BREAKS = "\x85\u2028\u2029"
 
 
 def to_yaml(record: Data) -> str:
@@ -105,6 +106,8 @@ def _represent_list(dumper: _Dumper, items: list[Any]) -> yaml.Node:
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
     # PyYAML knows YAML 1.1, in which 1e3 is a word; by 1.2 it is a number and needs quotes.
     style = "'" if not isinstance(plain_scalar(text), str) else None
+    if any(character in text for character in _UNUSUAL_LINE_BREAKS):
+        style = '"'  # readers of YAML 1.1 fold these; in double quotes they are escaped
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -14,8 +14,8 @@ from planner.data.chip import Chip
 from planner.data.cluster import Cluster, Link, NodeClass, Transport
 from planner.errors import InstanceError
 
-_PART = re.compile(r"^(\d{1,9})\s*[xX×*]\s*(\d{1,9})\s+(\S+)$")
-_EXAMPLE = "write nodes x chips per node and the chip, such as '6x8 h100-sxm-80gb, 10x8 a100-sxm-80gb'"
+_PART = re.compile(r"^([0-9]{1,9})\s*[xX×*]\s*([0-9]{1,9})\s+(\S+)$")
+_EXAMPLE = "write nodes x chips per node, then the chip: '6x8 h100-sxm-80gb, 10x8 a100-sxm-80gb'"
 
 RDMA_LATENCY_US = 5.0
 """Latency between two nodes over an RDMA network [us]; a guess in the middle of published 3 to 10."""
@@ -33,7 +33,7 @@ MAX_CHIPS_PER_NODE = 1_024
 
 def looks_like_short_form(text: str) -> bool:
     """Whether a string is meant as nodes in short form rather than as a name or a file."""
-    return bool(re.match(r"^\s*[-+]?\d+(\s*[xX×*]|\s+\S)", text)) or "," in text
+    return bool(re.match(r"^\s*[-+]?[0-9]+(\s*[xX×*]|\s+\S)", text)) or "," in text
 
 
 def cluster_from_short_form(text: str, find_chip: Callable[[str], Chip], where: str = "cluster") -> Cluster:

@@ -1,0 +1,112 @@
+"""Find the record that a name means: a shipped instance, a file, or nodes in short form."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.data.base import Data
+from planner.data.catalog import shipped_name, shipped_values, unknown
+from planner.data.chip import Chip
+from planner.data.cluster import Cluster
+from planner.data.explain import validated
+from planner.data.kinds import CLASS_OF_KIND, schema_line
+from planner.data.model_spec import ModelSpec
+from planner.data.read import read_file
+from planner.data.shorthand import cluster_from_short_form, looks_like_short_form
+from planner.data.stack import SoftwareStack
+from planner.errors import InstanceError
+
+Record = TypeVar("Record", bound=Data)
+Name = str | os.PathLike[str]
+
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+
+def find_chip(name: str, where: str, own: dict[str, Chip]) -> Chip:
+    """Chip of an id or alias, case aside; a problem's own chips (by lower-case name) hide shipped ones."""
+    if found := own.get(name.lower()):
+        return found
+    shipped = shipped_name("chips", name)
+    if shipped is None:
+        raise unknown("chips", name, where, extra=tuple(own))
+    return _shipped_chip(shipped)
+
+
+@cache
+def _shipped_chip(name: str) -> Chip:
+    return _shipped(Chip, "chips", name)
+
+
+def find_cluster(text: str, where: str, folder: Path | None, own: dict[str, Chip]) -> Cluster:
+    """Shipped cluster, cluster file, or cluster in short form; files are relative to `folder`."""
+    if not is_file(text):
+        if name := shipped_name("clusters", text):
+            return _shipped(Cluster, "clusters", name)
+        if looks_like_short_form(text):
+            return cluster_from_short_form(text, lambda chip: find_chip(chip, where, own), where)
+        if shipped_name("chips", text):
+            raise InstanceError(f"{text!r} is a chip; a cluster of it is written '4x8 {text}'", where)
+    return _from_file(Cluster, "clusters", text, where, folder)
+
+
+def find_model(text: str, where: str, folder: Path | None) -> ModelSpec:
+    """Shipped model or model file; files are relative to `folder`."""
+    if not is_file(text) and (name := shipped_name("models", text)):
+        return _shipped(ModelSpec, "models", name)
+    return _from_file(ModelSpec, "models", text, where, folder)
+
+
+def find_stack(text: str, where: str, folder: Path | None) -> SoftwareStack:
+    """Shipped software stack or stack file; files are relative to `folder`."""
+    if not is_file(text) and (name := shipped_name("stacks", text)):
+        return _shipped(SoftwareStack, "stacks", name)
+    return _from_file(SoftwareStack, "stacks", text, where, folder)
+
+
+def _shipped(cls: type[Record], kind: str, name: str) -> Record:
+    where = f"{kind}/{name}.yaml"
+    return validated(cls, checked_kind(shipped_values(kind, name), kind[:-1], where), where)
+
+
+def _from_file(cls: type[Record], kind: str, text: str, where: str, folder: Path | None) -> Record:
+    path = existing_path(text, kind, where, folder)
+    return validated(cls, file_values(path, str(path), kind[:-1]), str(path))
+
+
+def is_file(text: str) -> bool:
+    """Whether a string can only mean a file."""
+    return text.lower().endswith(_FILE_ENDINGS) or "/" in text or os.sep in text
+
+
+def existing_path(text: str, kind: str, where: str = "", folder: Path | None = None) -> Path:
+    """Path of a file that a string names; else the error for an unknown name."""
+    path = (folder or Path()) / text
+    if is_file(text) or (text and len(text) < 256 and "\0" not in text and path.exists()):
+        return path
+    raise unknown(kind, text, where)
+
+
+def file_values(path: Path, where: str, kind: str) -> dict[str, Any]:
+    """Values of a file of a kind, without its `schema:` line."""
+    return checked_kind(read_file(path, where), kind, where)
+
+
+def checked_kind(values: Any, kind: str, where: str) -> dict[str, Any]:
+    """Values without their `schema:` line, which must name the kind and version expected."""
+    wanted = schema_line(kind)
+    if not isinstance(values, dict):
+        raise InstanceError(f"must be a table of keys that starts with `schema: {wanted}`", where)
+    found = values.get("schema")
+    if found is None:
+        raise InstanceError(f"has no `schema:` line; add `schema: {wanted}`", where)
+    if found != wanted:
+        known = {schema_line(other): other for other in CLASS_OF_KIND}
+        if isinstance(found, str) and found in known:
+            message = f"is a {known[found]} file, expected a {kind} file (`schema: {wanted}`)"
+        else:
+            message = f"`schema: {str(found)[:60]}` is not understood; this release reads `{wanted}`"
+        raise InstanceError(message, where)
+    return {key: value for key, value in values.items() if key != "schema"}
