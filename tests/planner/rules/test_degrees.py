@@ -1,0 +1,163 @@
+"""Degrees against the model: each rule with a legal and an illegal case."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.data.model_spec import HybridSpec, ModelSpec, MoeSpec
+from planner.data.workload import Workload
+from planner.rules import experts, sequence, tensor
+
+LLAMA_70B = ModelSpec(
+    id="llama3-70b",
+    family="llama",
+    num_layers=80,
+    hidden_size=8192,
+    ffn_hidden_size=28672,
+    num_attention_heads=64,
+    num_query_groups=8,
+    head_dim=128,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+    tied_embeddings=False,
+    gated_mlp=True,
+    activation="silu",
+    normalization="rms",
+    source="meta-llama/Meta-Llama-3-70B, config.json",
+)
+
+
+def model(**changes: object) -> ModelSpec:
+    return LLAMA_70B.model_copy(update=changes)
+
+
+MIXTURE = model(moe=MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=14336))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp", "legal"),
+    [
+        (64, 8, 8, True),
+        (52, 52, 8, False),  # LLaMA-30B: 52 = 4 x 13
+        (52, 52, 4, True),
+        (28, 4, 8, False),  # Qwen2.5-7B
+        (28, 4, 4, True),
+        (40, 40, 3, False),  # Llama-2 13B on three chips
+        (64, 2, 8, True),  # key-value heads are copied to groups of ranks
+    ],
+)
+def test_attention_heads_split_over_whole_ranks(heads: int, kv_heads: int, tp: int, legal: bool) -> None:
+    spec = model(num_attention_heads=heads, num_query_groups=kv_heads)
+    assert (tensor.heads_split(spec, tp) is None) == legal
+    assert tensor.tp_is_legal(spec, tp) == legal
+
+
+def test_key_value_heads_are_a_multiple_or_a_divisor_of_the_degree() -> None:
+    # 12 key-value heads at tp 8: neither divides the other, though 48 heads do split.
+    spec = model(num_attention_heads=48, num_query_groups=12)
+    assert tensor.heads_split(spec, 8) is None
+    message = tensor.kv_heads_split(spec, 8)
+    assert message is not None and "12 key-value heads" in message
+    assert message.endswith("legal below it: 1, 2, 4")
+    assert tensor.kv_heads_split(spec, 4) is None
+
+
+def test_feed_forward_widths_split() -> None:
+    assert tensor.mlp_splits(model(ffn_hidden_size=28672), 8) is None
+    assert "28676" in str(tensor.mlp_splits(model(ffn_hidden_size=28676), 8))
+    shared = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=64, shared_ffn_hidden_size=100)
+    assert "100" in str(tensor.mlp_splits(model(moe=shared), 8))
+
+
+def test_hidden_width_splits_where_tokens_ahead_are_predicted() -> None:
+    assert tensor.hidden_splits(model(hidden_size=8196), 8) is None
+    assert "8196" in str(tensor.hidden_splits(model(hidden_size=8196, mtp_num_layers=1), 8))
+    assert tensor.hidden_splits(model(mtp_num_layers=1), 8) is None
+
+
+def test_mamba_heads_and_groups_split() -> None:
+    layers = HybridSpec(
+        pattern="M*-" * 4, mamba_heads=128, mamba_head_dim=64, ssm_state=128, groups=8, conv=4
+    )
+    assert tensor.mamba_splits(model(num_layers=12, hybrid=layers), 8) is None
+    assert "8 Mamba groups" in str(tensor.mamba_splits(model(num_layers=12, hybrid=layers), 16))
+
+
+def test_refused_degree_lists_the_legal_ones() -> None:
+    # 7 divides the 28 heads, but not the 4 key-value heads, nor they it.
+    message = tensor.heads_split(model(num_attention_heads=28, num_query_groups=4), 8)
+    assert message == "tensor_parallel 8: 28 attention heads do not split evenly; legal below it: 1, 2, 4"
+
+
+def test_sequence_parallelism_needs_several_ranks() -> None:
+    assert sequence.sequence_parallel_has_ranks(2, True) is None
+    assert sequence.sequence_parallel_has_ranks(1, False) is None
+    assert "switch it off" in str(sequence.sequence_parallel_has_ranks(1, True))
+
+
+def test_experts_with_tensor_parallelism_need_sequence_parallelism() -> None:
+    assert sequence.experts_have_sequence_parallel(MIXTURE, 2, True) is None
+    assert sequence.experts_have_sequence_parallel(MIXTURE, 1, False) is None
+    assert sequence.experts_have_sequence_parallel(LLAMA_70B, 2, False) is None
+    assert "switch it on" in str(sequence.experts_have_sequence_parallel(MIXTURE, 2, False))
+    assert sequence.sequence_parallel_is_required(MIXTURE, 2)
+    assert not sequence.sequence_parallel_is_required(LLAMA_70B, 2)
+
+
+def test_sequence_splits_over_context_and_tensor_ranks() -> None:
+    assert sequence.sequence_splits(workload(8192), 8, 2) is None
+    assert "8200" in str(sequence.sequence_splits(workload(8200), 8, 2))
+    assert sequence.sequence_parallel_is_legal(LLAMA_70B, workload(8192), 8, 2)
+    assert not sequence.sequence_parallel_is_legal(LLAMA_70B, workload(8200), 8, 2)
+    assert not sequence.sequence_parallel_is_legal(LLAMA_70B, workload(8192), 1, 1)
+
+
+def test_context_parallelism_deals_two_pieces_a_rank() -> None:
+    assert sequence.context_splits(workload(8192), 4) is None
+    assert sequence.context_splits(workload(8191), 1) is None
+    assert "no multiple of 8" in str(sequence.context_splits(workload(8196), 4))
+
+
+def test_eight_bit_formats_want_tokens_in_sixteens() -> None:
+    eight_bit = workload(1032, precision="fp8")
+    assert sequence.fp8_tokens_fill_rows(eight_bit, 1, 1, 2, False) is None
+    assert "1032 tokens" in str(sequence.fp8_tokens_fill_rows(eight_bit, 1, 1, 1, False))
+    # 2064 tokens on 8 ranks with sequence parallelism are 258 each, without it 2064 each.
+    assert sequence.fp8_tokens_fill_rows(eight_bit, 8, 1, 2, False) is None
+    assert sequence.fp8_tokens_fill_rows(eight_bit, 8, 1, 2, True) is not None
+    assert sequence.fp8_tokens_fill_rows(workload(1032), 8, 1, 1, True) is None
+
+
+def workload(seq_length: int, precision: str = "bf16") -> Workload:
+    return Workload(seq_length=seq_length, global_batch_size=64, precision=precision)  # type: ignore[arg-type]
+
+
+def test_expert_parallelism_needs_experts() -> None:
+    assert experts.experts_exist(MIXTURE, 4) is None
+    assert experts.experts_exist(LLAMA_70B, 1) is None
+    assert "has no experts" in str(experts.experts_exist(LLAMA_70B, 4))
+
+
+def test_experts_split_over_their_ranks() -> None:
+    assert experts.experts_split(MIXTURE, 4) is None
+    assert "8 experts" in str(experts.experts_split(MIXTURE, 3))
+    assert experts.experts_split(LLAMA_70B, 3) is None
+
+
+def test_expert_width_splits() -> None:
+    assert experts.expert_width_splits(MIXTURE, 8) is None
+    assert "14336" in str(experts.expert_width_splits(MIXTURE, 5))
+
+
+def test_expert_ranks_cover_the_ranks_of_a_stage() -> None:
+    # tp 2, cp 1, dp 4: 8 ranks hold 8 experts whole (etp 1, ep 8) but not etp 2, ep 8.
+    assert experts.expert_ranks_divide_stage(2, 1, 4, 1, 8) is None
+    assert "8 ranks of a stage" in str(experts.expert_ranks_divide_stage(2, 1, 4, 2, 8))
+
+
+def test_experts_have_as_many_replicas_where_stages_do_not_come_last() -> None:
+    assert experts.expert_replicas_match(2, 1, 4, 1, 8, "tp-cp-ep-dp-pp") is None
+    assert experts.expert_replicas_match(2, 1, 4, 2, 1, "tp-cp-ep-pp-dp") is None
+    assert "experts have 1 replicas, the rest 4" in str(
+        experts.expert_replicas_match(2, 1, 4, 1, 8, "tp-cp-ep-pp-dp")
+    )
