@@ -150,12 +150,14 @@ class ModelSpec(Data):
             names: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp"}
             return tuple(names[c] for c in self.hybrid.pattern)
         if self.moe is None:
-            return ("dense",) * self.num_layers
+            dense: LayerKind = "dense"
+            return (dense,) * self.num_layers
         moe = self.moe
-        return tuple(
+        kinds: list[LayerKind] = [
             "moe" if i >= moe.first_dense_layers and (i + 1) % moe.layer_freq == 0 else "dense"
             for i in range(self.num_layers)
-        )
+        ]
+        return tuple(kinds)
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

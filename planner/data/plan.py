@@ -38,8 +38,8 @@ class Stage(Data):
     def chunks(self) -> tuple[LayerRange, ...]:
         """First and last layer of every virtual stage of this rank, chunk 0 first."""
         if len(self.layers) == 2 and isinstance(self.layers[0], int):
-            return (self.layers,)  # type: ignore[return-value]
-        return self.layers  # type: ignore[return-value]
+            return (self.layers,)
+        return self.layers
 
     @property
     def num_layers(self) -> int:
@@ -84,7 +84,8 @@ class Plan(Data):
         for i, stage in enumerate(self.stages):
             if len(stage.chunks) != self.virtual_stages:
                 raise ValueError(
-                    f"stages[{i}] has {len(stage.chunks)} layer ranges, virtual_stages is {self.virtual_stages}"
+                    f"stages[{i}] has {len(stage.chunks)} layer ranges, "
+                    f"virtual_stages is {self.virtual_stages}"
                 )
         return self
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from planner.data.base import Data
 from planner.data.kinds import CLASS_OF_KIND, schema_line
@@ -77,7 +78,7 @@ def _plain(value: Any) -> Any:
         return {
             name: _plain(getattr(value, name))
             for name, field in type(value).model_fields.items()
-            if whole or not _is_empty_default(getattr(value, name), field.default)
+            if whole or not _is_empty_default(getattr(value, name), field)
         }
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
@@ -86,9 +87,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is_empty_default(value: Any, default: Any) -> bool:
+def _is_empty_default(value: Any, field: FieldInfo) -> bool:
     empty = value is None or value in ("", (), {})
-    return empty and bool(value == default or default in ("", (), {}, None))
+    return empty and bool(value == field.get_default(call_default_factory=True))
 
 
 class _Dumper(yaml.SafeDumper):

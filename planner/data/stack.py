@@ -42,7 +42,7 @@ class SoftwareStack(Data):
     """Memory of one set of communicators [GiB]."""
     allocated_fraction: float = Field(default=0.94, gt=0, le=1)
     """Allocated over reserved memory: what fragmentation leaves."""
-    time_factor: dict[str, float] = {}
+    time_factor: dict[str, float] = Field(default_factory=dict)
     """Measured over predicted computation time, by chip id; 1 where absent."""
     source: str = ""
     """Where the figures come from."""
