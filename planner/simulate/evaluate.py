@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
+from planner.cost.pricing import price
 from planner.cost.stage import StageContent, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -38,8 +40,6 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
     InstanceError
         Where a stage names a node class that the cluster does not have, so that nothing can be priced.
     """
-    from planner.cost.pricing import price
-
     class_of_stage(problem, plan)
     return evaluate_with_prices(problem, plan, price(problem, degrees_of(plan)), timeline=timeline)
 
@@ -79,7 +79,7 @@ def evaluate_with_prices(
         step_s=times.step_s,
         breakdown_s=times.breakdown_s,
         tokens_per_s=problem.workload.tokens_per_step / times.step_s,
-        mfu=_model_flop(problem) / (times.step_s * peak_flop_per_s) if peak_flop_per_s else 0.0,
+        mfu=model_flop_per_step(problem) / (times.step_s * peak_flop_per_s) if peak_flop_per_s else 0.0,
         error_band=prices.error_band,
         stages=tuple(
             _stage_evaluation(times, s, in_flight[s], memory[s], limits[s]) for s in range(len(contents))
@@ -88,12 +88,6 @@ def evaluate_with_prices(
         assumptions=prices.assumptions,
         timeline=events,
     )
-
-
-def _model_flop(problem: Problem) -> float:
-    from planner.cost.flop import model_flop_per_step
-
-    return model_flop_per_step(problem)
 
 
 def _in_flight(
