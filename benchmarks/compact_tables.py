@@ -30,6 +30,16 @@ BIG_GEMM_FLOP = 1e11
 BIG_BACKWARD_MS = 0.5
 """Attention backward passes below this were bound by the host in the source's eager loop."""
 
+SUSTAINED_FLOP = 2e12
+"""Products above this run long enough for the chip's power limit to set their rate."""
+
+SUSTAINED_TFLOP_PER_S = 1120.0
+"""Rate that SimuMax's B200 holds in long 16-bit products (the median of those above SUSTAINED_FLOP); shorter
+isolated kernels of the other source exceed it. Points that would exceed it say nothing of the kernel."""
+
+COPY_BYTES_PER_S = {"a100_sxm": 1.55e12, "b200_sxm": 5.7e12}
+"""Rate of copies; grouped products near it are bound by memory and say nothing of the kernel."""
+
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 OPS = {
     "all_reduce": "all_reduce",
@@ -144,6 +154,12 @@ class Kernels:
         self._gemm = LogGrid(
             [arrays[f"{gemm}/{a}"] for a in "mnk"], arrays[gemm] * 1e-3, (0.5,) * 3, (1.0,) * 3
         )
+        self._fp8 = None
+        if f"gemm/{chip}/fp8" in arrays:
+            fp8 = f"gemm/{chip}/fp8"
+            self._fp8 = LogGrid(
+                [arrays[f"{fp8}/{a}"] for a in "mnk"], arrays[fp8] * 1e-3, (0.5,) * 3, (1.0,) * 3
+            )
         self._attention = LogGrid(
             [arrays[f"{attention}/{a}"] for a in ("seq", "heads")],
             arrays[attention] * 1e-3,
@@ -154,6 +170,11 @@ class Kernels:
     def gemm_s(self, m: float, n: float, k: float) -> float:
         """Latency of C[m, n] = A[m, k] B[k, n] [s]."""
         return float(self._gemm.latency_s(m, n, k))
+
+    def fp8_gemm_s(self, m: float, n: float, k: float) -> float:
+        """The same product of 8-bit floats, one scale a tensor [s]."""
+        assert self._fp8 is not None, "no 8-bit products were measured on this chip"
+        return float(self._fp8.latency_s(m, n, k))
 
     def attention_s(self, seq: float, heads: float) -> float:
         """Latency of causal attention at head width 128 [s]."""
@@ -173,6 +194,9 @@ def onechip_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
     for chip, table in (("h100-sxm-80gb", "h100_sxm"), ("h200-sxm-141gb", "h200_sxm")):
         for row in data[chip]["gemm"]:
             m, n, k = row["m"], row["n"], row["k"]
+            if row["name"] == "fp8":
+                ratio = row["fwd_ms"] * 1e-3 / kernels[table].fp8_gemm_s(m, n, k)
+                out[table, "gemm", "fp8_forward"].append(ratio)
             if 2 * m * n * k < BIG_GEMM_FLOP or "dgrad_ms" not in row:
                 continue
             for name, shape in gemm_passes(m, n, k).items():
@@ -183,8 +207,8 @@ def onechip_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
                 continue
             if row["s"] <= 16384:
                 isolated = kernels[table].attention_s(row["s"], row["b"] * row["heads"])
-                out[table, "attention", "forward"].append(row["fwd_ms"] * 1e-3 / isolated)
-            out[table, "attention", "backward_over_forward"].append(backward_ms / row["fwd_ms"])
+                out[table, "attention", f"forward_{row['s']}"].append(row["fwd_ms"] * 1e-3 / isolated)
+            out[table, "attention", f"backward_over_forward_{row['s']}"].append(backward_ms / row["fwd_ms"])
     moe = json.loads((folder / "onechip_moe_ops_h100.json").read_text())["h100-sxm-80gb"]
     for row in moe["grouped_gemm"]:
         experts = row["local_experts"]
@@ -221,9 +245,9 @@ def simumax_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
             key = (table, str(m), row["q_heads"], row["kv_heads"])
             seconds = flop * (1.0 if row["stage"] == "fwd" else 2.5) / rate
             attention[key][row["stage"]] = seconds
-            if row["stage"] == "fwd" and m <= 16384:
+            if row["stage"] == "fwd":
                 isolated = kernels[table].attention_s(m, groups * int(row["q_heads"]))
-                out[table, "attention", "forward"].append(seconds / isolated)
+                out[table, "attention", f"forward_{m}"].append(seconds / isolated)
             continue
         n = int(row["n"])
         flop = 2 * m * n * k * (groups if row["op"] == "grouped_gemm" else 1)
@@ -237,10 +261,24 @@ def simumax_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
         if row["op"] == "grouped_gemm":
             # Here the source lists the linear map's shape for every pass, not the product's.
             isolated = groups * kernels[table].gemm_s(*gemm_passes(m, n, k)[names[row["stage"]]])
+        if table == "b200_sxm":
+            if row["op"] == "gemm":
+                # Products alone: their rate is the power limit's, whatever the kernel could do.
+                if row["stage"] != "wgrad" and flop > SUSTAINED_FLOP:
+                    out[table, "gemm", "sustained_tflop_per_s"].append(rate / 1e12)
+                continue
+            if flop / isolated > SUSTAINED_TFLOP_PER_S * 1e12:
+                continue
+        if row["op"] == "grouped_gemm":
+            output = m * n if row["stage"] != "wgrad" else 0
+            weight = k * n * (4 if row["stage"] == "wgrad" else 1)
+            moved = 2 * groups * (m * k + output + weight + (m * n if row["stage"] == "wgrad" else 0))
+            if moved / COPY_BYTES_PER_S[table] > 0.7 * flop / rate:
+                continue
         out[table, row["op"], names[row["stage"]]].append(flop / rate / isolated)
-    for (table, *_), both in attention.items():
+    for (table, seq, *_), both in attention.items():
         if len(both) == 2:
-            out[table, "attention", "backward_over_forward"].append(both["bwd"] / both["fwd"])
+            out[table, "attention", f"backward_over_forward_{seq}"].append(both["bwd"] / both["fwd"])
     for (table, *_), both in paired.items():
         if len(both) == 2:
             out[table, "gemm", "wgrad_fp32_over_bf16"].append(both["fp32"] / both["bf16"])

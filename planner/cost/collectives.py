@@ -96,13 +96,13 @@ def collective_s(network: Network, op: str, size_bytes: Floats, spread: Spread, 
     size_bytes
         The full buffer on a rank [bytes].
     sharing
-        Groups that use a node's adapters at the same time.
+        Groups that use the adapters of a node (or of a rack's fabric) at the same time.
     """
     inside = inside_s(network, op, size_bytes, np.minimum(spread.inside, spread.ranks))
     across = spread.nodes > 1
     if not np.any(across):
         return np.where(spread.ranks > 1, inside, 0.0)
-    rate = TRANSPORT_RATE[network.transport] * network.node_bytes_per_s / sharing
+    rate = network.chip_bytes_per_s * network.domain_chips / sharing
     rate = np.minimum(rate, spread.inside * network.link_bytes_per_s)
     nodes = np.maximum(spread.nodes, 2.0)
     passes = WIRE_PASSES[op]

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost import tables
 from planner.cost.operators import HALF, Matmul, attention_dims
 from planner.cost.prices import Floats
-from planner.cost.relatives import Relative
+from planner.cost.relatives import Relative, sustained_flop_per_s
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
 from planner.data.model_spec import ModelSpec
@@ -54,10 +55,13 @@ def matmul_times(
     single = np.array([_gemm_factor(relative, name) for name in PASSES])[:, None, None]
     group = np.array([_grouped_factor(relative, name) for name in PASSES])[:, None, None]
     latency = isolated * np.where(grouped, group, single)
-    element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
+    cap = sustained_flop_per_s(relative.measured, relative.gemm_precision)
+    if cap is not None:
+        limited = 2.0 * m * n * k / cap * relative.compute_scale * relative.precision_scale
+        accumulating = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
+        latency = np.maximum(latency, limited * np.array([1.0, 1.0, accumulating])[:, None, None])
     rate = relative.memory_bytes_per_s
-    moved = element * (m * k + k * n) + HALF * m * n
-    latency = count * np.maximum(latency, moved / rate)
+    latency = count * np.maximum(latency, _operand_bytes(relative, m, n, k, weight) / rate)
     cast = QUANTISE_BYTES[precision] if relative.gemm_precision != "bf16" else 0.0
     if cast:
         inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
@@ -67,22 +71,44 @@ def matmul_times(
     return MatmulTimes(latency[0], latency[1], latency[2])
 
 
+def _operand_bytes(relative: Relative, m: Floats, n: Floats, k: Floats, weight: NDArray[np.bool_]) -> Floats:
+    """Bytes that the three passes must move at least, array [pass, product, choice].
+
+    wgrad reads and writes the fp32 sum of a weight's gradient.
+    """
+    element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
+    forward = element * (m * k + k * n) + HALF * m * n
+    dgrad = element * (m * n + k * n) + HALF * m * k
+    wgrad = element * (m * k + m * n) + np.where(weight, 8.0, HALF) * n * k
+    return np.array([forward, dgrad, wgrad])
+
+
 def _gemm_factor(relative: Relative, name: str) -> float:
     """Latency in a training loop over the isolated kernel's.
 
     Where wgrad was timed with a 16-bit output, its sum in fp32 costs what both outputs differ by on B200.
+    8-bit products were timed forward on H100 and H200 only: other passes keep their 16-bit ratio to it, and
+    chips without such a measurement take H100's. Where the power limit is known, it says all.
     """
     training = relative.measured.training
-    factor = tables.relation(training, "gemm", name)
-    if name == "wgrad" and training in ("h100_sxm", "h200_sxm"):
-        factor *= tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
-    return factor
+    sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
+    source = training if tables.has_relation(training, "gemm", "forward") else "h100_sxm"
+    factor = tables.relation(source, "gemm", name)
+    if name == "wgrad" and source in ("h100_sxm", "h200_sxm"):
+        factor *= sums
+    if relative.gemm_precision == "bf16":
+        return factor if source == training else factor / tables.relation(source, "gemm", "forward")
+    eight = source if tables.has_relation(source, "gemm", "fp8_forward") else "h100_sxm"
+    return factor / tables.relation(source, "gemm", "forward") * tables.relation(eight, "gemm", "fp8_forward")
 
 
 def _grouped_factor(relative: Relative, name: str) -> float:
     """The same for grouped products over as many single ones."""
-    training = relative.measured.training
-    return tables.relation("h100_sxm" if training == "h200_sxm" else training, "grouped_gemm", name)
+    training = "h100_sxm" if relative.measured.training == "h200_sxm" else relative.measured.training
+    if tables.has_relation(training, "grouped_gemm", name):
+        return tables.relation(training, "grouped_gemm", name)
+    sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
+    return sums * tables.relation(training, "grouped_gemm", "dgrad")
 
 
 def attention_times(
@@ -104,8 +130,8 @@ def attention_times(
     forward = blocks * _attention_s(relative, seq, np.maximum(heads, 1.0), head_dim)
     forward = forward * visible_fraction(model, s.seq_length)
     training = relative.measured.training
-    forward = forward * tables.relation(training, "attention", "forward") * relative.compute_scale
-    return forward, forward * tables.relation(training, "attention", "backward_over_forward")
+    forward = forward * tables.attention_relation(training, "forward", seq) * relative.compute_scale
+    return forward, forward * tables.attention_relation(training, "backward_over_forward", seq)
 
 
 def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float) -> Floats:

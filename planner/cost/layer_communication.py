@@ -24,6 +24,7 @@ from planner.cost.operators import HALF, attention_dims
 from planner.cost.placement import spread_group
 from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
+from planner.data.chip import Precision
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
@@ -40,14 +41,20 @@ class TensorCollectives:
     all_reduce_s: Floats
 
 
-def tensor_collectives(network: Network, model: ModelSpec, sizes: Sizes) -> TensorCollectives:
+GATHERED_BYTES = {"bf16": HALF, "fp16": HALF, "fp8": 1.0, "fp8_block": 1.0, "mxfp8": 1.0, "nvfp4": 0.5625}
+"""Bytes of a gathered value: Transformer Engine gathers what its products read, scales included; sums stay
+in 16 bits (transformer_engine/pytorch/distributed.py, gather_along_first_dim)."""
+
+
+def tensor_collectives(
+    network: Network, model: ModelSpec, sizes: Sizes, precision: Precision
+) -> TensorCollectives:
     """Gather, scatter and reduction of one activation among the tensor-parallel ranks of a node."""
-    activation = sizes.tokens * model.hidden_size * HALF
+    values = sizes.tokens * model.hidden_size
     return TensorCollectives(
-        *(
-            inside_s(network, op, activation, sizes.tp)
-            for op in ("all_gather", "reduce_scatter", "all_reduce")
-        )
+        inside_s(network, "all_gather", values * GATHERED_BYTES[precision], sizes.tp),
+        inside_s(network, "reduce_scatter", values * HALF, sizes.tp),
+        inside_s(network, "all_reduce", values * HALF, sizes.tp),
     )
 
 

@@ -101,7 +101,9 @@ class ClassPricing:
         self.sync: Synchronisation = synchronisation(
             self.network, sizes, dp_mode, self.stack.dp_overlap, self.model.moe is not None
         )
-        self.tensor: TensorCollectives = tensor_collectives(self.network, self.model, sizes)
+        self.tensor: TensorCollectives = tensor_collectives(
+            self.network, self.model, sizes, problem.workload.precision
+        )
         self.pieces: dict[str, Piece] = {}
         matmuls: list[Matmul] = []
         groups: list[tuple[str, list[Matmul]]] = [
@@ -207,6 +209,17 @@ def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats) -> Floats:
     return np.stack([compute, tp, cp, ep], axis=-1)
 
 
+def fast_domain(chips_per_node: int, scale_up_chips: int | None) -> float:
+    """Chips that fast links join for a job: a node's, or as many nodes of a rack as make a power of two.
+
+    Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside.
+    """
+    if scale_up_chips is None or scale_up_chips <= chips_per_node:
+        return float(chips_per_node)
+    nodes = scale_up_chips // chips_per_node
+    return float(chips_per_node * 2 ** (nodes.bit_length() - 1))
+
+
 def network_of(problem: Problem, class_index: int) -> Network:
     """What a chip of a class can reach others through."""
     node_class = problem.cluster.classes[class_index]
@@ -215,7 +228,7 @@ def network_of(problem: Problem, class_index: int) -> Network:
     rate, latency, transport = problem.cluster.link_between(class_index, class_index)
     return Network(
         relative=relative_of(chip, problem.workload.precision, link),
-        domain_chips=float(max(node_class.chips_per_node, chip.scale_up_chips or 0)),
+        domain_chips=fast_domain(node_class.chips_per_node, chip.scale_up_chips),
         chips_per_node=float(node_class.chips_per_node),
         node_bytes_per_s=rate if rate > 0 else NO_ADAPTER_BYTES_PER_S,
         latency_s=latency,

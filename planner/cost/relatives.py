@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from planner.cost import tables
 from planner.data.chip import Chip, Precision
+from planner.units import TFLOP
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class MeasuredChip:
     memory_efficiency: float
     training: str
     """Table whose training relations hold for it (its own, or that of a near relative)."""
+    power_w: float | None = None
+    """Board power [W], where the power limit rather than the kernel sets the rate of long products."""
 
 
 MEASURED = {
@@ -38,10 +41,10 @@ MEASURED = {
         MeasuredChip("a100_sxm", 312.0, None, 2039.0, 300.0, 0.81, "a100_sxm"),
         MeasuredChip("h100_sxm", 989.4, 1978.9, 3350.0, 450.0, 0.89, "h100_sxm"),
         MeasuredChip("h200_sxm", 989.4, 1978.9, 4800.0, 450.0, 0.88, "h200_sxm"),
-        MeasuredChip("b200_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm"),
-        MeasuredChip("b300_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm"),
-        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm"),
-        MeasuredChip("gb300", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm"),
+        MeasuredChip("b200_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", 1000.0),
+        MeasuredChip("b300_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", 1100.0),
+        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", 1200.0),
+        MeasuredChip("gb300", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", 1400.0),
         MeasuredChip("l40s", 362.0, 733.0, 864.0, 32.0, 0.81, "a100_sxm"),
         MeasuredChip("rtx_pro_6000_server", 467.8, 935.6, 1597.0, 64.0, 0.81, "a100_sxm"),
     )
@@ -80,6 +83,23 @@ COLLECTIVE_PATTERNS = (
     (r"^rtx|^l4|^a40|^a10-|^t4|^titan|^a30|pcie|^v100s", "rtx_pro_6000_server", 64.0),
 )
 """Pattern of the chip's id, collective table, one-way link rate of the measured chip [GB/s]."""
+
+
+SUSTAINED_REFERENCE_W = 1000.0
+"""Board power of the B200 whose sustained rate was measured (`relations.csv`, sustained_tflop_per_s)."""
+
+
+def sustained_flop_per_s(measured: MeasuredChip, gemm_precision: str) -> float | None:
+    """Rate of long products at the power limit [FLOP/s], None where it was not seen to bind.
+
+    The rate at a limit grows with about the root of the power, as voltage and clock rise together
+    (guess); 8-bit products take half the energy of 16-bit ones, 4-bit ones a quarter (guess).
+    """
+    if measured.power_w is None:
+        return None
+    rate = tables.relation("b200_sxm", "gemm", "sustained_tflop_per_s") * TFLOP
+    rate *= (measured.power_w / SUSTAINED_REFERENCE_W) ** 0.5
+    return rate * {"bf16": 1.0, "nvfp4": 4.0}.get(gemm_precision, 2.0)
 
 
 @dataclass(frozen=True)

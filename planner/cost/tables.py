@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.grid import LogGrid
+from planner.cost.grid import Floats, LogGrid
 from planner.units import MS
 
 GEMM_BELOW = (0.5, 0.5, 0.5)
@@ -51,6 +51,30 @@ def _relations() -> dict[tuple[str, str, str], float]:
 def relation(table: str, op: str, name: str) -> float:
     """A training-shaped factor over the isolated kernels; KeyError where nobody measured it."""
     return _relations()[table, op, name]
+
+
+def has_relation(table: str, op: str, name: str) -> bool:
+    """Whether somebody measured it."""
+    return (table, op, name) in _relations()
+
+
+@lru_cache(maxsize=64)
+def _attention_points(table: str, name: str) -> tuple[Floats, Floats]:
+    """Logarithm of the sequence length, and the relation measured there."""
+    prefix = f"{name}_"
+    points = sorted(
+        (int(key[2][len(prefix) :]), value)
+        for key, value in _relations().items()
+        if key[:2] == (table, "attention") and key[2].startswith(prefix) and key[2][len(prefix) :].isdigit()
+    )
+    seqs, values = zip(*points, strict=True)
+    return np.log(np.array(seqs, dtype=np.float64)), np.array(values)
+
+
+def attention_relation(table: str, name: str, seq_length: Floats) -> Floats:
+    """A relation of attention, interpolated between the sequence lengths where it was measured."""
+    seqs, values = _attention_points(table, name)
+    return np.interp(np.log(seq_length), seqs, values)
 
 
 def gemm_table_exists(table: str, precision: str) -> bool:
