@@ -1,0 +1,65 @@
+"""Factors from other runs, by hand."""
+
+from __future__ import annotations
+
+from planner.calibrate.anchors import Anchorable, leave_one_out
+
+
+def anchorable(
+    ratio: float,
+    layout: str,
+    chips: tuple[str, ...] = ("h100",),
+    stack: str = "nemo",
+    vendors: tuple[str, ...] = ("NVIDIA",),
+) -> Anchorable:
+    return Anchorable(chips, vendors, stack, layout, ratio)
+
+
+def test_factor_is_the_median_of_others_with_another_layout() -> None:
+    runs = [
+        anchorable(9.0, "a"),
+        anchorable(8.0, "a"),
+        anchorable(1.0, "b"),
+        anchorable(1.2, "c"),
+        anchorable(1.6, "d"),
+    ]
+    # Of layout a: median(1.0, 1.2, 1.6); the other run of layout a (8.0) never helps.
+    (anchor,) = leave_one_out(runs)[0]
+    assert anchor is not None
+    assert (anchor.factor, anchor.basis, anchor.num_runs) == (1.2, "chip and stack", 3)
+
+
+def test_own_time_never_changes_the_own_factor() -> None:
+    for own in (0.5, 50.0):
+        runs = [anchorable(own, "a"), anchorable(1.1, "b"), anchorable(1.3, "c")]
+        (anchor,) = leave_one_out(runs)[0]
+        assert anchor is not None and abs(anchor.factor - 1.2) < 1e-12
+
+
+def test_uniform_run_falls_back_to_stack_then_vendor_then_nothing() -> None:
+    runs = [
+        anchorable(1.0, "a", chips=("b200",)),
+        anchorable(1.1, "b"),
+        anchorable(1.2, "c", chips=("a100",), stack="other"),
+        anchorable(1.3, "d", chips=("mi300x",), stack="rocm", vendors=("AMD",)),
+    ]
+    by_stack, _, by_vendor, alone = leave_one_out(runs)
+    assert by_stack[0] is not None and (by_stack[0].factor, by_stack[0].basis) == (1.1, "stack")
+    assert by_vendor[0] is not None and by_vendor[0].basis == "vendor"
+    assert abs(by_vendor[0].factor - 1.05) < 1e-12  # median of 1.0 and 1.1
+    assert alone == (None,)
+
+
+def test_mixed_run_takes_each_chips_own_factor_and_anchors_none() -> None:
+    mixed = anchorable(5.0, "m", chips=("v100", "t4"), stack="amp", vendors=("NVIDIA", "NVIDIA"))
+    runs = [
+        mixed,
+        anchorable(1.1, "a", chips=("v100",), stack="megatron"),
+        anchorable(1.4, "b", chips=("t4",), stack="amp"),
+        anchorable(2.0, "c", chips=("a100",), stack="amp"),
+    ]
+    volta, turing = leave_one_out(runs)[0]
+    assert volta is not None and (volta.factor, volta.basis) == (1.1, "chip")
+    assert turing is not None and (turing.factor, turing.basis) == (1.4, "chip and stack")
+    (t4,) = leave_one_out(runs)[2]
+    assert t4 is not None and t4.factor == 2.0  # the mixed run's 5.0 is no anchor
