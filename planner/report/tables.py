@@ -5,6 +5,8 @@ Nothing here writes to a screen. Tables have two forms, for narrow and for wide 
 
 from __future__ import annotations
 
+import math
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -164,6 +166,8 @@ def step_table(evaluation: Evaluation, *, wide: bool) -> Table:
     table.add_column("%", justify="right")
     table.add_column("what it is")
     for key, seconds in evaluation.breakdown_s.items():
+        if seconds == 0 and key in ("cp", "ep"):  # most plans have neither; a zero would only ask why
+            continue
         name, meaning = _PARTS.get(key, (key, ""))
         share = seconds / evaluation.step_s
         table.add_row(name, words.milliseconds(seconds), f"{100 * share:.1f}", meaning)
@@ -208,8 +212,9 @@ def proof_grid(problem: Problem, result: Result) -> Table:
 def _gap(fraction: float) -> str:
     """A gap in percent, small ones with enough digits to be told from zero; never rounded down."""
     digits = 1 if fraction >= 0.001 else 3
-    scale = 10**digits
-    return f"{-(-fraction * 100 * scale // 1) / scale:.{digits}f}%"
+    # The inner rounding takes off what binary fractions add: 0.7% must not become 0.8%.
+    steps = math.ceil(round(fraction * 100 * 10**digits, 6))
+    return f"{steps / 10**digits:.{digits}f}%"
 
 
 def runner_up_table(best: Plan, best_s: float, result: Result) -> Table:
@@ -241,7 +246,8 @@ def assumption_list(evaluation: Evaluation) -> RenderableType:
 
 def violation_list(evaluation: Evaluation) -> RenderableType:
     """The rules that a plan breaks, one line each."""
-    lines = [Text(f"This plan breaks {len(evaluation.violations)} rule(s)", style="bold red")]
+    rules = "a rule" if len(evaluation.violations) == 1 else f"{len(evaluation.violations)} rules"
+    lines = [Text(f"This plan breaks {rules}", style="bold red")]
     lines += [Text(f"- {line}") for line in evaluation.violations]
     return Group(*lines)
 

@@ -1,0 +1,65 @@
+"""Tables of a plan: what they say in the cases that the command line's tests do not reach."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+
+from planner.report.tables import plan_report, prediction_report, proof_grid
+from tests.planner.stubs import made_up_evaluation, made_up_result, two_class_problem, two_stage_plan
+
+
+def text_of(renderable: RenderableType, width: int = 80) -> str:
+    """What a screen of that width shows, with the blanks pressed together."""
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return " ".join(capture.get().split())
+
+
+def test_closed_gap_is_called_proven_best() -> None:
+    problem = two_class_problem()
+    assert "proven best" in text_of(proof_grid(problem, made_up_result(problem, bound_s=2.0, gap=0.0)))
+
+
+def test_gap_is_never_rounded_down() -> None:
+    problem = two_class_problem()
+    # 0.81% shown as 0.8% would promise more than is proven; 0.003% as 0.0% even more so.
+    assert "0.9% faster" in text_of(proof_grid(problem, made_up_result(problem, gap=0.0081)))
+    assert "0.7% faster" in text_of(proof_grid(problem, made_up_result(problem, gap=0.007)))
+    assert "0.003% faster" in text_of(proof_grid(problem, made_up_result(problem, gap=0.00003)))
+
+
+def test_plan_without_a_bound_claims_nothing() -> None:
+    problem = two_class_problem()
+    shown = text_of(proof_grid(problem, made_up_result(problem, bound_s=None, gap=None, interrupted=True)))
+    assert "none yet" in shown and "faster" not in shown
+
+
+def test_overfull_stage_shows_more_than_a_hundred_percent() -> None:
+    problem = two_class_problem()
+    evaluation = made_up_evaluation(violations=("stage 0: too full",))
+    full = evaluation.stages[0].model_copy(update={"peak_memory_gib": 92.16})
+    evaluation = evaluation.model_copy(update={"stages": (full, evaluation.stages[1])})
+    shown = text_of(prediction_report(problem, two_stage_plan(problem), evaluation, width=120), width=120)
+    assert "92.2 of 76.8 120%" in shown
+    assert "breaks a rule" in shown
+
+
+def test_every_stage_of_a_long_pipeline_is_shown() -> None:
+    problem = two_class_problem()
+    result = made_up_result(problem)
+    assert result.plan is not None and result.evaluation is not None
+    many = result.plan.model_copy(update={"stages": result.plan.stages * 32})
+    seen = result.evaluation.model_copy(update={"stages": result.evaluation.stages * 32})
+    long = result.model_copy(update={"plan": many, "evaluation": seen})
+    shown = text_of(plan_report(problem, long, width=120), width=120)
+    assert shown.count("8 x a100-sxm-80gb") == 32 and " 63 8 x h100-sxm-80gb" in shown
+
+
+def test_parts_that_a_plan_cannot_have_are_left_out() -> None:
+    problem = two_class_problem()
+    evaluation = made_up_evaluation()
+    parts = {**evaluation.breakdown_s, "ep": 0.0, "cp": 0.0}
+    evaluation = evaluation.model_copy(update={"breakdown_s": parts})
+    shown = text_of(prediction_report(problem, two_stage_plan(problem), evaluation, width=80))
+    assert "exposed TP" in shown and "exposed CP" not in shown and "exposed EP" not in shown
