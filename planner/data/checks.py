@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from planner.data.precision import chip_supports, supported_precisions
 from planner.data.problem import Problem
 
 Finding = tuple[str, str]
@@ -35,18 +36,6 @@ _WIDTHS = (
 MAX_NAME_LENGTH = 200
 """Longer names break tables and file systems."""
 _PLAIN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,252}\Z")
-BF16_COMPUTE_CAPABILITY = 8.0
-"""First CUDA compute capability with bf16 matrix products (CUDA C++ Programming Guide, tensor cores)."""
-
-
-def lacks_precision(problem: Problem, class_index: int) -> bool:
-    """Whether the chips of a class cannot multiply in the workload's precision."""
-    chip = problem.chip_of(class_index)
-    precision = problem.workload.precision
-    if chip.peak_flop_per_s(precision) is None:
-        return True
-    capability = chip.compute_capability
-    return precision == "bf16" and capability is not None and capability < BF16_COMPUTE_CAPABILITY
 
 
 def idle_notes(problem: Problem) -> tuple[str, ...]:
@@ -54,24 +43,19 @@ def idle_notes(problem: Problem) -> tuple[str, ...]:
     return tuple(
         f"class {node_class.name}: chip {node_class.chip} has no {problem.workload.precision}; it stays idle"
         for i, node_class in enumerate(problem.cluster.classes)
-        if lacks_precision(problem, i)
+        if not chip_supports(problem.chip_of(i), problem.workload.precision)
     )
 
 
 def some_class_has_the_precision(problem: Problem) -> Finding | None:
     """At least one class must multiply in the workload's precision."""
-    classes = problem.cluster.classes
-    if not all(lacks_precision(problem, i) for i in range(len(classes))):
-        return None
     precision = problem.workload.precision
-    chips = ", ".join(dict.fromkeys(c.chip for c in classes))
-    possible = [
-        other
-        for other in ("bf16", "fp16", "fp8")
-        if any(problem.chip_of(i).peak_flop_per_s(other) for i in range(len(classes))) and other != precision
-    ]
+    chips = {c.chip: problem.chips[c.chip] for c in problem.cluster.classes}
+    if any(chip_supports(chip, precision) for chip in chips.values()):
+        return None
+    possible = dict.fromkeys(p for chip in chips.values() for p in supported_precisions(chip))
     way_out = f"; try {' or '.join(possible)}" if possible else ""
-    return "workload.precision", f"no chip of the cluster has {precision} ({chips}){way_out}"
+    return "workload.precision", f"no chip of the cluster has {precision} ({', '.join(chips)}){way_out}"
 
 
 def sequence_fits_learned_positions(problem: Problem) -> Finding | None:

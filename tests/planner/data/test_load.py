@@ -86,6 +86,7 @@ def test_json_is_as_good_as_yaml(load_text):
         ("model: llama3-8b", "model: 5", "p.yaml: model: must be a name or a table of keys, got 5"),
         ("512}", "512, precision: bf61}", "workload.precision: must be one of"),
         ("512}", "512, precision: bf61}", "did you mean bf16?"),
+        ("512}", "512, precision: mxfp8}", "no chip of the cluster has mxfp8 (h100-sxm-80gb); try fp16"),
         ("512}", "0}", "p.yaml: workload.global_batch_size: must be >= 1, got 0"),
         ("H100", "v100-32", "workload.precision: no chip of the cluster has bf16 (v100-sxm-32gb); try fp16"),
         ("llama3-8b", "gpt3-175b", "8192 tokens exceed the 2048 learned positions of gpt3-175b"),
