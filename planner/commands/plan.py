@@ -19,6 +19,7 @@ from planner.commands.screen import ExitCode
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
+from planner.launchers.directory import check_replaceable
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,9 @@ def check_out_dir(out: Path, *, force: bool) -> None:
     Raises
     ------
     InstanceError
-        Where it exists without `force`, is no directory, or lies where nothing can be made.
+        Where it may not be replaced, or lies where nothing can be made.
     """
-    if out.exists() or out.is_symlink():
-        if not out.is_dir():
-            raise InstanceError(f"{out} exists and is no directory", "--out")
-        if not force:
-            raise InstanceError(f"{out} exists already; choose another directory, or add --force", "--out")
+    check_replaceable(out, force)
     above = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     if not above.is_dir():
         raise InstanceError(f"{above} is no directory", "--out")

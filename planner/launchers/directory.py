@@ -57,15 +57,18 @@ def export_plan(
     if broken:
         raise PlanRefusedError(f"the plan breaks the rules of {target}: " + "; ".join(broken))
     out = Path(os.path.abspath(out_dir))
-    _check_replaceable(out, force)
+    check_replaceable(out, force)
     files = launch_files(problem, plan, evaluation)
     files[PLAN_FILE] = to_yaml(plan.model_copy(update={"problem": problem_file(problem)}))
     _write_directory(out, files)
     return out
 
 
-def _check_replaceable(out: Path, force: bool) -> None:
-    """Refuse a place that holds anything but an earlier launch directory, or one without `force`."""
+def check_replaceable(out: Path, force: bool) -> None:
+    """Refuse a place that holds anything but an earlier launch directory, or one without `force`.
+
+    Public, so that a long search can ask before it begins.
+    """
     if not os.path.lexists(out):
         return
     where = str(out)
