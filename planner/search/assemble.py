@@ -1,0 +1,88 @@
+"""Write the answer of a formulation as a plan: hosts, layer ranges, degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from formulations.stage_selection_data import StageChoice
+from planner.data.plan import Plan, Recompute, Stage
+from planner.data.problem import Problem
+from planner.search.degrees import DegreeTable
+
+
+def hosts_needed(
+    class_of_stage: Sequence[int], stage_size: int, chips_per_node: Sequence[int]
+) -> dict[int, int]:
+    """Hosts that each class lends: a run of its stages is packed from the start of a host."""
+    needed: dict[int, int] = {}
+    start = 0
+    for s, node_class in enumerate(class_of_stage):
+        if s + 1 == len(class_of_stage) or class_of_stage[s + 1] != node_class:
+            chips = (s + 1 - start) * stage_size
+            needed[node_class] = needed.get(node_class, 0) + -(-chips // chips_per_node[node_class])
+            start = s + 1
+    return needed
+
+
+def hosts_of_stages(
+    problem: Problem, class_of_stage: Sequence[int], stage_size: int
+) -> list[tuple[str, ...]]:
+    """Host names of every stage, taken from each class in order."""
+    next_host = [0] * len(problem.cluster.classes)
+    names = [problem.cluster.hosts_of(c) for c in range(len(problem.cluster.classes))]
+    hosts: list[tuple[str, ...]] = []
+    run_start, position = 0, 0
+    for s, node_class in enumerate(class_of_stage):
+        per_node = problem.cluster.classes[node_class].chips_per_node
+        if s == 0 or class_of_stage[s - 1] != node_class:
+            run_start, position = next_host[node_class], 0
+        first = position * stage_size // per_node
+        last = ((position + 1) * stage_size - 1) // per_node
+        hosts.append(names[node_class][run_start + first : run_start + last + 1])
+        next_host[node_class] = run_start + last + 1
+        position += 1
+    return hosts
+
+
+def assemble_plan(
+    problem: Problem,
+    table: DegreeTable,
+    choice: int,
+    class_of_stage: Sequence[int],
+    stage_choice: StageChoice,
+) -> Plan:
+    """The plan of one row of degrees, one order of classes and one answer of `stage_selection`."""
+    degrees = table.degrees
+    tp, dp = int(degrees.tensor_parallel[choice]), int(degrees.data_parallel[choice])
+    hosts = hosts_of_stages(problem, class_of_stage, int(table.stage_size[choice]))
+    stages = []
+    first = 0
+    for s, count in enumerate(stage_choice.layers):
+        node_class = problem.cluster.classes[class_of_stage[s]]
+        recompute: Recompute = stage_choice.recompute[s]  # type: ignore[assignment]
+        stages.append(
+            Stage(
+                layers=(first, first + count - 1),
+                chip=node_class.chip,
+                node_class=node_class.name,
+                hosts=hosts[s],
+                tensor_parallel=tp,
+                data_parallel=dp,
+                recompute=recompute,
+                recompute_layers=stage_choice.recompute_layers[s],
+            )
+        )
+        first += count
+    return Plan(
+        target=problem.target,
+        tensor_parallel=tp,
+        context_parallel=int(degrees.context_parallel[choice]),
+        expert_parallel=int(degrees.expert_parallel[choice]),
+        expert_tensor_parallel=int(degrees.expert_tensor_parallel[choice]),
+        data_parallel=dp,
+        microbatch_size=int(degrees.microbatch_size[choice]),
+        num_microbatches=int(table.num_microbatches[choice]),
+        sequence_parallel=bool(degrees.sequence_parallel[choice]),
+        dp_mode="distopt",
+        stages=tuple(stages),
+    )

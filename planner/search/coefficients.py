@@ -1,0 +1,133 @@
+"""Turn prices into the coefficients of `stage_selection`, for one choice and one order of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from formulations.stage_selection_data import StageSelectionData
+from planner.cost.hops import hop_send_s
+from planner.cost.prices import Floats, Prices
+from planner.cost.stage import in_flight_1f1b
+from planner.data.problem import Problem
+from planner.tolerances import MEMORY_TOL_BYTES
+from planner.units import GIB, MS
+
+
+def stage_coefficients(
+    problem: Problem,
+    prices: Prices,
+    choice: int,
+    stage_size: int,
+    num_microbatches: int,
+    class_of_stage: Sequence[int],
+) -> StageSelectionData:
+    """Coefficients of a pipeline whose stage s runs on class `class_of_stage[s]` [ms, GiB].
+
+    The model's layers are all of one kind. The memory limit is raised by half of what the referee
+    takes for rounding, so that the solver's own tolerance never hides a plan.
+    """
+    classes = np.array(class_of_stage)
+    p, c, last = len(classes), choice, len(classes) - 1
+    first_stage, last_stage = np.arange(p) == 0, np.arange(p) == last
+    own_head = last_stage & ~(first_stage & prices.head_shares_embedding)
+
+    def by_class(array: Floats) -> Floats:
+        chosen: Floats = array[c, classes]
+        return chosen
+
+    def layer(array: Floats) -> Floats:
+        chosen: Floats = array[c, 0, classes]
+        return chosen
+
+    def seconds(array: Floats) -> Floats:
+        """Sum over the parts of a time."""
+        return array.sum(axis=-1)
+
+    def ends(embedding: Floats, head: Floats, with_head: np.ndarray) -> Floats:
+        """What the first and the last stage pay beside their layers."""
+        return np.where(first_stage, embedding, 0.0) + np.where(with_head, head, 0.0)
+
+    forward = seconds(layer(prices.layer_forward_s))
+    backward = seconds(layer(prices.layer_backward_s))
+    base_forward = ends(
+        seconds(by_class(prices.embedding_forward_s)), seconds(by_class(prices.head_forward_s)), last_stage
+    )
+    base_backward = ends(
+        seconds(by_class(prices.embedding_backward_s)), seconds(by_class(prices.head_backward_s)), last_stage
+    )
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, stage_size, per_node)
+    hops[last] = 0.0
+    if not problem.stack.p2p_overlap:
+        base_forward = base_forward + hops
+        base_backward = base_backward + np.concatenate([[0.0], hops[:-1]])
+        hops = np.zeros(p)
+    memory = _memory(prices, c, p, num_microbatches, classes, first_stage, last_stage, own_head)
+    return StageSelectionData(
+        num_layers=problem.model.num_layers,
+        num_microbatches=num_microbatches,
+        forward_ms=forward / MS,
+        base_forward_ms=base_forward / MS,
+        backward_ms=backward / MS,
+        base_backward_ms=base_backward / MS,
+        selective_ms=seconds(layer(prices.layer_selective_s)) / MS,
+        full_ms=seconds(layer(prices.layer_full_s)) / MS,
+        send_ms=hops / MS,
+        reduce_ms=layer(prices.layer_reduce_s) / MS,
+        base_reduce_ms=ends(by_class(prices.embedding_reduce_s), by_class(prices.head_reduce_s), own_head)
+        / MS,
+        reduce_tail_ms=by_class(prices.reduce_tail_s) / MS,
+        gather_ms=layer(prices.layer_gather_s) / MS,
+        base_gather_ms=ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
+        / MS,
+        gather_tail_ms=by_class(prices.gather_tail_s) / MS,
+        optimizer_ms=layer(prices.layer_optimizer_s) / MS,
+        base_optimizer_ms=(
+            ends(by_class(prices.embedding_optimizer_s), by_class(prices.head_optimizer_s), own_head)
+            + by_class(prices.step_fixed_s)
+        )
+        / MS,
+        hidden_fraction=prices.hidden_fraction,
+        constant_ms=float(prices.tied_sync_s[c]) / MS if p > 1 else 0.0,
+        **memory,
+    )
+
+
+def _memory(
+    prices: Prices,
+    c: int,
+    p: int,
+    num_microbatches: int,
+    classes: np.ndarray,
+    first_stage: np.ndarray,
+    last_stage: np.ndarray,
+    own_head: np.ndarray,
+) -> dict[str, Floats]:
+    """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers."""
+    in_flight = np.array([in_flight_1f1b(p, s, num_microbatches) for s in range(p)], dtype=np.float64)
+    scale = 1 / prices.allocated_fraction / GIB
+    kept = float(prices.layer_activation_bytes[c, 0])
+    selective = float(prices.layer_activation_selective_bytes[c, 0])
+    full = float(prices.layer_activation_full_bytes[c, 0])
+    working = float(prices.layer_working_bytes[c, 0])
+    base_working = np.where(last_stage, max(working, float(prices.head_peak_bytes[c])), working)
+    recompute_working = np.maximum(base_working, working + float(prices.layer_recompute_peak_bytes[c, 0]))
+    embedding_state = float(prices.embedding_state_bytes[c].sum())
+    head_state = float(prices.head_state_bytes[c].sum())
+    base = np.where(
+        first_stage, embedding_state + in_flight * float(prices.embedding_activation_bytes[c]), 0.0
+    )
+    base = base + np.where(own_head, head_state, 0.0)
+    base = base + np.where(last_stage, in_flight * float(prices.head_activation_bytes[c]), 0.0)
+    base = base + base_working + (float(prices.pipeline_buffer_bytes[c]) if p > 1 else 0.0)
+    state = float(prices.layer_state_bytes[c, 0].sum())
+    return {
+        "layer_gib": (state + in_flight * kept) * scale,
+        "selective_saves_gib": in_flight * (kept - selective) * scale,
+        "full_saves_gib": in_flight * (kept - full) * scale,
+        "full_peak_gib": (recompute_working - base_working) * scale,
+        "base_gib": base * scale + prices.fixed_bytes[c, classes] / GIB,
+        "limit_gib": (prices.limit_bytes[classes] + MEMORY_TOL_BYTES / 2) / GIB,
+    }

@@ -1,0 +1,72 @@
+"""Why no plan exists, in a sentence: what is missing, and by how much."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.data.problem import Problem
+from planner.search.degrees import DegreeTable
+from planner.search.orders import block_orders
+from planner.search.tables import Tables
+from planner.units import GIB
+
+MAX_LAYOUTS = 400
+"""Layouts tried for the least shortage; the ones on most chips come first."""
+
+
+def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) -> str:
+    """The shortest reason that there is no plan."""
+    if len(table) == 0 or tables is None:
+        return "no degrees are legal on any class: see the rules on heads, batch, precision and node size"
+    best: tuple[float, int, tuple[int, ...], int] | None = None
+    for choice, counts in _layouts(problem, table):
+        for order in block_orders(counts):
+            short_gib, stage = _shortage_gib(tables, choice, order)
+            if best is None or short_gib < best[0]:
+                best = (short_gib, choice, order, stage)
+    if best is None:
+        return "the model has fewer layers than any legal number of stages"
+    short_gib, choice, order, stage = best
+    tp, dp = table.degrees.tensor_parallel[choice], table.degrees.data_parallel[choice]
+    mbs = table.degrees.microbatch_size[choice]
+    chip = problem.cluster.classes[order[stage]].chip
+    limit_gib = problem.memory_limit_bytes(order[stage]) / GIB
+    return (
+        f"{problem.model.id} does not fit, even with every layer recomputed. The closest layout (tensor parallel "
+        f"{tp}, {len(order)} stages, data parallel {dp}, micro-batch size {mbs}) is {short_gib:.1f} GiB short "
+        f"on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} GiB. Add chips, or chips with more "
+        "memory, or lower the memory reserve"
+    )
+
+
+def _layouts(problem: Problem, table: DegreeTable) -> list[tuple[int, tuple[int, ...]]]:
+    """Rows of degrees with all their stages, or as many as the model has layers."""
+    most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
+    found = []
+    for choice in range(len(table)):
+        left, counts = most, []
+        for limit in table.max_stages[choice]:
+            counts.append(min(int(limit), left))
+            left -= counts[-1]
+        chips = sum(counts) * int(table.stage_size[choice])
+        found.append((-chips, choice, tuple(counts)))
+    return [(choice, counts) for _, choice, counts in sorted(found)[:MAX_LAYOUTS]]
+
+
+def _shortage_gib(tables: Tables, choice: int, order: tuple[int, ...]) -> tuple[float, int]:
+    """Least extra memory on every chip that lets an order hold all layers, and the stage that needs it."""
+    data = tables.data(choice, order)
+    least = data.layer_gib - np.maximum(np.maximum(data.full_saves_gib, data.selective_saves_gib), 0.0)
+    room = data.limit_gib - data.base_gib
+
+    def held(extra_gib: float) -> np.ndarray:
+        return np.floor((room + extra_gib) / np.maximum(least, 1e-9) + 1e-9)
+
+    low, high = 0.0, 1.0
+    while held(high).min() < 1 or held(high).sum() < data.num_layers:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        enough = held(middle).min() >= 1 and held(middle).sum() >= data.num_layers
+        low, high = (low, middle) if enough else (middle, high)
+    return high, int(np.argmin(held(high)))

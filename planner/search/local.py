@@ -1,0 +1,69 @@
+"""Good layer counts without a solver: fill to the least bottleneck, then move layers while it helps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.stage_selection_data import (
+    RecomputeTable,
+    StageSelectionData,
+    least_bottleneck_ms,
+    objectives_ms,
+    stage_times_ms,
+)
+
+MAX_MOVES = 200
+"""Moves of one layer after which the search is content."""
+CANDIDATES = 10
+"""Stages that give, and stages that take, in one look around."""
+
+
+def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.int64] | None:
+    """Layer counts whose slowest stage is as fast as possible; None where nothing fits."""
+    bottleneck = least_bottleneck_ms(data, table)
+    if not np.isfinite(bottleneck):
+        return None
+    times = stage_times_ms(data, table)
+    counts = np.arange(times.shape[1])
+    layers = np.where(times <= bottleneck, counts, 0).max(axis=1).astype(np.int64)
+    while layers.sum() > data.num_layers:
+        # Take a layer where a stage loses most time by it, and keep the stage within what fits.
+        shorter = np.maximum(layers - 1, 0)
+        stages = np.arange(data.num_stages)
+        gain = np.where(layers > 1, times[stages, layers] - times[stages, shorter], -np.inf)
+        gain = np.where(np.isfinite(times[stages, shorter]), gain, -np.inf)
+        if not np.isfinite(gain).any():
+            return None
+        layers[int(np.argmax(gain))] -= 1
+    return layers
+
+
+def improve_layers(
+    data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], float]:
+    """Move single layers between stages while the objective falls; counts and objective [ms]."""
+    value = float(objectives_ms(data, table, layers))
+    times = stage_times_ms(data, table)
+    stages = np.arange(data.num_stages)
+    for _ in range(MAX_MOVES):
+        busy = times[stages, layers]
+        by_time = np.argsort(-busy, kind="stable")
+        givers = by_time[layers[by_time] > 1][:CANDIDATES]
+        takers = by_time[::-1][:CANDIDATES]
+        pairs = [(int(i), int(j)) for i in givers for j in takers if i != j]
+        pairs += [(int(i), int(i) + d) for i in givers for d in (-1, 1) if 0 <= i + d < data.num_stages]
+        pairs = list(dict.fromkeys(pairs))
+        if not pairs:
+            break
+        moved = np.repeat(layers[None, :], len(pairs), axis=0)
+        rows = np.arange(len(pairs))
+        moved[rows, [i for i, _ in pairs]] -= 1
+        moved[rows, [j for _, j in pairs]] += 1
+        moved = np.minimum(moved, data.num_layers)
+        values = objectives_ms(data, table, moved)
+        best = int(np.argmin(values))
+        if not values[best] < value * (1 - 1e-12):
+            break
+        layers, value = moved[best], float(values[best])
+    return layers, value

@@ -1,0 +1,144 @@
+"""The incumbent, the plans seen, and the queue of choices that may still beat it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.data.plan import Plan
+from planner.data.result import Evaluation, RunnerUp
+from planner.search.progress import Progress
+
+T = TypeVar("T")
+
+PROGRESS_EVERY_S = 0.1
+"""Least time between two reports [s]."""
+
+
+@dataclass
+class Clock:
+    """Time since the search began, and until its limit."""
+
+    limit_s: float | None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the start [s]."""
+        return time.monotonic() - self.started
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the limit [s]; None without one."""
+        return None if self.limit_s is None else self.limit_s - self.elapsed_s
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the limit has passed."""
+        left = self.left_s
+        return left is not None and left <= 0
+
+
+class Queue(Generic[T]):
+    """Open parts by bound, the least first; ties in order of arrival, so that runs repeat.
+
+    Beside a heap it holds one stream of parts whose bounds come sorted: they are made when their turn
+    comes, as most never are.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._ticket = itertools.count()
+        self._stream_s: Floats = np.zeros(0)
+        self._make: Callable[[int], T] | None = None
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) + len(self._stream_s) - self._next
+
+    def stream(self, bounds_s: Floats, make: Callable[[int], T]) -> None:
+        """Add the parts `make(0)`, `make(1)` ... with ascending bounds."""
+        self._stream_s, self._make, self._next = bounds_s, make, 0
+
+    def push(self, bound_s: float, part: T) -> None:
+        """Add a part that no plan of it undercuts `bound_s`."""
+        heapq.heappush(self._heap, (bound_s, next(self._ticket), part))
+
+    def pop(self) -> tuple[float, T]:
+        """The part of least bound."""
+        head_s = self._head_s()
+        if self._make is not None and head_s is not None and (not self._heap or head_s <= self._heap[0][0]):
+            self._next += 1
+            return head_s, self._make(self._next - 1)
+        bound_s, _, part = heapq.heappop(self._heap)
+        return bound_s, part
+
+    def _head_s(self) -> float | None:
+        return float(self._stream_s[self._next]) if self._next < len(self._stream_s) else None
+
+    @property
+    def least_s(self) -> float | None:
+        """Bound of the best open part; None where all are closed."""
+        heads = [self._heap[0][0]] if self._heap else []
+        head_s = self._head_s()
+        heads += [] if head_s is None else [head_s]
+        return min(heads) if heads else None
+
+
+class Incumbent:
+    """Plans that the referee has confirmed, best first, one for each set of degrees."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._best: dict[tuple[int, ...], RunnerUp] = {}
+        self.step_s: float | None = None
+
+    def offer(self, plan: Plan, evaluation: Evaluation) -> None:
+        """Take a plan without violations."""
+        key = (
+            plan.tensor_parallel,
+            plan.expert_parallel,
+            plan.data_parallel,
+            plan.pipeline_parallel,
+            plan.microbatch_size,
+            int(plan.sequence_parallel),
+        )
+        known = self._best.get(key)
+        if known is None or evaluation.step_s < known.evaluation.step_s:
+            self._best[key] = RunnerUp(plan=plan, evaluation=evaluation)
+        if self.step_s is None or evaluation.step_s < self.step_s:
+            self.step_s = evaluation.step_s
+
+    def ranked(self) -> list[RunnerUp]:
+        """The best plans, the very best first."""
+        order = sorted(self._best.items(), key=lambda item: (item[1].evaluation.step_s, item[0]))
+        return [runner_up for _, runner_up in order[: self._keep]]
+
+
+class Reporter:
+    """Calls `on_progress` now and then."""
+
+    def __init__(self, clock: Clock, on_progress: Callable[[Progress], None] | None) -> None:
+        self._clock, self._on_progress = clock, on_progress
+        self._last_s = -PROGRESS_EVERY_S
+
+    def report(
+        self, phase: str, incumbent_s: float | None, bound_s: float | None, opened: int, left: int
+    ) -> None:
+        """Say where the search stands, at most once in a while."""
+        if self._on_progress is None or self._clock.elapsed_s - self._last_s < PROGRESS_EVERY_S:
+            return
+        self._last_s = self._clock.elapsed_s
+        gap = None
+        if incumbent_s is not None and bound_s is not None:
+            gap = max(0.0, 1 - bound_s / incumbent_s)
+        self._on_progress(
+            Progress(phase, self._last_s, incumbent_s, bound_s, gap, opened, left, self._clock.left_s)
+        )

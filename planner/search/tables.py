@@ -1,0 +1,122 @@
+"""What the search knows of a row of degrees and a number of stages: stage times by class and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from formulations.stage_selection_data import (
+    StageSelectionData,
+    least_recompute,
+    stage_times_ms,
+)
+from planner.cost.prices import Floats, Prices
+from planner.data.problem import Problem
+from planner.search.coefficients import stage_coefficients
+from planner.search.degrees import DegreeTable
+from planner.units import MS
+
+BISECTIONS = 50
+"""Halvings of a bottleneck interval: 2^-50 of its width is below rounding."""
+
+
+@dataclass(frozen=True)
+class ClassTables:
+    """Times of one micro-batch on a stage with least recomputation, were all stages on one class."""
+
+    times_ms: Floats
+    """[node_class, stage, n] inf where n layers do not fit, or the class takes no part."""
+
+
+class Tables:
+    """Coefficients by row of degrees, kept while the search comes back to them."""
+
+    def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
+        self.problem, self.prices, self.table = problem, prices, table
+        self._class_tables = lru_cache(maxsize=512)(self._compute)
+
+    def data(self, choice: int, class_of_stage: Sequence[int]) -> StageSelectionData:
+        """Coefficients of one order of classes."""
+        return stage_coefficients(
+            self.problem,
+            self.prices,
+            choice,
+            int(self.table.stage_size[choice]),
+            int(self.table.num_microbatches[choice]),
+            class_of_stage,
+        )
+
+    def of_classes(self, choice: int, num_stages: int) -> ClassTables:
+        """Stage times by class, position and layers."""
+        return self._class_tables(choice, num_stages)
+
+    def _compute(self, choice: int, num_stages: int) -> ClassTables:
+        shape = (self.table.max_stages.shape[1], num_stages, self.problem.model.num_layers + 1)
+        times = np.full(shape, np.inf)
+        for c in np.flatnonzero(self.table.max_stages[choice]):
+            data = self.data(choice, [int(c)] * num_stages)
+            times[c] = stage_times_ms(data, least_recompute(data))
+        return ClassTables(times)
+
+    def least_bottleneck_s(self, choice: int, counts: Sequence[int]) -> float:
+        """Least time of the slowest stage over all orders of a group [s]; inf where nothing fits.
+
+        The largest number of layers that stages no slower than tau can hold is an assignment of classes
+        to positions; bounded here by Lagrange multipliers on the counts, exactly for two classes.
+        """
+        num_stages = sum(counts)
+        times = self.of_classes(choice, num_stages).times_ms
+        used = [c for c, count in enumerate(counts) if count]
+        layers = np.arange(times.shape[2])
+        finite = times[used][np.isfinite(times[used])]
+        if len(finite) == 0:
+            return float("inf")
+
+        def holds(limit: float) -> bool:
+            most = np.where(times[used] <= limit, layers, 0).max(axis=2)
+            return _most_layers(most, [counts[c] for c in used]) >= times.shape[2] - 1
+
+        low, high = 0.0, float(finite.max())
+        if not holds(high):
+            return float("inf")
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return low * MS
+
+    def order_bottleneck_s(self, choice: int, order: Sequence[int]) -> float:
+        """Least time of the slowest stage for one order [s]; inf where nothing fits."""
+        num_stages = len(order)
+        times = self.of_classes(choice, num_stages).times_ms[np.array(order), np.arange(num_stages)]
+        layers = np.arange(times.shape[1])
+        low, high = 0.0, float(np.where(np.isfinite(times), times, 0.0).max())
+
+        def holds(limit: float) -> bool:
+            most = np.where(times <= limit, layers, 0).max(axis=1)
+            return bool(most.min() >= 1 and most.sum() >= times.shape[1] - 1)
+
+        if not holds(high):
+            return float("inf")
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return low * MS
+
+
+def _most_layers(most: np.ndarray, counts: Sequence[int]) -> float:
+    """Most layers of all stages, [class, stage] given so many stages of each class; never too small.
+
+    Two classes: the stages where the first gains most over the second take the first. More: each
+    stage takes its best class, or each class its best stages, whichever bound is lower.
+    """
+    if len(counts) == 1:
+        return float(most[0].sum())
+    if len(counts) == 2:
+        gain = np.sort(most[0] - most[1])[::-1]
+        return float(most[1].sum() + gain[: counts[0]].sum())
+    by_stage = most.max(axis=0).sum()
+    by_class = sum(np.sort(most[c])[::-1][:count].sum() for c, count in enumerate(counts))
+    return float(min(by_stage, by_class))
