@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Do layers, stages, ranks and batch still add up? Needs messages.sh and describe_node of launch.sh.
 #
 # The numbers are read from the very arguments that Megatron will get, so that an edit of one of them

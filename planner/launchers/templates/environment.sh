@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Environment of the training processes, by the programming platform of the node's chips.
 # Lines that begin with "# export" are for you to fill in where your network needs them.
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Which line of hosts.txt this host is. Needs messages.sh.
 
 # The names that this host answers to, the likeliest first. HETPLAN_HOST overrides them all.

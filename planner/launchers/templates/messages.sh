@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # How the start scripts speak: one line each, on standard error.
 
 warn() {

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Is this host what the plan takes it for? Needs messages.sh.
 
 # check_devices NODE_RANK_WAS_PRESET BACKEND CHIPS CHIP DEVICE_PATTERN

@@ -1,0 +1,206 @@
+"""Megatron-LM's own reading of a command line: accepted or not, and what runs where."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import os
+import sys
+import traceback
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from .refusal import Refused
+
+_REFUSALS = (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError)
+"""What Megatron-LM raises where it does not like an argument."""
+
+
+@contextlib.contextmanager
+def refusals_of_megatron() -> Any:
+    """Turn Megatron's refusals into ours, with its own words."""
+    try:
+        yield
+    except SystemExit as error:
+        raise Refused(f"Megatron-LM's parser stops with status {error.code}") from error
+    except _REFUSALS as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(frame.filename)}, {frame.name}"
+        raise Refused(f"Megatron-LM ({place}): {type(error).__name__}: {error}") from error
+
+
+def read_arguments(arguments: Sequence[str], world_size: int, rank: int = 0) -> Namespace:
+    """Parse and validate as rank `rank` of `world_size` would."""
+    from megatron.training import arguments as megatron_arguments
+
+    os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK="0")
+    sys.argv = ["pretrain_gpt.py", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()):
+        args = megatron_arguments.parse_args()
+        megatron_arguments.validate_args(args, {"tokenizer_type": "GPT2BPETokenizer"})
+    return args
+
+
+def transformer_config(args: Namespace) -> Any:
+    """The model's configuration, with the checks that its constructor makes."""
+    from megatron.training.argument_utils import core_transformer_config_from_args
+
+    return core_transformer_config_from_args(args)
+
+
+def num_microbatches(args: Namespace) -> int:
+    """Micro-batches of a step, by Megatron's calculator."""
+    from megatron.core import num_microbatches_calculator as calculator
+
+    calculator.unset_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        rank=args.rank,
+        rampup_batch_size=None,
+        global_batch_size=args.global_batch_size,
+        micro_batch_size=args.micro_batch_size,
+        data_parallel_size=args.data_parallel_size,
+    )
+    count = calculator.get_num_microbatches()
+    calculator.unset_num_microbatches_calculator()
+    return count
+
+
+def rank_order(args: Namespace) -> str:
+    """Axes of the ranks, fastest first."""
+    return "tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
+
+
+def make_process_groups(args: Namespace, rank: int) -> None:
+    """Form all process groups as one rank of the world, on torch's fake backend."""
+    import torch.distributed
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=args.world_size)
+    parallel_state.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+        order=rank_order(args),
+        create_gloo_process_groups=False,
+    )
+
+
+def rank_coordinates(args: Namespace) -> list[dict[str, int]]:
+    """Place of every rank on every axis, by Megatron's rank generator."""
+    from megatron.core.parallel_state import RankGenerator
+
+    pp = args.pipeline_model_parallel_size
+    coordinates: list[dict[str, int]] = [{} for _ in range(args.world_size)]
+
+    def note(generator: Any, axis: str, name: str) -> None:
+        for group in generator.get_ranks(axis):
+            for position, rank in enumerate(group):
+                coordinates[rank][name] = position
+
+    dense = RankGenerator(
+        tp=args.tensor_model_parallel_size,
+        ep=1,
+        dp=args.data_parallel_size,
+        pp=pp,
+        cp=args.context_parallel_size,
+        order=rank_order(args),
+    )
+    for axis in ("tp", "cp", "dp", "pp"):
+        note(dense, axis, axis)
+    if args.num_experts:
+        etp, ep = args.expert_tensor_parallel_size, args.expert_model_parallel_size
+        replicas = args.world_size // (etp * ep * pp)
+        expert = RankGenerator(tp=etp, ep=ep, dp=replicas, pp=pp, cp=1, order=rank_order(args))
+        for axis, name in (("tp", "etp"), ("ep", "ep"), ("dp", "edp")):
+            note(expert, axis, name)
+    return coordinates
+
+
+def layers_per_stage(args: Namespace, config: Any) -> list[list[int]]:
+    """Decoder layers of every virtual stage of every pipeline rank, by the layout that Megatron parsed."""
+    layout = config.pipeline_model_parallel_layout
+    if layout is None:
+        raise Refused("no --pipeline-model-parallel-layout: something else would place the layers")
+    chunks = args.virtual_pipeline_model_parallel_size or 1
+    # get_num_layers_to_build of 0.19.2 ignores the rank it is asked for; the layout object does not.
+    return [
+        [
+            layout.get_num_layers_to_build(vp_stage=chunk if chunks > 1 else None, pp_rank=stage)
+            for chunk in range(chunks)
+        ]
+        for stage in range(args.pipeline_model_parallel_size)
+    ]
+
+
+def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
+    """Parameters that the first rank of every stage holds, counted on Megatron's model, unallocated."""
+    coordinates = rank_coordinates(args)
+    plain = copy.copy(config)
+    plain.transformer_impl = "local"
+    for switch in (
+        "perform_initialization",
+        "gradient_accumulation_fusion",
+        "moe_grouped_gemm",
+        "apply_rope_fusion",
+        "moe_permute_fusion",
+    ):
+        setattr(plain, switch, False)
+    counts = []
+    for stage in range(args.pipeline_model_parallel_size):
+        make_process_groups(args, next(r for r, c in enumerate(coordinates) if c["pp"] == stage))
+        chunks = range(args.virtual_pipeline_model_parallel_size or 1)
+        models = [_model_chunk(args, plain, chunk if len(chunks) > 1 else None) for chunk in chunks]
+        counts.append(sum(weight.numel() for model in models for weight in model.parameters()))
+    return counts
+
+
+def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
+    """One virtual stage of this rank's model, on the meta device."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel, gpt_layer_specs
+    from megatron.training.vocab_utils import calculate_padded_vocab_size
+
+    one_layer = gpt_layer_specs.get_gpt_layer_local_spec(
+        config.num_moe_experts,
+        False,
+        args.qk_layernorm,
+        args.multi_latent_attention,
+        normalization=args.normalization,
+    )
+    layers = one_layer
+    if args.num_experts:
+        layers = gpt_layer_specs.get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization=args.normalization, vp_stage=chunk
+        )
+    prediction = None
+    if args.mtp_num_layers:
+        prediction = gpt_layer_specs.get_gpt_mtp_block_spec(
+            config, one_layer, use_transformer_engine=False, vp_stage=chunk
+        )
+    vocab = calculate_padded_vocab_size(
+        args.vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size, False
+    )
+    with torch.device("meta"):
+        return GPTModel(
+            config,
+            layers,
+            vocab,
+            args.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+            position_embedding_type=args.position_embedding_type,
+            mtp_block_spec=prediction,
+            vp_stage=chunk,
+        )
