@@ -37,6 +37,9 @@ SUSTAINED_TFLOP_PER_S = 1120.0
 """Rate that SimuMax's B200 holds in long 16-bit products (the median of those above SUSTAINED_FLOP); shorter
 isolated kernels of the other source exceed it. Points that would exceed it say nothing of the kernel."""
 
+LONGEST_SEQUENCE = 16384
+"""Longest sequence of the attention grids [tokens]."""
+
 COPY_BYTES_PER_S = {"a100_sxm": 1.55e12, "b200_sxm": 5.7e12}
 """Rate of copies; grouped products near it are bound by memory and say nothing of the kernel."""
 
@@ -177,8 +180,9 @@ class Kernels:
         return float(self._fp8.latency_s(m, n, k))
 
     def attention_s(self, seq: float, heads: float) -> float:
-        """Latency of causal attention at head width 128 [s]."""
-        return float(self._attention.latency_s(seq, heads))
+        """Latency of causal attention at head width 128 [s], as `planner.cost.tables.attention_s` has it."""
+        inside = min(seq, LONGEST_SEQUENCE)
+        return float(self._attention.latency_s(inside, heads * seq / inside)) * seq / inside
 
 
 def gemm_passes(m: int, n: int, k: int) -> dict[str, tuple[int, int, int]]:
@@ -205,9 +209,8 @@ def onechip_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
             backward_ms = row["fwd_bwd_ms"] - row["fwd_ms"]
             if row["backend"] != "cudnn" or row["d"] != 128 or backward_ms < BIG_BACKWARD_MS:
                 continue
-            if row["s"] <= 16384:
-                isolated = kernels[table].attention_s(row["s"], row["b"] * row["heads"])
-                out[table, "attention", f"forward_{row['s']}"].append(row["fwd_ms"] * 1e-3 / isolated)
+            isolated = kernels[table].attention_s(row["s"], row["b"] * row["heads"])
+            out[table, "attention", f"forward_{row['s']}"].append(row["fwd_ms"] * 1e-3 / isolated)
             out[table, "attention", f"backward_over_forward_{row['s']}"].append(backward_ms / row["fwd_ms"])
     moe = json.loads((folder / "onechip_moe_ops_h100.json").read_text())["h100-sxm-80gb"]
     for row in moe["grouped_gemm"]:
@@ -239,7 +242,7 @@ def simumax_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
         m, k, groups = int(row["m_or_seq"]), int(row["k_or_qk_dim"]), int(row["batch_or_groups"])
         rate = peak * float(row["efficiency"])
         if row["op"] == "attention_causal_fullflops":
-            if (k, int(row["v_dim"])) != (128, 128) or int(row["q_heads"]) < 16:
+            if (k, int(row["v_dim"])) != (128, 128) or (m <= 16384 and int(row["q_heads"]) < 16):
                 continue
             flop = 4 * groups * m * m * int(row["q_heads"]) * 128
             key = (table, str(m), row["q_heads"], row["kv_heads"])

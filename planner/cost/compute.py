@@ -140,13 +140,13 @@ def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float
     dims = tables.attention_head_dims(table)
     if head_dim <= dims[0] or head_dim >= dims[-1]:
         nearest = dims[0] if head_dim <= dims[0] else dims[-1]
-        return tables.attention_grid(table, nearest).latency_s(seq, heads) * (head_dim / nearest)
+        return tables.attention_s(table, nearest, seq, heads) * (head_dim / nearest)
     above = next(d for d in dims if d >= head_dim)
     below = max(d for d in dims if d <= head_dim)
-    low = tables.attention_grid(table, below).latency_s(seq, heads)
+    low = tables.attention_s(table, below, seq, heads)
     if above == below:
         return low
-    high = tables.attention_grid(table, above).latency_s(seq, heads)
+    high = tables.attention_s(table, above, seq, heads)
     weight = np.log(head_dim / below) / np.log(above / below)
     return low ** (1 - weight) * high**weight
 

@@ -89,8 +89,11 @@ def tensor_layer_s(
     c, hidden = collectives, stack.tp_overlap_fraction
     sp = sizes.sequence_parallel > 0
     forward = partly_hidden(np.where(sp, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s), hidden)
-    behind_dgrad = exposed_behind(blocks * np.where(sp, c.all_gather_s, 0.0), dgrad_s)
-    behind_wgrad = exposed_behind(blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s), wgrad_s)
+    behind_dgrad = blocks * np.where(sp, c.all_gather_s, 0.0)
+    behind_wgrad = blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s)
+    if stack.tp_backward_overlap:
+        behind_dgrad = exposed_behind(behind_dgrad, dgrad_s)
+        behind_wgrad = exposed_behind(behind_wgrad, wgrad_s)
     exposed = partly_hidden(blocks * np.where(sp, c.all_gather_s, 0.0), hidden)
     return blocks * forward, behind_dgrad + behind_wgrad + exposed
 

@@ -99,7 +99,9 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     """What attention keeps, without and with the core that selective recomputation drops.
 
     Fused: queries, keys, values, the output, and one fp32 statistic a row and head. In memory: the
-    softmax (2 bytes a score) and with dropout its mask (1) and its output (2).
+    softmax (2 bytes a score) and with dropout its mask (1) and its output (2). Rotary positions make new
+    queries and keys, while the values are a view that keeps the map's whole output alive; with latent
+    attention they keep the up-projection's (SplitAlongDim in attention.py, multi_latent_attention.py).
     """
     heads = model.num_attention_heads / s.tp
     query_dim, value_dim = attention_dims(model)
@@ -108,10 +110,14 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         mla = model.mla
         low_rank = s.norm_tokens * HALF * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
         low_rank = low_rank + s.norm_tokens * HALF * 2 * (mla.q_lora_rank or 0)
+        kept_alive = s.tokens * HALF * heads * mla.qk_nope_head_dim
     else:
         groups = np.maximum(model.num_query_groups / s.tp, 1.0)
         low_rank = 0.0 * s.ones
+        rotated = 1.0 if model.position_embedding == "rope" else 0.0
+        kept_alive = rotated * s.tokens * HALF * (heads + groups) * query_dim
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
+    qkv = qkv + kept_alive
     output = s.tokens * HALF * heads * value_dim
     if stack.flash_attention:
         return low_rank + qkv + output, s.tokens * heads * 4.0

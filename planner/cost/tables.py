@@ -99,12 +99,28 @@ def attention_head_dims(table: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def attention_grid(table: str, head_dim: int) -> LogGrid:
-    """Latency of causal attention's forward by tokens of a sequence and batch x query heads."""
+def _attention_grid(table: str, head_dim: int) -> tuple[LogGrid, float]:
+    """Latency by tokens of a sequence and batch x query heads, and the longest sequence measured."""
     name = f"attention/{table}/{head_dim}"
-    return LogGrid(
-        [_array(f"{name}/seq"), _array(f"{name}/heads")], _array(name) * MS, ATTENTION_BELOW, (2.0, 1.0)
-    )
+    seqs = _array(f"{name}/seq")
+    grid = LogGrid([seqs, _array(f"{name}/heads")], _array(name) * MS, ATTENTION_BELOW, (2.0, 1.0))
+    return grid, float(seqs[-1])
+
+
+def attention_s(table: str, head_dim: int, seq: Floats, heads: Floats) -> Floats:
+    """Isolated forward of causal attention [s].
+
+    A sequence beyond the measured ones offers as many blocks of queries as more heads would: it is taken
+    as the longest measured one with heads in proportion.
+
+    Parameters
+    ----------
+    heads
+        Batch x query heads.
+    """
+    grid, longest = _attention_grid(table, head_dim)
+    inside = np.minimum(seq, longest)
+    return grid.latency_s(inside, heads * seq / inside) * (seq / inside)
 
 
 def collective_table_exists(table: str, op: str) -> bool:

@@ -30,6 +30,8 @@ class SoftwareStack(Data):
     """How context-parallel ranks attend to all tokens: keys and values around a ring, or heads swapped."""
     tp_overlap_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of tensor-parallel communication hidden behind computation."""
+    tp_backward_overlap: bool = True
+    """Whether the backward pass gathers and reduces behind its matrix products (needs one device connection)."""
     dp_overlap: bool = True
     """Whether gradient reduction and parameter gathering run behind computation."""
     p2p_overlap: bool = True
