@@ -169,7 +169,7 @@ def _plans(run: Run, problem: Problem, assumptions: list[str]) -> tuple[Plan, ..
     batch, microbatch = problem.workload.global_batch_size, run.plan.microbatch_size or 1
     if batch % (microbatch * dp):
         raise SkipRun("batch not divisible by data_parallel x microbatch_size")
-    plans = []
+    plans: list[Plan] = []
     for recompute in _recompute(run, assumptions):
         stages, note = stages_of(
             run,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.calibrate.convert import Candidate
-from planner.cost.prices import Degrees, Prices
+from planner.cost.prices import Degrees
 from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -59,20 +59,14 @@ def predict_runs(
         groups[_price_key(candidates[c].problem, candidates[c].plans[p])].append((c, p))
     evaluations: dict[tuple[int, int], Evaluation] = {}
     for members in groups.values():
-        problem = candidates[members[0][0]].problem
-        rows: dict[tuple[object, ...], int] = {}
+        # One row of prices for every choice of degrees that occurs, whatever else differs.
+        rows = {_degrees_key(candidates[c].plans[p]): candidates[c].plans[p] for c, p in members}
+        row_of = {key: row for row, key in enumerate(rows)}
+        prices = price(candidates[members[0][0]].problem, _stacked(tuple(rows.values())))
         for c, p in members:
-            rows.setdefault(_degrees_key(candidates[c].plans[p]), len(rows))
-        first = {
-            key: candidates[c].plans[p]
-            for c, p in reversed(members)
-            for key in [_degrees_key(candidates[c].plans[p])]
-        }
-        prices = price(problem, _stacked([first[key] for key in rows]))
-        for c, p in members:
-            candidate = candidates[c]
-            row = rows[_degrees_key(candidate.plans[p])]
-            evaluations[c, p] = evaluate_with_prices(candidate.problem, candidate.plans[p], prices, row)
+            plan = candidates[c].plans[p]
+            row = row_of[_degrees_key(plan)]
+            evaluations[c, p] = evaluate_with_prices(candidates[c].problem, plan, prices, row)
     return tuple(
         _choose(candidate, [evaluations[c, p] for p in range(len(candidate.plans))], memory_kinds[c])
         for c, candidate in enumerate(candidates)
@@ -80,8 +74,11 @@ def predict_runs(
 
 
 def _price_key(problem: Problem, plan: Plan) -> tuple[object, ...]:
-    """What prices depend on beside the degrees. Models, clusters and stacks are built once each, so
-    that their identity tells them apart without comparing them field by field."""
+    """What prices depend on beside the degrees.
+
+    Models, clusters and stacks are built once each, so that their identity tells them apart without
+    comparing them field by field.
+    """
     workload = problem.workload
     return (
         id(problem.model),
@@ -170,6 +167,3 @@ def with_time_factors(candidate: Candidate, factors: dict[str, float]) -> Candid
         }
     )
     return replace(candidate, problem=candidate.problem.model_copy(update={"stack": scaled}))
-
-
-__all__ = ["Prediction", "Prices", "predict_runs", "with_time_factors"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -14,63 +15,67 @@ NOTHING = "-"
 
 def accuracy_table(scores: dict[str, Any]) -> RenderableType:
     """Tables of the scores: errors by suite, order of layouts, skipped runs, and runs where listed."""
-    parts: list[RenderableType] = [suites_table(scores["suites"])]
+    suites = scores["suites"]
+    parts: list[RenderableType] = [errors_table("Step time against measured runs", suites, "step")]
+    if any(summary["memory"]["n"] for summary in suites.values()):
+        parts.append(errors_table("Peak memory against measured runs", suites, "memory"))
     if scores.get("ranking"):
         parts.append(ranking_table(scores["ranking"]))
-    if any(summary["skipped"] for summary in scores["suites"].values()):
-        parts.append(skipped_table(scores["suites"]))
+    if any(summary["skipped"] for summary in suites.values()):
+        parts.append(skipped_table(suites))
     if scores.get("rows"):
         parts.append(rows_table(scores["rows"]))
     return Group(*parts)
 
 
-def suites_table(suites: dict[str, Any]) -> Table:
-    """Errors of time and memory by suite of runs."""
-    table = Table(
-        title="Predictions against measured runs",
-        caption=(
-            "error = |predicted / measured - 1|: mean, and the value that 90% of the runs stay below; "
-            "bias = mean of predicted / measured - 1, so + means predicted too slow or too large"
-        ),
+def errors_table(title: str, suites: dict[str, Any], what: Literal["step", "memory"]) -> Table:
+    """Errors of one quantity by suite; suites without such runs are left out."""
+    table = _table(title)
+    table.caption = (
+        "error = mean |predicted / measured - 1|; bias = mean of predicted / measured - 1: + is predicted "
+        "too slow or too large; 90% of the runs err by less than the next; the worst run last"
     )
-    table.add_column("runs of")
-    for name in ("scored", "skipped", "unanchored"):
-        table.add_column(name, justify="right")
-    for name in ("step error", "bias", "90% below"):
-        table.add_column(name, justify="right", style="bold" if name == "step error" else None)
+    # Without anchors every run is unanchored, which says nothing.
+    anchored = any(s["unanchored"] < max(s["step"]["n"], s["memory"]["n"]) for s in suites.values())
+    extra = ("unanchored",) if anchored and what == "step" else ()
+    _columns(table, "runs of", "scored", *extra, "error", "bias", "90% below")
     table.add_column("worst run", overflow="fold")
-    for name in ("memory runs", "memory error", "bias"):
-        table.add_column(name, justify="right")
     for name, summary in suites.items():
-        step, memory = summary["step"], summary["memory"]
-        table.add_row(
-            name,
-            str(step["n"]),
-            str(sum(summary["skipped"].values())),
-            str(summary["unanchored"]),
-            _percent(step["mape"]),
-            _signed(step["bias"]),
-            _percent(step["p90"]),
-            step["worst_id"] or NOTHING,
-            str(memory["n"]) if memory["n"] else NOTHING,
-            _percent(memory["mape"]),
-            _signed(memory["bias"]),
-        )
+        errors = summary[what]
+        if errors["n"]:
+            table.add_row(
+                name,
+                str(errors["n"]),
+                *(str(summary["unanchored"]) for _ in extra),
+                _percent(errors["mape"]),
+                _signed(errors["bias"]),
+                _percent(errors["p90"]),
+                errors["worst_id"],
+            )
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+
+
+def _columns(table: Table, first: str, *numbers: str) -> None:
+    """A first column of names and columns of numbers, none of which is ever broken."""
+    table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
 
 
 def ranking_table(ranking: dict[str, Any]) -> Table:
     """How well predictions choose among layouts of the same model on the same cluster."""
-    table = Table(
-        title="Choosing a layout",
-        caption=(
-            "regret = how much slower the layout predicted best was measured than the best measured one; "
-            "order = Spearman's rank correlation, 1 is perfect (median group)"
-        ),
+    table = _table("Choosing a layout")
+    table.caption = (
+        "regret = how much slower the layout predicted best was measured than the best measured one; "
+        "order = Spearman's rank correlation, 1 is perfect (median group)"
     )
-    table.add_column("runs of")
-    for name in ("groups", "layouts", "regret", "worst regret", "order"):
-        table.add_column(name, justify="right")
+    _columns(table, "runs of", "groups", "layouts", "regret", "worst regret", "order")
     for name, entry in ranking.items():
         table.add_row(
             name,
@@ -85,9 +90,8 @@ def ranking_table(ranking: dict[str, Any]) -> Table:
 
 def skipped_table(suites: dict[str, Any]) -> Table:
     """Runs that were not scored, and why."""
-    table = Table(title="Runs left out")
-    table.add_column("runs of")
-    table.add_column("number", justify="right")
+    table = _table("Runs left out")
+    _columns(table, "runs of", "number")
     table.add_column("because")
     for name, summary in suites.items():
         for reason, number in summary["skipped"].items():
@@ -97,22 +101,19 @@ def skipped_table(suites: dict[str, Any]) -> Table:
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
     """Every run with its predicted and measured step and memory."""
-    table = Table(title="Runs")
-    table.add_column("run", overflow="fold")
-    for name in ("predicted", "measured", "error", "predicted GiB", "measured GiB", "error", "anchor"):
-        table.add_column(name, justify="right")
-    table.add_column("left out because")
+    table = _table("Runs")
+    _columns(table, "error", "predicted", "measured", "error GiB", "GiB", "anchor")
+    table.columns[0].header, table.columns[0].justify = "error", "right"
+    table.add_column("run, or why it is left out", overflow="fold")
     for row in rows:
         table.add_row(
-            row["id"],
+            _signed(_error(row["predicted_step_s"], row["measured_step_s"])),
             _seconds(row["predicted_step_s"]),
             _seconds(row["measured_step_s"]),
-            _signed(_error(row["predicted_step_s"], row["measured_step_s"])),
-            _gib(row["predicted_memory_gib"]),
-            _gib(row["measured_memory_gib"]),
             _signed(_error(row["predicted_memory_gib"], row["measured_memory_gib"])),
+            _gib(row["measured_memory_gib"]),
             _anchor(row["anchor"]),
-            row["skipped"] or "",
+            row["id"] + (f": {row['skipped']}" if row["skipped"] else ""),
         )
     return table
 
