@@ -78,15 +78,18 @@ def score(
     with_low = "quality" in conditions
     selected = [(suite is None or run.source == suite) and matches(run, conditions) for run in runs]
     wanted = [keep or anchored for keep in selected]
-    scored = _predict([run for run, keep in zip(runs, wanted, strict=True) if keep], with_low)
-    if anchored:
-        scored = _anchored(scored)
-    kept = [s for s, keep in zip(scored, _picked(selected, wanted), strict=True) if keep]
+    predicted = _predict([run for run, keep in zip(runs, wanted, strict=True) if keep], with_low)
+    scored = _anchored(predicted) if anchored else predicted
+    picked = _picked(selected, wanted)
+    kept = [s for s, keep in zip(scored, picked, strict=True) if keep]
     return {
         "suites": _summaries(kept, lambda s: s.run.source),
         "groups": _summaries(kept, _group),
+        # Factors differ from layout to layout of a group, so that they would only blur its order.
         "ranking": ranking(
-            (s.run, s.prediction.step_s) for s in kept if s.prediction and s.run.measured.step_s
+            (s.run, s.prediction.step_s)
+            for s, keep in zip(predicted, picked, strict=True)
+            if keep and s.prediction and s.run.measured.step_s
         ),
         "rows": [_row(s) for s in kept] if rows else [],
     }

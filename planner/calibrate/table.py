@@ -21,6 +21,7 @@ def accuracy_table(scores: dict[str, Any]) -> RenderableType:
         parts.append(errors_table("Peak memory against measured runs", suites, "memory"))
     if scores.get("ranking"):
         parts.append(ranking_table(scores["ranking"]))
+    parts.append(worst_table(suites))
     if any(summary["skipped"] for summary in suites.values()):
         parts.append(skipped_table(suites))
     if scores.get("rows"):
@@ -33,13 +34,12 @@ def errors_table(title: str, suites: dict[str, Any], what: Literal["step", "memo
     table = _table(title)
     table.caption = (
         "error = mean |predicted / measured - 1|; bias = mean of predicted / measured - 1: + is predicted "
-        "too slow or too large; 90% of the runs err by less than the next; the worst run last"
+        "too slow or too large; 90% below = what 90% of the runs stay under"
     )
     # Without anchors every run is unanchored, which says nothing.
     anchored = any(s["unanchored"] < max(s["step"]["n"], s["memory"]["n"]) for s in suites.values())
     extra = ("unanchored",) if anchored and what == "step" else ()
     _columns(table, "runs of", "scored", *extra, "error", "bias", "90% below")
-    table.add_column("worst run", overflow="fold")
     for name, summary in suites.items():
         errors = summary[what]
         if errors["n"]:
@@ -50,8 +50,20 @@ def errors_table(title: str, suites: dict[str, Any], what: Literal["step", "memo
                 _percent(errors["mape"]),
                 _signed(errors["bias"]),
                 _percent(errors["p90"]),
-                errors["worst_id"],
             )
+    return table
+
+
+def worst_table(suites: dict[str, Any]) -> Table:
+    """The run of each suite that is predicted worst, to look into."""
+    table = _table("Worst predictions")
+    _columns(table, "runs of")
+    table.add_column("of", no_wrap=True)
+    table.add_column("run", overflow="fold")
+    for name, summary in suites.items():
+        for what, label in (("step", "time"), ("memory", "memory")):
+            if summary[what]["n"]:
+                table.add_row(name, label, summary[what]["worst_id"])
     return table
 
 
