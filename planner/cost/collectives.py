@@ -30,6 +30,9 @@ TRANSPORT_LATENCY_S = {"rdma": 0.0, "host_staged": 15e-6, "tcp": 30e-6}
 LAUNCH_S = 10e-6
 """Launch and synchronisation of one NCCL kernel across nodes [s]: what small in-node calls take (tables)."""
 
+SMALLEST_BYTES = 4096.0
+"""Smallest buffer measured: its latency is that of the steps alone."""
+
 PHASE_OVERLAP = 0.9
 """Share of the faster phase (inside, between nodes) that runs behind the slower one."""
 
@@ -71,6 +74,8 @@ def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Fl
     size_bytes
         The full buffer: what each rank holds after a gather, or before a reduction or an exchange.
     """
+    if not np.any(ranks > 1):
+        return np.zeros_like(ranks + size_bytes)
     relative = network.relative
     table, scale = relative.collective_table, 1.0
     lookup = op
@@ -80,8 +85,8 @@ def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Fl
     grid, most = tables.collective_grid(table, lookup)
     n = np.maximum(ranks, 2.0)
     measured = np.minimum(n, most)
-    latency = scale * grid.latency_s(measured, np.maximum(size_bytes, 1.0))
-    floor = scale * grid.latency_s(measured, np.full_like(latency, 4096.0))
+    sizes = np.stack([np.maximum(size_bytes, 1.0), np.full_like(measured, SMALLEST_BYTES)])
+    latency, floor = scale * grid.latency_s(measured, sizes)
     wire = ((n - 1) / n) / ((measured - 1) / measured)
     # Beyond the largest group measured the wire grows by its share, the latency by the steps.
     latency = floor * (n / measured) + (latency - floor) * relative.link_scale * wire
@@ -100,7 +105,7 @@ def collective_s(network: Network, op: str, size_bytes: Floats, spread: Spread, 
     """
     inside = inside_s(network, op, size_bytes, np.minimum(spread.inside, spread.ranks))
     across = spread.nodes > 1
-    if not np.any(across):
+    if not np.any(across & (spread.ranks > 1)):
         return np.where(spread.ranks > 1, inside, 0.0)
     rate = network.chip_bytes_per_s * network.domain_chips / sharing
     rate = np.minimum(rate, spread.inside * network.link_bytes_per_s)

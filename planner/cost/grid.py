@@ -34,6 +34,8 @@ class LogGrid:
         values = np.log(np.asarray(latency_s, dtype=np.float64))
         for axis in range(values.ndim):
             values = _extend(values, self._axes[axis], axis, above[axis])
+        self._inner = [axis[1:-1] for axis in self._axes]
+        self._inverse_steps = [1.0 / np.diff(axis) for axis in self._axes]
         self._flat = np.ascontiguousarray(values).ravel()
         self._strides = [int(np.prod(values.shape[i + 1 :])) for i in range(values.ndim)]
         self._below, self._above = tuple(below), tuple(above)
@@ -42,34 +44,36 @@ class LogGrid:
         """Latency at the given sizes [s]; the arguments broadcast, one an axis."""
         base: NDArray[np.int64] | int = 0
         weights: list[Floats] = []
-        extra: Floats | float = 0.0
-        for axis, size, below, above, stride in zip(
-            self._axes, sizes, self._below, self._above, self._strides, strict=True
-        ):
-            x = np.log(np.asarray(size, dtype=np.float64))
+        outside: Floats | float = 0.0
+        for i, size in enumerate(sizes):
+            axis = self._axes[i]
+            x = np.log(size)
+            inside = np.minimum(np.maximum(x, axis[0]), axis[-1])
+            outside = outside + _power(x - inside, self._below[i], self._above[i])
             if len(axis) == 1:
-                low = np.zeros(x.shape, dtype=np.int64)
-                weights.append(np.zeros(x.shape))
-                extra = extra + above * np.maximum(x - axis[0], 0) + below * np.minimum(x - axis[0], 0)
-            else:
-                low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
-                inside = np.clip(x, axis[0], axis[-1])
-                weights.append((inside - axis[low]) / (axis[low + 1] - axis[low]))
-                over = x - inside
-                extra = extra + above * np.maximum(over, 0) + below * np.minimum(over, 0)
-            base = base + low * stride
-        return np.exp(self._corners(np.asarray(base), weights) + extra)
+                weights.append(np.zeros_like(x))
+                continue
+            low = self._inner[i].searchsorted(inside, side="right")
+            weights.append((inside - axis[low]) * self._inverse_steps[i][low])
+            base = base + low * self._strides[i]
+        return np.exp(self._corners(np.asarray(base), weights) + outside)
 
     def _corners(self, base: NDArray[np.int64], weights: list[Floats], axis: int = 0) -> Floats:
         """Interpolate the axes one after the other, from the last."""
         if axis == len(weights):
             return self._flat[base]
-        w = weights[axis]
         low = self._corners(base, weights, axis + 1)
         if len(self._axes[axis]) == 1:
             return low
         high = self._corners(base + self._strides[axis], weights, axis + 1)
-        return low + w * (high - low)
+        return low + weights[axis] * (high - low)
+
+
+def _power(log_excess: Floats, below: float, above: float) -> Floats:
+    """Logarithm of the factor that a size outside the grid brings."""
+    if below == above:
+        return below * log_excess
+    return np.where(log_excess > 0, above, below) * log_excess
 
 
 def _extend(values: Floats, log_axis: Floats, axis: int, power: float) -> Floats:

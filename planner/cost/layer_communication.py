@@ -82,7 +82,7 @@ def tensor_layer_s(
     Parameters
     ----------
     blocks
-        Pairs of a column- and a row-parallel product: 2 in a transformer layer, 1 in a half of one.
+        Pairs of a column- and a row-parallel product (`collective_counts.tensor_blocks`).
     dgrad_s, wgrad_s
         Time of these passes over all column-parallel products of the layer [s].
     """

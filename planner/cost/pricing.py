@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import memory
+from planner.cost.collective_counts import tensor_blocks
 from planner.cost.collectives import Network, inside_s, send_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
 from planner.cost.layer_communication import (
@@ -151,7 +152,7 @@ class ClassPricing:
             self.factor * np.maximum(backward, 2 * floor),
         )
         column = np.array([x.split == "column" for x in piece.matmuls])
-        blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
+        blocks = tensor_blocks(self.model, kind)
         tp = tensor_layer_s(
             self.tensor, stack, sizes, blocks, dgrad[column].sum(axis=0), wgrad[column].sum(axis=0)
         )
@@ -298,7 +299,8 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
 
 def _send_between(problem: Problem, classes: list[ClassPricing], size: Floats, a: int, b: int) -> Floats:
     """A transfer between chips of two classes over the network [s]."""
-    from planner.cost.collectives import TRANSPORT_LATENCY_S, TRANSPORT_RATE
+    from planner.cost.collective_counts import tensor_blocks
+from planner.cost.collectives import TRANSPORT_LATENCY_S, TRANSPORT_RATE
 
     if a == b and classes[a].network.domain_chips > classes[a].network.chips_per_node:
         network = classes[a].network
