@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.cost import memory
 from planner.cost.collective_counts import tensor_blocks
-from planner.cost.collectives import Network, inside_s, send_s
+from planner.cost.collectives import TRANSPORT_LATENCY_S, TRANSPORT_RATE, Network, inside_s, send_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
 from planner.cost.layer_communication import (
     TensorCollectives,
@@ -299,9 +299,6 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
 
 def _send_between(problem: Problem, classes: list[ClassPricing], size: Floats, a: int, b: int) -> Floats:
     """A transfer between chips of two classes over the network [s]."""
-    from planner.cost.collective_counts import tensor_blocks
-from planner.cost.collectives import TRANSPORT_LATENCY_S, TRANSPORT_RATE
-
     if a == b and classes[a].network.domain_chips > classes[a].network.chips_per_node:
         network = classes[a].network
         return send_s(size, network.link_bytes_per_s, network.latency_s)
