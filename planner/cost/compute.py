@@ -90,7 +90,7 @@ def _gemm_factor(relative: Relative, name: str) -> float:
     8-bit products were timed forward on H100 and H200 only: other passes keep their 16-bit ratio to it, and
     chips without such a measurement take H100's. Where the power limit is known, it says all.
     """
-    training = relative.measured.training
+    training = relative.measured.products or relative.measured.training
     sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
     source = training if tables.has_relation(training, "gemm", "forward") else "h100_sxm"
     factor = tables.relation(source, "gemm", name)
@@ -104,7 +104,8 @@ def _gemm_factor(relative: Relative, name: str) -> float:
 
 def _grouped_factor(relative: Relative, name: str) -> float:
     """The same for grouped products over as many single ones."""
-    training = "h100_sxm" if relative.measured.training == "h200_sxm" else relative.measured.training
+    training = relative.measured.products or relative.measured.training
+    training = "h100_sxm" if training == "h200_sxm" else training
     if tables.has_relation(training, "grouped_gemm", name):
         return tables.relation(training, "grouped_gemm", name)
     sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
