@@ -26,6 +26,13 @@ PASSES = ("forward", "dgrad", "wgrad")
 QUANTISE_BYTES = {"bf16": 0.0, "fp16": 0.0, "fp8": 4.0, "fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
 """Bytes moved to cast one 16-bit operand: read 2, write it and its transpose at 1 each (0.75 at 4 bits)."""
 
+HOPPER = ("h100_sxm", "h200_sxm")
+
+SPLIT_ACCUMULATOR = 1.15
+"""Latency of 8-bit products whose partial sums are promoted to full precision, over that of fast ones, on
+Hopper: "1.1x to 1.2x" (github.com/pytorch/ao, issue 2377). Transformer Engine uses them in both backward
+products (_2X_ACC_DGRAD and _2X_ACC_WGRAD); Blackwell has no such mode."""
+
 ACCUMULATE_BYTES = 2.0 + 4.0 + 4.0
 """Bytes moved to add one 16-bit weight gradient to its fp32 sum in a kernel of its own."""
 
@@ -98,8 +105,10 @@ def _gemm_factor(relative: Relative, name: str) -> float:
         factor *= sums
     if relative.gemm_precision == "bf16":
         return factor if source == training else factor / tables.relation(source, "gemm", "forward")
+    split = SPLIT_ACCUMULATOR if name != "forward" and relative.measured.table in HOPPER else 1.0
     eight = source if tables.has_relation(source, "gemm", "fp8_forward") else "h100_sxm"
-    return factor / tables.relation(source, "gemm", "forward") * tables.relation(eight, "gemm", "fp8_forward")
+    ratio = factor / tables.relation(source, "gemm", "forward")
+    return split * ratio * tables.relation(eight, "gemm", "fp8_forward")
 
 
 def _grouped_factor(relative: Relative, name: str) -> float:
