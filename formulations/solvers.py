@@ -67,6 +67,8 @@ def solve(model: pulp.LpProblem, options: SolveOptions) -> Solution:
     """Solve a PuLP program (minimisation) with HiGHS, SCIP or CBC."""
     if options.solver == "cp_sat":
         raise SolverError("CP-SAT solves the integer twin of a formulation, not its linear program")
+    if model.sense != pulp.LpMinimize:
+        raise SolverError("every formulation minimises: the MPS file loses a maximisation's sense")
     if options.solver == "cbc":
         return _solve_cbc(model, options)
     return _solve_mathopt(model, options)
@@ -114,8 +116,6 @@ def _limit(options: SolveOptions) -> datetime.timedelta | None:
 
 
 def _mps_text(model: pulp.LpProblem) -> str:
-    if model.sense != pulp.LpMinimize:
-        raise SolverError("every formulation minimises: the MPS file loses a maximisation's sense")
     with tempfile.TemporaryDirectory(prefix="hetplan-") as folder:
         path = Path(folder) / "program.mps"
         model.writeMPS(str(path))

@@ -54,7 +54,7 @@ Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -81,6 +81,8 @@ from formulations.stage_selection_data import (
 MAX_ROUNDS = 60
 """Rounds of added rows after which the bound at hand is taken: more only tighten it."""
 
+TIGHTENINGS = ("recompute", "bottleneck")
+"""The functions `tighten_*`, each of which may be left out."""
 
 PipelineRow = tuple[RowName, int]
 """A row of `pipeline_rows` and the stage whose end it is followed to."""
@@ -353,7 +355,7 @@ def solve(
     exclude: Sequence[Sequence[int]] = (),
     rows: Sequence[PipelineRow] = (),
     cutoff_ms: float | None = None,
-    tighten: bool = True,
+    tighten: Collection[str] = TIGHTENINGS,
 ) -> StageSelectionResult:
     """Solve to the gap of `options`, adding violated (pipeline) rows until none is left.
 
@@ -368,14 +370,15 @@ def solve(
     cutoff_ms
         Stop as soon as the bound reaches this: the choice cannot win any more.
     tighten
-        Whether to add the cuts that only strengthen.
+        Which of the cuts that only strengthen to add.
     """
     most = most_layers(data)
     if int(most.min()) < 1 or int(most.sum()) < data.num_layers:
         return StageSelectionResult("infeasible", None, None, None, ())
     model, var = build(data)
-    if tighten:
+    if "recompute" in tighten:
         tighten_recompute(model, data, var)
+    if "bottleneck" in tighten:
         tighten_bottleneck(model, data, var)
     for index, layers in enumerate(exclude):
         add_exclude(model, data, var, layers, index)
@@ -435,7 +438,10 @@ class _RowSearch:
 
     def result(self, status: solvers.Status) -> StageSelectionResult:
         choice, value = self.best if self.best is not None else (None, None)
-        return StageSelectionResult(status, choice, value, self.bound, tuple(self.known))
+        bound = self.bound
+        if bound is not None and value is not None:
+            bound = min(bound, value)  # above it by the solver's tolerance only
+        return StageSelectionResult(status, choice, value, bound, tuple(self.known))
 
     def closed(self) -> bool:
         """Whether the bound has reached the cutoff."""

@@ -1,0 +1,304 @@
+"""Integer twin of `stage_selection`: the same choice, found by CP-SAT over whole ticks of time.
+
+It shares the data and the answer with the linear program, and nothing of how that one is built: no
+big-M, no tolerance on feasibility, every row from the start.
+
+Sets       s in S                         stages 0 .. p-1, in pipeline order
+           e in S, e >= s                 last stage of a partial row of s
+           j in S, j <= s                 stage whose end s delays
+Data       L, m, c[s]                     layers, micro-batches, sends: as in `stage_selection`
+           q[s] = p - 1 - s               stages behind s
+           k[s], r[s]                     m - 1 = k (q + 1) + r
+           J[s,e], r[s,e]                 m - 2 - q = J (e - s + 1) + r, where m >= q + 2
+           tick                           unit of time, a power of two [ms]
+           D[s]                           counts n that fit s with some recomputation (`least_recompute`)
+           F(s,n), B(s,n)                 forward and backward of s with n layers, least recomputation
+           Z(s,n), O(s,n)                 exposed reduction with its tail; optimizer with exposed gathering
+Variables  n[s]      in D[s]              layers
+           f[s], b[s], z[s]               ticks of forward, backward and reduction
+           A[s], Y[s]                     ticks from start of the first forward of s to end of its first
+                                          backward; from start of its last forward to end of its last one
+           C[s]                           ticks from its first forward to its last backward
+           R[s]                           ticks from the start of the step to the end of stage 0, as far as
+                                          stages >= s force it
+           T, o                           end of the last stage with its reduction; what follows
+           M                              ticks of the slowest stage
+Model      min  T + o
+           s.t. sum_s n[s] = L                                             (assign)
+                f[s] = F(s,n[s]),  b[s] = B(s,n[s])                        (stage_time)
+                z[s] = Z(s,n[s])                                           (reduction)
+                o >= O(s,n[s])                                             (follow_up)
+                n not among the excluded n'                                (exclude)
+                T + o <= what the caller can still use                     (cutoff)
+           with t = f + b, d[s] = sum_{i>s} t[i] + 2 sum_{i>=s} c[i], W as in `pipeline_rows`
+                C[s] >= m t[s],  C[s] >= r f[s] + (k+1) (t[s] + d[s]),  the same with b   (window)
+                A[s] >= t[s] + d[s],  A[s] >= (q+1) f[s] + b[s],
+                Y[s] >= t[s] + d[s],  Y[s] >= (q+1) b[s] + f[s],
+                C[s] >= A[s] + Y[s] + J[s,e] W[s,e] + r[s,e] t[s]          (partial)
+                R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
+                T >= R[j] - sum_{i<j} (b[i] + c[i]) + z[j]                 (end)
+Size       p integers of at most L values each, 7p times, 3p tables, p^2 / 2 + 10p rows.
+Exact      as `stage_selection` is, within 1e-7 of the objective (below).
+Leaves out what `stage_selection` leaves out.
+
+Rounding   F, B, Z, O, c are computed in floats for each whole n and rounded *down* to ticks; the memory
+           check that makes D and the least recomputation is done in floats, and never rounded. Every row,
+           written out over f, b, c and z, has factors that are whole and not negative (the drain that
+           (end) takes off is part of R). So each row of the program, and the objective of each n, is at
+           most its true value, and the bound that CP-SAT proves, in ticks, is a true lower bound. It lies
+           below by less than (largest sum of the factors of a row, plus one) ticks; `tick_ms` chooses the
+           tick such that this is at most 1e-7 of m times the least bottleneck, which no plan undercuts.
+           A tick is a power of two, so that dividing by it is exact. The choice that comes back always
+           fits, and its objective is evaluated in floats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from formulations import solvers
+from formulations.options import SolveOptions
+from formulations.stage_selection import TIGHTENINGS, PipelineRow, StageSelectionResult
+from formulations.stage_selection_data import (
+    RecomputeTable,
+    StageSelectionData,
+    least_bottleneck_ms,
+    least_recompute,
+    objective_ms,
+    with_least_recompute,
+)
+from formulations.stage_selection_ticks import Ints, Ticks, times_in_ticks
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The solver's variables, each a list over the stages."""
+
+    n: list[Any]
+    forward: list[Any]
+    backward: list[Any]
+    reduction: list[Any]
+    core: list[Any]
+    end: Any
+    follow: Any
+
+
+def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
+    """The whole program but for exclusions."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    var = _variables(model, data, ticks)
+    model.minimize(var.end + var.follow)
+    add_assign(model, data, var)
+    add_stage_time(model, ticks, var)
+    add_reduction(model, ticks, var)
+    add_follow_up(model, ticks, var)
+    add_window(model, data, ticks, var)
+    add_partial(model, data, ticks, var)
+    add_end(model, ticks, var)
+    return model, var
+
+
+def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
+    from ortools.sat.python import cp_model
+
+    stages = range(data.num_stages)
+    most = np.where(ticks.fits, ticks.forward + ticks.backward, 0).max(axis=1)
+    # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.
+    horizon = data.num_microbatches * int(most.sum() + 2 * ticks.send.sum())
+    longest = horizon + int(np.where(ticks.fits, ticks.reduction, 0).max())
+
+    def from_table(name: str, table: Ints) -> list[Any]:
+        least = [int(table[s][ticks.fits[s]].min()) for s in stages]
+        largest = [int(table[s][ticks.fits[s]].max()) for s in stages]
+        return [model.new_int_var(least[s], largest[s], f"{name}_{s}") for s in stages]
+
+    counts = [cp_model.Domain.from_values(np.flatnonzero(ticks.fits[s]).tolist()) for s in stages]
+    return Variables(
+        n=[model.new_int_var_from_domain(counts[s], f"n_{s}") for s in stages],
+        forward=from_table("f", ticks.forward),
+        backward=from_table("b", ticks.backward),
+        reduction=from_table("z", ticks.reduction),
+        core=[model.new_int_var(0, horizon, f"C_{s}") for s in stages],
+        end=model.new_int_var(0, longest, "T"),
+        follow=model.new_int_var(0, int(np.where(ticks.fits, ticks.follow, 0).max()), "o"),
+    )
+
+
+def add_assign(model: Any, data: StageSelectionData, var: Variables) -> None:
+    """Every layer runs on exactly one stage."""
+    model.add(sum(var.n) == data.num_layers).with_name("assign")
+
+
+def add_stage_time(model: Any, ticks: Ticks, var: Variables) -> None:
+    """Forward and backward of a stage with the least recomputation that makes its layers fit."""
+    for s, n in enumerate(var.n):
+        _look_up(model, ticks, s, n, ticks.forward, var.forward[s], f"stage_time_forward_{s}")
+        _look_up(model, ticks, s, n, ticks.backward, var.backward[s], f"stage_time_backward_{s}")
+
+
+def add_reduction(model: Any, ticks: Ticks, var: Variables) -> None:
+    """Gradient reduction shows where the last backward does not hide it."""
+    for s, n in enumerate(var.n):
+        _look_up(model, ticks, s, n, ticks.reduction, var.reduction[s], f"reduction_{s}")
+
+
+def add_follow_up(model: Any, ticks: Ticks, var: Variables) -> None:
+    """After all stages have met, the slowest optimizer and gathering end the step."""
+    for s, n in enumerate(var.n):
+        times = ticks.follow[s][ticks.fits[s]]
+        own = model.new_int_var(int(times.min()), int(times.max()), f"o_{s}")
+        _look_up(model, ticks, s, n, ticks.follow, own, f"follow_up_time_{s}")
+        model.add(var.follow >= own).with_name(f"follow_up_{s}")
+
+
+def _look_up(model: Any, ticks: Ticks, s: int, n: Any, table: Ints, target: Any, name: str) -> None:
+    """`target == table[s, n]`; counts that do not fit are not in the domain of n."""
+    values = table[s].tolist()
+    low = int(np.flatnonzero(ticks.fits[s])[0])
+    model.add_element(n - low, values[low:], target).with_name(name)
+
+
+def add_exclude(model: Any, var: Variables, exclude: Sequence[Sequence[int]]) -> None:
+    """Layer counts already judged."""
+    if exclude:
+        model.add_forbidden_assignments(var.n, [tuple(layers) for layers in exclude]).with_name("exclude")
+
+
+def add_cutoff(model: Any, data: StageSelectionData, ticks: Ticks, var: Variables, cutoff_ms: float) -> None:
+    """Only choices up to the cutoff: rounded down, each of them stays at or below the cutoff in ticks."""
+    most = math.floor((cutoff_ms - data.constant_ms) / ticks.tick_ms)
+    model.add(var.end + var.follow <= most).with_name("cutoff")
+
+
+def _both(var: Variables, first: int, last: int) -> Any:
+    """Sum of f + b over stages first .. last."""
+    return sum(var.forward[first : last + 1]) + sum(var.backward[first : last + 1])
+
+
+def _round_trip(ticks: Ticks, var: Variables, s: int) -> Any:
+    """t[s] + d[s]: from the start of a forward of s down to the last stage and back."""
+    return _both(var, s, len(var.n) - 1) + 2 * int(ticks.send[s:].sum())
+
+
+def add_window(model: Any, data: StageSelectionData, ticks: Ticks, var: Variables) -> None:
+    """A stage does one thing at a time and holds at most q + 1 micro-batches."""
+    p, m = data.num_stages, data.num_microbatches
+    for s in range(p):
+        k, r = divmod(m - 1, p - s)
+        windows = (k + 1) * _round_trip(ticks, var, s)
+        model.add(var.core[s] >= m * _both(var, s, s)).with_name(f"window_work_{s}")
+        model.add(var.core[s] >= r * var.forward[s] + windows).with_name(f"window_forward_{s}")
+        model.add(var.core[s] >= r * var.backward[s] + windows).with_name(f"window_backward_{s}")
+
+
+def add_partial(model: Any, data: StageSelectionData, ticks: Ticks, var: Variables) -> None:
+    """Warm-up and wind-down of a stage, with windows down to stage e in between."""
+    p, m = data.num_stages, data.num_microbatches
+    for s in range(max(p + 1 - m, 0), p):
+        q = p - 1 - s
+        f, b = var.forward[s], var.backward[s]
+        trip = _round_trip(ticks, var, s)
+        limit = var.core[s].proto.domain[1]
+        first = model.new_int_var(0, limit, f"A_{s}")
+        last = model.new_int_var(0, limit, f"Y_{s}")
+        model.add(first >= trip).with_name(f"partial_first_wait_{s}")
+        model.add(first >= (q + 1) * f + b).with_name(f"partial_first_work_{s}")
+        model.add(last >= trip).with_name(f"partial_last_wait_{s}")
+        model.add(last >= (q + 1) * b + f).with_name(f"partial_last_work_{s}")
+        for e in range(s, p):
+            windows, rest = divmod(m - 2 - q, e - s + 1)
+            span = _both(var, s, e) + 2 * int(ticks.send[s:e].sum())
+            steady = windows * span + rest * _both(var, s, s)
+            model.add(var.core[s] >= first + steady + last).with_name(f"partial_{s}_{e}")
+
+
+def add_end(model: Any, ticks: Ticks, var: Variables) -> None:
+    """Every stage delays the stages before it, each of which still reduces its gradients."""
+    p = len(var.n)
+    limit = var.end.proto.domain[1]
+    reach = [model.new_int_var(0, limit, f"R_{s}") for s in range(p)]
+    for s in range(p):
+        around = _both(var, 0, s - 1) + 2 * int(ticks.send[:s].sum())
+        model.add(reach[s] >= var.core[s] + around).with_name(f"end_reach_{s}")
+        if s + 1 < p:
+            model.add(reach[s] >= reach[s + 1]).with_name(f"end_later_{s}")
+        drain = sum(var.backward[:s]) + int(ticks.send[:s].sum())
+        model.add(var.end >= reach[s] - drain + var.reduction[s]).with_name(f"end_{s}")
+
+
+def tighten_bottleneck(
+    model: Any, data: StageSelectionData, ticks: Ticks, table: RecomputeTable, var: Variables
+) -> None:
+    """Cut: the slowest stage paces the pipeline; proof in `stage_selection.tighten_bottleneck`.
+
+    That proof uses the rows alone, which stand here over rounded times. A rounded stage time lies less
+    than two ticks below the true one, so two ticks less than the least bottleneck bounds the slowest.
+    """
+    p, m = data.num_stages, data.num_microbatches
+    largest = int(np.where(ticks.fits, ticks.forward + ticks.backward, 0).max())
+    least = int(least_bottleneck_ms(data, table) / ticks.tick_ms) - 2
+    slowest = model.new_int_var(min(max(least, 0), largest), largest, "M")
+    for s in range(p):
+        model.add(slowest >= _both(var, s, s)).with_name(f"tighten_bottleneck_{s}")
+    total = _both(var, 0, p - 1)
+    after = 2 * int(ticks.send.sum()) + var.reduction[0]
+    any_count = 2 * total + (m - 1) * slowest + 2 * after
+    model.add(2 * var.end >= any_count).with_name("tighten_bottleneck_any")
+    if m >= p + 1:
+        paced = (m - p - 1) * slowest + 2 * total + after
+        model.add(var.end >= paced).with_name("tighten_bottleneck_paced")
+
+
+def solve(
+    data: StageSelectionData,
+    options: SolveOptions,
+    *,
+    exclude: Sequence[Sequence[int]] = (),
+    rows: Sequence[PipelineRow] = (),
+    cutoff_ms: float | None = None,
+    tighten: Collection[str] = TIGHTENINGS,
+) -> StageSelectionResult:
+    """Solve to the gap of `options`.
+
+    Parameters
+    ----------
+    exclude
+        Layer counts already judged.
+    rows
+        Taken so that both forms are called alike; every row is here from the start.
+    cutoff_ms
+        Look only for choices up to this; where there is none the result is `unknown` with this bound.
+    tighten
+        Which of the cuts that only strengthen to add; the tables hold what `recompute` says.
+    """
+    table = least_recompute(data)
+    if not math.isfinite(least_bottleneck_ms(data, table)):
+        return StageSelectionResult("infeasible", None, None, None, ())
+    ticks = times_in_ticks(data, table)
+    model, var = build(data, ticks)
+    if "bottleneck" in tighten:
+        tighten_bottleneck(model, data, ticks, table, var)
+    add_exclude(model, var, exclude)
+    if cutoff_ms is not None:
+        add_cutoff(model, data, ticks, var, cutoff_ms)
+    status, solver = solvers.solve_cp(model, options)
+    if status == "infeasible":
+        return StageSelectionResult(
+            "infeasible" if cutoff_ms is None else "unknown", None, None, cutoff_ms, ()
+        )
+    bound = float(solver.best_objective_bound) * ticks.tick_ms + data.constant_ms
+    if cutoff_ms is not None:
+        bound = min(bound, cutoff_ms)
+    if status == "unknown":
+        return StageSelectionResult(status, None, None, bound, ())
+    choice = with_least_recompute(table, tuple(int(solver.value(n)) for n in var.n))
+    assert choice is not None, "a count outside the domain of n"
+    value = objective_ms(data, choice)
+    return StageSelectionResult(status, choice, value, min(bound, value), ())

@@ -1,0 +1,59 @@
+"""Pipelines to choose stages for, made up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulations.stage_selection_data import StageSelectionData
+
+
+def random_data(
+    rng: np.random.Generator,
+    num_stages: int,
+    num_layers: int,
+    num_microbatches: int,
+    *,
+    memory: float | None = None,
+) -> StageSelectionData:
+    """Every term present, stages up to three times as fast as others, memory from ample to too little.
+
+    Parameters
+    ----------
+    memory
+        Room of a stage over what its even share of the layers needs; None draws it.
+    """
+    p = num_stages
+    speed = rng.uniform(0.5, 1.5, p)
+    forward = rng.uniform(0.5, 2.0) / speed
+    activation = rng.uniform(0.2, 1.0) * np.minimum(num_microbatches, p - np.arange(p))
+    state = rng.uniform(0.2, 1.0)
+    layer = np.full(p, state) + activation
+    base = rng.uniform(0.0, 1.0, p)
+    room = rng.uniform(0.4, 1.8) if memory is None else memory
+    return StageSelectionData(
+        num_layers=num_layers,
+        num_microbatches=num_microbatches,
+        forward_ms=forward,
+        base_forward_ms=np.where(np.isin(np.arange(p), (0, p - 1)), rng.uniform(0, 1, p), 0.0),
+        backward_ms=forward * rng.uniform(1.5, 2.5),
+        base_backward_ms=np.where(np.isin(np.arange(p), (0, p - 1)), rng.uniform(0, 2, p), 0.0),
+        selective_ms=forward * rng.uniform(0.05, 0.4),
+        full_ms=forward * rng.uniform(0.9, 1.1),
+        send_ms=rng.choice([0.0, 0.05, 0.5]) * rng.random(p),
+        layer_gib=layer,
+        base_gib=base,
+        selective_saves_gib=activation * rng.uniform(0.1, 0.6),
+        full_saves_gib=activation * rng.uniform(0.7, 0.95),
+        full_peak_gib=np.full(p, rng.uniform(0.0, 0.5)),
+        limit_gib=base + layer * num_layers / p * room * rng.uniform(0.8, 1.2, p),
+        reduce_ms=rng.uniform(0.0, 1.0, p),
+        base_reduce_ms=rng.uniform(0.0, 1.0, p),
+        reduce_tail_ms=rng.uniform(0.0, 0.5, p),
+        gather_ms=rng.uniform(0.0, 1.0, p),
+        base_gather_ms=rng.uniform(0.0, 1.0, p),
+        gather_tail_ms=rng.uniform(0.0, 0.5, p),
+        optimizer_ms=rng.uniform(0.0, 1.0, p),
+        base_optimizer_ms=rng.uniform(0.0, 1.0, p),
+        hidden_fraction=float(rng.choice([0.0, 0.9])),
+        constant_ms=float(rng.uniform(0.0, 2.0)),
+    )
