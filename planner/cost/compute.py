@@ -158,7 +158,8 @@ def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float
         return low
     high = tables.attention_s(table, above, seq, heads)
     weight = np.log(head_dim / below) / np.log(above / below)
-    return low ** (1 - weight) * high**weight
+    blended: Floats = low ** (1 - weight) * high**weight
+    return blended
 
 
 def visible_fraction(model: ModelSpec, seq_length: float) -> float:

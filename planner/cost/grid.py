@@ -79,10 +79,8 @@ def _power(log_excess: Floats, below: float, above: float) -> Floats:
 def _extend(values: Floats, log_axis: Floats, axis: int, power: float) -> Floats:
     """Fill holes from the neighbour along an axis, first from below, then from above."""
     values = np.moveaxis(values, axis, 0).copy()
-    for i in range(1, len(values)):
-        hole = np.isnan(values[i])
-        values[i][hole] = values[i - 1][hole] + power * (log_axis[i] - log_axis[i - 1])
-    for i in range(len(values) - 2, -1, -1):
-        hole = np.isnan(values[i])
-        values[i][hole] = values[i + 1][hole] + power * (log_axis[i] - log_axis[i + 1])
+    forwards = [(i, i - 1) for i in range(1, len(values))]
+    for i, source in forwards + [(j, i) for i, j in reversed(forwards)]:
+        guess = values[source] + power * (log_axis[i] - log_axis[source])
+        values[i] = np.where(np.isnan(values[i]), guess, values[i])
     return np.moveaxis(values, 0, axis)

@@ -284,6 +284,13 @@ def head_matmul(model: ModelSpec, vocab: Floats, sizes: Sizes) -> Matmul:
     return Matmul("head", s.tokens, vocab / s.tp, model.hidden_size * s.ones, s.ones, "column")
 
 
+def merge_matmul(model: ModelSpec, sizes: Sizes) -> Matmul:
+    """The map of a multi-token-prediction layer from hidden state and embedding to one hidden state."""
+    s = sizes
+    hidden = model.hidden_size * s.ones
+    return Matmul("merge", s.tokens, hidden / s.tp, 2 * hidden, s.ones, "column")
+
+
 def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Traffic:
     """Final norm, and the cross-entropy over logits.
 

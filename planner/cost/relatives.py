@@ -7,6 +7,7 @@ link rates.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,7 +101,7 @@ def sustained_flop_per_s(measured: MeasuredChip, gemm_precision: str) -> float |
     if measured.power_w is None:
         return None
     rate = tables.relation("b200_sxm", "gemm", "sustained_tflop_per_s") * TFLOP
-    rate *= (measured.power_w / SUSTAINED_REFERENCE_W) ** 0.5
+    rate *= math.sqrt(measured.power_w / SUSTAINED_REFERENCE_W)
     return rate * {"bf16": 1.0, "nvfp4": 4.0}.get(gemm_precision, 2.0)
 
 

@@ -1,0 +1,235 @@
+"""Prices of the pieces of a stage on one node class, as arrays of axis `choice`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.collective_counts import tensor_blocks
+from planner.cost.collectives import Network, inside_s
+from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
+from planner.cost.layer_communication import (
+    TensorCollectives,
+    context_layer_s,
+    expert_layer_s,
+    partly_hidden,
+    tensor_collectives,
+    tensor_layer_s,
+)
+from planner.cost.operators import (
+    Matmul,
+    embedding_traffic,
+    head_matmul,
+    head_traffic,
+    layer_matmuls,
+    layer_traffic,
+    merge_matmul,
+    score_matmuls,
+    score_traffic,
+)
+from planner.cost.prices import PARTS, Floats
+from planner.cost.relatives import relative_of
+from planner.cost.sizes import Sizes
+from planner.cost.synchronisation import Synchronisation, synchronisation
+from planner.data.model_spec import LayerKind
+from planner.data.problem import Problem
+from planner.units import GB, MS
+
+NO_ADAPTER_BYTES_PER_S = 0.125e9
+"""Rate between nodes without adapters: their management Ethernet of 1 Gbit/s (guess)."""
+
+EMBEDDING_RATE = 0.5
+"""Rate of gathering and scattering rows over that of copies (guess)."""
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Prices of one layer, arrays [choice, part] in seconds."""
+
+    forward: Floats
+    backward: Floats
+    selective: Floats
+    full: Floats
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Products of a piece and where they stand in the joint evaluation."""
+
+    matmuls: list[Matmul]
+    first: int
+
+    def rows(self, times: Floats) -> Floats:
+        """The piece's rows of an array [product, choice]."""
+        return times[self.first : self.first + len(self.matmuls)]
+
+
+class ClassPricing:
+    """Prices on one node class: evaluates all products once, then each piece."""
+
+    def __init__(self, problem: Problem, sizes: Sizes, vocab: Floats, class_index: int, dp_mode: str) -> None:
+        self.problem, self.sizes, self.vocab = problem, sizes, vocab
+        self.model, self.stack = problem.model, problem.stack
+        chip = problem.chip_of(class_index)
+        self.network = network_of(problem, class_index)
+        self.relative = self.network.relative
+        self.factor = self.stack.time_factor.get(chip.id, 1.0)
+        self.sync: Synchronisation = synchronisation(
+            self.network, sizes, dp_mode, self.stack.dp_overlap, self.model.moe is not None
+        )
+        self.tensor: TensorCollectives = tensor_collectives(
+            self.network, self.model, sizes, problem.workload.precision
+        )
+        self.pieces: dict[str, Piece] = {}
+        matmuls: list[Matmul] = []
+        groups: list[tuple[str, list[Matmul]]] = [
+            (kind, layer_matmuls(self.model, kind, sizes)) for kind in self.model.layer_kinds
+        ]
+        groups.append(("head", [head_matmul(self.model, vocab, sizes)]))
+        if self.model.mtp_num_layers:
+            groups.append(("merge", [merge_matmul(self.model, sizes)]))
+        if not self.stack.flash_attention:
+            groups.append(("scores", score_matmuls(self.model, sizes)))
+        for name, group in groups:
+            self.pieces[name] = Piece(group, len(matmuls))
+            matmuls += group
+        self.times: MatmulTimes = matmul_times(
+            self.relative, matmuls, problem.workload.precision, self.stack.gradient_accumulation_fusion
+        )
+        self.attention = self._attention()
+
+    def _attention(self) -> tuple[Floats, Floats]:
+        """Forward and backward of core attention [s]."""
+        if self.stack.flash_attention:
+            return attention_times(self.relative, self.model, self.sizes, self.stack.cp_exchange)
+        piece = self.pieces["scores"]
+        traffic = score_traffic(self.model, self.stack, self.sizes)
+        forward = piece.rows(self.times.forward_s).sum(axis=0)
+        both = piece.rows(self.times.dgrad_s).sum(axis=0) + piece.rows(self.times.wgrad_s).sum(axis=0)
+        return (
+            forward + traffic_s(self.relative, traffic.forward_bytes),
+            both + traffic_s(self.relative, traffic.backward_bytes),
+        )
+
+    def layer(self, kind: LayerKind) -> LayerTimes:
+        """Forward, backward and recomputation of one layer."""
+        stack, sizes, piece = self.stack, self.sizes, self.pieces[kind]
+        forward = piece.rows(self.times.forward_s).sum(axis=0)
+        dgrad, wgrad = piece.rows(self.times.dgrad_s), piece.rows(self.times.wgrad_s)
+        backward = dgrad.sum(axis=0) + wgrad.sum(axis=0)
+        traffic = layer_traffic(self.model, kind, stack, sizes)
+        forward = forward + traffic_s(self.relative, traffic.forward_bytes)
+        backward = backward + traffic_s(self.relative, traffic.backward_bytes)
+        has_attention = kind in ("dense", "moe", "attention")
+        core = self.attention if has_attention else (0.0 * forward, 0.0 * forward)
+        forward, backward = forward + core[0], backward + core[1]
+        floor = stack.host_layer_floor_ms * MS
+        compute = (
+            self.factor * np.maximum(forward, floor),
+            self.factor * np.maximum(backward, 2 * floor),
+        )
+        column = np.array([x.split == "column" for x in piece.matmuls])
+        blocks = tensor_blocks(self.model, kind)
+        tp = tensor_layer_s(
+            self.tensor, stack, sizes, blocks, dgrad[column].sum(axis=0), wgrad[column].sum(axis=0)
+        )
+        zero = np.zeros_like(forward)
+        cp = (zero, zero)
+        if has_attention:
+            cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
+        ep = expert_layer_s(self.network, self.model, kind, sizes)
+        return LayerTimes(
+            forward=_parts(compute[0], tp[0], cp[0], ep[0]),
+            backward=_parts(compute[1], tp[1], cp[1], ep[1]),
+            selective=_parts(self.factor * core[0], zero, cp[0], zero),
+            full=_parts(compute[0], tp[0], cp[0], ep[0]),
+        )
+
+    def embedding(self) -> tuple[Floats, Floats]:
+        """Forward and backward of the embedding, arrays [choice, part] in seconds."""
+        traffic = embedding_traffic(self.model, self.sizes)
+        rate = EMBEDDING_RATE * self.relative.memory_bytes_per_s
+        sp, t, zero = self.sizes.sequence_parallel > 0, self.tensor, np.zeros_like(self.sizes.tp)
+        learned = self.model.position_embedding == "learned"
+        scatter = t.all_reduce_s if learned else t.reduce_scatter_s
+        return (
+            _parts(traffic.forward_bytes / rate, np.where(sp, scatter, t.all_reduce_s), zero, zero),
+            _parts(traffic.backward_bytes / rate, np.where(sp, t.all_gather_s, 0.0), zero, zero),
+        )
+
+    def head(self) -> tuple[Floats, Floats]:
+        """Forward and backward of final norm, head and loss, arrays [choice, part] in seconds.
+
+        Each multi-token-prediction layer adds a layer of the last kind, the map of two states to one and
+        another head.
+        """
+        forward, backward = self._one_head()
+        predictions = self.model.mtp_num_layers
+        if not predictions:
+            return forward, backward
+        layer, merge = self.layer(self.model.kind_of_layer[-1]), self.pieces["merge"]
+        zero = np.zeros_like(self.sizes.tp)
+        once = self.factor * merge.rows(self.times.forward_s)[0]
+        twice = self.factor * (merge.rows(self.times.dgrad_s)[0] + merge.rows(self.times.wgrad_s)[0])
+        return (
+            forward + predictions * (forward + layer.forward + _parts(once, zero, zero, zero)),
+            backward + predictions * (backward + layer.backward + _parts(twice, zero, zero, zero)),
+        )
+
+    def _one_head(self) -> tuple[Floats, Floats]:
+        """Norm, head and loss once."""
+        piece, sizes, t = self.pieces["head"], self.sizes, self.tensor
+        traffic = head_traffic(self.model, self.stack, self.vocab, sizes)
+        forward = piece.rows(self.times.forward_s).sum(axis=0)
+        dgrad, wgrad = piece.rows(self.times.dgrad_s)[0], piece.rows(self.times.wgrad_s)[0]
+        forward = self.factor * (forward + traffic_s(self.relative, traffic.forward_bytes))
+        backward = self.factor * (dgrad + wgrad + traffic_s(self.relative, traffic.backward_bytes))
+        sp, zero = sizes.sequence_parallel > 0, np.zeros_like(sizes.tp)
+        rows = 4.0 * sizes.tokens
+        if self.stack.fused_cross_entropy:
+            loss = inside_s(self.network, "all_reduce", rows, sizes.tp)
+            loss = loss + inside_s(self.network, "all_reduce", 2 * rows, sizes.tp)
+        else:
+            loss = 3 * inside_s(self.network, "all_reduce", rows, sizes.tp)
+        gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), self.stack.tp_overlap_fraction)
+        # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
+        behind = np.where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
+        return (
+            _parts(forward, gather + loss, zero, zero),
+            _parts(backward, partly_hidden(behind, 1.0), zero, zero),
+        )
+
+
+def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats) -> Floats:
+    """Array [choice, part] in the order of PARTS."""
+    assert PARTS == ("compute", "tp", "cp", "ep"), "the order of parts is fixed here"
+    return np.stack([compute, tp, cp, ep], axis=-1)
+
+
+def fast_domain(chips_per_node: int, scale_up_chips: int | None) -> float:
+    """Chips that fast links join for a job: a node's, or as many nodes of a rack as make a power of two.
+
+    Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside.
+    """
+    if scale_up_chips is None or scale_up_chips <= chips_per_node:
+        return float(chips_per_node)
+    nodes = scale_up_chips // chips_per_node
+    return float(chips_per_node * 2 ** (nodes.bit_length() - 1))
+
+
+def network_of(problem: Problem, class_index: int) -> Network:
+    """What a chip of a class can reach others through."""
+    node_class = problem.cluster.classes[class_index]
+    chip = problem.chip_of(class_index)
+    link = node_class.intra_node_bandwidth_gb_per_s or chip.intra_node_bandwidth_gb_per_s
+    rate, latency, transport = problem.cluster.link_between(class_index, class_index)
+    return Network(
+        relative=relative_of(chip, problem.workload.precision, link),
+        domain_chips=fast_domain(node_class.chips_per_node, chip.scale_up_chips),
+        chips_per_node=float(node_class.chips_per_node),
+        node_bytes_per_s=rate if rate > 0 else NO_ADAPTER_BYTES_PER_S,
+        latency_s=latency,
+        transport=transport,
+        link_bytes_per_s=link * GB,
+    )

@@ -1,0 +1,118 @@
+"""Bytes of states and activations against published formulas and measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.cost.memory import layer_activations, state_bytes
+from planner.cost.parameters import layer_parameters
+from planner.cost.prices import Degrees
+from planner.cost.sizes import Sizes
+from planner.data.load import build_problem, load_model, load_stack
+from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
+from tests.planner.cost.problems import prices, problem
+
+LAYERS = Path(__file__).parents[4] / "shared/calibration/onechip_ops_h100_h200.json"
+OLD_STACK = SoftwareStack(id="2022", flash_attention=False, dropout=True)
+
+
+def sizes(of, **degrees) -> Sizes:
+    return Sizes.of(of, Degrees.single(**degrees))
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_gpt_layers_of_2022_keep_what_korthikanti_counted(tp: int) -> None:
+    # arXiv 2205.05198, equation 4: s b h (34 + 5 a s / h) / t with sequence parallelism.
+    of = problem(model="gpt3-175b", seq_length=2048)
+    s, b, h, a = 2048, 4, 12288, 96
+    found = layer_activations(
+        of.model,
+        "dense",
+        OLD_STACK,
+        sizes(of, tensor_parallel=tp, microbatch_size=b, sequence_parallel=tp > 1),
+    )
+    assert found.whole[0] == pytest.approx(s * b * h * (34 + 5 * a * s / h) / tp, rel=1e-3)
+    assert found.selective[0] == pytest.approx(s * b * h * 34 / tp, rel=1e-3)
+    assert found.full[0] == pytest.approx(2 * s * b * h / tp)
+
+
+def test_without_sequence_parallelism_norms_and_residuals_are_kept_whole() -> None:
+    # arXiv 2205.05198, equation 2: s b h (10 + 24 / t + 5 a s / (h t)).
+    of = problem(model="gpt3-175b", seq_length=2048)
+    s, h, a, t = 2048, 12288, 96, 8
+    found = layer_activations(of.model, "dense", OLD_STACK, sizes(of, tensor_parallel=t))
+    assert found.whole[0] == pytest.approx(s * h * (10 + 24 / t + 5 * a * s / (h * t)), rel=1e-3)
+
+
+@pytest.mark.skipif(not LAYERS.exists(), reason="the measured layers are not at hand")
+def test_layers_measured_on_one_h100_keep_what_we_count() -> None:
+    stack = load_stack("pytorch-one-chip")
+    ratios = []
+    for row in json.loads(LAYERS.read_text())["h100-sxm-80gb"]["layer"]:
+        t, llama = row["tp"], row["kind"] == "llama"
+        model = ModelSpec(
+            id="layer",
+            family="layer",
+            num_layers=1,
+            hidden_size=row["hidden"],
+            ffn_hidden_size=row["ffn"] // t,
+            num_attention_heads=row["heads"] // t,
+            num_query_groups=max(row["kv_heads"] // t, 1),
+            head_dim=row["hidden"] // row["heads"],
+            vocab_size=1000,
+            max_position_embeddings=row["s"],
+            tied_embeddings=False,
+            position_embedding="rope" if llama else "none",
+            gated_mlp=llama,
+            activation="silu",
+            normalization="rms" if llama else "layer",
+            source="measured layer",
+        )
+        of = build_problem(
+            cluster="1x1 h100-sxm-80gb", model=model, seq_length=row["s"], global_batch_size=row["b"]
+        )
+        found = layer_activations(model, "dense", stack, sizes(of, microbatch_size=row["b"]))
+        ratios.append(found.whole[0] / row["activation_bytes"])
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.01)
+    assert np.percentile(np.abs(np.array(ratios) - 1), 90) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("mode", "bytes_per_parameter"),
+    [("ddp", 18.0), ("distopt", 6 + 12 / 16), ("zero2", 2 + 16 / 16), ("zero3", 18 / 16)],
+)
+def test_states_take_the_published_bytes_per_parameter(mode: str, bytes_per_parameter: float) -> None:
+    # Megatron-LM, theoretical_memory_usage.py: 18, or 6 + 12 / (dp x cp).
+    of = problem()
+    counts = layer_parameters(of.model, "dense")
+    found = state_bytes(counts, sizes(of, data_parallel=8, context_parallel=2), mode)
+    assert found.sum() == pytest.approx(bytes_per_parameter * counts.total)
+
+
+def test_expert_states_are_shared_by_expert_data_parallelism() -> None:
+    model = load_model("mixtral-8x7b")
+    of = problem(model="mixtral-8x7b")
+    counts = layer_parameters(model, "moe")
+    found = state_bytes(
+        counts, sizes(of, data_parallel=8, expert_parallel=4, expert_tensor_parallel=1), "distopt"
+    )
+    dense, expert = counts.total - counts.expert, counts.expert / 4
+    # Near-miss: sharing the experts' optimizer over all 8 ranks would take 12 / 8 bytes.
+    assert found.sum() == pytest.approx(dense * (6 + 12 / 8) + expert * (6 + 12 / 2))
+
+
+def test_vocabulary_is_padded_to_a_multiple_of_128_tp() -> None:
+    of = problem()
+    found = prices(of, tensor_parallel=8, sequence_parallel=True)
+    assert found.embedding_state_bytes[0, 0] == 2 * 129024 / 8 * 4096
+
+
+def test_the_limit_is_of_usable_memory_less_the_reserve() -> None:
+    of = problem()
+    found = prices(of)
+    assert found.limit_bytes[0] == pytest.approx(0.96 * of.chip_of(0).memory_bytes)

@@ -1,0 +1,156 @@
+"""Properties that every table of prices must have."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.prices import Degrees
+from planner.cost.pricing import price
+from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
+
+POWERS = st.sampled_from([1, 2, 4, 8])
+
+
+def rows(*choices: dict) -> Degrees:
+    """Several rows of degrees."""
+    singles = [Degrees.single(**c) for c in choices]
+    values = {}
+    for field in fields(Degrees):
+        if field.name == "dp_mode":
+            continue
+        values[field.name] = np.concatenate([getattr(s, field.name) for s in singles])
+    return Degrees(**values)
+
+
+def test_a_row_of_many_equals_the_row_alone() -> None:
+    of = problem(cluster="4x8 h100-sxm-80gb, 4x8 a100-sxm-80gb", model="mixtral-8x7b")
+    choices = [
+        {
+            "tensor_parallel": t,
+            "data_parallel": d,
+            "expert_parallel": e,
+            "expert_tensor_parallel": 1,
+            "sequence_parallel": t > 1,
+            "microbatch_size": b,
+        }
+        for t, d, e, b in [(1, 8, 8, 1), (2, 8, 4, 2), (4, 2, 8, 1), (8, 1, 2, 4)]
+    ]
+    together = price(of, rows(*choices))
+    for i, choice in enumerate(choices):
+        alone = price(of, Degrees.single(**choice))
+        for field in fields(together):
+            value = getattr(together.at(i), field.name)
+            if isinstance(value, np.ndarray):
+                np.testing.assert_allclose(value, getattr(alone, field.name), rtol=1e-12)
+            else:
+                assert value == getattr(alone, field.name)
+
+
+@settings(max_examples=30, deadline=None)
+@given(t=POWERS, c=st.sampled_from([1, 2]), d=POWERS, b=POWERS, moe=st.booleans())
+def test_every_price_is_finite_and_no_negative(t: int, c: int, d: int, b: int, moe: bool) -> None:
+    of = problem(cluster="8x8 h100-sxm-80gb, 2x4 t4-16gb", model="mixtral-8x7b" if moe else "llama3-8b")
+    found = prices(
+        of,
+        tensor_parallel=t,
+        context_parallel=c,
+        data_parallel=d,
+        microbatch_size=b,
+        sequence_parallel=t > 1,
+        expert_parallel=min(c * d, 8),
+        expert_tensor_parallel=1,
+    )
+    for field in fields(found):
+        value = getattr(found, field.name)
+        if isinstance(value, np.ndarray):
+            assert np.all(np.isfinite(value)), field.name
+            assert np.all(value >= 0), field.name
+    assert np.all(found.layer_forward_s[..., 0] > 0)
+    assert np.all(found.layer_backward_s[..., 0] > found.layer_forward_s[..., 0])
+
+
+def test_one_replica_reduces_and_gathers_nothing() -> None:
+    found = prices(problem(), tensor_parallel=8, sequence_parallel=True)
+    for name in ("reduce", "gather"):
+        for piece in ("layer", "embedding", "head"):
+            assert not getattr(found, f"{piece}_{name}_s").any()
+        assert not getattr(found, f"{name}_tail_s").any()
+
+
+def test_tensor_parallelism_divides_the_work_less_than_by_its_degree() -> None:
+    of = problem(model="llama3-70b")
+    one = prices(of).layer_forward_s[0, 0, 0, 0]
+    eight = prices(of, tensor_parallel=8, sequence_parallel=True).layer_forward_s[0, 0, 0, 0]
+    assert one / 8 <= eight < one / 5
+
+
+def test_a_larger_microbatch_is_more_efficient_but_slower() -> None:
+    of = problem()
+    one = prices(of).layer_forward_s[0, 0, 0, 0]
+    four = prices(of, microbatch_size=4).layer_forward_s[0, 0, 0, 0]
+    assert one < four <= 4 * one
+
+
+@settings(max_examples=20, deadline=None)
+@given(t=POWERS, d=st.sampled_from([4, 8, 16]), slow=st.floats(10, 400), more=st.floats(1.1, 8))
+def test_a_wider_adapter_never_slows_a_price(t: int, d: int, slow: float, more: float) -> None:
+    of = problem(cluster="16x8 h100-sxm-80gb")
+    degrees = {"tensor_parallel": t, "data_parallel": d, "sequence_parallel": t > 1}
+    narrow = prices(without_assumptions_of_nics(of, slow), **degrees)
+    wide = prices(without_assumptions_of_nics(of, slow * more), **degrees)
+    for name in ("send_s", "layer_reduce_s", "layer_gather_s", "reduce_tail_s", "layer_forward_s"):
+        assert np.all(getattr(wide, name) <= getattr(narrow, name) * (1 + 1e-12)), name
+
+
+def test_a_faster_chip_is_faster() -> None:
+    of = problem(cluster="1x8 a100-sxm-80gb, 1x8 h100-sxm-80gb, 1x8 b200-180gb", model="llama3-70b")
+    forward = prices(of, tensor_parallel=8, sequence_parallel=True).layer_forward_s[0, 0, :, 0]
+    assert forward[0] > forward[1] > forward[2]
+
+
+def test_8_bit_products_are_faster_but_less_than_twice() -> None:
+    half = prices(problem(model="llama3-70b")).layer_forward_s[0, 0, 0, 0]
+    eight = prices(problem(model="llama3-70b", precision="fp8")).layer_forward_s[0, 0, 0, 0]
+    assert half / 2 < eight < half
+
+
+def test_a_chip_without_tables_says_so() -> None:
+    found = prices(problem(cluster="1x8 mi300x-192gb"))
+    assert any("mi300x-192gb" in note for note in found.assumptions)
+    assert found.error_band > prices(problem()).error_band
+    assert prices(problem()).assumptions == ()
+
+
+def test_scores_in_memory_cost_more_time_and_memory() -> None:
+    fused = prices(problem(model="gpt3-175b", seq_length=2048))
+    plain = prices(problem(model="gpt3-175b", seq_length=2048, stack="megatron-2022"))
+    assert plain.layer_forward_s[0, 0, 0, 0] > fused.layer_forward_s[0, 0, 0, 0]
+    assert plain.layer_activation_bytes[0, 0] > fused.layer_activation_bytes[0, 0]
+    assert plain.layer_selective_s[0, 0, 0, 0] > fused.layer_selective_s[0, 0, 0, 0]
+
+
+def test_a_fully_recomputed_layer_costs_its_forward_again() -> None:
+    found = prices(problem(), tensor_parallel=2, sequence_parallel=True)
+    np.testing.assert_allclose(found.layer_full_s[..., 0], found.layer_forward_s[..., 0])
+
+
+def test_without_sequence_parallelism_each_rank_sends_the_whole_activation() -> None:
+    of = problem(cluster="16x8 h100-sxm-80gb", model="llama3-70b", seq_length=8192)
+    plain = prices(of, tensor_parallel=8).send_s[0, 0, 0]
+    split = prices(of, tensor_parallel=8, sequence_parallel=True).send_s[0, 0, 0]
+    assert 6 < plain / split < 8
+
+
+def test_pricing_is_fast_enough_to_enumerate() -> None:
+    of = problem()
+    choice = {"tensor_parallel": 8, "data_parallel": 4, "sequence_parallel": True}
+    many = rows(*[choice] * 500)
+    price(of, many)
+    start = time.process_time()
+    price(of, many)
+    assert time.process_time() - start < 0.2

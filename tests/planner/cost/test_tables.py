@@ -1,0 +1,76 @@
+"""The shipped measurements come back as measured, and nothing falls out of them outside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost import tables
+from planner.cost.grid import LogGrid
+
+SIZES = st.integers(min_value=16, max_value=500_000)
+
+
+def test_a_grid_point_comes_back_exactly() -> None:
+    rng = np.random.default_rng(0)
+    axes = [np.array([128, 256, 1024]), np.array([512, 768]), np.array([1, 2, 4, 8])]
+    latency = rng.uniform(1e-6, 1e-3, (3, 2, 4))
+    grid = LogGrid(axes, latency, (0.5,) * 3, (1.0,) * 3)
+    for index in np.ndindex(latency.shape):
+        point = [axis[i] for axis, i in zip(axes, index, strict=True)]
+        assert float(grid.latency_s(*point)) == pytest.approx(latency[index], rel=1e-12)
+
+
+def test_between_two_points_the_logarithm_is_linear() -> None:
+    grid = LogGrid([np.array([100, 400])], np.array([1.0, 4.0]), (0.0,), (1.0,))
+    assert float(grid.latency_s(200)) == pytest.approx(2.0)
+
+
+def test_outside_the_grid_the_latency_follows_the_powers() -> None:
+    grid = LogGrid([np.array([100, 400])], np.array([1.0, 4.0]), (0.5,), (2.0,))
+    assert float(grid.latency_s(25)) == pytest.approx(0.5)
+    assert float(grid.latency_s(800)) == pytest.approx(16.0)
+
+
+def test_a_hole_takes_its_neighbours_throughput() -> None:
+    latency = np.array([[1.0, 2.0], [2.0, np.nan]])
+    grid = LogGrid([np.array([10, 20]), np.array([10, 20])], latency, (1.0, 1.0), (1.0, 1.0))
+    assert float(grid.latency_s(20, 20)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "latency_ms"),
+    [
+        # Rows of gemm_fwd_aiconfigurator.csv.
+        ("a100_sxm", (128, 512, 512), 0.006112),
+        ("a100_sxm", (128, 512, 1024), 0.0086702),
+    ],
+)
+def test_shipped_products_equal_the_published_rows(
+    chip: str, shape: tuple[int, int, int], latency_ms: float
+) -> None:
+    assert float(tables.gemm_grid(chip, "bf16").latency_s(*shape)) == pytest.approx(latency_ms * 1e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_no_product_is_faster_than_the_chips_peak_or_free(m: int, n: int, k: int) -> None:
+    latency = float(tables.gemm_grid("h100_sxm", "bf16").latency_s(m, n, k))
+    assert np.isfinite(latency)
+    assert 2.0 * m * n * k / latency < 989.4e12
+
+
+def test_longer_sequences_cost_more_than_in_proportion() -> None:
+    heads = np.array([8.0])
+    short = tables.attention_s("h100_sxm", 128, np.array([16384.0]), heads)
+    long = tables.attention_s("h100_sxm", 128, np.array([65536.0]), heads)
+    assert 12 < float(long[0] / short[0]) <= 16
+
+
+def test_every_collective_takes_longer_with_more_bytes() -> None:
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        grid, most = tables.collective_grid("h100_sxm", op)
+        latency = grid.latency_s(float(most), np.array([2.0**20, 2.0**24, 2.0**28, 2.0**32]))
+        assert np.all(np.diff(latency) > 0)
