@@ -1,0 +1,90 @@
+"""Tag in the docstring, function that adds the group and constraint name are one word."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterable
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import formulations
+from formulations import stage_selection, stage_selection_cp
+from formulations.stage_selection_data import StageSelectionData, least_recompute
+from formulations.stage_selection_ticks import times_in_ticks
+from tests.formulations.instances import random_data
+
+
+def stage_selection_names(data: StageSelectionData) -> Iterable[str]:
+    model, var = stage_selection.build(data)
+    stage_selection.tighten_recompute(model, data, var)
+    stage_selection.tighten_bottleneck(model, data, var)
+    stage_selection.add_exclude(model, data, var, [2] * data.num_stages, 0)
+    for row in stage_selection._first_rows(data):
+        stage_selection.add_pipeline(model, data, var, *row)
+    return list(model.constraints)
+
+
+def stage_selection_cp_names(data: StageSelectionData) -> Iterable[str]:
+    table = least_recompute(data)
+    ticks = times_in_ticks(data, table)
+    model, var = stage_selection_cp.build(data, ticks)
+    stage_selection_cp.tighten_bottleneck(model, data, ticks, table, var)
+    stage_selection_cp.add_exclude(model, var, [[2] * data.num_stages])
+    stage_selection_cp.add_cutoff(model, data, ticks, var, 1e3)
+    return [constraint.name for constraint in model.proto.constraints]
+
+
+NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
+    "stage_selection": stage_selection_names,
+    "stage_selection_cp": stage_selection_cp_names,
+}
+"""Names of all constraints of a formulation, each group present; a new formulation adds its line."""
+
+
+def formulation_modules() -> list[ModuleType]:
+    """Modules whose docstring holds a model."""
+    names = [module.name for module in pkgutil.iter_modules(formulations.__path__)]
+    modules = [importlib.import_module(f"formulations.{name}") for name in names]
+    return [module for module in modules if re.search(r"^Model ", module.__doc__ or "", re.MULTILINE)]
+
+
+def tags(module: ModuleType) -> set[str]:
+    """Words in brackets that end a line between `Model` and the next heading of the docstring."""
+    doc = module.__doc__ or ""
+    model = re.search(r"^Model .*?(?=^[A-Z])", doc[1:], re.MULTILINE | re.DOTALL)
+    assert model is not None, module.__name__
+    return set(re.findall(r"\s\((\w+)\)$", model.group(), re.MULTILINE))
+
+
+def functions(module: ModuleType, prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in vars(module) if name.startswith(prefix)}
+
+
+def test_every_formulation_is_held_here() -> None:
+    assert {module.__name__.rpartition(".")[2] for module in formulation_modules()} == set(NAMES_OF)
+
+
+@pytest.mark.parametrize("name", NAMES_OF)
+def test_tag_function_and_constraint_name_are_one_word(name: str) -> None:
+    module = importlib.import_module(f"formulations.{name}")
+    assert tags(module) == functions(module, "add_")
+    groups = tags(module) | {f"tighten_{cut}" for cut in functions(module, "tighten_")}
+    data = random_data(np.random.default_rng(4), 3, 9, 6, memory=0.9)
+    found = set()
+    for constraint in NAMES_OF[name](data):
+        fitting = [group for group in groups if constraint == group or constraint.startswith(f"{group}_")]
+        assert len(fitting) == 1, f"{constraint}: {fitting}"
+        found.add(fitting[0])
+    assert found == groups
+
+
+@pytest.mark.parametrize("name", NAMES_OF)
+def test_every_add_function_says_its_constraint_in_words(name: str) -> None:
+    module = importlib.import_module(f"formulations.{name}")
+    for function in vars(module):
+        if function.startswith(("add_", "tighten_")):
+            assert getattr(module, function).__doc__, function
