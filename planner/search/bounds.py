@@ -1,16 +1,21 @@
 """Lower bounds on the step time of many outer choices at once, before any program is solved.
 
 A group is a row of degrees with a number of stages on each class; the order of the classes is open.
-Its bound holds for every order, every whole or fractional split of the layers and any recomputation:
+Its bound holds for every order, every whole or fractional split of the layers and any recomputation.
+With tau the time of the slowest stage, Sigma the sum over all stages, C the sum of all sends:
 
-    with tau the time of the slowest stage and Sigma the sum over all stages, sends left out,
-    T >= (m - p - 1) tau + 2 Sigma     if m >= p + 1
-    T >= Sigma + (m - 1) tau / 2       always
-    T >= m tau                         always
+    (paced)   T >= (m - p - 1) tau + 2 Sigma + 2 C               if m >= p + 1
+    (path)    T >= Sigma + (m - 1) tau / 2 + 2 C
+    (window)  T >= (floor((m - 1) / p) + 1) (Sigma + 2 C)
+    (work)    T >= m tau
+    (hop)     T >= (J + 2) (t[s] + t[s+1] + 2 c[s]),  J = floor((m - 1 - p) / 2),  if m >= p + 1
 
-(proved in `formulations.stage_selection`, tighten_bottleneck). tau cannot be less than what all stages
-reach together, Sigma not less than the layers on the fastest stages that tau lets take them; Sigma falls
-as tau rises, piecewise linearly and convexly, so the least of the bound over tau is at a breakpoint.
+paced and path are proved in `formulations.stage_selection` (tighten_bottleneck), window and hop are the
+rows (window) of stage 0 and (partial, e = s + 1) of `formulations.pipeline_rows`, weakened to q = p - 1.
+tau cannot be less than what all stages reach together, Sigma not less than the layers on the fastest
+stages that tau lets take them; Sigma falls as tau rises, piecewise linearly and convexly, so the least of
+the first two over tau is at a breakpoint. (hop) counts for the slow hops between classes, of which there
+are at least one fewer than classes: the two stages at such a hop can hold less than others.
 """
 
 from __future__ import annotations
@@ -38,15 +43,28 @@ class BoundData:
     """What a stage adds to the step after all have met, optimizer apart."""
     tail_s: Floats
     """Part of the reduction that nothing hides."""
+    hop_s: Floats
+    """[choice, node_class, node_class] least time of a hop between two classes, or within one."""
 
 
-def bound_data(num_layers: int, prices: Prices) -> BoundData:
-    """Sums of prices; with layers of several kinds the cheapest stands for all."""
+def bound_data(num_layers: int, prices: Prices, *, sends_delay: bool) -> BoundData:
+    """Sums of prices; with layers of several kinds the cheapest stands for all.
+
+    Parameters
+    ----------
+    sends_delay
+        Whether a send delays the receiver; else it belongs to the stages' own time and is left out.
+    """
 
     def both(forward: Floats, backward: Floats) -> Floats:
         total: Floats = forward.sum(axis=-1) + backward.sum(axis=-1)
         return total
 
+    hop_s = prices.send_s.copy() if sends_delay else np.zeros_like(prices.send_s)
+    diagonal = np.arange(hop_s.shape[1])
+    hop_s[:, diagonal, diagonal] = np.minimum(
+        hop_s[:, diagonal, diagonal], np.minimum(prices.send_inside_s, hop_s.min(axis=(1, 2))[:, None])
+    )
     return BoundData(
         num_layers=num_layers,
         layer_s=both(prices.layer_forward_s, prices.layer_backward_s).min(axis=1),
@@ -55,6 +73,7 @@ def bound_data(num_layers: int, prices: Prices) -> BoundData:
         optimizer_s=prices.layer_optimizer_s.min(axis=1),
         fixed_s=prices.step_fixed_s + prices.gather_tail_s,
         tail_s=prices.reduce_tail_s,
+        hop_s=hop_s,
     )
 
 
@@ -86,10 +105,54 @@ def group_bounds(
         tau = np.maximum(tau, least_bottleneck_s)
     ends = _least(used, data.embedding_s[choice]) + _least(used, data.head_s[choice])
     stages = counts.sum(axis=1)
-    pipeline = _pipeline_bound(data.num_layers, layer, counts, rate, tau, ends, num_microbatches, stages)
+    same_s, cross_s = _hops(data, choice, used)
+    changes = used.sum(axis=1) - 1
+    sends = ((counts - used) * same_s).sum(axis=1) + changes * cross_s
+    pipeline = _pipeline_bound(
+        data.num_layers, layer, counts, rate, tau, ends, sends, num_microbatches, stages
+    )
+    slow = _slow_hop_bound(data.num_layers, layer, used, rate, cross_s, num_microbatches, stages)
+    pipeline = np.maximum(pipeline, slow)
     follow = _least(used, data.fixed_s[choice])
     follow = follow + _least(used, data.optimizer_s[choice]) * data.num_layers / stages
     bound: Floats = pipeline + _least(used, data.tail_s[choice]) + follow
+    return bound
+
+
+def _hops(data: BoundData, choice: NDArray[np.int64], used: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Least hop within each class [group, node_class] and between two used classes [group]; 0 without."""
+    hop_s = data.hop_s[choice]
+    num_classes = used.shape[1]
+    pair = used[:, :, None] & used[:, None, :] & ~np.eye(num_classes, dtype=np.bool_)
+    cross = np.where(pair, hop_s, np.inf).min(axis=(1, 2))
+    cross = np.where(np.isfinite(cross), cross, 0.0)
+    same = np.where(used, np.diagonal(hop_s, axis1=1, axis2=2), 0.0)
+    return same, cross
+
+
+def _slow_hop_bound(
+    num_layers: int,
+    layer: Floats,
+    used: NDArray[np.bool_],
+    rate: Floats,
+    cross_s: Floats,
+    num_microbatches: NDArray[np.int64],
+    stages: NDArray[np.int64],
+) -> Floats:
+    """(hop) for one hop between classes: its two stages hold few layers, the others no more than T / m.
+
+    With R the layers a second of all stages, rho of the fastest pair: L <= (R - rho) T / m +
+    (T / (J + 2) - 2 c) / t, t the fastest layer; solved for T. A slower pair takes less off R but holds
+    less itself, so rho of the fastest pair would take off too much: the slowest pair's is used.
+    """
+    fastest = layer.min(axis=1)
+    slowest = np.sort(np.where(used, layer, 0.0), axis=1)[:, ::-1][:, :1]
+    rho = 2 / slowest[:, 0]
+    windows = np.maximum((num_microbatches - 1 - stages) // 2, 0) + 2
+    applies = (used.sum(axis=1) > 1) & (num_microbatches >= stages + 1)
+    pace = (rate.sum(axis=1) - rho) / num_microbatches + 1 / (windows * fastest)
+    pace = np.where(applies, pace, np.inf)
+    bound: Floats = (num_layers + 2 * cross_s / fastest) / pace
     return bound
 
 
@@ -105,10 +168,11 @@ def _pipeline_bound(
     rate: Floats,
     tau: Floats,
     ends: Floats,
+    sends: Floats,
     num_microbatches: NDArray[np.int64],
     stages: NDArray[np.int64],
 ) -> Floats:
-    """Least over tau of the three bounds of the module docstring."""
+    """Least over tau of (paced) and (path), with (window) and (work)."""
     order = np.argsort(layer, axis=1, kind="stable")
     layer = np.take_along_axis(layer, order, axis=1)
     layer = np.where(np.isfinite(layer), layer, 0.0)
@@ -129,11 +193,13 @@ def _pipeline_bound(
         total += more * layer[:, None, c]
         left = left - more
     total = total + ends[:, None]
-    m, p = num_microbatches[:, None], stages[:, None]
-    paced = np.where(m >= p + 1, (m - p - 1) * taus + 2 * total, 0.0)
-    short = total + (m - 1) / 2 * taus
-    least: Floats = np.maximum(np.maximum(paced, short).min(axis=1), num_microbatches * tau)
-    return least
+    m, p, hops = num_microbatches[:, None], stages[:, None], 2 * sends[:, None]
+    paced = np.where(m >= p + 1, (m - p - 1) * taus + 2 * total + hops, 0.0)
+    path = total + (m - 1) / 2 * taus + hops
+    window = ((m - 1) // p + 1) * (total + hops)
+    # Each of these is convex in tau with its kinks at the breakpoints, so it is least at one of them.
+    least: Floats = np.maximum(np.maximum(paced.min(axis=1), path.min(axis=1)), window.min(axis=1))
+    return np.maximum(least, num_microbatches * tau)
 
 
 def row_bounds(

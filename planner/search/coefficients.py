@@ -60,28 +60,29 @@ def stage_coefficients(
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, stage_size, per_node)
     hops[last] = 0.0
+    # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
+    blocked_forward, blocked_backward = np.zeros(p), np.zeros(p)
     if not problem.stack.p2p_overlap:
-        base_forward = base_forward + hops
-        base_backward = base_backward + np.concatenate([[0.0], hops[:-1]])
+        blocked_forward, blocked_backward = hops, np.concatenate([[0.0], hops[:-1]])
         hops = np.zeros(p)
+    base_reduce = ends(by_class(prices.embedding_reduce_s), by_class(prices.head_reduce_s), own_head)
+    base_gather = ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
     memory = _memory(prices, c, p, num_microbatches, classes, first_stage, last_stage, own_head)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
         forward_ms=forward / MS,
-        base_forward_ms=base_forward / MS,
+        base_forward_ms=(base_forward + blocked_forward) / MS,
         backward_ms=backward / MS,
-        base_backward_ms=base_backward / MS,
+        base_backward_ms=(base_backward + blocked_backward) / MS,
         selective_ms=seconds(layer(prices.layer_selective_s)) / MS,
         full_ms=seconds(layer(prices.layer_full_s)) / MS,
         send_ms=hops / MS,
         reduce_ms=layer(prices.layer_reduce_s) / MS,
-        base_reduce_ms=ends(by_class(prices.embedding_reduce_s), by_class(prices.head_reduce_s), own_head)
-        / MS,
+        base_reduce_ms=(base_reduce + prices.hidden_fraction * blocked_backward) / MS,
         reduce_tail_ms=by_class(prices.reduce_tail_s) / MS,
         gather_ms=layer(prices.layer_gather_s) / MS,
-        base_gather_ms=ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
-        / MS,
+        base_gather_ms=(base_gather + prices.hidden_fraction * blocked_forward) / MS,
         gather_tail_ms=by_class(prices.gather_tail_s) / MS,
         optimizer_ms=layer(prices.layer_optimizer_s) / MS,
         base_optimizer_ms=(

@@ -44,6 +44,8 @@ from planner.simulate.evaluate import evaluate_with_prices
 from planner.tolerances import BOUND_TOL, GAP_TOL
 from planner.units import MS
 
+DIVES = 150
+"""Groups tried for a first plan before the search begins."""
 MAX_ORDERS = 2000
 """Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
 
@@ -89,7 +91,9 @@ class Search:
         if len(self.table):
             self.reporter.report("listing choices", None, None, 0, 0)
             self.prices = price(self.problem, self.table.degrees)
-            self.bounds = bound_data(self.problem.model.num_layers, self.prices)
+            self.bounds = bound_data(
+                self.problem.model.num_layers, self.prices, sends_delay=self.problem.stack.p2p_overlap
+            )
             self.groups = list_groups(self.problem, self.table, self.bounds)
             self.floor_s = min(self.floor_s, self.groups.unlisted_s or float("inf"))
             self.queue.stream(
@@ -98,10 +102,24 @@ class Search:
             )
             self.tables = Tables(self.problem, self.prices, self.table)
             try:
+                self._dive()
                 interrupted = self._loop()
             except KeyboardInterrupt:
                 interrupted = True
         return self._result(interrupted)
+
+    def _dive(self) -> None:
+        """A first good plan: the most promising groups, with the classes as blocks, slow ones first or last."""
+        for choice, counts in self.groups.first_of_each(DIVES):
+            if self.clock.is_up:
+                return
+            blocks = [c for c, count in enumerate(counts) if count]
+            blocks.sort(key=lambda c: (-self.bounds.layer_s[choice, c], c))
+            for sequence in (blocks, blocks[::-1])[: 1 if len(blocks) == 1 else 2]:
+                order = tuple(c for c in sequence for _ in range(counts[c]))
+                if self._has_hosts(choice, order):
+                    self._try_order(choice, order)
+            self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.queue))
 
     def _loop(self) -> bool:
         """Open parts until the bound is reached; whether a limit cut it."""
@@ -192,16 +210,22 @@ class Search:
         )
         return all(count <= classes[c].num_nodes for c, count in needed.items())
 
-    def _open_order(self, bound_s: float, part: Order) -> None:
-        """A good split without a solver, then the program unless that already closes the order."""
-        data = self.tables.data(part.choice, part.order)
+    def _try_order(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Judge a good split of an order, found without a solver; whether any split fits."""
+        data = self.tables.data(choice, order)
         table = least_recompute(data)
         layers = first_layers(data, table)
         if layers is None:
-            return
+            return False
         layers, value_ms = improve_layers(data, table, layers)
         if self.incumbent.step_s is None or value_ms * MS < self.incumbent.step_s:
-            self._judge(part.choice, part.order, data, tuple(int(n) for n in layers))
+            self._judge(choice, order, data, tuple(int(n) for n in layers))
+        return True
+
+    def _open_order(self, bound_s: float, part: Order) -> None:
+        """A good split without a solver, then the program unless that already closes the order."""
+        if not self._try_order(part.choice, part.order):
+            return
         if bound_s >= self._cutoff_s():
             self.floor_s = min(self.floor_s, bound_s)
             return

@@ -33,6 +33,14 @@ class Groups:
     def __len__(self) -> int:
         return len(self.choice)
 
+    def first_of_each(self, limit: int) -> list[tuple[int, tuple[int, ...]]]:
+        """The group of least bound for each row of degrees and number of stages, best first."""
+        stages = self.counts.sum(axis=1)
+        key = self.choice * (int(stages.max()) + 1) + stages
+        _, first = np.unique(key, return_index=True)
+        chosen = np.sort(first)[:limit]
+        return [(int(self.choice[i]), tuple(int(k) for k in self.counts[i])) for i in chosen]
+
 
 def list_groups(problem: Problem, table: DegreeTable, data: BoundData) -> Groups:
     """All groups (or, for rows with too many, a grid of them) with their bounds, the least first."""

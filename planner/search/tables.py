@@ -19,8 +19,8 @@ from planner.search.coefficients import stage_coefficients
 from planner.search.degrees import DegreeTable
 from planner.units import MS
 
-BISECTIONS = 50
-"""Halvings of a bottleneck interval: 2^-50 of its width is below rounding."""
+BISECTIONS = 30
+"""Halvings of a bottleneck interval: its lower end, a valid bound, is then within 1e-9 of its width."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tables:
 
     def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
         self.problem, self.prices, self.table = problem, prices, table
-        self._class_tables = lru_cache(maxsize=512)(self._compute)
+        self._class_tables = lru_cache(maxsize=128)(self._compute)
 
     def data(self, choice: int, class_of_stage: Sequence[int]) -> StageSelectionData:
         """Coefficients of one order of classes."""

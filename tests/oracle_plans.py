@@ -1,0 +1,182 @@
+"""Brute force over all plans of a small problem, scored by the referee's own pieces.
+
+For every row of degrees, every order of classes and every split of the layers, all combinations of
+recomputation are run through the referee's simulation at once. The enumeration of degrees, orders and
+splits is written here anew: it shares nothing with the search but the rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.prices import Degrees, Prices
+from planner.cost.pricing import price
+from planner.cost.stage import (
+    StageContent,
+    chunk_times,
+    exposed_gather_s,
+    exposed_reduce_s,
+    memory_bytes,
+    optimizer_s,
+)
+from planner.data.problem import Problem
+from planner.rules.chips import chip_supports, tp_fits_node
+from planner.rules.tensor import tp_is_legal
+from planner.simulate.pipeline import stage_ends_s
+from planner.tolerances import MEMORY_TOL_BYTES
+
+MAX_PLANS = 2_000_000
+
+
+@dataclass
+class Best:
+    """The best plan of the enumeration, and how many were scored."""
+
+    step_s: float = float("inf")
+    num_plans: int = 0
+    what: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Option:
+    """What one stage may hold: layers and recomputation, with everything the referee says of it."""
+
+    layers: int
+    recompute: str
+    recompute_layers: int
+    forward_s: float
+    backward_s: float
+    reduce_s: float
+    follow_s: float
+    fits: bool
+
+
+def brute_force(problem: Problem) -> Best:
+    """The least step time over all plans of target megatron-lm without virtual stages."""
+    best = Best()
+    for degrees, num_microbatches in _degrees(problem):
+        prices = price(problem, degrees)
+        size = int(degrees.tensor_parallel[0] * degrees.data_parallel[0])
+        for order in _orders(problem, int(degrees.tensor_parallel[0]), size):
+            _score_order(problem, prices, degrees, num_microbatches, size, order, best)
+            assert best.num_plans <= MAX_PLANS
+    return best
+
+
+def _degrees(problem: Problem) -> Iterator[tuple[Degrees, int]]:
+    batch, length = problem.workload.global_batch_size, problem.workload.seq_length
+    for tp, sp, mbs, dp in itertools.product(
+        range(1, 9), (False, True), range(1, batch + 1), range(1, batch + 1)
+    ):
+        if not tp_is_legal(problem.model, tp) or batch % (mbs * dp) or (sp and (tp == 1 or length % tp)):
+            continue
+        if mbs > problem.options.max_microbatch_size:
+            continue
+        yield (
+            Degrees.single(
+                tensor_parallel=tp,
+                data_parallel=dp,
+                microbatch_size=mbs,
+                sequence_parallel=sp,
+                expert_tensor_parallel=tp,
+            ),
+            batch // (mbs * dp),
+        )
+
+
+def _orders(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
+    classes = problem.cluster.classes
+    allowed = [
+        c
+        for c, node_class in enumerate(classes)
+        if tp_fits_node(tp, node_class.chips_per_node)
+        and chip_supports(problem.chip_of(c), problem.workload.precision)
+    ]
+    for p in range(1, problem.model.num_layers + 1):
+        for order in itertools.product(allowed, repeat=p):
+            hosts = [0] * len(classes)
+            for c, run in itertools.groupby(order):
+                hosts[c] += -(-len(list(run)) * size // classes[c].chips_per_node)
+            if all(used <= classes[c].num_nodes for c, used in enumerate(hosts)):
+                yield order
+
+
+def _options(
+    problem: Problem, prices: Prices, order: tuple[int, ...], s: int, most: int, num_microbatches: int
+) -> list[Option]:
+    p, found = len(order), []
+    in_flight = min(num_microbatches, p - s)
+    for n in range(1, most + 1):
+        kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
+        for recompute, count in kinds:
+            content = StageContent(order[s], ((0,) * n,), s == 0, s == p - 1, recompute, count)
+            forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
+            memory = sum(memory_bytes(prices, 0, content, [in_flight], p).values())
+            follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
+            found.append(
+                Option(
+                    n,
+                    recompute,
+                    count,
+                    forward,
+                    backward,
+                    exposed_reduce_s(prices, 0, content, backward),
+                    follow + exposed_gather_s(prices, 0, content, forward),
+                    memory <= problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES,
+                )
+            )
+    return found
+
+
+def _score_order(
+    problem: Problem,
+    prices: Prices,
+    degrees: Degrees,
+    num_microbatches: int,
+    size: int,
+    order: tuple[int, ...],
+    best: Best,
+) -> None:
+    p, layers = len(order), problem.model.num_layers
+    options = [_options(problem, prices, order, s, layers - p + 1, num_microbatches) for s in range(p)]
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    hops = hop_send_s(prices.send_s[0], prices.send_inside_s[0], order, size, per_node)
+    counts = [np.array([option.layers for option in stage]) for stage in options]
+    picks = np.stack(np.meshgrid(*[np.arange(len(stage)) for stage in options], indexing="ij"), -1).reshape(-1, p)
+    picks = picks[sum(counts[s][picks[:, s]] for s in range(p)) == layers]
+    best.num_plans += len(picks)
+    fits = np.all([np.array([o.fits for o in options[s]])[picks[:, s]] for s in range(p)], axis=0)
+    picks = picks[fits]
+    if len(picks) == 0:
+        return
+
+    def table(name: str) -> np.ndarray:
+        return np.stack([np.array([getattr(o, name) for o in options[s]])[picks[:, s]] for s in range(p)], axis=1)
+
+    forward, backward = table("forward_s"), table("backward_s")
+    blocked = block_on_sends(np.zeros((p, 1)), np.zeros((p, 1)), hops, p2p_overlap=problem.stack.p2p_overlap)
+    ends = stage_ends_s(
+        (forward + blocked[0][:, 0])[:, :, None],
+        (backward + blocked[1][:, 0])[:, :, None],
+        np.broadcast_to(blocked[2], forward.shape),
+        num_microbatches,
+    )
+    tied = float(prices.tied_sync_s[0]) if p > 1 else 0.0
+    step = (ends + table("reduce_s")).max(axis=1) + tied + table("follow_s").max(axis=1)
+    i = int(np.argmin(step))
+    if step[i] < best.step_s:
+        chosen = [options[s][picks[i, s]] for s in range(p)]
+        best.step_s = float(step[i])
+        best.what = (
+            int(degrees.tensor_parallel[0]),
+            int(degrees.data_parallel[0]),
+            int(degrees.microbatch_size[0]),
+            bool(degrees.sequence_parallel[0]),
+            order,
+            [(o.layers, o.recompute, o.recompute_layers) for o in chosen],
+        )

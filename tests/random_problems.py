@@ -1,0 +1,82 @@
+"""Small random problems for the oracle: mixed classes, tight memory, slow and fast links."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.data.cluster import Cluster, Link, NodeClass
+from planner.data.load import load_chip, load_stack
+from planner.data.model_spec import ModelSpec
+from planner.data.options import Options
+from planner.data.problem import Problem
+from planner.data.workload import Workload
+
+CHIPS = ("h100-sxm-80gb", "a100-sxm-80gb", "l40s-48gb", "b200-180gb", "mi300x-192gb", "a100-pcie-40gb")
+
+
+def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0) -> Problem:
+    """A problem of 2 classes with at most 8 chips, `most_layers` layers and a batch of at most 8."""
+    rng = np.random.default_rng(seed)
+    model = _model(rng, most_layers)
+    names = [str(name) for name in rng.choice(CHIPS, size=2, replace=False)]
+    sizes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)]
+    tightness = float(rng.choice([0.08, 0.15, 0.3, 0.6, 1.5]))
+    billion = 18 * (model.num_layers * 12 * model.hidden_size**2 + 2 * model.vocab_size * model.hidden_size) / 2**30
+    classes = []
+    for i, name in enumerate(names):
+        nodes, per_node = sizes[int(rng.integers(len(sizes)))]
+        classes.append(
+            NodeClass(
+                name=f"class{i}",
+                chip=name,
+                num_nodes=nodes,
+                chips_per_node=per_node,
+                nics_per_node=int(rng.integers(1, 3)),
+                nic_gbit_per_s=float(rng.choice([10, 100, 400])),
+                memory_gib=2.2 + billion * tightness * float(rng.uniform(0.7, 2.0)),
+            )
+        )
+    links = ()
+    if rng.random() < 0.5:
+        rate = float(rng.choice([1, 10, 100]))
+        links = (Link(between=("class0", "class1"), gbit_per_s=rate, latency_us=float(rng.choice([5, 50, 1000]))),)
+    stack = load_stack("megatron-core").model_copy(
+        update={
+            "p2p_overlap": bool(rng.random() < 0.5),
+            "dp_overlap": bool(rng.random() < 0.5),
+            "flash_attention": bool(rng.random() < 0.7),
+        }
+    )
+    return Problem(
+        name=f"random-{seed}",
+        cluster=Cluster(id=f"random-{seed}", classes=tuple(classes), links=links),
+        chips={name: load_chip(name) for name in names},
+        model=model,
+        workload=Workload(
+            seq_length=int(rng.choice([512, 1024, 2048, 4096])), global_batch_size=int(rng.integers(1, 9))
+        ),
+        stack=stack,
+        options=Options(gap=gap),
+    )
+
+
+def _model(rng: np.random.Generator, most_layers: int) -> ModelSpec:
+    heads = int(rng.choice([4, 6, 8, 12]))
+    hidden = heads * 128
+    return ModelSpec(
+        id="random",
+        family="random",
+        num_layers=int(rng.integers(1, most_layers + 1)),
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=heads,
+        num_query_groups=int(rng.choice([1, heads // 2, heads])),
+        head_dim=128,
+        vocab_size=int(rng.choice([1000, 32000, 100000])),
+        max_position_embeddings=4096,
+        tied_embeddings=bool(rng.random() < 0.3),
+        gated_mlp=bool(rng.random() < 0.5),
+        activation="silu",
+        normalization="rms",
+        source="made up for tests",
+    )
