@@ -99,7 +99,8 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     """What attention keeps, without and with the core that selective recomputation drops.
 
     Fused: queries, keys, values, the output, and one fp32 statistic a row and head. In memory: the
-    softmax (2 bytes a score) and with dropout its mask (1) and its output (2). Rotary positions make new
+    softmax (2 bytes a score; without a fused kernel also its fp32 form, 4) and
+    with dropout its mask (1) and its output (2). Rotary positions make new
     queries and keys, while the values are a view that keeps the map's whole output alive; with latent
     attention they keep the up-projection's (SplitAlongDim in attention.py, multi_latent_attention.py).
     """
@@ -122,7 +123,8 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     if stack.flash_attention:
         return low_rank + qkv + output, s.tokens * heads * 4.0
     scores = s.microbatch_size * heads * s.seq_length * s.seq_length / s.cp
-    return low_rank + qkv + output, scores * (5.0 if stack.dropout else HALF)
+    kept = HALF + (0.0 if stack.fused_softmax else 4.0) + (3.0 if stack.dropout else 0.0)
+    return low_rank + qkv + output, scores * kept
 
 
 def _mlp_bytes(model: ModelSpec, width: int, s: Sizes) -> tuple[Floats, Floats]:

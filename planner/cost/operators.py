@@ -180,13 +180,15 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
     """Softmax and dropout over score matrices in memory.
 
     The fused scale-mask-softmax reads and writes each 16-bit score once (backward: reads two, writes one);
-    dropout does the same and writes or reads a mask of one byte (Korthikanti et al. 2022, section 4.1).
+    without it the scores are cast to fp32 (6 bytes moved), scaled (8), masked (9), normalised (8) and cast
+    back (6), and the backward goes the same way with one read more. Dropout reads and writes a score and a
+    mask of one byte (Korthikanti et al. 2022, section 4.1; megatron/model/fused_softmax.py of Megatron-LM).
     """
     s = sizes
     scores = s.microbatch_size * model.num_attention_heads / s.tp * s.seq_length * s.seq_length / s.cp
-    mask = 1.0 if stack.dropout else 0.0
-    dropout = 2 * HALF + mask if stack.dropout else 0.0
-    return Traffic(scores * (2 * HALF + dropout), scores * (3 * HALF + dropout))
+    forward, backward = (2 * HALF, 3 * HALF) if stack.fused_softmax else (37.0, 41.0)
+    dropout = 2 * HALF + 1.0 if stack.dropout else 0.0
+    return Traffic(scores * (forward + dropout), scores * (backward + dropout))
 
 
 def layer_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes) -> Traffic:

@@ -16,6 +16,8 @@ class SoftwareStack(Data):
     """Name used in problems, such as `megatron-core`."""
     flash_attention: bool = True
     """Whether attention is fused, so that no score matrix is stored."""
+    fused_softmax: bool = True
+    """Without flash attention: whether scale, mask and softmax over the scores are one kernel in 16 bits."""
     fused_cross_entropy: bool = False
     """Whether the loss avoids extra fp32 copies of the logits."""
     fused_pointwise: bool = True
