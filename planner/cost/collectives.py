@@ -20,9 +20,23 @@ from planner.data.cluster import Transport
 WIRE_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Times that (n - 1) / n of the full buffer crosses a rank's link (nccl-tests, doc/PERFORMANCE.md)."""
 
-TRANSPORT_RATE = {"rdma": 1.0, "host_staged": 0.5, "tcp": 0.35}
-"""Share of the adapters' rate that is left: staging copies every byte twice more through host memory (guess
-0.5); one TCP stream and its copies reach about a third of a fast adapter (guess 0.35)."""
+TCP_EFFICIENCY = 0.9
+"""Share of an adapter's rate that TCP leaves after its headers and acknowledgements (guess)."""
+
+TCP_NODE_BYTES_PER_S = 5e9
+"""Most that a node moves over TCP [bytes/s]: NCCL's socket transport tops out at some 40 Gbit/s, as the
+processors copy every byte (guess from published 100 GbE figures)."""
+
+STAGED_EFFICIENCY = 0.5
+"""Share of the adapters' rate left where every byte is copied to host memory and out of it again (guess)."""
+
+
+def transport_rate(node_bytes_per_s: float, transport: Transport) -> float:
+    """What a node's adapters move over a transport, one way [bytes/s]."""
+    if transport == "tcp":
+        return min(TCP_EFFICIENCY * node_bytes_per_s, TCP_NODE_BYTES_PER_S)
+    return node_bytes_per_s * (STAGED_EFFICIENCY if transport == "host_staged" else 1.0)
+
 
 TRANSPORT_LATENCY_S = {"rdma": 0.0, "host_staged": 15e-6, "tcp": 30e-6}
 """Added to each step between nodes [s]; guesses from published ping-pong times."""
@@ -58,7 +72,7 @@ class Network:
     @property
     def chip_bytes_per_s(self) -> float:
         """A chip's share of the node's adapters, as its transport leaves it [bytes/s]."""
-        return TRANSPORT_RATE[self.transport] * self.node_bytes_per_s / self.chips_per_node
+        return transport_rate(self.node_bytes_per_s, self.transport) / self.chips_per_node
 
     @property
     def step_latency_s(self) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.cost import memory
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
-from planner.cost.collectives import TRANSPORT_LATENCY_S, TRANSPORT_RATE, send_s
+from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
 from planner.cost.operators import HALF
 from planner.cost.parameters import (
     ParameterCounts,
@@ -82,7 +82,7 @@ def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
 def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[str, Floats]:
     """Point-to-point transfers of an activation: A / t with sequence parallelism, else A by every rank.
 
-    All chips of a node send at once, so each has its share of the adapters.
+    All chips of a node that belong to one stage send at once, so each has its share of the adapters.
     """
     num = len(classes)
     size = sizes.norm_tokens * problem.model.hidden_size * HALF
@@ -92,11 +92,13 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
         network = classes[a].network
         inside[:, a] = send_s(size, network.link_bytes_per_s, 0.0) + 2e-6
         for b in range(num):
-            sends[:, a, b] = _send_between(problem, classes, size, a, b)
+            sends[:, a, b] = _send_between(problem, classes, sizes, size, a, b)
     return {"send_s": sends, "send_inside_s": inside}
 
 
-def _send_between(problem: Problem, classes: list[ClassPricing], size: Floats, a: int, b: int) -> Floats:
+def _send_between(
+    problem: Problem, classes: list[ClassPricing], sizes: Sizes, size: Floats, a: int, b: int
+) -> Floats:
     """A transfer between chips of two classes over the network [s]."""
     if a == b and classes[a].network.domain_chips > classes[a].network.chips_per_node:
         network = classes[a].network
@@ -104,7 +106,9 @@ def _send_between(problem: Problem, classes: list[ClassPricing], size: Floats, a
     rate, latency, transport = problem.cluster.link_between(a, b)
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     chips = max(classes[a].network.chips_per_node, classes[b].network.chips_per_node)
-    return send_s(size, TRANSPORT_RATE[transport] * rate / chips, latency + TRANSPORT_LATENCY_S[transport])
+    senders = np.minimum(chips, sizes.stage_chips)
+    share = transport_rate(rate, transport) / senders
+    return send_s(size, share, latency + TRANSPORT_LATENCY_S[transport])
 
 
 def _once_a_step(
