@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from formulations.stage_selection_data import StageSelectionData
@@ -57,3 +59,26 @@ def random_data(
         hidden_fraction=float(rng.choice([0.0, 0.9])),
         constant_ms=float(rng.uniform(0.0, 2.0)),
     )
+
+
+def by_hand(p: int, num_layers: int, num_microbatches: int, **terms: object) -> StageSelectionData:
+    """Stages of f = 1, b = 2 a layer, 1 GiB a layer of 100 GiB, and nothing else, but for what is named."""
+    zero = np.zeros(p)
+    plain: dict[str, object] = {field.name: zero for field in fields(StageSelectionData)}
+    plain |= {
+        "num_layers": num_layers,
+        "num_microbatches": num_microbatches,
+        "forward_ms": np.ones(p),
+        "backward_ms": np.full(p, 2.0),
+        "full_ms": np.ones(p),
+        "selective_ms": np.full(p, 0.25),
+        "layer_gib": np.ones(p),
+        "limit_gib": np.full(p, 100.0),
+        "hidden_fraction": 0.0,
+        "constant_ms": 0.0,
+    }
+    given = {
+        name: np.array(value, dtype=float) if isinstance(value, list) else value
+        for name, value in terms.items()
+    }
+    return StageSelectionData(**(plain | given))  # type: ignore[arg-type]

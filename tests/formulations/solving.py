@@ -1,0 +1,30 @@
+"""Both forms of `stage_selection` behind one call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from formulations import stage_selection, stage_selection_cp
+from formulations.options import SolveOptions, SolverName
+from formulations.stage_selection import StageSelectionResult
+from formulations.stage_selection_data import StageSelectionData
+
+SOLVERS: tuple[SolverName, ...] = ("highs", "scip", "cbc", "cp_sat")
+
+
+def solve(
+    data: StageSelectionData, solver: SolverName, options: SolveOptions | None = None, **more: Any
+) -> StageSelectionResult:
+    """Run the integer twin for CP-SAT, the linear form for all others."""
+    form = stage_selection_cp if solver == "cp_sat" else stage_selection
+    return form.solve(data, replace(options or SolveOptions(), solver=solver), **more)
+
+
+def optimum(data: StageSelectionData, solver: SolverName = "highs", **more: Any) -> float:
+    """The optimal objective [ms]; inf where no choice fits."""
+    result = solve(data, solver, **more)
+    if result.status == "infeasible":
+        return float("inf")
+    assert result.status == "optimal" and result.objective_ms is not None
+    return result.objective_ms

@@ -1,0 +1,158 @@
+"""Least recomputation, least bottleneck and most layers against enumeration; violated rows; ticks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.pipeline_rows import Floats, RowName, row_coefficients, step_bound
+from formulations.stage_selection import lower_hull
+from formulations.stage_selection_data import (
+    StageChoice,
+    StageSelectionData,
+    least_bottleneck_ms,
+    least_recompute,
+    most_layers,
+    objective_ms,
+    objectives_ms,
+    reductions_ms,
+    stage_times_ms,
+    times_ms,
+    violated_rows,
+    with_least_recompute,
+)
+from formulations.stage_selection_ticks import ROUNDING_SHARE, times_in_ticks
+from tests.formulations.instances import by_hand, random_data
+from tests.oracles import best_by_layers, choices, layer_counts, recomputes_that_fit
+
+CASES = range(60)
+
+
+def small(seed: int) -> StageSelectionData:
+    rng = np.random.default_rng(1000 + seed)
+    p = int(rng.integers(1, 4))
+    return random_data(rng, p, int(rng.integers(p, 8)), int(rng.integers(1, 9)))
+
+
+def extra_ms(data: StageSelectionData, s: int, n: int, kind: str, full: int) -> float:
+    return float(data.selective_ms[s] * n if kind == "selective" else data.full_ms[s] * full)
+
+
+def test_least_recompute_equals_enumeration() -> None:
+    for data in map(small, CASES):
+        table = least_recompute(data)
+        for s in range(data.num_stages):
+            for n in range(1, data.num_layers + 1):
+                ways = [extra_ms(data, s, n, *way) for way in recomputes_that_fit(data, s, n)]
+                assert table.extra_ms[s, n] == pytest.approx(min(ways, default=np.inf), rel=1e-12)
+                if ways:
+                    full = int(table.full_layers[s, n])
+                    kind = "selective" if table.selective[s, n] else "full" if full else "none"
+                    assert (kind, full) in recomputes_that_fit(data, s, n)
+                    assert extra_ms(data, s, n, kind, full) == pytest.approx(min(ways), rel=1e-12)
+
+
+def test_no_layer_at_all_is_never_a_stage() -> None:
+    assert np.isinf(least_recompute(small(0)).extra_ms[:, 0]).all()
+
+
+def test_least_recompute_is_best_for_the_whole_objective() -> None:
+    """A shorter backward hides less of the reduction, and still ends no later."""
+    for data in map(small, CASES):
+        table = least_recompute(data)
+        best = best_by_layers(data)
+        for layers in layer_counts(data.num_layers, data.num_stages):
+            choice = with_least_recompute(table, layers)
+            assert (choice is None) == (layers not in best)
+            if choice is not None:
+                assert objective_ms(data, choice) == pytest.approx(best[layers], rel=1e-12)
+
+
+def test_objectives_of_many_equal_the_objective_of_each() -> None:
+    for data in map(small, CASES):
+        table = least_recompute(data)
+        counts = list(layer_counts(data.num_layers, data.num_stages))
+        together = objectives_ms(data, table, np.array(counts))
+        for layers, value in zip(counts, together, strict=True):
+            choice = with_least_recompute(table, layers)
+            alone = np.inf if choice is None else objective_ms(data, choice)
+            assert value == pytest.approx(alone, rel=1e-12)
+
+
+def test_least_bottleneck_equals_enumeration() -> None:
+    """Over all counts whose stages fit: the sum of the fullest stages may exceed what each count needs."""
+    for data in map(small, CASES):
+        table = least_recompute(data)
+        times = stage_times_ms(data, table)
+        stages = np.arange(data.num_stages)
+        slowest = [
+            float(times[stages, np.array(layers)].max())
+            for layers in layer_counts(data.num_layers, data.num_stages)
+        ]
+        least = least_bottleneck_ms(data, table)
+        assert least <= min(slowest) * (1 + 1e-12)
+        assert least == pytest.approx(min(slowest), rel=1e-12)
+
+
+def test_no_choice_that_fits_holds_more_than_most_layers() -> None:
+    for data in map(small, CASES):
+        most = most_layers(data)
+        for choice in choices(data):
+            assert (np.array(choice.layers) <= most).all()
+
+
+def test_most_layers_leaves_one_to_every_other_stage_and_counts_all_recomputed() -> None:
+    """6 layers on 3 stages: 4 at most. 1.5 GiB hold 1 plain layer, 3 of 0.5 GiB, 15 of 0.1."""
+    assert most_layers(by_hand(3, 6, 2)).tolist() == [4, 4, 4]
+    data = by_hand(3, 6, 2, limit_gib=[1.5, 1.5, 1.5], full_saves_gib=[0.0, 0.5, 0.9])
+    assert most_layers(data).tolist() == [1, 3, 4]
+
+
+def test_violated_rows_are_none_at_the_end_they_force_and_lead_with_the_one_that_forces_it() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        p = int(rng.integers(1, 7))
+        data = random_data(rng, p, 3 * p, int(rng.integers(1, 12)), memory=10.0)
+        choice = StageChoice((3,) * p, ("none",) * p, (0,) * p)
+        forward, backward = times_ms(data, choice)
+        after = reductions_ms(data, choice) + data.reduce_tail_ms
+        end = float(step_bound(forward, backward, data.send_ms, data.num_microbatches, after))
+        assert violated_rows(data, forward, backward, after, end) == []
+        found = violated_rows(data, forward, backward, after, 0.9 * end)
+        assert 1 <= len(found) <= 6
+        assert all(0 <= j <= name.stage for name, j in found)
+        assert claim(data, forward, backward, after, *found[0]) == pytest.approx(end, rel=1e-12)
+
+
+def claim(
+    data: StageSelectionData, forward: Floats, backward: Floats, after: Floats, name: RowName, j: int
+) -> float:
+    """When a row says that stage j has ended and reduced its gradients."""
+    row = row_coefficients(name, data.num_stages, data.num_microbatches, data.send_ms)
+    s, send = name.stage, data.send_ms
+    fill = forward[:s].sum() + send[:s].sum()
+    drain = backward[j:s].sum() + send[j:s].sum()
+    core = row.forward @ forward + row.backward @ backward + row.constant
+    return float(fill + core + drain + after[j])
+
+
+def test_lower_hull_touches_the_points_and_never_passes_above_one() -> None:
+    points = [(1, 4.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 6.0)]
+    lines = lower_hull(points)
+    assert lines == [(-3.0, 7.0), (0.75, -0.5), (3.5, -11.5)]
+    values = [max(slope * x + offset for slope, offset in lines) for x, _ in points]
+    assert values == pytest.approx([4.0, 1.0, 1.75, 2.5, 6.0])
+
+
+def test_ticks_are_a_power_of_two_round_down_and_cost_little() -> None:
+    for seed in range(10):
+        data = random_data(np.random.default_rng(seed), 4, 24, 32, memory=1.5)
+        table = least_recompute(data)
+        ticks = times_in_ticks(data, table)
+        assert np.log2(ticks.tick_ms) == int(np.log2(ticks.tick_ms))
+        n = np.arange(data.num_layers + 1)
+        exact = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
+        lost = exact - ticks.forward * ticks.tick_ms
+        assert (lost >= 0).all() and (lost < ticks.tick_ms).all()
+        assert ticks.tick_ms < ROUNDING_SHARE * data.num_microbatches * least_bottleneck_ms(data, table)
+        assert ticks.send[-1] == 0
