@@ -202,22 +202,34 @@ def _pipeline_bound(
     return np.maximum(least, num_microbatches * tau)
 
 
-def row_bounds(
+def relaxed_bounds(
     data: BoundData,
     choice: NDArray[np.int64],
     num_microbatches: NDArray[np.int64],
     max_stages: NDArray[np.int64],
-    most_stages: int,
+    stages: NDArray[np.int64],
 ) -> Floats:
-    """Bound over all groups of a row of degrees, array [row]: the fastest stages, as many as allowed."""
-    layer = np.where(max_stages > 0, data.layer_s[choice], np.inf)
+    """Bound over all groups of a row of degrees with so many stages, array [pair] in seconds.
+
+    As if the fastest classes took all stages they can hold: a faster class in the place of a slower
+    one lowers tau and Sigma, and what follows is taken from the cheapest class.
+    """
+    available = max_stages > 0
+    layer = np.where(available, data.layer_s[choice], np.inf)
     order = np.argsort(layer, axis=1, kind="stable")
-    layer = np.take_along_axis(layer, order, axis=1)
-    stages = np.take_along_axis(max_stages, order, axis=1)
-    before = np.cumsum(stages, axis=1) - stages
-    taken = np.clip(most_stages - before, 0, stages)
-    rate = np.where(taken > 0, taken / layer, 0.0).sum(axis=1)
-    tau = data.num_layers / rate
-    total = data.num_layers * layer[:, 0]
-    bound: Floats = np.maximum(num_microbatches * tau, total + (num_microbatches - 1) / 2 * tau)
+    room = np.take_along_axis(max_stages, order, axis=1)
+    taken = np.clip(stages[:, None] - (np.cumsum(room, axis=1) - room), 0, room)
+    counts = np.zeros_like(max_stages)
+    np.put_along_axis(counts, order, taken, axis=1)
+    used = counts > 0
+    layer = np.where(used, layer, np.inf)
+    rate = np.where(used, counts / np.where(used, layer, 1.0), 0.0)
+    tau = data.num_layers / rate.sum(axis=1)
+    nothing = np.zeros(len(choice))
+    pipeline = _pipeline_bound(
+        data.num_layers, layer, counts, rate, tau, nothing, nothing, num_microbatches, stages
+    )
+    follow = _least(available, data.fixed_s[choice])
+    follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers / stages
+    bound: Floats = pipeline + _least(available, data.tail_s[choice]) + follow
     return bound

@@ -33,11 +33,11 @@ from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.bounds import bound_data, group_bounds
 from planner.search.degrees import list_degrees
 from planner.search.infeasible import why_infeasible
-from planner.search.items import BoundedGroup, Group, Item, Order, Program
+from planner.search.items import BoundedGroup, GroupList, Item, Order, Pair, Program
 from planner.search.local import first_layers, improve_layers
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.progress import Progress
-from planner.search.space import list_groups
+from planner.search.space import list_groups, list_pairs
 from planner.search.state import Clock, Incumbent, Queue, Reporter
 from planner.search.tables import Tables
 from planner.simulate.evaluate import evaluate_with_prices
@@ -94,11 +94,10 @@ class Search:
             self.bounds = bound_data(
                 self.problem.model.num_layers, self.prices, sends_delay=self.problem.stack.p2p_overlap
             )
-            self.groups = list_groups(self.problem, self.table, self.bounds)
-            self.floor_s = min(self.floor_s, self.groups.unlisted_s or float("inf"))
+            self.pairs = list_pairs(self.problem, self.table, self.bounds)
             self.queue.stream(
-                self.groups.bound_s,
-                lambda i: Group(int(self.groups.choice[i]), tuple(int(k) for k in self.groups.counts[i])),
+                self.pairs.bound_s,
+                lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
             )
             self.tables = Tables(self.problem, self.prices, self.table)
             try:
@@ -109,10 +108,15 @@ class Search:
         return self._result(interrupted)
 
     def _dive(self) -> None:
-        """A first good plan: the most promising groups, with the classes as blocks, slow ones first or last."""
-        for choice, counts in self.groups.first_of_each(DIVES):
+        """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""
+        for i in range(min(DIVES, len(self.pairs))):
             if self.clock.is_up:
                 return
+            choice, stages = int(self.pairs.choice[i]), int(self.pairs.stages[i])
+            groups = list_groups(self.table, self.bounds, choice, stages, 0.0)
+            if len(groups) == 0 or groups.bound_s[0] >= self._cutoff_s():
+                continue
+            counts = tuple(int(count) for count in groups.counts[0])
             blocks = [c for c, count in enumerate(counts) if count]
             blocks.sort(key=lambda c: (-self.bounds.layer_s[choice, c], c))
             for sequence in (blocks, blocks[::-1])[: 1 if len(blocks) == 1 else 2]:
@@ -160,8 +164,14 @@ class Search:
             self.queue.push(bound_s, item)
 
     def _open(self, bound_s: float, item: Item) -> None:
-        if isinstance(item, Group):
+        if isinstance(item, Pair):
+            groups = list_groups(self.table, self.bounds, item.choice, item.stages, bound_s)
+            if not groups.whole:
+                self.floor_s = min(self.floor_s, bound_s)
+            self._push_groups(GroupList(item.choice, groups, 0))
+        elif isinstance(item, GroupList):
             self._bound_group(bound_s, item)
+            self._push_groups(GroupList(item.choice, item.groups, item.start + 1))
         elif isinstance(item, BoundedGroup):
             self._split_group(bound_s, item)
         elif isinstance(item, Order):
@@ -169,13 +179,18 @@ class Search:
         else:
             self._solve(bound_s, item)
 
-    def _bound_group(self, bound_s: float, group: Group) -> None:
+    def _push_groups(self, part: GroupList) -> None:
+        if part.start < len(part.groups):
+            self._push(float(part.groups.bound_s[part.start]), part)
+
+    def _bound_group(self, bound_s: float, part: GroupList) -> None:
         """Bound a group again, with memory and whole layers."""
-        bottleneck_s = self.tables.least_bottleneck_s(group.choice, group.counts)
+        counts = tuple(int(count) for count in part.groups.counts[part.start])
+        bottleneck_s = self.tables.least_bottleneck_s(part.choice, counts)
         if not np.isfinite(bottleneck_s):
             return
-        better = self._group_bound_s(group.choice, group.counts, [bottleneck_s])[0]
-        self._push(max(bound_s, better), BoundedGroup(group.choice, group.counts))
+        better = self._group_bound_s(part.choice, counts, [bottleneck_s])[0]
+        self._push(max(bound_s, better), BoundedGroup(part.choice, counts))
 
     def _group_bound_s(self, choice: int, counts: tuple[int, ...], bottlenecks_s: list[float]) -> list[float]:
         rows = len(bottlenecks_s)
@@ -327,7 +342,7 @@ class Search:
             runners_up=tuple(ranked[1:]),
             statistics={
                 "degrees": float(len(self.table)),
-                "groups": float(len(self.groups)) if len(self.table) else 0.0,
+                "pairs": float(len(self.pairs)) if len(self.table) else 0.0,
                 "opened": float(self.opened),
                 "programs": float(self.programs),
                 "evaluated": float(self.evaluated),

@@ -5,19 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulations.stage_selection import PipelineRow
+from planner.search.space import Groups
 
 
 @dataclass(frozen=True)
-class Group:
-    """A row of degrees and the number of stages on each class; any order, bounded without memory."""
+class Pair:
+    """A row of degrees and a number of stages."""
 
     choice: int
-    counts: tuple[int, ...]
+    stages: int
+
+
+@dataclass(frozen=True)
+class GroupList:
+    """The groups of a pair from the `start`-th on, bounded without memory."""
+
+    choice: int
+    groups: Groups
+    start: int
 
 
 @dataclass(frozen=True)
 class BoundedGroup:
-    """The same, bounded with memory and whole layers."""
+    """A row of degrees and the number of stages on each class; any order, bounded with memory."""
 
     choice: int
     counts: tuple[int, ...]
@@ -41,4 +51,4 @@ class Program:
     rows: tuple[PipelineRow, ...]
 
 
-Item = Group | BoundedGroup | Order | Program
+Item = Pair | GroupList | BoundedGroup | Order | Program

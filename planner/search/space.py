@@ -1,8 +1,7 @@
-"""The groups of the search: how many stages on each class, for every row of degrees."""
+"""The coarse parts of the space: rows of degrees with a number of stages, and the groups in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,89 +9,89 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.data.problem import Problem
-from planner.search.bounds import BoundData, group_bounds, row_bounds
+from planner.search.bounds import BoundData, group_bounds, relaxed_bounds
 from planner.search.degrees import DegreeTable
 
-MAX_GROUPS_OF_ROW = 60_000
-"""Groups of one row of degrees that are listed whole; beyond it a grid of them, and the rest bounded."""
+MAX_GROUPS_OF_PAIR = 200_000
+"""Groups of one row and number of stages that are listed whole; beyond it a grid, and the rest bounded."""
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Groups by ascending bound."""
+class Pairs:
+    """Rows of degrees with a number of stages, by ascending bound."""
 
     choice: NDArray[np.int64]
-    """[group] row of degrees."""
-    counts: NDArray[np.int64]
-    """[group, node_class] stages on each class."""
+    """[pair] row of degrees."""
+    stages: NDArray[np.int64]
+    """[pair] number of stages."""
     bound_s: Floats
-    """[group]"""
-    unlisted_s: float | None
-    """Least bound of the groups that are not listed; None where all are."""
+    """[pair]"""
 
     def __len__(self) -> int:
         return len(self.choice)
 
-    def first_of_each(self, limit: int) -> list[tuple[int, tuple[int, ...]]]:
-        """The group of least bound for each row of degrees and number of stages, best first."""
-        stages = self.counts.sum(axis=1)
-        key = self.choice * (int(stages.max()) + 1) + stages
-        _, first = np.unique(key, return_index=True)
-        chosen = np.sort(first)[:limit]
-        return [(int(self.choice[i]), tuple(int(k) for k in self.counts[i])) for i in chosen]
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of one pair by ascending bound."""
+
+    counts: NDArray[np.int64]
+    """[group, node_class] stages on each class."""
+    bound_s: Floats
+    """[group]"""
+    whole: bool
+    """Whether these are all."""
+
+    def __len__(self) -> int:
+        return len(self.counts)
 
 
-def list_groups(problem: Problem, table: DegreeTable, data: BoundData) -> Groups:
-    """All groups (or, for rows with too many, a grid of them) with their bounds, the least first."""
+def list_pairs(problem: Problem, table: DegreeTable, data: BoundData) -> Pairs:
+    """Every row of degrees with every number of stages that its classes can hold."""
     most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
-    choices, counts = [], []
-    partly: list[int] = []
-    for choice in range(len(table)):
-        found, whole = _counts_of_row(table.max_stages[choice], most)
-        counts.append(found)
-        choices.append(np.full(len(found), choice, dtype=np.int64))
-        if not whole:
-            partly.append(choice)
-    choice_of, counts_of = np.concatenate(choices), np.concatenate(counts)
-    bounds = _in_pieces(data, choice_of, table.num_microbatches[choice_of], counts_of)
+    limits = np.minimum(table.max_stages.sum(axis=1), most)
+    choice = np.repeat(np.arange(len(table)), limits)
+    stages = np.concatenate([np.arange(1, limit + 1) for limit in limits])
+    bounds = relaxed_bounds(data, choice, table.num_microbatches[choice], table.max_stages[choice], stages)
     order = np.argsort(bounds, kind="stable")
-    unlisted = None
-    if partly:
-        rows = np.array(partly, dtype=np.int64)
-        unlisted = float(
-            row_bounds(data, rows, table.num_microbatches[rows], table.max_stages[rows], most).min()
-        )
-    return Groups(choice_of[order], counts_of[order], bounds[order], unlisted)
+    return Pairs(choice[order], stages[order], bounds[order])
 
 
-def _counts_of_row(max_stages: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], bool]:
-    """Stages on each class, [group, node_class], and whether these are all."""
-    limits = np.minimum(max_stages, most)
-    whole = bool(np.prod(limits + 1.0) <= MAX_GROUPS_OF_ROW)
-    values = [np.arange(limit + 1) if whole else _grid(int(limit)) for limit in limits]
-    counts = np.stack(np.meshgrid(*values, indexing="ij"), axis=-1).reshape(-1, len(limits))
-    total = counts.sum(axis=1)
-    return counts[(total >= 1) & (total <= most)].astype(np.int64), whole
+def list_groups(table: DegreeTable, data: BoundData, choice: int, stages: int, least_s: float) -> Groups:
+    """Every number of stages on each class that adds up, with bounds no less than `least_s`."""
+    counts, whole = _counts(table.max_stages[choice], stages)
+    rows = len(counts)
+    bounds = np.maximum(
+        group_bounds(
+            data,
+            np.full(rows, choice, dtype=np.int64),
+            np.full(rows, table.num_microbatches[choice], dtype=np.int64),
+            counts,
+        ),
+        least_s,
+    )
+    order = np.argsort(bounds, kind="stable")
+    return Groups(counts[order], bounds[order], whole)
+
+
+def _counts(max_stages: NDArray[np.int64], stages: int) -> tuple[NDArray[np.int64], bool]:
+    """Stages on each class [group, node_class] that add up to `stages`, and whether these are all.
+
+    All classes but the roomiest run over their values; it takes what is left.
+    """
+    limits = np.minimum(max_stages, stages)
+    roomiest = int(np.argmax(limits))
+    others = [c for c in range(len(limits)) if c != roomiest]
+    whole = bool(np.prod(limits[others] + 1.0) <= MAX_GROUPS_OF_PAIR)
+    values = [np.arange(limits[c] + 1) if whole else _grid(int(limits[c])) for c in others]
+    counts = np.zeros((int(np.prod([len(v) for v in values], dtype=np.int64)), len(limits)), dtype=np.int64)
+    if others:
+        counts[:, others] = np.stack(np.meshgrid(*values, indexing="ij"), axis=-1).reshape(-1, len(others))
+    counts[:, roomiest] = stages - counts.sum(axis=1)
+    return counts[(counts[:, roomiest] >= 0) & (counts[:, roomiest] <= limits[roomiest])], whole
 
 
 def _grid(limit: int) -> NDArray[np.int64]:
     """None, all, and a few in between."""
     steps = {0, 1, limit, *(limit * eighth // 8 for eighth in range(1, 8))}
     return np.array(sorted(steps), dtype=np.int64)
-
-
-def _in_pieces(
-    data: BoundData, choice: NDArray[np.int64], microbatches: NDArray[np.int64], counts: NDArray[np.int64]
-) -> Floats:
-    """Bounds in pieces, so that the temporary arrays stay small."""
-    pieces = [
-        group_bounds(data, choice[piece], microbatches[piece], counts[piece])
-        for piece in _slices(len(choice), 200_000)
-    ]
-    bounds: Floats = np.concatenate(pieces)
-    return bounds
-
-
-def _slices(length: int, step: int) -> Iterator[slice]:
-    for start in range(0, length, step):
-        yield slice(start, start + step)

@@ -109,14 +109,18 @@ class Tables:
 def _most_layers(most: np.ndarray, counts: Sequence[int]) -> float:
     """Most layers of all stages, [class, stage] given so many stages of each class; never too small.
 
-    Two classes: the stages where the first gains most over the second take the first. More: each
-    stage takes its best class, or each class its best stages, whichever bound is lower.
+    An assignment problem, bounded by its dual: for any prices on the classes, every stage takes its
+    best class at those prices, and the prices are paid back for the stages that each class has. Each
+    price in turn is set so that its class is chosen as often as it should be; for two classes that is
+    exact at once.
     """
-    if len(counts) == 1:
-        return float(most[0].sum())
-    if len(counts) == 2:
-        gain = np.sort(most[0] - most[1])[::-1]
-        return float(most[1].sum() + gain[: counts[0]].sum())
-    by_stage = most.max(axis=0).sum()
-    by_class = sum(np.sort(most[c])[::-1][:count].sum() for c, count in enumerate(counts))
-    return float(min(by_stage, by_class))
+    price = np.zeros(len(counts))
+    best = float("inf")
+    for _ in range(1 if len(counts) <= 2 else 4):
+        for c in range(1, len(counts)):
+            others = np.delete(most - price[:, None], c, axis=0).max(axis=0)
+            gain = np.sort(most[c] - others)[::-1]
+            price[c] = gain[counts[c] - 1]
+            value = float((most - price[:, None]).max(axis=0).sum() + price @ counts)
+            best = min(best, value)
+    return best if len(counts) > 1 else float(most[0].sum())
