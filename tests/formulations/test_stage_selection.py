@@ -48,7 +48,7 @@ def check_against_enumeration(data: StageSelectionData, solver: SolverName) -> s
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_optimum_equals_enumeration(solver: SolverName) -> None:
-    seen = {check_against_enumeration(tiny(seed), solver) for seed in range(12)}
+    seen = {check_against_enumeration(tiny(seed), solver) for seed in range(8)}
     assert seen == {"optimal", "infeasible"}
 
 
@@ -75,7 +75,7 @@ def check_cuts(data: StageSelectionData, solver: SolverName) -> None:
 @pytest.mark.parametrize("solver", ["highs", "cp_sat"])
 def test_cuts_leave_the_optimum_alone(solver: SolverName) -> None:
     rng = np.random.default_rng(21)
-    for p, num_layers, m in ((2, 8, 3), (3, 10, 12), (4, 12, 2)):
+    for p, num_layers, m in ((2, 8, 3), (3, 10, 12)):
         check_cuts(random_data(rng, p, num_layers, m, memory=0.9), solver)
 
 
@@ -92,10 +92,10 @@ def test_cuts_leave_the_optimum_alone_on_many(solver: SolverName) -> None:
 @pytest.mark.parametrize("solver", ["highs", "cp_sat"])
 def test_cuts_that_close_no_more_than_they_should_keep_every_choice(solver: SolverName) -> None:
     """With all but one layer count excluded the cuts must still allow that one, at its own objective."""
-    for seed in (3, 4, 9):
+    for seed in (3, 9):
         data = tiny(seed)
         best = best_by_layers(data)
-        for layers in list(best)[:3]:
+        for layers in list(best)[:2]:
             others = [other for other in best if other != layers]
             assert optimum(data, solver, exclude=others) == pytest.approx(best[layers], rel=AGREE)
 
@@ -106,7 +106,7 @@ def test_excluding_the_best_again_and_again_lists_choices_in_order(solver: Solve
     best = best_by_layers(data)
     assert len(best) >= 4
     found: list[tuple[int, ...]] = []
-    for expected in sorted(best.values())[:4]:
+    for expected in sorted(best.values())[:3]:
         result = solve(data, solver, exclude=found)
         assert result.choice is not None and result.choice.layers not in found
         assert result.objective_ms == pytest.approx(expected, rel=AGREE)
@@ -147,8 +147,8 @@ def test_wide_gap_still_gives_a_true_bound(solver: SolverName) -> None:
 
 
 def test_cp_sat_cut_at_once_has_a_true_bound_and_no_choice_or_a_real_one() -> None:
-    data = random_data(np.random.default_rng(8), 12, 60, 24, memory=1.0)
-    result = solve(data, "cp_sat", SolveOptions(time_limit_s=0.05))
+    data = random_data(np.random.default_rng(8), 6, 30, 12, memory=1.0)
+    result = solve(data, "cp_sat", SolveOptions(time_limit_s=0.01))
     assert result.status in ("unknown", "feasible")
     assert result.bound_ms is not None and 0 <= result.bound_ms <= optimum(data) * (1 + 1e-9)
 
@@ -166,7 +166,7 @@ def scaled(data: StageSelectionData, names: list[str], factor: float | Floats) -
     return replace(data, **{name: getattr(data, name) * factor for name in names})
 
 
-few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @few

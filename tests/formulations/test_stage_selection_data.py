@@ -25,7 +25,7 @@ from formulations.stage_selection_ticks import ROUNDING_SHARE, times_in_ticks
 from tests.formulations.instances import by_hand, random_data
 from tests.oracles import best_by_layers, choices, layer_counts, recomputes_that_fit
 
-CASES = range(60)
+CASES = range(30)
 
 
 def small(seed: int) -> StageSelectionData:
