@@ -13,6 +13,7 @@ from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
     expert_layer_s,
+    exposed_behind,
     partly_hidden,
     tensor_collectives,
     tensor_layer_s,
@@ -138,7 +139,9 @@ class ClassPricing:
         cp = (zero, zero)
         if has_attention:
             cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
-        ep = expert_layer_s(self.network, self.model, kind, sizes)
+        ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
+        if stack.ep_overlap:
+            ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
         return LayerTimes(
             forward=_parts(compute[0], tp[0], cp[0], ep[0]),
             backward=_parts(compute[1], tp[1], cp[1], ep[1]),

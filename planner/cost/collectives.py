@@ -99,7 +99,8 @@ def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Fl
     grid, most = tables.collective_grid(table, lookup)
     n = np.maximum(ranks, 2.0)
     measured = np.minimum(n, most)
-    sizes = np.stack([np.maximum(size_bytes, 1.0), np.full_like(measured, SMALLEST_BYTES)])
+    size = np.maximum(size_bytes, 1.0) + np.zeros_like(measured)
+    sizes = np.stack([size, np.full_like(size, SMALLEST_BYTES)])
     latency, floor = scale * grid.latency_s(measured, sizes)
     wire = ((n - 1) / n) / ((measured - 1) / measured)
     # Beyond the largest group measured the wire grows by its share, the latency by the steps.

@@ -134,32 +134,40 @@ def context_layer_s(
     return np.where(s.cp > 1, forward, 0.0), np.where(s.cp > 1, backward, 0.0)
 
 
+def distinct_share(top_k: int, groups: Floats) -> Floats:
+    """Copies of a token that groups of ranks receive over those that its experts do, experts spread evenly.
+
+    A token that visits k experts at random meets N (1 - (1 - 1/N)^k) of N groups.
+    """
+    return groups * (1 - (1 - 1 / groups) ** top_k) / top_k
+
+
 def expert_layer_s(
-    network: Network, model: ModelSpec, kind: LayerKind, sizes: Sizes
+    network: Network, model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes
 ) -> tuple[Floats, Floats]:
-    """Forward and backward of the exchanges of one mixture-of-experts layer [s].
+    """Forward and backward of the exchanges of one mixture-of-experts layer, nothing hidden [s].
 
     Forward: tokens, probabilities, results, and the counts; with expert tensor parallelism two gathers and
     one reduction more. Backward: three exchanges; one gather and two reductions.
     """
     s = sizes
-    if kind != "moe" or model.moe is None:
+    if kind != "moe" or model.moe is None or not np.any(s.ep * s.etp > 1):
         return np.zeros_like(s.tp), np.zeros_like(s.tp)
     moe = model.moe
     spread = spread_group(s.ep, s.etp, network.domain_chips)
     sharing = np.maximum(np.minimum(network.domain_chips, s.stage_chips) / spread.inside, 1.0)
     rows = s.norm_tokens * moe.top_k
-    tokens = collective_s(network, "all_to_all", rows * model.hidden_size * HALF, spread, sharing)
-    probabilities = collective_s(network, "all_to_all", rows * 4.0, spread, sharing)
+    sent = rows
+    if stack.moe_dispatcher == "deduplicating":
+        sent = rows * distinct_share(moe.top_k, np.where(spread.nodes > 1, spread.nodes, spread.ranks))
+    exchanged = np.stack([sent * model.hidden_size * HALF, rows * 4.0])
+    tokens, probabilities = collective_s(network, "all_to_all", exchanged, spread, sharing)
     counts = collective_s(network, "all_gather", 8.0 * moe.num_experts * s.ep, spread, sharing)
     exchange = 2 * tokens + probabilities
-    gathered = s.expert_rows(moe.top_k) * model.hidden_size * HALF
+    gathered = s.expert_rows(moe.top_k) * np.stack([model.hidden_size * HALF * s.ones, 4.0 * s.ones])
     expert_spread = spread_group(s.etp, s.ones, network.domain_chips)
     gather = collective_s(network, "all_gather", gathered, expert_spread, s.ones)
     scatter = collective_s(network, "reduce_scatter", gathered, expert_spread, s.ones)
-    probability_gather = collective_s(
-        network, "all_gather", s.expert_rows(moe.top_k) * 4.0, expert_spread, s.ones
-    )
-    forward = exchange + counts + gather + probability_gather + scatter
-    backward = exchange + gather + scatter + probability_gather
+    forward = exchange + counts + gather[0] + gather[1] + scatter[0]
+    backward = exchange + gather[0] + scatter[0] + scatter[1]
     return forward, backward

@@ -24,6 +24,11 @@ class SoftwareStack(Data):
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
+    moe_dispatcher: Literal["alltoall", "deduplicating"] = "alltoall"
+    """How tokens reach experts: each copy on its own, or one copy to a rank or node that holds several of a
+    token's experts (DeepEP, HybridEP)."""
+    ep_overlap: bool = False
+    """Whether the experts' exchanges run behind another micro-batch's computation."""
     gradient_accumulation_fusion: bool = True
     """Whether weight gradients are added to the fp32 sum inside the matrix product."""
     dropout: bool = False
