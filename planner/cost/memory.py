@@ -15,6 +15,7 @@ from planner.cost.operators import HALF, attention_dims
 from planner.cost.parameters import ParameterCounts
 from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
+from planner.data.chip import Precision
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
@@ -64,35 +65,53 @@ class LayerActivations:
     """Largest passing buffers of its backward."""
 
 
+INPUT_BYTES = {"fp8": 1.0, "fp8_block": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}
+"""Bytes of a product's input kept for its weight gradient, scales included, where products run in fewer
+bits (Transformer Engine keeps the quantised tensor alone)."""
+
+
 def layer_activations(
-    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes
+    model: ModelSpec,
+    kind: LayerKind,
+    stack: SoftwareStack,
+    sizes: Sizes,
+    precision: Precision = "bf16",
 ) -> LayerActivations:
     """Activations of one layer for one micro-batch."""
     s = sizes
+    kept_input = INPUT_BYTES.get(precision, HALF)
     values = s.norm_tokens * model.hidden_size
-    whole, core = _norm_bytes(model, kind, stack, s), s.ones * 0.0
+    whole, core = _norm_bytes(model, kind, stack, s, kept_input), s.ones * 0.0
     widest = 2 * s.tokens * model.hidden_size * HALF
     if kind == "mamba":
         mixer, width = _mamba_bytes(model, s)
         whole, widest = whole + mixer, widest + width
     elif kind != "mlp":
         attention, core = _attention_bytes(model, stack, s)
+        if kept_input < HALF:
+            # The output is kept in 16 bits for attention and once more as input of the output map.
+            attention = (
+                attention
+                + kept_input * s.tokens * model.num_attention_heads / s.tp * (attention_dims(model)[1])
+            )
         whole = whole + attention + core
     if kind in ("dense", "mlp"):
-        kept, width = _mlp_bytes(model, model.ffn_hidden_size, s)
+        kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
         whole, widest = whole + kept, widest + width
     elif kind == "moe":
-        kept, width = _moe_bytes(model, s)
+        kept, width = _moe_bytes(model, s, kept_input)
         whole, widest = whole + kept, widest + width
     return LayerActivations(whole, whole - core, values * HALF, widest)
 
 
-def _norm_bytes(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Floats:
+def _norm_bytes(
+    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes, kept_input: float
+) -> Floats:
     """Input and output of each norm, and the dropout mask after each block."""
     blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
     norms = model.norms_per_layer if blocks == 2 else 1
     mask = blocks if stack.dropout else 0
-    return s.norm_tokens * model.hidden_size * (norms * 2 * HALF + mask)
+    return s.norm_tokens * model.hidden_size * (norms * (HALF + kept_input) + mask)
 
 
 def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[Floats, Floats]:
@@ -127,24 +146,25 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     return low_rank + qkv + output, scores * kept
 
 
-def _mlp_bytes(model: ModelSpec, width: int, s: Sizes) -> tuple[Floats, Floats]:
+def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:
     """Output of the first map and of the activation; in the backward both exist as gradients."""
-    inner = s.tokens * width / s.tp * HALF
-    kept = inner * ((2 if model.gated_mlp else 1) + 1)
-    return kept, kept
+    inner = s.tokens * width / s.tp
+    inputs = (2 if model.gated_mlp else 1) * HALF
+    return inner * (inputs + kept_input), inner * (inputs + HALF)
 
 
-def _moe_bytes(model: ModelSpec, s: Sizes) -> tuple[Floats, Floats]:
+def _moe_bytes(model: ModelSpec, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:
     """Routed rows: input of the experts, both maps' outputs; router scores; shared experts."""
     moe = model.moe
     assert moe is not None
     rows = s.expert_rows(moe.top_k)
-    inner = rows * moe.ffn_hidden_size / s.etp * HALF * ((2 if model.gated_mlp else 1) + 1)
+    inner = rows * moe.ffn_hidden_size / s.etp
+    inputs = (2 if model.gated_mlp else 1) * HALF
     router = s.norm_tokens * moe.num_experts * (4.0 + 1.0) + rows * 3 * 4.0
-    kept = rows * model.hidden_size * HALF + inner + router
+    kept = rows * model.hidden_size * kept_input + inner * (inputs + kept_input) + router
     if moe.shared_ffn_hidden_size:
-        kept = kept + _mlp_bytes(model, moe.shared_ffn_hidden_size, s)[0]
-    return kept, inner + 2 * rows * model.hidden_size * HALF
+        kept = kept + _mlp_bytes(model, moe.shared_ffn_hidden_size, s, kept_input)[0]
+    return kept, inner * (inputs + HALF) + 2 * rows * model.hidden_size * HALF
 
 
 def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Floats, Floats]:

@@ -173,7 +173,8 @@ def _memory(problem: Problem, sizes: Sizes, vocab: Floats, dp_mode: str) -> dict
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack = problem.model, problem.stack
     states = [memory.state_bytes(layer_parameters(model, k), sizes, dp_mode) for k in model.layer_kinds]
-    acts = [memory.layer_activations(model, k, stack, sizes) for k in model.layer_kinds]
+    precision = problem.workload.precision
+    acts = [memory.layer_activations(model, k, stack, sizes, precision) for k in model.layer_kinds]
     embedding, head = _end_parameters(problem, vocab)
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     fixed = (stack.context_gib + stack.communicator_gib) * GIB
