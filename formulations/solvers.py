@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,7 +90,14 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
     )
     program = mathopt.Model.from_model_proto(proto)
     with _stdout_to_stderr(silence=True):
-        result = mathopt.solve(program, kinds[options.solver], params=parameters)
+        try:
+            result = mathopt.solve(program, kinds[options.solver], params=parameters)
+        except (AttributeError, ValueError, RuntimeError) as error:
+            # HiGHS 1.12 now and then ends a program with an internal error, which OR-Tools 9.15 fails
+            # to report (AttributeError: canonical_code); SCIP solves the same program.
+            if options.solver != "highs":
+                raise SolverError(f"{options.solver} failed: {error}") from error
+            return _solve_mathopt(model, replace(options, solver="scip"))
     reason = result.termination.reason
     bound = result.termination.objective_bounds.dual_bound
     finite_bound = float(bound) if math.isfinite(bound) else None

@@ -147,7 +147,9 @@ def _score_order(
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[0], prices.send_inside_s[0], order, size, per_node)
     counts = [np.array([option.layers for option in stage]) for stage in options]
-    picks = np.stack(np.meshgrid(*[np.arange(len(stage)) for stage in options], indexing="ij"), -1).reshape(-1, p)
+    picks = np.stack(np.meshgrid(*[np.arange(len(stage)) for stage in options], indexing="ij"), -1).reshape(
+        -1, p
+    )
     picks = picks[sum(counts[s][picks[:, s]] for s in range(p)) == layers]
     best.num_plans += len(picks)
     fits = np.all([np.array([o.fits for o in options[s]])[picks[:, s]] for s in range(p)], axis=0)
@@ -156,7 +158,9 @@ def _score_order(
         return
 
     def table(name: str) -> np.ndarray:
-        return np.stack([np.array([getattr(o, name) for o in options[s]])[picks[:, s]] for s in range(p)], axis=1)
+        return np.stack(
+            [np.array([getattr(o, name) for o in options[s]])[picks[:, s]] for s in range(p)], axis=1
+        )
 
     forward, backward = table("forward_s"), table("backward_s")
     blocked = block_on_sends(np.zeros((p, 1)), np.zeros((p, 1)), hops, p2p_overlap=problem.stack.p2p_overlap)

@@ -21,7 +21,9 @@ def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0) -> Prob
     names = [str(name) for name in rng.choice(CHIPS, size=2, replace=False)]
     sizes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)]
     tightness = float(rng.choice([0.08, 0.15, 0.3, 0.6, 1.5]))
-    billion = 18 * (model.num_layers * 12 * model.hidden_size**2 + 2 * model.vocab_size * model.hidden_size) / 2**30
+    billion = (
+        18 * (model.num_layers * 12 * model.hidden_size**2 + 2 * model.vocab_size * model.hidden_size) / 2**30
+    )
     classes = []
     for i, name in enumerate(names):
         nodes, per_node = sizes[int(rng.integers(len(sizes)))]
@@ -39,7 +41,9 @@ def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0) -> Prob
     links = ()
     if rng.random() < 0.5:
         rate = float(rng.choice([1, 10, 100]))
-        links = (Link(between=("class0", "class1"), gbit_per_s=rate, latency_us=float(rng.choice([5, 50, 1000]))),)
+        links = (
+            Link(between=("class0", "class1"), gbit_per_s=rate, latency_us=float(rng.choice([5, 50, 1000]))),
+        )
     stack = load_stack("megatron-core").model_copy(
         update={
             "p2p_overlap": bool(rng.random() < 0.5),

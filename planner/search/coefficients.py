@@ -43,11 +43,13 @@ def stage_coefficients(
 
     def seconds(array: Floats) -> Floats:
         """Sum over the parts of a time."""
-        return array.sum(axis=-1)
+        total: Floats = array.sum(axis=-1)
+        return total
 
     def ends(embedding: Floats, head: Floats, with_head: np.ndarray) -> Floats:
         """What the first and the last stage pay beside their layers."""
-        return np.where(first_stage, embedding, 0.0) + np.where(with_head, head, 0.0)
+        total: Floats = np.where(first_stage, embedding, 0.0) + np.where(with_head, head, 0.0)
+        return total
 
     forward = seconds(layer(prices.layer_forward_s))
     backward = seconds(layer(prices.layer_backward_s))

@@ -23,6 +23,7 @@ from formulations.stage_selection_data import (
     StageSelectionData,
     least_recompute,
     objective_ms,
+    objectives_ms,
     with_least_recompute,
 )
 from planner.cost.pricing import price
@@ -34,7 +35,7 @@ from planner.search.bounds import bound_data, group_bounds
 from planner.search.degrees import list_degrees
 from planner.search.infeasible import why_infeasible
 from planner.search.items import BoundedGroup, GroupList, Item, Order, Pair, Program
-from planner.search.local import first_layers, improve_layers
+from planner.search.local import all_splits, first_layers, improve_layers
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.progress import Progress
 from planner.search.space import list_groups, list_pairs
@@ -46,6 +47,8 @@ from planner.units import MS
 
 DIVES = 150
 """Groups tried for a first plan before the search begins."""
+MAX_SPLITS = 400
+"""Splits of the layers of one order up to which they are all tried instead of solved for."""
 MAX_ORDERS = 2000
 """Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
 
@@ -249,6 +252,8 @@ class Search:
     def _solve(self, bound_s: float, part: Program) -> None:
         """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
         data = self.tables.data(part.choice, part.order)
+        if self._try_all(part, data):
+            return
         cutoff_s = self._cutoff_s()
         result = self._solve_program(data, part, cutoff_s)
         self.programs += 1
@@ -266,6 +271,19 @@ class Search:
             self.floor_s = min(self.floor_s, bound_s)
             return
         self._push(bound_s, Program(part.choice, part.order, excluded, result.rows))
+
+    def _try_all(self, part: Program, data: StageSelectionData) -> bool:
+        """Judge all splits that may still win, where there are few; whether there were few."""
+        splits = all_splits(data.num_layers, data.num_stages, MAX_SPLITS)
+        if splits is None:
+            return False
+        values_s = objectives_ms(data, least_recompute(data), splits) * MS
+        for i in np.argsort(values_s, kind="stable"):
+            if values_s[i] >= self._cutoff_s():
+                self.floor_s = min(self.floor_s, float(values_s[i]))
+                break
+            self._judge(part.choice, part.order, data, tuple(int(n) for n in splits[i]))
+        return True
 
     def _solve_program(
         self, data: StageSelectionData, part: Program, cutoff_s: float

@@ -32,10 +32,10 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
     chip = problem.cluster.classes[order[stage]].chip
     limit_gib = problem.memory_limit_bytes(order[stage]) / GIB
     return (
-        f"{problem.model.id} does not fit, even with every layer recomputed. The closest layout (tensor parallel "
-        f"{tp}, {len(order)} stages, data parallel {dp}, micro-batch size {mbs}) is {short_gib:.1f} GiB short "
-        f"on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} GiB. Add chips, or chips with more "
-        "memory, or lower the memory reserve"
+        f"{problem.model.id} does not fit, even with every layer recomputed. The closest layout (tensor "
+        f"parallel {tp}, {len(order)} stages, data parallel {dp}, micro-batch size {mbs}) is {short_gib:.1f} "
+        f"GiB short on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} GiB. Add chips, or "
+        "chips with more memory, or lower the memory reserve"
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from math import comb
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +29,7 @@ def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.
         return None
     times = stage_times_ms(data, table)
     counts = np.arange(times.shape[1])
-    layers = np.where(times <= bottleneck, counts, 0).max(axis=1).astype(np.int64)
+    layers: NDArray[np.int64] = np.where(times <= bottleneck, counts, 0).max(axis=1).astype(np.int64)
     while layers.sum() > data.num_layers:
         # Take a layer where a stage loses most time by it, and keep the stage within what fits.
         shorter = np.maximum(layers - 1, 0)
@@ -37,6 +40,17 @@ def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.
             return None
         layers[int(np.argmax(gain))] -= 1
     return layers
+
+
+def all_splits(num_layers: int, num_stages: int, limit: int) -> NDArray[np.int64] | None:
+    """Every split of the layers into stages of at least one, [split, stage]; None beyond `limit` of them."""
+    if comb(num_layers - 1, num_stages - 1) > limit:
+        return None
+    cuts = np.array(list(combinations(range(1, num_layers), num_stages - 1)), dtype=np.int64)
+    cuts = cuts.reshape(comb(num_layers - 1, num_stages - 1), num_stages - 1)
+    edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_layers)))
+    splits: NDArray[np.int64] = np.diff(edges, axis=1)
+    return splits
 
 
 def improve_layers(
