@@ -99,7 +99,7 @@ def layer_activations(
         kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
         whole, widest = whole + kept, widest + width
     elif kind == "moe":
-        kept, width = _moe_bytes(model, s, kept_input)
+        kept, width = _moe_bytes(model, stack, s, kept_input)
         whole, widest = whole + kept, widest + width
     return LayerActivations(whole, whole - core, values * HALF, widest)
 
@@ -153,8 +153,13 @@ def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tup
     return inner * (inputs + kept_input), inner * (inputs + HALF)
 
 
-def _moe_bytes(model: ModelSpec, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:
-    """Routed rows: input of the experts, both maps' outputs; router scores; shared experts."""
+def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:
+    """Routed rows: input of the experts, both maps' outputs; router scores; shared experts.
+
+    Without fused sorting the experts' results are weighted afterwards: they and their weighted copies are
+    kept (layers of six models measured on one H100 keep exactly that). Else the weight enters with the
+    activation.
+    """
     moe = model.moe
     assert moe is not None
     rows = s.expert_rows(moe.top_k)
@@ -162,6 +167,8 @@ def _moe_bytes(model: ModelSpec, s: Sizes, kept_input: float) -> tuple[Floats, F
     inputs = (2 if model.gated_mlp else 1) * HALF
     router = s.norm_tokens * moe.num_experts * (4.0 + 1.0) + rows * 3 * 4.0
     kept = rows * model.hidden_size * kept_input + inner * (inputs + kept_input) + router
+    if not stack.moe_permute_fusion:
+        kept = kept + 2 * rows * model.hidden_size * HALF
     if moe.shared_ffn_hidden_size:
         kept = kept + _mlp_bytes(model, moe.shared_ffn_hidden_size, s, kept_input)[0]
     return kept, inner * (inputs + HALF) + 2 * rows * model.hidden_size * HALF

@@ -18,6 +18,7 @@ from planner.data.stack import SoftwareStack
 from tests.planner.cost.problems import prices, problem
 
 LAYERS = Path(__file__).parents[4] / "shared/calibration/onechip_ops_h100_h200.json"
+MOE_LAYERS = LAYERS.with_name("onechip_moe_ops_h100.json")
 OLD_STACK = SoftwareStack(id="2022", flash_attention=False, dropout=True)
 
 
@@ -116,3 +117,31 @@ def test_the_limit_is_of_usable_memory_less_the_reserve() -> None:
     of = problem()
     found = prices(of)
     assert found.limit_bytes[0] == pytest.approx(0.96 * of.chip_of(0).memory_bytes)
+
+
+@pytest.mark.skipif(not MOE_LAYERS.exists(), reason="the measured layers are not at hand")
+@pytest.mark.parametrize("arch", ["mixtral-8x7b", "mixtral-8x22b"])
+def test_expert_layers_measured_on_one_h100_keep_what_we_count(arch: str) -> None:
+    base = load_model(arch)
+    stack = load_stack("pytorch-one-chip")
+    data = json.loads(MOE_LAYERS.read_text())["h100-sxm-80gb"]
+    for row in data["moe_layer"]:
+        if row["arch"] != arch or row["local_experts"] < row["top_k"]:
+            continue
+        moe = base.moe.model_copy(update={"num_experts": row["local_experts"]})
+        model = base.model_copy(update={"moe": moe, "position_embedding": "none"})
+        of = build_problem(
+            cluster="1x1 h100-sxm-80gb", model=model, seq_length=row["s"], global_batch_size=row["b"]
+        )
+        found = layer_activations(model, "moe", stack, sizes(of, microbatch_size=row["b"]))
+        assert found.whole[0] == pytest.approx(row["activation_bytes"], rel=0.01)
+
+
+def test_8_bit_products_keep_their_inputs_in_8_bits() -> None:
+    of = problem(model="llama3-70b")
+    stack = load_stack("megatron-core")
+    half = layer_activations(of.model, "dense", stack, sizes(of), "bf16").whole[0]
+    eight = layer_activations(of.model, "dense", stack, sizes(of), "fp8").whole[0]
+    hidden, ffn, tokens = 8192, 28672, 4096
+    # Two norms' outputs and the activation's lose a byte a value; attention's output is kept once more.
+    assert half - eight == tokens * (2 * hidden + ffn - hidden)
