@@ -72,6 +72,7 @@ class ClassPricing:
     def __init__(self, problem: Problem, sizes: Sizes, vocab: Floats, class_index: int, dp_mode: str) -> None:
         self.problem, self.sizes, self.vocab = problem, sizes, vocab
         self.model, self.stack = problem.model, problem.stack
+        self.kinds = self.model.layer_kinds
         chip = problem.chip_of(class_index)
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
@@ -83,9 +84,10 @@ class ClassPricing:
             self.network, self.model, sizes, problem.workload.precision
         )
         self.pieces: dict[str, Piece] = {}
+        self.layers: dict[LayerKind, LayerTimes] = {}
         matmuls: list[Matmul] = []
         groups: list[tuple[str, list[Matmul]]] = [
-            (kind, layer_matmuls(self.model, kind, sizes)) for kind in self.model.layer_kinds
+            (kind, layer_matmuls(self.model, kind, sizes)) for kind in self.kinds
         ]
         groups.append(("head", [head_matmul(self.model, vocab, sizes)]))
         if self.model.mtp_num_layers:
@@ -115,6 +117,11 @@ class ClassPricing:
 
     def layer(self, kind: LayerKind) -> LayerTimes:
         """Forward, backward and recomputation of one layer."""
+        if kind not in self.layers:
+            self.layers[kind] = self._layer(kind)
+        return self.layers[kind]
+
+    def _layer(self, kind: LayerKind) -> LayerTimes:
         stack, sizes, piece = self.stack, self.sizes, self.pieces[kind]
         forward = piece.rows(self.times.forward_s).sum(axis=0)
         dgrad, wgrad = piece.rows(self.times.dgrad_s), piece.rows(self.times.wgrad_s)

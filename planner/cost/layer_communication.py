@@ -56,11 +56,17 @@ def tensor_collectives(
     values = sizes.tokens * model.hidden_size
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
 
-    def once(op: str, value_bytes: float) -> Floats:
+    def once(op: str, value_bytes: float, wanted: bool) -> Floats:
+        if not wanted:
+            return np.zeros_like(values)
         return collective_s(network, op, values * value_bytes, spread, sizes.ones)
 
+    some_split = bool(np.any(sizes.sequence_parallel > 0))
+    some_whole = bool(np.any(sizes.sequence_parallel == 0)) or model.position_embedding == "learned"
     return TensorCollectives(
-        once("all_gather", GATHERED_BYTES[precision]), once("reduce_scatter", HALF), once("all_reduce", HALF)
+        once("all_gather", GATHERED_BYTES[precision], some_split),
+        once("reduce_scatter", HALF, some_split),
+        once("all_reduce", HALF, some_whole),
     )
 
 

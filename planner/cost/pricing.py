@@ -22,6 +22,7 @@ from planner.cost.parameters import (
 )
 from planner.cost.prices import Degrees, Floats, Prices
 from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 from planner.units import GIB
 
@@ -44,11 +45,11 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     num_classes = len(problem.cluster.classes)
     classes = [ClassPricing(problem, sizes, vocab, i, degrees.dp_mode) for i in range(num_classes)]
     return Prices(
-        kinds=model.layer_kinds,
+        kinds=classes[0].kinds,
         **_microbatch_times(classes),
         **_sends(problem, classes, sizes),
         **_once_a_step(problem, classes, sizes, vocab),
-        **_memory(problem, sizes, vocab, degrees.dp_mode),
+        **_memory(problem, classes[0].kinds, sizes, vocab, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION if problem.stack.dp_overlap else 0.0,
         head_shares_embedding=model.tied_embeddings,
         allocated_fraction=problem.stack.allocated_fraction,
@@ -60,7 +61,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
 
 def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
     """Times of one micro-batch; axes choice, (kind,) class, part."""
-    kinds = classes[0].model.layer_kinds
+    kinds = classes[0].kinds
     layers = [[c.layer(kind) for c in classes] for kind in kinds]
     ends = [(c.embedding(), c.head()) for c in classes]
 
@@ -116,7 +117,7 @@ def _once_a_step(
 ) -> dict[str, Floats]:
     """Synchronisation and optimizer; axes choice, (kind,) class."""
     model = problem.model
-    layers = [layer_parameters(model, kind) for kind in model.layer_kinds]
+    layers = [layer_parameters(model, kind) for kind in classes[0].kinds]
     embedding, head = _end_parameters(problem, vocab)
 
     def by_kind(method: str) -> Floats:
@@ -169,12 +170,14 @@ def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
     return send_s(size, slowest, max(n.step_latency_s for n in networks))
 
 
-def _memory(problem: Problem, sizes: Sizes, vocab: Floats, dp_mode: str) -> dict[str, Floats]:
+def _memory(
+    problem: Problem, kinds: tuple[LayerKind, ...], sizes: Sizes, vocab: Floats, dp_mode: str
+) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack = problem.model, problem.stack
-    states = [memory.state_bytes(layer_parameters(model, k), sizes, dp_mode) for k in model.layer_kinds]
+    states = [memory.state_bytes(layer_parameters(model, k), sizes, dp_mode) for k in kinds]
     precision = problem.workload.precision
-    acts = [memory.layer_activations(model, k, stack, sizes, precision) for k in model.layer_kinds]
+    acts = [memory.layer_activations(model, k, stack, sizes, precision) for k in kinds]
     embedding, head = _end_parameters(problem, vocab)
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     fixed = (stack.context_gib + stack.communicator_gib) * GIB
