@@ -94,8 +94,9 @@ def _gemm_factor(relative: Relative, name: str) -> float:
     """Latency in a training loop over the isolated kernel's.
 
     Where wgrad was timed with a 16-bit output, its sum in fp32 costs what both outputs differ by on B200.
-    8-bit products were timed forward on H100 and H200 only: other passes keep their 16-bit ratio to it, and
-    chips without such a measurement take H100's. Where the power limit is known, it says all.
+    8-bit products were timed forward on H100 and H200 only: there the other passes keep their 16-bit ratio
+    to it; elsewhere narrow products lose in a loop what 16-bit ones do. Where the power limit is known, it
+    says the rest.
     """
     training = relative.measured.products or relative.measured.training
     sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
@@ -103,12 +104,11 @@ def _gemm_factor(relative: Relative, name: str) -> float:
     factor = tables.relation(source, "gemm", name)
     if name == "wgrad" and source in ("h100_sxm", "h200_sxm"):
         factor *= sums
-    if relative.gemm_precision == "bf16":
-        return factor if source == training else factor / tables.relation(source, "gemm", "forward")
-    split = SPLIT_ACCUMULATOR if name != "forward" and relative.measured.table in HOPPER else 1.0
-    eight = source if tables.has_relation(source, "gemm", "fp8_forward") else "h100_sxm"
-    ratio = factor / tables.relation(source, "gemm", "forward")
-    return split * ratio * tables.relation(eight, "gemm", "fp8_forward")
+    over_forward = factor / tables.relation(source, "gemm", "forward")
+    if relative.gemm_precision == "bf16" or relative.measured.table not in HOPPER:
+        return factor if source == training else over_forward
+    split = SPLIT_ACCUMULATOR if name != "forward" else 1.0
+    return split * over_forward * tables.relation(source, "gemm", "fp8_forward")
 
 
 def _grouped_factor(relative: Relative, name: str) -> float:
