@@ -26,6 +26,12 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
         wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")
     if moe is None and plan.expert_parallel > 1:
         wrong.append(f"expert_parallel {plan.expert_parallel} without experts in {problem.model.id}; use 1")
+    if moe is None and plan.rank_order == "tp-cp-ep-pp-dp" and plan.context_parallel > 1:
+        # Without experts Megatron still forms their groups, of tp ranks, and wants as many replicas.
+        wrong.append(
+            f"rank order {plan.rank_order} with context_parallel {plan.context_parallel} needs a model "
+            "with experts in Megatron-LM; use tp-cp-ep-dp-pp"
+        )
     return tuple(wrong)
 
 
@@ -52,8 +58,6 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
         arguments.append(option("--cp-comm-type", "p2p"))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         arguments.append(switch("--use-tp-pp-dp-mapping"))
-    if plan.virtual_stages > 1 and not problem.stack.p2p_overlap:
-        arguments.append(switch("--no-overlap-p2p-communication"))
     if problem.stack.tp_overlap_fraction > 0 and plan.tensor_parallel > 1 and plan.sequence_parallel:
         arguments.append(switch("--tp-comm-overlap"))
     return tuple(arguments)

@@ -3,11 +3,12 @@
     python -m tests.megatron_check.check_megatron_args --script DIR/launch.sh --nodes 16 \
         [--simulate stages] [--expect expected.json] [--json report.json]
 
-The script is run as every node, with recorders in place of torchrun and pretrain_gpt.py; nothing is
-trained. Then the code of the megatron-core wheel reads what each node would have started: parser,
-`validate_args`, `TransformerConfig`, process groups at the full world size, layer layout, rank order,
-and the model itself on the meta device. `--simulate` runs one iteration of the named ranks
-(`stages`: the first rank of every stage), each with its own arguments.
+The four may be repeated together, to check several scripts in one go. The script is run as every
+node, with recorders in place of torchrun and pretrain_gpt.py; nothing is trained. Then the code of the
+megatron-core wheel reads what each node would have started: parser, `validate_args`,
+`TransformerConfig`, process groups at the full world size, layer layout, rank order, and the model
+itself on the meta device. `--simulate` runs one iteration of the named ranks (`stages`: the first rank
+of every stage), each with its own arguments.
 
 `--expect` compares with a file that holds any of: `layers_per_stage` (a list by virtual stage for
 every stage), `rank_coords` (rank: {axis: place}), `num_microbatches`, `params_per_stage`.
@@ -27,11 +28,13 @@ import multiprocessing
 import os
 import sys
 import warnings
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from . import simulate, standins, validate
 from .collectives import Recorder
+from .local_modules import prepare_local_modules
 from .nodes import Launch, disagreements, start_all
 from .refusal import Refused
 
@@ -47,22 +50,29 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     settings = dict(item.split("=", 1) for item in options.set)
-    try:
-        launch = start_all(options.script, options.nodes, settings)
-        report = check(launch, options.compute_capability, options.simulate)
-    except Refused as refusal:
-        print(f"REFUSED {refusal}")
-        return 1
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=1))
-    _print(report)
-    wrong = differences(report, json.loads(Path(options.expect).read_text())) if options.expect else []
-    for sentence in wrong:
-        print(f"DIFFERS {sentence}")
-    return 2 if wrong else 0
+    standins.install(options.compute_capability)
+    _recorder.install()
+    status = 0
+    for script, nodes, expect, report_file in zip_longest(
+        options.script, options.nodes, options.expect, options.json
+    ):
+        expected = json.loads(Path(expect).read_text()) if expect else {}
+        try:
+            report = check(start_all(script, nodes, settings), options.simulate)
+        except Refused as refusal:
+            print(f"{script}: REFUSED {refusal}")
+            status = max(status, 1)
+            continue
+        if report_file:
+            Path(report_file).write_text(json.dumps(report, indent=1))
+        _print(script, report)
+        for sentence in differences(report, expected):
+            print(f"{script}: DIFFERS {sentence}")
+            status = 2
+    return status
 
 
-def check(launch: Launch, compute_capability: int, ranks: str | None) -> dict[str, Any]:
+def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
     """Everything that Megatron-LM says of a launch.
 
     Raises
@@ -70,11 +80,10 @@ def check(launch: Launch, compute_capability: int, ranks: str | None) -> dict[st
     Refused
         At the first thing that it does not accept.
     """
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     connections = launch.nodes[0].environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
     if connections is not None:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
-    standins.install(compute_capability)
-    _recorder.install()
     standins.pretend_transformer_engine(TRANSFORMER_ENGINE)
     world_size = launch.world_size
     with validate.refusals_of_megatron():
@@ -85,6 +94,7 @@ def check(launch: Launch, compute_capability: int, ranks: str | None) -> dict[st
         coordinates = validate.rank_coordinates(args)
         report: dict[str, Any] = {
             "world_size": world_size,
+            "processes_per_node": [node.num_processes for node in launch.nodes],
             "num_microbatches": validate.num_microbatches(args),
             "layers_per_stage": validate.layers_per_stage(args, config),
             "rank_coords": coordinates,
@@ -97,8 +107,9 @@ def check(launch: Launch, compute_capability: int, ranks: str | None) -> dict[st
     with validate.refusals_of_megatron():
         validate.make_process_groups(args, 0)
         if args.vocab_size:
-            simulate.prepare_local_modules()
+            prepare_local_modules()
             report["params_per_stage"] = validate.parameters_per_stage(args, config)
+        validate.destroy_process_groups()
     return report
 
 
@@ -145,8 +156,8 @@ def _simulate_rank(arguments: tuple[str, ...], world_size: int, rank: int) -> di
         return str(refusal)
 
 
-def _print(report: dict[str, Any]) -> None:
-    print(f"ACCEPTED {report['world_size']} ranks, {report['num_microbatches']} micro-batches")
+def _print(script: str, report: dict[str, Any]) -> None:
+    print(f"{script}: ACCEPTED {report['world_size']} ranks, {report['num_microbatches']} micro-batches")
     parameters = report.get("params_per_stage")
     for stage, layers in enumerate(report["layers_per_stage"]):
         count = f", {parameters[stage]:,} parameters a rank" if parameters else ""
@@ -160,12 +171,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--script", required=True, help="launch script")
-    parser.add_argument("--nodes", type=int, required=True, help="nodes to run it as")
+    parser.add_argument("--script", required=True, action="append", help="launch script")
+    parser.add_argument("--nodes", type=int, required=True, action="append", help="nodes to run it as")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment for it")
     parser.add_argument("--simulate", metavar="RANKS", help="ranks to run one iteration of, or `stages`")
-    parser.add_argument("--expect", metavar="FILE", help="what should come out")
-    parser.add_argument("--json", metavar="FILE", help="where to write the report")
+    parser.add_argument("--expect", action="append", default=[], metavar="FILE", help="what should come out")
+    parser.add_argument(
+        "--json", action="append", default=[], metavar="FILE", help="where to write the report"
+    )
     parser.add_argument(
         "--compute-capability", type=int, default=9, help="major number that the device pretends to have"
     )

@@ -9,7 +9,6 @@ the schedule are the plan's.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 from . import standins
 from .collectives import Recorder
+from .local_modules import prepare_local_modules
 from .nodes import flags_of
 from .validate import read_arguments, refusals_of_megatron
 
@@ -144,41 +144,6 @@ def shrunk_arguments(arguments: Sequence[str], args: Namespace) -> list[str]:
     if args.num_experts:
         flags["--moe-router-force-load-balancing"] = ()
     return [word for flag, values in flags.items() for word in (flag, *values)]
-
-
-def prepare_local_modules() -> None:
-    """Let Megatron's plain-torch modules stand for the fused ones.
-
-    They are the same networks, but for two refusals: the plain norm refuses sequence parallelism,
-    the plain attention refuses context parallelism (whose own traffic is therefore not seen).
-    """
-    import torch
-    from megatron.core.tensor_parallel import random
-    from megatron.core.transformer import dot_product_attention, torch_norm
-
-    random._get_cuda_rng_state = lambda *_args, **_kwargs: torch.get_rng_state()
-    random._set_cuda_rng_state = lambda state, *_args, **_kwargs: torch.set_rng_state(state)
-
-    def norm(_cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_kwargs: Any) -> Any:
-        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        module = kind(hidden_size, eps=eps)
-        for weight in module.parameters():
-            weight.sequence_parallel = config.sequence_parallel
-        return module
-
-    torch_norm.WrappedTorchNorm.__new__ = norm
-    attention = dot_product_attention.DotProductAttention
-    if hasattr(attention, "plain_init"):
-        return
-    attention.plain_init = attention.__init__
-
-    def without_context(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if config.context_parallel_size > 1:
-            config = copy.copy(config)
-            config.context_parallel_size = 1
-        attention.plain_init(self, config, *args, **kwargs)
-
-    attention.__init__ = without_context
 
 
 def _record_phases(recorder: Recorder) -> None:

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from .local_modules import parameters_of
 from .refusal import Refused
 
 _REFUSALS = (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError)
@@ -78,9 +79,7 @@ def make_process_groups(args: Namespace, rank: int) -> None:
     from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if torch.distributed.is_initialized():
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
+    destroy_process_groups()
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=args.world_size)
     parallel_state.initialize_model_parallel(
         args.tensor_model_parallel_size,
@@ -93,6 +92,16 @@ def make_process_groups(args: Namespace, rank: int) -> None:
         order=rank_order(args),
         create_gloo_process_groups=False,
     )
+
+
+def destroy_process_groups() -> None:
+    """Leave the world that `make_process_groups` made, if any."""
+    import torch.distributed
+    from megatron.core import parallel_state
+
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
 
 
 def rank_coordinates(args: Namespace) -> list[dict[str, int]]:
@@ -160,7 +169,7 @@ def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
         make_process_groups(args, next(r for r, c in enumerate(coordinates) if c["pp"] == stage))
         chunks = range(args.virtual_pipeline_model_parallel_size or 1)
         models = [_model_chunk(args, plain, chunk if len(chunks) > 1 else None) for chunk in chunks]
-        counts.append(sum(weight.numel() for model in models for weight in model.parameters()))
+        counts.append(sum(parameters_of(model, args.tensor_model_parallel_size) for model in models))
     return counts
 
 

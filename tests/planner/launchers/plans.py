@@ -1,0 +1,195 @@
+"""Plans written by hand, each for one thing that a launch directory must get right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from planner.data.load import build_problem
+from planner.data.plan import Plan, Recompute, Stage
+from planner.data.problem import Problem
+
+Case = tuple[Problem, Plan]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The decisions of a plan; hosts and layer numbers follow from them."""
+
+    layers: Sequence[Sequence[int]]
+    """Layers of every virtual stage of every stage."""
+    node_class: Sequence[int]
+    """Index of the node class of every stage."""
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    expert_parallel: int = 1
+    data_parallel: int = 1
+    num_microbatches: int = 2
+    sequence_parallel: bool = False
+    recompute: dict[int, tuple[Recompute, int]] = field(default_factory=dict)
+    """Recomputation of the stages that have any."""
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan, its stages packed on the hosts of their classes in order."""
+        size = self.tensor_parallel * self.context_parallel * self.data_parallel
+        chunks = len(self.layers[0])
+        in_order = [stage[v] for v in range(chunks) for stage in self.layers]
+        ends = list(accumulate(in_order))
+        used = [0] * len(problem.cluster.classes)
+        stages = []
+        for s, (counts, c) in enumerate(zip(self.layers, self.node_class, strict=True)):
+            node_class = problem.cluster.classes[c]
+            first, used[c] = used[c], used[c] + size
+            hosts = problem.cluster.hosts_of(c)[
+                first // node_class.chips_per_node : -(-used[c] // node_class.chips_per_node)
+            ]
+            kind, count = self.recompute.get(s, ("none", 0))
+            position = [v * len(self.layers) + s for v in range(chunks)]
+            ranges = tuple((ends[i] - n, ends[i] - 1) for i, n in zip(position, counts, strict=True))
+            stages.append(
+                Stage(
+                    layers=ranges if chunks > 1 else ranges[0],
+                    chip=node_class.chip,
+                    node_class=node_class.name,
+                    hosts=hosts,
+                    tensor_parallel=self.tensor_parallel,
+                    data_parallel=self.data_parallel,
+                    recompute=kind,
+                    recompute_layers=count,
+                )
+            )
+        return Plan(
+            target="megatron-lm",
+            tensor_parallel=self.tensor_parallel,
+            context_parallel=self.context_parallel,
+            expert_parallel=self.expert_parallel,
+            data_parallel=self.data_parallel,
+            microbatch_size=problem.workload.global_batch_size
+            // (self.data_parallel * self.num_microbatches),
+            num_microbatches=self.num_microbatches,
+            virtual_stages=chunks,
+            sequence_parallel=self.sequence_parallel,
+            stages=tuple(stages),
+        )
+
+
+def case(
+    model: str, cluster: str, batch: int, seq_length: int, sketch: Sketch, precision: str = "bf16"
+) -> Case:
+    """A problem and the plan of a sketch."""
+    problem = build_problem(
+        cluster=cluster,
+        model=model,
+        seq_length=seq_length,
+        global_batch_size=batch,
+        precision=precision,
+    )
+    return problem, sketch.plan(problem)
+
+
+def uniform() -> Case:
+    """Two equal stages on two equal nodes."""
+    sketch = Sketch(
+        [[16], [16]], [0, 0], tensor_parallel=2, data_parallel=4, num_microbatches=2, sequence_parallel=True
+    )
+    return case("llama3-8b", "2x8 h100-sxm-80gb", 8, 8192, sketch)
+
+
+def mixed_128() -> Case:
+    """128 ranks, uneven stages on two kinds of chips, each recomputing in its own way."""
+    sketch = Sketch(
+        [[26], [28], [13], [13]],
+        [0, 0, 1, 1],
+        tensor_parallel=8,
+        data_parallel=4,
+        num_microbatches=4,
+        sequence_parallel=True,
+        recompute={0: ("full", 4), 2: ("selective", 0), 3: ("full", 13)},
+    )
+    return case("llama3-70b", "8x8 h100-sxm-80gb, 8x8 a100-sxm-80gb", 16, 8192, sketch)
+
+
+def stages_share_a_host() -> Case:
+    """Stages of half a node that recompute differently, and a node with fewer chips."""
+    sketch = Sketch(
+        [[13], [12], [7]],
+        [0, 0, 1],
+        tensor_parallel=2,
+        data_parallel=2,
+        num_microbatches=3,
+        sequence_parallel=True,
+        recompute={0: ("full", 5), 2: ("selective", 0)},
+    )
+    return case("llama3-8b", "1x8 h100-sxm-80gb, 1x4 a100-sxm-80gb", 6, 4096, sketch)
+
+
+def virtual_stages() -> Case:
+    """Two uneven chunks a rank."""
+    sketch = Sketch(
+        [[9, 8], [8, 7]],
+        [0, 0],
+        tensor_parallel=4,
+        data_parallel=2,
+        num_microbatches=4,
+        sequence_parallel=True,
+        recompute={1: ("full", 3)},
+    )
+    return case("llama2-7b", "2x8 a100-sxm-80gb", 8, 4096, sketch)
+
+
+def biases_and_learned_positions() -> Case:
+    """OPT: biases, learned positions, tied embeddings, layer norms; fp16 on chips without bf16."""
+    sketch = Sketch([[15], [9]], [0, 1], data_parallel=8, num_microbatches=2)
+    return case("sailor-opt-350m", "2x4 a100-sxm-40gb, 1x8 v100-sxm-16gb", 16, 2048, sketch, "fp16")
+
+
+def experts() -> Case:
+    """Experts over the ranks of a stage."""
+    sketch = Sketch([[17], [15]], [0, 0], data_parallel=8, expert_parallel=8, num_microbatches=2)
+    return case("mixtral-8x7b", "2x8 h200-sxm-141gb", 16, 4096, sketch)
+
+
+def replicas_outermost() -> Case:
+    """Rank order with each replica on neighbouring ranks."""
+    sketch = Sketch(
+        [[16], [16]],
+        [0, 0],
+        tensor_parallel=2,
+        data_parallel=4,
+        num_microbatches=2,
+        sequence_parallel=True,
+    )
+    problem, plan = case("llama3-8b", "2x8 h100-sxm-80gb", 8, 8192, sketch)
+    hosts = problem.cluster.hosts_of(0)
+    stages = tuple(stage.model_copy(update={"hosts": hosts}) for stage in plan.stages)
+    return problem, plan.model_copy(update={"rank_order": "tp-cp-ep-pp-dp", "stages": stages})
+
+
+def context_parallel() -> Case:
+    """Sequences split over ranks, one stage."""
+    sketch = Sketch(
+        [[32]],
+        [0],
+        tensor_parallel=2,
+        context_parallel=2,
+        data_parallel=2,
+        num_microbatches=1,
+        sequence_parallel=True,
+    )
+    return case("llama3-8b", "1x8 h100-sxm-80gb", 2, 8192, sketch)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    function.__name__: function
+    for function in (
+        uniform,
+        mixed_128,
+        stages_share_a_host,
+        virtual_stages,
+        biases_and_learned_positions,
+        experts,
+        replicas_outermost,
+        context_parallel,
+    )
+}

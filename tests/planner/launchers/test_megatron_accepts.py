@@ -1,0 +1,100 @@
+"""The exported directory before the real Megatron-LM: parsed, validated, placed, and run for one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.launchers.directory import export_plan
+from tests.megatron_check.expectation import expectation
+from tests.planner.launchers import plans
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def megatron_python() -> str:
+    """Python of the environment that holds Megatron-LM; without it, CI fails and others skip."""
+    venv = Path(os.environ.get("HETPLAN_MEGATRON_VENV", ROOT / ".venv-megatron"))
+    python = venv / "bin" / "python"
+    if not python.exists():
+        reason = f"{venv} is missing; run tests/setup_megatron.sh"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return str(python)
+
+
+def check(python: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the check on one launch directory."""
+    nodes = len((directory / "hosts.txt").read_text().splitlines())
+    command = [python, "-m", "tests.megatron_check.check_megatron_args"]
+    command += ["--script", str(directory / "launch.sh"), "--nodes", str(nodes), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+
+
+def write(directory: Path, problem: Problem, plan: Plan) -> Path:
+    """Export a plan, and what is expected of it beside."""
+    out = export_plan(problem, plan, "megatron-lm", directory / "launch")
+    (directory / "expected.json").write_text(json.dumps(expectation(problem, plan)))
+    return out
+
+
+@pytest.mark.parametrize("name", plans.CASES)
+def test_megatron_places_and_runs_what_the_plan_says(name: str, megatron_python: str, tmp_path: Path) -> None:
+    problem, plan = plans.CASES[name]()
+    out = write(tmp_path, problem, plan)
+    report_file = tmp_path / "report.json"
+    done = check(
+        megatron_python,
+        out,
+        *("--simulate", "stages", "--expect", str(tmp_path / "expected.json"), "--json", str(report_file)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    report = json.loads(report_file.read_text())
+    assert [result["coordinates"]["pp"] for result in report["simulated"]] == list(range(len(plan.stages)))
+    assert all(result["collectives"] for result in report["simulated"])
+    assert_hosts_hold_their_stages(out, report)
+
+
+def assert_hosts_hold_their_stages(out: Path, report: dict[str, Any]) -> None:
+    """Deal the ranks to the lines of hosts.txt as torchrun does: each host gets ranks of its stages."""
+    lines = (out / "hosts.txt").read_text().splitlines()
+    rank = 0
+    for line, count in zip(lines, report["processes_per_node"], strict=True):
+        told = {int(stage) for stage in line.split()[2].split(",")}
+        assert {place["pp"] for place in report["rank_coords"][rank : rank + count]} == told
+        rank += count
+    assert rank == report["world_size"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("t*16L", "t*15L", "must match num_layers"),
+        ("--global-batch-size 8", "--global-batch-size 9", "must be divisible"),
+        ("PROCESSES=8", "PROCESSES=7", "14"),
+        ("--num-layers 32", "--num-layer 32x", "parser"),
+    ],
+)
+def test_a_directory_damaged_by_hand_is_refused_by_megatron_too(
+    old: str, new: str, complaint: str, megatron_python: str, tmp_path: Path
+) -> None:
+    out = write(tmp_path, *plans.uniform())
+    script = out / "launch.sh"
+    text = script.read_text()
+    assert old in text
+    script.write_text(text.replace(old, new))
+    # The script itself stops first; its checks are switched off here to hear Megatron.
+    done = check(megatron_python, out, "--set", "HETPLAN_SKIP_CHECKS=1")
+    assert done.returncode == 1, done.stdout
+    assert complaint in done.stdout
