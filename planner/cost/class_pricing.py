@@ -18,21 +18,12 @@ from planner.cost.layer_communication import (
     tensor_collectives,
     tensor_layer_s,
 )
-from planner.cost.operators import (
-    Matmul,
-    embedding_traffic,
-    head_matmul,
-    head_traffic,
-    layer_matmuls,
-    layer_traffic,
-    merge_matmul,
-    score_matmuls,
-    score_traffic,
-)
+from planner.cost.operators import Matmul, head_matmul, layer_matmuls, merge_matmul, score_matmuls
 from planner.cost.prices import PARTS, Floats
 from planner.cost.relatives import relative_of
 from planner.cost.sizes import Sizes
 from planner.cost.synchronisation import Synchronisation, synchronisation
+from planner.cost.traffic import embedding_traffic, head_traffic, layer_traffic, score_traffic
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 from planner.units import GB, MS
