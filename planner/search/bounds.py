@@ -21,6 +21,7 @@ are at least one fewer than classes: the two stages at such a hop can hold less 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,22 +46,18 @@ class BoundData:
     """Part of the reduction that nothing hides."""
     hop_s: Floats
     """[choice, node_class, node_class] least time of a hop between two classes, or within one."""
+    sends_block: bool
+    """Whether a send lengthens the passes of its sender instead of delaying the receiver."""
 
 
-def bound_data(num_layers: int, prices: Prices, *, sends_delay: bool) -> BoundData:
-    """Sums of prices; with layers of several kinds the cheapest stands for all.
-
-    Parameters
-    ----------
-    sends_delay
-        Whether a send delays the receiver; else it belongs to the stages' own time and is left out.
-    """
+def bound_data(num_layers: int, prices: Prices, *, sends_block: bool) -> BoundData:
+    """Sums of prices; with layers of several kinds the cheapest stands for all."""
 
     def both(forward: Floats, backward: Floats) -> Floats:
         total: Floats = forward.sum(axis=-1) + backward.sum(axis=-1)
         return total
 
-    hop_s = prices.send_s.copy() if sends_delay else np.zeros_like(prices.send_s)
+    hop_s = prices.send_s.copy()
     diagonal = np.arange(hop_s.shape[1])
     hop_s[:, diagonal, diagonal] = np.minimum(
         hop_s[:, diagonal, diagonal], np.minimum(prices.send_inside_s, hop_s.min(axis=(1, 2))[:, None])
@@ -74,6 +71,7 @@ def bound_data(num_layers: int, prices: Prices, *, sends_delay: bool) -> BoundDa
         fixed_s=prices.step_fixed_s + prices.gather_tail_s,
         tail_s=prices.reduce_tail_s,
         hop_s=hop_s,
+        sends_block=sends_block,
     )
 
 
@@ -83,6 +81,7 @@ def group_bounds(
     num_microbatches: NDArray[np.int64],
     counts: NDArray[np.int64],
     least_bottleneck_s: Floats | None = None,
+    sends_s: Floats | None = None,
 ) -> Floats:
     """Bound on the step time of every group [s].
 
@@ -94,22 +93,34 @@ def group_bounds(
         [group, node_class] stages on each class.
     least_bottleneck_s
         [group] a better bound on the slowest stage, where one is known.
+    sends_s
+        [group] sum of all hops, where the order is known.
     """
     used = counts > 0
     layer = np.where(used, data.layer_s[choice], np.inf)
     embedding = np.where(used, data.embedding_s[choice] / data.layer_s[choice], np.inf).min(axis=1)
     head = np.where(used, data.head_s[choice] / data.layer_s[choice], np.inf).min(axis=1)
     rate = np.where(used, counts / data.layer_s[choice], 0.0)
-    tau = (data.num_layers + embedding + head) / rate.sum(axis=1)
+    same_s, cross_s = _hops(data, choice, used)
+    same, changes = counts - used, used.sum(axis=1) - 1
+    sends = (same * same_s).sum(axis=1) + changes * cross_s
+    # Layers that fit into the time that sends block: each blocks its sender forth, its receiver back.
+    blocked = np.zeros(len(choice))
+    if data.sends_block:
+        slowest = np.where(used, data.layer_s[choice], 0.0).max(axis=1)
+        blocked = 2 * np.where(used, same * same_s / data.layer_s[choice], 0.0).sum(axis=1)
+        blocked = blocked + 2 * changes * cross_s / slowest
+    tau = (data.num_layers + embedding + head + blocked) / rate.sum(axis=1)
     if least_bottleneck_s is not None:
         tau = np.maximum(tau, least_bottleneck_s)
+    if sends_s is not None:
+        sends = sends_s
     ends = _least(used, data.embedding_s[choice]) + _least(used, data.head_s[choice])
+    ends = ends + (2 * sends if data.sends_block else 0.0)
+    delays = np.zeros_like(sends) if data.sends_block else sends
     stages = counts.sum(axis=1)
-    same_s, cross_s = _hops(data, choice, used)
-    changes = used.sum(axis=1) - 1
-    sends = ((counts - used) * same_s).sum(axis=1) + changes * cross_s
     pipeline = _pipeline_bound(
-        data.num_layers, layer, counts, rate, tau, ends, sends, num_microbatches, stages
+        data.num_layers, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
     slow = _slow_hop_bound(data.num_layers, layer, used, rate, cross_s, num_microbatches, stages)
     pipeline = np.maximum(pipeline, slow)
@@ -172,7 +183,10 @@ def _pipeline_bound(
     num_microbatches: NDArray[np.int64],
     stages: NDArray[np.int64],
 ) -> Floats:
-    """Least over tau of (paced) and (path), with (window) and (work)."""
+    """Least over tau of the largest of (paced), (path), (window) and (work).
+
+    All four are convex in tau, and linear between breakpoints; beyond the last none falls.
+    """
     order = np.argsort(layer, axis=1, kind="stable")
     layer = np.take_along_axis(layer, order, axis=1)
     layer = np.where(np.isfinite(layer), layer, 0.0)
@@ -197,9 +211,27 @@ def _pipeline_bound(
     paced = np.where(m >= p + 1, (m - p - 1) * taus + 2 * total + hops, 0.0)
     path = total + (m - 1) / 2 * taus + hops
     window = ((m - 1) // p + 1) * (total + hops)
-    # Each of these is convex in tau with its kinks at the breakpoints, so it is least at one of them.
-    least: Floats = np.maximum(np.maximum(paced.min(axis=1), path.min(axis=1)), window.min(axis=1))
-    return np.maximum(least, num_microbatches * tau)
+    rows = np.stack([paced, path, window, num_microbatches[:, None] * taus])
+    sequence = np.argsort(taus, axis=1, kind="stable")
+    return _least_of_largest(np.take_along_axis(rows, sequence[None], axis=2))
+
+
+def _least_of_largest(rows: Floats) -> Floats:
+    """Least of the largest of several functions, [row, group, breakpoint] linear in between -> [group].
+
+    On a piece it lies at an end, or where two of them cross.
+    """
+    best = rows.max(axis=0).min(axis=1)
+    left, right = rows[:, :, :-1], rows[:, :, 1:]
+    for a, b in combinations(range(len(rows)), 2):
+        before, after = left[a] - left[b], right[a] - right[b]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = before / (before - after)
+        crossing = np.where((share > 0) & (share < 1), share, 0.0)
+        there = (left + crossing * (right - left)).max(axis=0)
+        best = np.minimum(best, there.min(axis=1))
+    result: Floats = best
+    return result
 
 
 def relaxed_bounds(

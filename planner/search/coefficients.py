@@ -22,11 +22,14 @@ def stage_coefficients(
     stage_size: int,
     num_microbatches: int,
     class_of_stage: Sequence[int],
+    *,
+    with_sends: bool = True,
 ) -> StageSelectionData:
     """Coefficients of a pipeline whose stage s runs on class `class_of_stage[s]` [ms, GiB].
 
     The model's layers are all of one kind. The memory limit is raised by half of what the referee
-    takes for rounding, so that the solver's own tolerance never hides a plan.
+    takes for rounding, so that the solver's own tolerance never hides a plan. Without sends the times
+    are those of the stages alone, which no neighbour changes.
     """
     classes = np.array(class_of_stage)
     p, c, last = len(classes), choice, len(classes) - 1
@@ -62,6 +65,8 @@ def stage_coefficients(
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, stage_size, per_node)
     hops[last] = 0.0
+    if not with_sends:
+        hops = np.zeros(p)
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
     blocked_forward, blocked_backward = np.zeros(p), np.zeros(p)
     if not problem.stack.p2p_overlap:

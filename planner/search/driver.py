@@ -95,7 +95,7 @@ class Search:
             self.reporter.report("listing choices", None, None, 0, 0)
             self.prices = price(self.problem, self.table.degrees)
             self.bounds = bound_data(
-                self.problem.model.num_layers, self.prices, sends_delay=self.problem.stack.p2p_overlap
+                self.problem.model.num_layers, self.prices, sends_block=not self.problem.stack.p2p_overlap
             )
             self.pairs = list_pairs(self.problem, self.table, self.bounds)
             self.queue.stream(
@@ -195,7 +195,13 @@ class Search:
         better = self._group_bound_s(part.choice, counts, [bottleneck_s])[0]
         self._push(max(bound_s, better), BoundedGroup(part.choice, counts))
 
-    def _group_bound_s(self, choice: int, counts: tuple[int, ...], bottlenecks_s: list[float]) -> list[float]:
+    def _group_bound_s(
+        self,
+        choice: int,
+        counts: tuple[int, ...],
+        bottlenecks_s: list[float],
+        sends_s: list[float] | None = None,
+    ) -> list[float]:
         rows = len(bottlenecks_s)
         bounds = group_bounds(
             self.bounds,
@@ -203,6 +209,7 @@ class Search:
             np.full(rows, self.table.num_microbatches[choice], dtype=np.int64),
             np.tile(np.array(counts, dtype=np.int64), (rows, 1)),
             np.array(bottlenecks_s),
+            None if sends_s is None else np.array(sends_s),
         )
         return [float(bound) for bound in bounds]
 
@@ -217,7 +224,8 @@ class Search:
         kept = [(o, b) for o, b in zip(orders, bottlenecks, strict=True) if np.isfinite(b)]
         if not kept:
             return
-        bounds = self._group_bound_s(group.choice, group.counts, [b for _, b in kept])
+        sends = [float(self.tables.hops_s(group.choice, o).sum()) for o, _ in kept]
+        bounds = self._group_bound_s(group.choice, group.counts, [b for _, b in kept], sends)
         for (order, _), better in zip(kept, bounds, strict=True):
             self._push(max(bound_s, better), Order(group.choice, order))
 

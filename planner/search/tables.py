@@ -13,6 +13,7 @@ from formulations.stage_selection_data import (
     least_recompute,
     stage_times_ms,
 )
+from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
@@ -25,7 +26,7 @@ BISECTIONS = 30
 
 @dataclass(frozen=True)
 class ClassTables:
-    """Times of one micro-batch on a stage with least recomputation, were all stages on one class."""
+    """Times of one micro-batch on a stage with least recomputation, sends left out."""
 
     times_ms: Floats
     """[node_class, stage, n] inf where n layers do not fit, or the class takes no part."""
@@ -57,7 +58,15 @@ class Tables:
         shape = (self.table.max_stages.shape[1], num_stages, self.problem.model.num_layers + 1)
         times = np.full(shape, np.inf)
         for c in np.flatnonzero(self.table.max_stages[choice]):
-            data = self.data(choice, [int(c)] * num_stages)
+            data = stage_coefficients(
+                self.problem,
+                self.prices,
+                choice,
+                int(self.table.stage_size[choice]),
+                int(self.table.num_microbatches[choice]),
+                [int(c)] * num_stages,
+                with_sends=False,
+            )
             times[c] = stage_times_ms(data, least_recompute(data))
         return ClassTables(times)
 
@@ -88,10 +97,23 @@ class Tables:
             low, high = (low, middle) if holds(middle) else (middle, high)
         return low * MS
 
+    def hops_s(self, choice: int, order: Sequence[int]) -> Floats:
+        """Time of each hop of an order, [stage]; the last is 0 [s]."""
+        per_node = [node_class.chips_per_node for node_class in self.problem.cluster.classes]
+        size = int(self.table.stage_size[choice])
+        hops = hop_send_s(
+            self.prices.send_s[choice], self.prices.send_inside_s[choice], order, size, per_node
+        )
+        hops[-1] = 0.0
+        return hops
+
     def order_bottleneck_s(self, choice: int, order: Sequence[int]) -> float:
         """Least time of the slowest stage for one order [s]; inf where nothing fits."""
         num_stages = len(order)
         times = self.of_classes(choice, num_stages).times_ms[np.array(order), np.arange(num_stages)]
+        if not self.problem.stack.p2p_overlap:
+            hops_ms = self.hops_s(choice, order) / MS
+            times = times + (hops_ms + np.concatenate([[0.0], hops_ms[:-1]]))[:, None]
         layers = np.arange(times.shape[1])
         low, high = 0.0, float(np.where(np.isfinite(times), times, 0.0).max())
 
