@@ -55,8 +55,20 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=np.array([problem.memory_limit_bytes(i) for i in range(num_classes)]),
         error_band=max(SCALED_BAND if c.relative.assumptions else UNMEASURED_BAND for c in classes),
-        assumptions=tuple(dict.fromkeys(note for c in classes for note in c.relative.assumptions)),
+        assumptions=_assumptions(problem, classes),
     )
+
+
+def _assumptions(problem: Problem, classes: list[ClassPricing]) -> tuple[str, ...]:
+    """What was taken for granted: scaled chips, missing adapters, layers that nobody measured."""
+    notes = [note for c in classes for note in c.relative.assumptions]
+    several = problem.cluster.num_nodes > 1
+    for i, node_class in enumerate(problem.cluster.classes):
+        if several and problem.cluster.link_between(i, i)[0] <= 0:
+            notes.append(f"{node_class.name}: no adapters stated; 1 Gbit/s between its nodes")
+    if "mamba" in problem.model.layer_kinds:
+        notes.append("Mamba layers: an estimate from their FLOP and bytes; no operator was measured")
+    return tuple(dict.fromkeys(notes))
 
 
 def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:

@@ -1,0 +1,50 @@
+"""The cost model against published training runs, nothing fitted; the goals it must not fall behind."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.calibrate.accuracy import score
+
+RUNS = Path(__file__).parents[4] / "shared/measured/runs.jsonl"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not RUNS.exists(), reason="the measured runs are not at hand"),
+]
+
+
+@lru_cache(maxsize=8)
+def groups(suite: str) -> dict[str, Any]:
+    """Errors by suite, precision and kind of model."""
+    return score(RUNS, suite=suite)["groups"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "group", "worst_mape"),
+    [
+        ("korthikanti22", "korthikanti22/fp16/dense", 0.045),
+        ("dgxc-benchmarking", "dgxc-benchmarking/bf16/dense", 0.06),
+        ("dgxc-benchmarking", "dgxc-benchmarking/bf16/moe", 0.15),
+        ("sc21-megatron", "sc21-megatron/fp16/dense", 0.06),
+        ("vtrain-multi", "vtrain-multi/bf16/dense", 0.085),
+    ],
+)
+def test_unfitted_step_times_stay_within_the_goal(suite: str, group: str, worst_mape: float) -> None:
+    assert groups(suite)[group]["step"]["mape"] <= worst_mape
+
+
+@pytest.mark.parametrize(
+    ("suite", "group"),
+    [
+        ("simumax-b200", "simumax-b200/bf16/dense"),
+        ("simumax-b200", "simumax-b200/bf16/moe"),
+        ("onechip-moe", "onechip-moe/bf16/moe"),
+    ],
+)
+def test_predicted_memory_stays_within_three_percent(suite: str, group: str) -> None:
+    assert groups(suite)[group]["memory"]["mape"] <= 0.03
