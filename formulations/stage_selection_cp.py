@@ -12,10 +12,11 @@ Data       L, m, c[s]                     layers, micro-batches, sends: as in `s
            J[s,e], r[s,e]                 m - 2 - q = J (e - s + 1) + r, where m >= q + 2
            tick                           unit of time, a power of two [ms]
            D[s]                           counts n that fit s with some recomputation (`least_recompute`)
-           F(s,n), B(s,n)                 forward and backward of s with n layers, least recomputation
+           f[s], b[s], f0[s], b0[s]       forward and backward of a layer; of embedding and head
+           X(s,n)                         what the least recomputation of n layers adds to the backward
            Z(s,n), O(s,n)                 exposed reduction with its tail; optimizer with exposed gathering
 Variables  n[s]      in D[s]              layers
-           f[s], b[s], z[s]               ticks of forward, backward and reduction
+           x[s], z[s]                     ticks of recomputation and of reduction
            A[s], Y[s]                     ticks from start of the first forward of s to end of its first
                                           backward; from start of its last forward to end of its last one
            C[s]                           ticks from its first forward to its last backward
@@ -25,31 +26,32 @@ Variables  n[s]      in D[s]              layers
            M                              ticks of the slowest stage
 Model      min  T + o
            s.t. sum_s n[s] = L                                             (assign)
-                f[s] = F(s,n[s]),  b[s] = B(s,n[s])                        (stage_time)
+                x[s] = X(s,n[s])                                           (recompute)
                 z[s] = Z(s,n[s])                                           (reduction)
                 o >= O(s,n[s])                                             (follow_up)
                 n not among the excluded n'                                (exclude)
                 T + o <= what the caller can still use                     (cutoff)
-           with t = f + b, d[s] = sum_{i>s} t[i] + 2 sum_{i>=s} c[i], W as in `pipeline_rows`
-                C[s] >= m t[s],  C[s] >= r f[s] + (k+1) (t[s] + d[s]),  the same with b   (window)
-                A[s] >= t[s] + d[s],  A[s] >= (q+1) f[s] + b[s],
-                Y[s] >= t[s] + d[s],  Y[s] >= (q+1) b[s] + f[s],
+           with F = f n + f0, B = b n + b0 + x, t = F + B, and d, W as in `pipeline_rows`
+                C[s] >= m t[s],  C[s] >= r F[s] + (k+1) (t[s] + d[s]),
+                C[s] >= r B[s] + (k+1) (t[s] + d[s])                       (window)
+                A[s] >= t[s] + d[s],  A[s] >= (q+1) F[s] + B[s],
+                Y[s] >= t[s] + d[s],  Y[s] >= (q+1) B[s] + F[s],
                 C[s] >= A[s] + Y[s] + J[s,e] W[s,e] + r[s,e] t[s]          (partial)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
-                T >= R[j] - sum_{i<j} (b[i] + c[i]) + z[j]                 (end)
+                T >= R[j] - sum_{i<j} (B[i] + c[i]) + z[j]                 (end)
 Size       p integers of at most L values each, 7p times, 3p tables, p^2 / 2 + 10p rows.
 Exact      as `stage_selection` is, within 1e-7 of the objective (below).
 Leaves out what `stage_selection` leaves out.
 
-Rounding   F, B, Z, O, c are computed in floats for each whole n and rounded *down* to ticks; the memory
-           check that makes D and the least recomputation is done in floats, and never rounded. Every row,
-           written out over f, b, c and z, has factors that are whole and not negative (the drain that
-           (end) takes off is part of R). So each row of the program, and the objective of each n, is at
-           most its true value, and the bound that CP-SAT proves, in ticks, is a true lower bound. It lies
-           below by less than (largest sum of the factors of a row, plus one) ticks; `tick_ms` chooses the
-           tick such that this is at most 1e-7 of m times the least bottleneck, which no plan undercuts.
-           A tick is a power of two, so that dividing by it is exact. The choice that comes back always
-           fits, and its objective is evaluated in floats.
+Rounding   f, b, f0, b0, c and every X, Z, O are computed in floats and rounded *down* to ticks. Memory is
+           not rounded: D and the least recomputation are found in floats, so the choice that comes back
+           always fits. Every row, written out over the times, has factors that are whole and not negative
+           (the drain that (end) takes off is part of R), so the program's objective of each choice is at
+           most the true one, and the bound that CP-SAT proves, in ticks, is a true lower bound. It lies
+           below by less than (layers of a stage + 2) x (largest sum of the factors of a row + 1) ticks;
+           `tick_ms` makes this at most 1e-7 of m times the least bottleneck, which no choice undercuts.
+           A tick is a power of two, so dividing by it is exact. The objective of the choice is evaluated
+           in floats.
 """
 
 from __future__ import annotations
@@ -63,10 +65,11 @@ import numpy as np
 
 from formulations import solvers
 from formulations.options import SolveOptions
-from formulations.stage_selection import TIGHTENINGS, PipelineRow, StageSelectionResult
+from formulations.stage_selection import PipelineRow, StageSelectionResult
 from formulations.stage_selection_data import (
     RecomputeTable,
     StageSelectionData,
+    bottleneck_layers,
     least_bottleneck_ms,
     least_recompute,
     objective_ms,
@@ -74,12 +77,16 @@ from formulations.stage_selection_data import (
 )
 from formulations.stage_selection_ticks import Ints, Ticks, times_in_ticks
 
+TIGHTENINGS = ("bottleneck", "incumbent")
+"""The functions `tighten_*`, each of which may be left out."""
+
 
 @dataclass(frozen=True)
 class Variables:
-    """The solver's variables, each a list over the stages."""
+    """The solver's variables and the times that follow from them, each a list over the stages."""
 
     n: list[Any]
+    extra: list[Any]
     forward: list[Any]
     backward: list[Any]
     reduction: list[Any]
@@ -89,14 +96,14 @@ class Variables:
 
 
 def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
-    """The whole program but for exclusions."""
+    """The whole program but for exclusions, cutoff and cuts."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     var = _variables(model, data, ticks)
     model.minimize(var.end + var.follow)
     add_assign(model, data, var)
-    add_stage_time(model, ticks, var)
+    add_recompute(model, ticks, var)
     add_reduction(model, ticks, var)
     add_follow_up(model, ticks, var)
     add_window(model, data, ticks, var)
@@ -109,26 +116,28 @@ def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
     from ortools.sat.python import cp_model
 
     stages = range(data.num_stages)
-    most = np.where(ticks.fits, ticks.forward + ticks.backward, 0).max(axis=1)
     # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.
-    horizon = data.num_microbatches * int(most.sum() + 2 * ticks.send.sum())
+    horizon = data.num_microbatches * int(ticks.longest().sum() + 2 * ticks.send.sum())
     longest = horizon + int(np.where(ticks.fits, ticks.reduction, 0).max())
-
-    def from_table(name: str, table: Ints) -> list[Any]:
-        least = [int(table[s][ticks.fits[s]].min()) for s in stages]
-        largest = [int(table[s][ticks.fits[s]].max()) for s in stages]
-        return [model.new_int_var(least[s], largest[s], f"{name}_{s}") for s in stages]
-
     counts = [cp_model.Domain.from_values(np.flatnonzero(ticks.fits[s]).tolist()) for s in stages]
+    n = [model.new_int_var_from_domain(counts[s], f"n_{s}") for s in stages]
+    extra = [_from_table(model, ticks, s, ticks.extra, f"x_{s}") for s in stages]
     return Variables(
-        n=[model.new_int_var_from_domain(counts[s], f"n_{s}") for s in stages],
-        forward=from_table("f", ticks.forward),
-        backward=from_table("b", ticks.backward),
-        reduction=from_table("z", ticks.reduction),
+        n=n,
+        extra=extra,
+        forward=[ticks.forward(s, n[s]) for s in stages],
+        backward=[ticks.backward(s, n[s], extra[s]) for s in stages],
+        reduction=[_from_table(model, ticks, s, ticks.reduction, f"z_{s}") for s in stages],
         core=[model.new_int_var(0, horizon, f"C_{s}") for s in stages],
         end=model.new_int_var(0, longest, "T"),
         follow=model.new_int_var(0, int(np.where(ticks.fits, ticks.follow, 0).max()), "o"),
     )
+
+
+def _from_table(model: Any, ticks: Ticks, s: int, table: Ints, name: str) -> Any:
+    """A variable for a time of stage s that stands in a table [stage, n]."""
+    times = table[s][ticks.fits[s]]
+    return model.new_int_var(int(times.min()), int(times.max()), name)
 
 
 def add_assign(model: Any, data: StageSelectionData, var: Variables) -> None:
@@ -136,11 +145,10 @@ def add_assign(model: Any, data: StageSelectionData, var: Variables) -> None:
     model.add(sum(var.n) == data.num_layers).with_name("assign")
 
 
-def add_stage_time(model: Any, ticks: Ticks, var: Variables) -> None:
-    """Forward and backward of a stage with the least recomputation that makes its layers fit."""
+def add_recompute(model: Any, ticks: Ticks, var: Variables) -> None:
+    """The backward grows by the least recomputation that makes the layers of the stage fit."""
     for s, n in enumerate(var.n):
-        _look_up(model, ticks, s, n, ticks.forward, var.forward[s], f"stage_time_forward_{s}")
-        _look_up(model, ticks, s, n, ticks.backward, var.backward[s], f"stage_time_backward_{s}")
+        _look_up(model, ticks, s, n, ticks.extra, var.extra[s], f"recompute_{s}")
 
 
 def add_reduction(model: Any, ticks: Ticks, var: Variables) -> None:
@@ -152,8 +160,7 @@ def add_reduction(model: Any, ticks: Ticks, var: Variables) -> None:
 def add_follow_up(model: Any, ticks: Ticks, var: Variables) -> None:
     """After all stages have met, the slowest optimizer and gathering end the step."""
     for s, n in enumerate(var.n):
-        times = ticks.follow[s][ticks.fits[s]]
-        own = model.new_int_var(int(times.min()), int(times.max()), f"o_{s}")
+        own = _from_table(model, ticks, s, ticks.follow, f"o_{s}")
         _look_up(model, ticks, s, n, ticks.follow, own, f"follow_up_time_{s}")
         model.add(var.follow >= own).with_name(f"follow_up_{s}")
 
@@ -238,12 +245,12 @@ def tighten_bottleneck(
 ) -> None:
     """Cut: the slowest stage paces the pipeline; proof in `stage_selection.tighten_bottleneck`.
 
-    That proof uses the rows alone, which stand here over rounded times. A rounded stage time lies less
-    than two ticks below the true one, so two ticks less than the least bottleneck bounds the slowest.
+    That proof uses the rows alone, which stand here over rounded times. Forward and backward of a stage
+    lose less than two ticks for each layer and three more, and so does the least bottleneck.
     """
     p, m = data.num_stages, data.num_microbatches
-    largest = int(np.where(ticks.fits, ticks.forward + ticks.backward, 0).max())
-    least = int(least_bottleneck_ms(data, table) / ticks.tick_ms) - 2
+    largest = int(ticks.longest().max())
+    least = int(least_bottleneck_ms(data, table) / ticks.tick_ms) - 2 * data.num_layers - 3
     slowest = model.new_int_var(min(max(least, 0), largest), largest, "M")
     for s in range(p):
         model.add(slowest >= _both(var, s, s)).with_name(f"tighten_bottleneck_{s}")
@@ -254,6 +261,30 @@ def tighten_bottleneck(
     if m >= p + 1:
         paced = (m - p - 1) * slowest + 2 * total + after
         model.add(var.end >= paced).with_name("tighten_bottleneck_paced")
+
+
+def tighten_incumbent(
+    model: Any,
+    data: StageSelectionData,
+    ticks: Ticks,
+    table: RecomputeTable,
+    var: Variables,
+    exclude: Sequence[Sequence[int]],
+) -> None:
+    """Cut: nothing worse than a choice in hand; it confines the layers of every stage to a few counts.
+
+    The choice itself stays: rounded down, its objective exceeds its ticks; one more tick covers floats.
+    """
+    layers = bottleneck_layers(data, table)
+    choice = (
+        None if layers is None or layers in set(map(tuple, exclude)) else with_least_recompute(table, layers)
+    )
+    if layers is None or choice is None:
+        return
+    most = math.floor((objective_ms(data, choice) - data.constant_ms) / ticks.tick_ms) + 1
+    model.add(var.end + var.follow <= most).with_name("tighten_incumbent")
+    for n, count in zip(var.n, layers, strict=True):
+        model.add_hint(n, count)
 
 
 def solve(
@@ -276,7 +307,7 @@ def solve(
     cutoff_ms
         Look only for choices up to this; where there is none the result is `unknown` with this bound.
     tighten
-        Which of the cuts that only strengthen to add; the tables hold what `recompute` says.
+        Which of the cuts that only strengthen to add.
     """
     table = least_recompute(data)
     if not math.isfinite(least_bottleneck_ms(data, table)):
@@ -285,6 +316,8 @@ def solve(
     model, var = build(data, ticks)
     if "bottleneck" in tighten:
         tighten_bottleneck(model, data, ticks, table, var)
+    if "incumbent" in tighten:
+        tighten_incumbent(model, data, ticks, table, var, exclude)
     add_exclude(model, var, exclude)
     if cutoff_ms is not None:
         add_cutoff(model, data, ticks, var, cutoff_ms)

@@ -218,6 +218,25 @@ def least_bottleneck_ms(data: StageSelectionData, table: RecomputeTable) -> floa
     return float(candidates[low])
 
 
+def bottleneck_layers(data: StageSelectionData, table: RecomputeTable) -> tuple[int, ...] | None:
+    """Layer counts that reach the least bottleneck: every stage full, then the slowest gives one away.
+
+    A good choice to start from; None where no choice fits, or where taking a layer away fails to fit.
+    """
+    times = stage_times_ms(data, table)
+    limit = least_bottleneck_ms(data, table)
+    if not np.isfinite(limit):
+        return None
+    stages = np.arange(data.num_stages)
+    layers = np.where(times <= limit, np.arange(times.shape[1]), 0).max(axis=1)
+    while layers.sum() > data.num_layers:
+        can_give = np.isfinite(times[stages, layers - 1])
+        if not can_give.any():
+            return None
+        layers[int(np.argmax(np.where(can_give, times[stages, layers], -np.inf)))] -= 1
+    return tuple(int(n) for n in layers)
+
+
 def objectives_ms(data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]) -> Floats:
     """Objective with least recomputation of many layer counts, [..., stage] -> [...]; inf where unfit."""
     stages = np.arange(data.num_stages)

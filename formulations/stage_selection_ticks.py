@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,30 +20,53 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ticks:
-    """Times of every stage for every number of layers, rounded down; arrays [stage, n]."""
+    """Times in ticks, rounded down. Arrays [stage], or [stage, n] where they depend on the layers."""
 
     tick_ms: float
-    forward: Ints
-    backward: Ints
+    layer_forward: Ints
+    base_forward: Ints
+    layer_backward: Ints
+    base_backward: Ints
+    extra: Ints
+    """[stage, n] what the least recomputation adds to the backward; 0 where n layers do not fit."""
     reduction: Ints
+    """[stage, n] exposed reduction with its tail."""
     follow: Ints
+    """[stage, n] optimizer, exposed gathering and its tail."""
     send: Ints
-    """[stage] hop to the next stage; 0 behind the last."""
+    """Hop to the next stage; 0 behind the last."""
     fits: NDArray[np.bool_]
     """[stage, n] whether n >= 1 layers fit with some recomputation."""
+
+    def forward(self, s: int, n: Any) -> Any:
+        """Forward of stage s with n layers, a number or a solver's expression."""
+        return int(self.layer_forward[s]) * n + int(self.base_forward[s])
+
+    def backward(self, s: int, n: Any, extra: Any) -> Any:
+        """Backward of stage s with n layers and what they recompute."""
+        return int(self.layer_backward[s]) * n + int(self.base_backward[s]) + extra
+
+    def longest(self) -> Ints:
+        """[stage] the most that forward and backward of one micro-batch may take."""
+        n = np.arange(self.fits.shape[1])[None, :]
+        layer, base = self.layer_forward + self.layer_backward, self.base_forward + self.base_backward
+        times: Ints = np.where(self.fits, layer[:, None] * n + base[:, None] + self.extra, 0).max(axis=1)
+        return times
 
 
 def tick_ms(data: StageSelectionData, table: RecomputeTable) -> float:
     """The largest power of two [ms] with which rounding costs at most ROUNDING_SHARE of the objective.
 
-    The rows at one tick everywhere give the largest sum of factors, as every row is linear there.
+    A time loses less than a tick for each of its layers, one for its base and one for recomputation. The
+    rows at one tick everywhere give the largest sum of factors of a row, being linear between the maxima.
     """
     one = np.ones(data.num_stages)
     factors = float(step_bound(one, one, one, data.num_microbatches, one)) + 1
+    most = data.num_layers
     least = data.num_microbatches * least_bottleneck_ms(data, table)
     if not math.isfinite(least) or least <= 0:
         return 1.0
-    return float(2.0 ** math.floor(math.log2(ROUNDING_SHARE * least / factors)))
+    return float(2.0 ** math.floor(math.log2(ROUNDING_SHARE * least / (factors * (most + 2)))))
 
 
 def times_in_ticks(data: StageSelectionData, table: RecomputeTable) -> Ticks:
@@ -67,8 +91,11 @@ def times_in_ticks(data: StageSelectionData, table: RecomputeTable) -> Ticks:
     send[-1] = 0.0
     return Ticks(
         tick_ms=tick,
-        forward=whole(forward),
-        backward=whole(backward),
+        layer_forward=whole(data.forward_ms),
+        base_forward=whole(data.base_forward_ms),
+        layer_backward=whole(data.backward_ms),
+        base_backward=whole(data.base_backward_ms),
+        extra=whole(np.where(fits, table.extra_ms, 0.0)),
         reduction=whole(reduction + data.reduce_tail_ms[:, None]),
         follow=whole(follow),
         send=whole(send),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from formulations import stage_selection, stage_selection_cp
@@ -13,12 +14,19 @@ from formulations.stage_selection_data import StageSelectionData
 SOLVERS: tuple[SolverName, ...] = ("highs", "scip", "cbc", "cp_sat")
 
 
+def form_of(solver: SolverName) -> ModuleType:
+    """The module that a solver runs."""
+    return stage_selection_cp if solver == "cp_sat" else stage_selection
+
+
 def solve(
     data: StageSelectionData, solver: SolverName, options: SolveOptions | None = None, **more: Any
 ) -> StageSelectionResult:
     """Run the integer twin for CP-SAT, the linear form for all others."""
-    form = stage_selection_cp if solver == "cp_sat" else stage_selection
-    return form.solve(data, replace(options or SolveOptions(), solver=solver), **more)
+    result: StageSelectionResult = form_of(solver).solve(
+        data, replace(options or SolveOptions(), solver=solver), **more
+    )
+    return result
 
 
 def optimum(data: StageSelectionData, solver: SolverName = "highs", **more: Any) -> float:

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formulations.options import SolveOptions, SolverName
-from formulations.stage_selection import TIGHTENINGS
 from formulations.stage_selection_data import Floats, StageSelectionData, objective_ms
 from tests.formulations.instances import random_data
-from tests.formulations.solving import SOLVERS, optimum, solve
+from tests.formulations.solving import SOLVERS, form_of, optimum, solve
 from tests.oracles import best_by_layers, choices, objective_in_words
 
 AGREE = 1e-6
@@ -68,7 +67,7 @@ def test_objective_equals_the_rows_in_words() -> None:
 
 def check_cuts(data: StageSelectionData, solver: SolverName) -> None:
     with_all = optimum(data, solver)
-    for cuts in ((), *((cut,) for cut in TIGHTENINGS)):
+    for cuts in ((), *((cut,) for cut in form_of(solver).TIGHTENINGS)):
         assert optimum(data, solver, tighten=cuts) == pytest.approx(with_all, rel=AGREE), cuts
 
 

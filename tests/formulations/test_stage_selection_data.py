@@ -10,6 +10,7 @@ from formulations.stage_selection import lower_hull
 from formulations.stage_selection_data import (
     StageChoice,
     StageSelectionData,
+    bottleneck_layers,
     least_bottleneck_ms,
     least_recompute,
     most_layers,
@@ -94,6 +95,17 @@ def test_least_bottleneck_equals_enumeration() -> None:
         assert least == pytest.approx(min(slowest), rel=1e-12)
 
 
+def test_bottleneck_layers_reach_the_least_bottleneck() -> None:
+    for data in map(small, CASES):
+        table = least_recompute(data)
+        layers = bottleneck_layers(data, table)
+        assert (layers is None) == bool(np.isinf(least_bottleneck_ms(data, table)))
+        if layers is not None:
+            assert sum(layers) == data.num_layers
+            slowest = stage_times_ms(data, table)[np.arange(data.num_stages), np.array(layers)].max()
+            assert slowest == pytest.approx(least_bottleneck_ms(data, table), rel=1e-12)
+
+
 def test_no_choice_that_fits_holds_more_than_most_layers() -> None:
     for data in map(small, CASES):
         most = most_layers(data)
@@ -151,8 +163,9 @@ def test_ticks_are_a_power_of_two_round_down_and_cost_little() -> None:
         ticks = times_in_ticks(data, table)
         assert np.log2(ticks.tick_ms) == int(np.log2(ticks.tick_ms))
         n = np.arange(data.num_layers + 1)
-        exact = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
-        lost = exact - ticks.forward * ticks.tick_ms
-        assert (lost >= 0).all() and (lost < ticks.tick_ms).all()
-        assert ticks.tick_ms < ROUNDING_SHARE * data.num_microbatches * least_bottleneck_ms(data, table)
+        kept_ms = (ticks.layer_forward[:, None] * n + ticks.base_forward[:, None]) * ticks.tick_ms
+        lost_ms = data.forward_ms[:, None] * n + data.base_forward_ms[:, None] - kept_ms
+        assert (lost_ms >= 0).all() and (lost_ms < ticks.tick_ms * (n + 1)).all()
+        least = data.num_microbatches * least_bottleneck_ms(data, table)
+        assert ticks.tick_ms * data.num_microbatches * data.num_layers < ROUNDING_SHARE * least
         assert ticks.send[-1] == 0

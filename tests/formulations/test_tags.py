@@ -33,6 +33,7 @@ def stage_selection_cp_names(data: StageSelectionData) -> Iterable[str]:
     ticks = times_in_ticks(data, table)
     model, var = stage_selection_cp.build(data, ticks)
     stage_selection_cp.tighten_bottleneck(model, data, ticks, table, var)
+    stage_selection_cp.tighten_incumbent(model, data, ticks, table, var, [])
     stage_selection_cp.add_exclude(model, var, [[2] * data.num_stages])
     stage_selection_cp.add_cutoff(model, data, ticks, var, 1e3)
     return [constraint.name for constraint in model.proto.constraints]
