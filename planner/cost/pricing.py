@@ -21,6 +21,7 @@ from planner.cost.parameters import (
     padded_vocab,
 )
 from planner.cost.prices import Degrees, Floats, Prices
+from planner.cost.profiles import value_bytes, with_profiles
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
@@ -44,7 +45,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     vocab = np.array([padded_vocab(model.vocab_size, int(t)) for t in degrees.tensor_parallel], dtype=float)
     num_classes = len(problem.cluster.classes)
     classes = [ClassPricing(problem, sizes, vocab, i, degrees.dp_mode) for i in range(num_classes)]
-    return Prices(
+    prices = Prices(
         kinds=classes[0].kinds,
         **_microbatch_times(classes),
         **_sends(problem, classes, sizes),
@@ -57,6 +58,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         error_band=max(SCALED_BAND if c.relative.assumptions else UNMEASURED_BAND for c in classes),
         assumptions=_assumptions(problem, classes),
     )
+    return with_profiles(problem, degrees, prices)
 
 
 def _assumptions(problem: Problem, classes: list[ClassPricing]) -> tuple[str, ...]:
@@ -95,10 +97,12 @@ def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
 def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[str, Floats]:
     """Point-to-point transfers of an activation: A / t with sequence parallelism, else A by every rank.
 
+    Stacks that part it send A / t as well and gather it at the receiver.
     All chips of a node that belong to one stage send at once, so each has its share of the adapters.
     """
     num = len(classes)
-    size = sizes.norm_tokens * problem.model.hidden_size * HALF
+    tokens = sizes.tokens / sizes.tp if problem.stack.p2p_partitioned else sizes.norm_tokens
+    size = tokens * problem.model.hidden_size * value_bytes(problem)
     sends = np.zeros((len(size), num, num))
     inside = np.zeros((len(size), num))
     for a in range(num):
@@ -120,6 +124,8 @@ def _send_between(
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     chips = max(classes[a].network.chips_per_node, classes[b].network.chips_per_node)
     senders = np.minimum(chips, sizes.stage_chips)
+    if problem.cluster.rate_is_measured(a, b):  # what messages reached: nothing is left to take off
+        return latency + size * senders / rate
     share = transport_rate(rate, transport) / senders
     return send_s(size, share, latency + TRANSPORT_LATENCY_S[transport])
 

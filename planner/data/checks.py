@@ -117,6 +117,23 @@ def names_are_plain(problem: Problem) -> Finding | None:
     return None
 
 
+def profiles_fit_the_model(problem: Problem) -> Finding | None:
+    """A profile is of this model at this sequence length, and of layers that are all alike."""
+    for i, profile in enumerate(problem.profiles):
+        at, model = f"profiles[{i}]", problem.model
+        if len(model.layer_kinds) > 1 or model.mtp_num_layers:
+            return at, f"{model.id} has layers of several kinds; a profile of one kind cannot price it"
+        if profile.num_layers not in (None, model.num_layers):
+            return f"{at}.num_layers", f"{profile.num_layers}, but {model.id} has {model.num_layers}"
+        if profile.seq_length not in (None, problem.workload.seq_length):
+            return (
+                f"{at}.seq_length",
+                f"measured at {profile.seq_length} tokens, the workload has {problem.workload.seq_length}; "
+                "measure it anew or leave the profile out",
+            )
+    return None
+
+
 def _cut(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
@@ -127,5 +144,6 @@ RULES: tuple[Callable[[Problem], Finding | None], ...] = (
     some_class_has_the_precision,
     sequence_fits_learned_positions,
     nodes_are_connected,
+    profiles_fit_the_model,
 )
 """Every rule, in the order in which they are reported."""

@@ -10,6 +10,7 @@ from planner.data.base import Data
 from planner.units import BYTES_PER_GBIT, US
 
 Transport = Literal["rdma", "host_staged", "tcp"]
+RateBasis = Literal["rated", "measured"]
 
 
 class NodeClass(Data):
@@ -31,6 +32,8 @@ class NodeClass(Data):
     """Latency of a message between two nodes of the class [us]."""
     transport: Transport = "rdma"
     """How data leaves a node: device-direct RDMA, staged through the host, or TCP."""
+    rate_basis: RateBasis = "rated"
+    """Whether the rate is the adapters' own, or what large messages were measured to reach."""
     intra_node_bandwidth_gb_per_s: float | None = Field(default=None, gt=0)
     """One-way bandwidth of a chip inside the node [GB/s]; null takes the chip's."""
     memory_gib: float | None = Field(default=None, gt=0)
@@ -78,6 +81,8 @@ class Link(Data):
     """Latency of a message [us]."""
     transport: Transport = "rdma"
     """How data travels."""
+    rate_basis: RateBasis = "rated"
+    """Whether the rate is the adapters' own, or what large messages were measured to reach."""
     note: str = ""
     """Anything a reader should know."""
 
@@ -151,6 +156,14 @@ class Cluster(Data):
         width = max(3, len(str(self.num_nodes - 1)))
         names = tuple(f"node{start + i:0{width}d}" for i in range(node_class.num_nodes))
         return tuple(f"{node_class.name}-{n}" if n in taken else n for n in names)
+
+    def rate_is_measured(self, a: int, b: int) -> bool:
+        """Whether the rate between two classes (or within one) is what large messages reached."""
+        first, second = self.classes[a], self.classes[b]
+        for link in self.links if a != b else ():
+            if set(link.between) == {first.name, second.name}:
+                return link.rate_basis == "measured"
+        return first.rate_basis == second.rate_basis == "measured"
 
     def link_between(self, a: int, b: int) -> tuple[float, float, Transport]:
         """Rate of one node [bytes/s], latency [s] and transport between two classes (or within one)."""

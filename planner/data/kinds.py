@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.data.base import Data
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster
+from planner.data.layer_profile import LayerProfile
 from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
 from planner.data.problem import ProblemFile
@@ -16,6 +17,7 @@ CLASS_OF_KIND: dict[str, type[Data]] = {
     "model": ModelSpec,
     "cluster": Cluster,
     "stack": SoftwareStack,
+    "layer_profile": LayerProfile,
     "problem": ProblemFile,
     "plan": Plan,
     "evaluation": Evaluation,

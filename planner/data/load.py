@@ -34,6 +34,7 @@ from planner.data.nearest import did_you_mean
 from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem, ProblemFile, TargetName
+from planner.data.profiles import resolve_profiles
 from planner.data.read import read_file
 from planner.data.result import Result
 from planner.data.stack import SoftwareStack
@@ -128,6 +129,7 @@ def problem_file(problem: Problem) -> ProblemFile:
         target=problem.target,
         stack=problem.stack,
         chips=tuple(problem.chips.values()),
+        profiles=problem.profiles,
         options=problem.options,
     )
 
@@ -182,17 +184,20 @@ def _resolved(given: ProblemFile, where: str, folder: Path | None) -> Problem:
     if isinstance(cluster, str):
         cluster = find_cluster(cluster, f"{at}cluster", folder, own)
     cluster, chips = _with_chip_ids(cluster, f"{at}cluster", own)
-    model, stack = given.model, given.stack
+    stack = given.stack
+    model = find_model(given.model, f"{at}model", folder) if isinstance(given.model, str) else given.model
+    profiles = resolve_profiles(given.profiles, model, chips, own, f"{at}profiles", folder)
     try:
         problem = Problem(
             name=given.name,
             cluster=cluster,
             chips=chips,
-            model=find_model(model, f"{at}model", folder) if isinstance(model, str) else model,
+            model=model,
             workload=given.workload,
             target=given.target,
             stack=find_stack(stack, f"{at}stack", folder) if isinstance(stack, str) else stack,
             options=given.options,
+            profiles=profiles,
         )
     except ValidationError as error:
         raise explained(Problem, error, where) from None

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from planner.data.base import Data
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster, NodeClass
+from planner.data.layer_profile import LayerProfile
 from planner.data.model_spec import ModelSpec
 from planner.data.options import Options
 from planner.data.stack import SoftwareStack
@@ -16,6 +17,19 @@ from planner.data.workload import Workload
 from planner.units import GIB
 
 TargetName = Literal["megatron-lm", "megatron-bridge", "flagscale", "unrestricted"]
+
+
+class ProfileSource(Data):
+    """A layer profile in someone else's format."""
+
+    file: str
+    """Table of layer times (.csv), or folder with one JSON file a point; relative to the problem's file."""
+    model: str | None = None
+    """Name of the model in the table, where it holds several."""
+    chip: str | None = None
+    """Chip of the folder; null takes the folder's name."""
+    value_bytes: float = Field(default=4.0, gt=0)
+    """Bytes of an activation value as it was computed: 4 in fp32, else 2."""
 
 
 class ProblemFile(Data):
@@ -35,6 +49,8 @@ class ProblemFile(Data):
     """Id of a shipped software stack, or one inline."""
     chips: tuple[Chip, ...] = ()
     """Chips that are not shipped, for use in the cluster."""
+    profiles: tuple[LayerProfile | ProfileSource | str, ...] = ()
+    """Measured layer times that replace the operator model: inline, a file, or the name of shipped ones."""
     options: Options = Options()
     """Limits and wishes."""
     note: str = ""
@@ -60,6 +76,8 @@ class Problem(Data):
     """Training software."""
     options: Options = Options()
     """Limits and wishes."""
+    profiles: tuple[LayerProfile, ...] = ()
+    """Measured layer times by chip, which replace the operator model."""
 
     @model_validator(mode="after")
     def _chips_are_known(self) -> Problem:
@@ -71,6 +89,11 @@ class Problem(Data):
     def chip_of(self, class_index: int) -> Chip:
         """Chip in the nodes of a class."""
         return self.chips[self.cluster.classes[class_index].chip]
+
+    def profile_of(self, class_index: int) -> LayerProfile | None:
+        """Measured layer times of a class's chip; None where the operator model prices it."""
+        chip = self.cluster.classes[class_index].chip
+        return next((profile for profile in self.profiles if profile.chip == chip), None)
 
     def usable_memory_bytes(self, class_index: int) -> float:
         """Memory of one chip of a class before the reserve is taken off [bytes]."""

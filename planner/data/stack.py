@@ -43,6 +43,8 @@ class SoftwareStack(Data):
     """Whether gradient reduction and parameter gathering run behind computation."""
     p2p_overlap: bool = True
     """Whether pipeline sends run behind computation; else they block both stages."""
+    p2p_partitioned: bool = False
+    """Whether each tensor-parallel rank sends its share of an activation, which the receivers gather."""
     host_layer_floor_ms: float = Field(default=0.0, ge=0)
     """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
     context_gib: float = Field(default=1.0, ge=0)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Degrees
+from planner.cost.profiles import is_measured
 from planner.data.problem import Problem
 from planner.rules.batch import microbatches
 from planner.rules.chips import chip_supports, tp_fits_node
@@ -64,7 +65,11 @@ def list_degrees(problem: Problem) -> DegreeTable:
         if not chip_supports(problem.chip_of(c), problem.workload.precision):
             continue
         fits = np.array(
-            [tp_fits_node(int(degree), node_class.chips_per_node) for degree in tp], dtype=np.bool_
+            [
+                tp_fits_node(int(degree), node_class.chips_per_node) and is_measured(problem, c, degree, size)
+                for degree, size in zip(tp.tolist(), mbs.tolist(), strict=True)
+            ],
+            dtype=np.bool_,
         )
         max_stages[:, c] = np.where(fits, node_class.num_chips // stage_size, 0)
     useful = max_stages.sum(axis=1) > 0

@@ -12,6 +12,7 @@ import numpy as np
 from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
 from planner.cost.pricing import price
+from planner.cost.profiles import refuse_unmeasured
 from planner.cost.stage import StageContent, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -38,9 +39,18 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
     Raises
     ------
     InstanceError
-        Where a stage names a node class that the cluster does not have, so that nothing can be priced.
+        Where a stage names a node class that the cluster does not have, or one whose layer profile lacks
+        the plan's degree or micro-batch, so that nothing can be priced.
     """
-    class_of_stage(problem, plan)
+    for s, node_class in enumerate(class_of_stage(problem, plan)):
+        refuse_unmeasured(
+            problem,
+            node_class,
+            plan.tensor_parallel,
+            plan.microbatch_size,
+            plan.context_parallel,
+            f"plan: stages[{s}]",
+        )
     return evaluate_with_prices(problem, plan, price(problem, degrees_of(plan)), timeline=timeline)
 
 
