@@ -111,7 +111,9 @@ def _window_counts(
     return q, k, r, partial, exists
 
 
-def core_values(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> CoreValues:
+def core_values(
+    forward: Floats, backward: Floats, send: Floats, num_microbatches: int, *, spans: bool = True
+) -> CoreValues:
     """Best row of every stage, for many pipelines at once.
 
     Parameters
@@ -120,6 +122,8 @@ def core_values(forward: Floats, backward: Floats, send: Floats, num_microbatche
         Arrays [..., stage] of one time unit.
     send
         Array [..., stage] of the hops s -> s+1; the last entry is ignored.
+    spans
+        Whether to look at partial rows with e > s, which take time and memory of O(p^2).
     """
     p = forward.shape[-1]
     q, k, r, (windows, rest), exists = _window_counts(p, num_microbatches)
@@ -138,12 +142,17 @@ def core_values(forward: Floats, backward: Floats, send: Floats, num_microbatche
     work = num_microbatches * both
     first = np.maximum(round_trip, (q + 1) * forward + backward)
     last = np.maximum(round_trip, (q + 1) * backward + forward)
-    span = time_before[..., None, 1:] - time_before[..., :-1, None]
-    span = span + 2 * (hop_before[..., None, :-1] - hop_before[..., :-1, None])
-    partial = (first + last)[..., :, None] + windows * span + rest * both[..., :, None]
-    partial = np.where(exists, partial, -np.inf)
-    best_last = np.argmax(partial, axis=-1)
-    best_partial = np.take_along_axis(partial, best_last[..., None], axis=-1)[..., 0]
+    if spans:
+        span = time_before[..., None, 1:] - time_before[..., :-1, None]
+        span = span + 2 * (hop_before[..., None, :-1] - hop_before[..., :-1, None])
+        partial = (first + last)[..., :, None] + windows * span + rest * both[..., :, None]
+        partial = np.where(exists, partial, -np.inf)
+        best_last = np.argmax(partial, axis=-1)
+        best_partial = np.take_along_axis(partial, best_last[..., None], axis=-1)[..., 0]
+    else:
+        best_last = np.broadcast_to(np.arange(p), both.shape)
+        plain = first + last + (num_microbatches - 2 - q) * both
+        best_partial = np.where(num_microbatches >= q + 2, plain, -np.inf)
     families = np.stack([window, mirror, work, best_partial])
     family = np.argmax(families, axis=0)
     core = np.take_along_axis(families, family[None], axis=0)[0]
@@ -151,10 +160,16 @@ def core_values(forward: Floats, backward: Floats, send: Floats, num_microbatche
 
 
 def step_bound(
-    forward: Floats, backward: Floats, send: Floats, num_microbatches: int, after: Floats
+    forward: Floats,
+    backward: Floats,
+    send: Floats,
+    num_microbatches: int,
+    after: Floats,
+    *,
+    spans: bool = True,
 ) -> Floats:
     """Lower bound on max_j (end of stage j + after[j]), arrays [..., stage] -> [...]."""
-    values = core_values(forward, backward, send, num_microbatches)
+    values = core_values(forward, backward, send, num_microbatches, spans=spans)
     end_first = values.fill + values.core + values.drain
     reach = np.maximum.accumulate(end_first[..., ::-1], axis=-1)[..., ::-1]
     bound: Floats = np.max(reach - values.drain + after, axis=-1)

@@ -237,8 +237,13 @@ def bottleneck_layers(data: StageSelectionData, table: RecomputeTable) -> tuple[
     return tuple(int(n) for n in layers)
 
 
-def objectives_ms(data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]) -> Floats:
-    """Objective with least recomputation of many layer counts, [..., stage] -> [...]; inf where unfit."""
+def objectives_ms(
+    data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64], *, spans: bool = True
+) -> Floats:
+    """Objective with least recomputation of many layer counts, [..., stage] -> [...]; inf where unfit.
+
+    Without `spans` some rows are left out, which is faster and bounds a little less.
+    """
     stages = np.arange(data.num_stages)
     n = layers.astype(np.float64)
     extra = table.extra_ms[stages, layers]
@@ -249,6 +254,7 @@ def objectives_ms(data: StageSelectionData, table: RecomputeTable, layers: NDArr
     reduction = np.maximum(data.reduce_ms * n + data.base_reduce_ms - hidden * backward, 0.0)
     gathering = np.maximum(data.gather_ms * n + data.base_gather_ms - hidden * forward, 0.0)
     send = np.broadcast_to(data.send_ms, forward.shape)
-    end = step_bound(forward, backward, send, data.num_microbatches, reduction + data.reduce_tail_ms)
+    after = reduction + data.reduce_tail_ms
+    end = step_bound(forward, backward, send, data.num_microbatches, after, spans=spans)
     follow = (data.optimizer_ms * n + data.base_optimizer_ms + gathering + data.gather_tail_ms).max(axis=-1)
     return np.where(unfit, np.inf, end + follow + data.constant_ms)

@@ -45,7 +45,7 @@ from planner.simulate.evaluate import evaluate_with_prices
 from planner.tolerances import BOUND_TOL, GAP_TOL
 from planner.units import MS
 
-DIVES = 150
+DIVES = 60
 """Groups tried for a first plan before the search begins."""
 MAX_SPLITS = 400
 """Splits of the layers of one order up to which they are all tried instead of solved for."""
@@ -117,7 +117,7 @@ class Search:
                 return
             choice, stages = int(self.pairs.choice[i]), int(self.pairs.stages[i])
             groups = list_groups(self.table, self.bounds, choice, stages, 0.0)
-            if len(groups) == 0 or groups.bound_s[0] >= self._cutoff_s():
+            if len(groups) == 0 or groups.bound_s[0] >= self.incumbent.worth_judging_s:
                 continue
             counts = tuple(int(count) for count in groups.counts[0])
             blocks = [c for c, count in enumerate(counts) if count]
@@ -244,7 +244,7 @@ class Search:
         if layers is None:
             return False
         layers, value_ms = improve_layers(data, table, layers)
-        if self.incumbent.step_s is None or value_ms * MS < self.incumbent.step_s:
+        if value_ms * MS < self.incumbent.worth_judging_s:
             self._judge(choice, order, data, tuple(int(n) for n in layers))
         return True
 

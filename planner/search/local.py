@@ -16,9 +16,9 @@ from formulations.stage_selection_data import (
     stage_times_ms,
 )
 
-MAX_MOVES = 200
+MAX_MOVES = 60
 """Moves of one layer after which the search is content."""
-CANDIDATES = 10
+CANDIDATES = 6
 """Stages that give, and stages that take, in one look around."""
 
 
@@ -57,7 +57,7 @@ def improve_layers(
     data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], float]:
     """Move single layers between stages while the objective falls; counts and objective [ms]."""
-    value = float(objectives_ms(data, table, layers))
+    value = float(objectives_ms(data, table, layers, spans=False))
     times = stage_times_ms(data, table)
     stages = np.arange(data.num_stages)
     for _ in range(MAX_MOVES):
@@ -75,9 +75,9 @@ def improve_layers(
         moved[rows, [i for i, _ in pairs]] -= 1
         moved[rows, [j for _, j in pairs]] += 1
         moved = np.minimum(moved, data.num_layers)
-        values = objectives_ms(data, table, moved)
+        values = objectives_ms(data, table, moved, spans=False)
         best = int(np.argmin(values))
         if not values[best] < value * (1 - 1e-12):
             break
         layers, value = moved[best], float(values[best])
-    return layers, value
+    return layers, float(objectives_ms(data, table, layers))

@@ -116,6 +116,12 @@ class Incumbent:
         if self.step_s is None or evaluation.step_s < self.step_s:
             self.step_s = evaluation.step_s
 
+    @property
+    def worth_judging_s(self) -> float:
+        """A plan slower than this enters no list [s]."""
+        ranked = self.ranked()
+        return ranked[-1].evaluation.step_s if len(ranked) == self._keep else float("inf")
+
     def ranked(self) -> list[RunnerUp]:
         """The best plans, the very best first."""
         order = sorted(self._best.items(), key=lambda item: (item[1].evaluation.step_s, item[0]))

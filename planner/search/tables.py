@@ -86,8 +86,8 @@ class Tables:
 
         def holds(limit: float) -> bool:
             most = np.where(times[used] <= limit, layers, 0).max(axis=2)
-            held = _most_layers(most, [counts[c] for c in used])
-            return held >= times.shape[2] - 1
+            held: float = _most_layers(most, [counts[c] for c in used])
+            return bool(held >= times.shape[2] - 1)
 
         low, high = 0.0, float(finite.max())
         if not holds(high):

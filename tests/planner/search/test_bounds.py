@@ -1,0 +1,72 @@
+"""Bounds of coarse parts never exceed the objective of any plan in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.stage_selection_data import least_recompute, objectives_ms
+from planner.cost.pricing import price
+from planner.search.bounds import bound_data, group_bounds, relaxed_bounds
+from planner.search.degrees import list_degrees
+from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.space import list_groups
+from planner.search.tables import Tables
+from planner.units import MS
+from tests.random_problems import random_problem
+
+
+@pytest.mark.parametrize("seed", range(300, 330))
+def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
+    """Pair, group, group with memory, order: each bounds every split of every order inside it."""
+    problem = random_problem(seed, most_layers=12)
+    table = list_degrees(problem)
+    if not len(table):
+        pytest.skip("no legal degrees")
+    prices = price(problem, table.degrees)
+    data = bound_data(problem.model.num_layers, prices, sends_block=not problem.stack.p2p_overlap)
+    tables = Tables(problem, prices, table)
+    rng = np.random.default_rng(seed)
+    for _ in range(12):
+        choice = int(rng.integers(len(table)))
+        most = min(problem.model.num_layers, int(table.max_stages[choice].sum()))
+        stages = int(rng.integers(1, most + 1))
+        groups = list_groups(table, data, choice, stages, 0.0)
+        counts = groups.counts[int(rng.integers(len(groups)))]
+        one = np.array([choice])
+        microbatches = table.num_microbatches[one]
+        pair_s = relaxed_bounds(data, one, microbatches, table.max_stages[one], np.array([stages]))[0]
+        group_s = group_bounds(data, one, microbatches, counts[None, :])[0]
+        tau_s = tables.least_bottleneck_s(choice, counts)
+        orders = list(all_orders([int(count) for count in counts]))
+        order = orders[int(rng.integers(len(orders)))]
+        order_tau_s = tables.order_bottleneck_s(choice, order)
+        assert pair_s <= group_s * (1 + 1e-9)
+        # Both are lower ends of bisections, 2^-30 of the widest stage below the least bottleneck at most.
+        assert tau_s <= order_tau_s * (1 + 1e-6)
+        if not np.isfinite(order_tau_s):
+            continue
+        coefficients = tables.data(choice, order)
+        splits = np.array(
+            [
+                np.diff(
+                    [
+                        0,
+                        *sorted(rng.choice(np.arange(1, problem.model.num_layers), stages - 1, False)),
+                        problem.model.num_layers,
+                    ]
+                )
+                for _ in range(20)
+            ]
+        )
+        values_s = objectives_ms(coefficients, least_recompute(coefficients), splits) * MS
+        sends = np.array([tables.hops_s(choice, order).sum()])
+        order_s = group_bounds(data, one, microbatches, counts[None, :], np.array([order_tau_s]), sends)[0]
+        for bound_s in (pair_s, group_s, order_s):
+            assert bound_s <= values_s.min() * (1 + 1e-9)
+
+
+def test_orders_are_counted_and_listed_once() -> None:
+    orders = list(all_orders((2, 1, 2)))
+    assert len(orders) == len(set(orders)) == count_orders((2, 1, 2)) == 30
+    assert set(block_orders((2, 0, 2))) == {(0, 0, 2, 2), (2, 2, 0, 0)}

@@ -1,0 +1,47 @@
+"""The search against brute force over all plans, judged by the referee."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.search import driver
+from planner.simulate.evaluate import evaluate
+from tests.oracle_plans import MAX_PLANS, brute_force
+from tests.random_problems import random_problem
+
+REL = 1e-9
+
+
+def assert_search_finds_the_best(seed: int) -> None:
+    problem = random_problem(seed)
+    best = brute_force(problem)
+    result = driver.search(problem)
+    assert best.num_plans <= MAX_PLANS
+    if best.what == ():
+        assert result.termination == "infeasible", f"seed {seed}"
+        return
+    assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {best}"
+    judged = evaluate(problem, result.plan)
+    assert judged.violations == ()
+    assert judged.step_s == pytest.approx(best.step_s, rel=REL), f"seed {seed}: {best.what}"
+    assert result.termination == "optimal"
+    assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
+    assert_search_finds_the_best(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_search_equals_brute_force(seed: int) -> None:
+    assert_search_finds_the_best(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 300))
+def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no split tried by enumeration every order goes through the mixed-integer program."""
+    monkeypatch.setattr(driver, "MAX_SPLITS", 0)
+    assert_search_finds_the_best(seed)
