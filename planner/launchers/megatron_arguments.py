@@ -18,7 +18,7 @@ MIN_GROUPED_GEMM_CAPABILITY = 8.0
 
 def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """What of the problem or plan the arguments cannot state, each in a sentence."""
-    wrong = list(inexpressible(problem.model, problem.workload.seq_length))
+    wrong = list(inexpressible(problem.model))
     if plan.dp_mode not in ("ddp", "distopt"):
         wrong.append(f'dp_mode "{plan.dp_mode}" is not exported yet; use "distopt" or "ddp"')
     moe = problem.model.moe

@@ -23,7 +23,7 @@ _CLAMP = "7.0"
 """Clamp of gpt-oss' gated unit (openai/gpt-oss, `gpt_oss/torch/model.py`, `swiglu(limit=7.0)`)."""
 
 
-def inexpressible(model: ModelSpec, seq_length: int) -> tuple[str, ...]:
+def inexpressible(model: ModelSpec) -> tuple[str, ...]:
     """Features of the network that no argument of `pretrain_gpt.py` states, each in a sentence."""
     wrong = []
     if model.hybrid is not None:
@@ -39,11 +39,6 @@ def inexpressible(model: ModelSpec, seq_length: int) -> tuple[str, ...]:
     if model.linear_bias == "attention" and not (model.moe is not None and model.moe.expert_bias):
         wrong.append(
             f"{model.id} has biases in attention only; Megatron-LM has them on qkv, everywhere or nowhere"
-        )
-    if model.position_embedding == "learned" and seq_length > model.max_position_embeddings:
-        wrong.append(
-            f"seq_length {seq_length} exceeds the {model.max_position_embeddings} learned positions "
-            f"of {model.id}; shorten it"
         )
     if model.mtp_num_layers and model.position_embedding == "learned":
         wrong.append(f"{model.id}: Megatron-LM's multi-token prediction needs rotary or no positions")

@@ -11,7 +11,8 @@ itself on the meta device. `--simulate` runs one iteration of the named ranks (`
 of every stage), each with its own arguments.
 
 `--expect` compares with a file that holds any of: `layers_per_stage` (a list by virtual stage for
-every stage), `rank_coords` (rank: {axis: place}), `num_microbatches`, `params_per_stage`.
+every stage), `layers` (the same with their numbers), `rank_coords` (rank: {axis: place}),
+`num_microbatches`, `params_per_stage`.
 
 Exit status: 0 accepted; 1 refused, by Megatron-LM, by the script itself or because the nodes do not
 fit together; 2 accepted, but not what was expected.
@@ -92,11 +93,15 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
         args = validate.read_arguments(launch.arguments[0], world_size)
         config = validate.transformer_config(args)
         coordinates = validate.rank_coordinates(args)
+        validate.make_process_groups(args, 0)
+        layers = validate.layers_of_stages(args, config)
+        validate.destroy_process_groups()
         report: dict[str, Any] = {
             "world_size": world_size,
             "processes_per_node": [node.num_processes for node in launch.nodes],
             "num_microbatches": validate.num_microbatches(args),
-            "layers_per_stage": validate.layers_per_stage(args, config),
+            "layers_per_stage": [[len(chunk) for chunk in stage] for stage in layers],
+            "layers": layers,
             "rank_coords": coordinates,
         }
     wrong = disagreements(launch, [place["pp"] for place in coordinates])
@@ -105,7 +110,6 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
     if ranks:
         report["simulated"] = _simulate(launch, _ranks_to_simulate(ranks, coordinates))
     with validate.refusals_of_megatron():
-        validate.make_process_groups(args, 0)
         if args.vocab_size:
             prepare_local_modules()
             report["params_per_stage"] = validate.parameters_per_stage(args, config)
@@ -117,7 +121,7 @@ def differences(report: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Where a report is not what was expected, each in a sentence."""
     wrong = [
         f"{name}: Megatron-LM says {report[name]}, expected {expected[name]}"
-        for name in ("layers_per_stage", "num_microbatches", "params_per_stage")
+        for name in ("layers_per_stage", "layers", "num_microbatches", "params_per_stage")
         if name in expected and report[name] != expected[name]
     ]
     for rank, place in expected.get("rank_coords", {}).items():

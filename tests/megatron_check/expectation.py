@@ -20,6 +20,7 @@ def expectation(problem: Problem, plan: Plan) -> dict[str, Any]:
     """Layers, rank coordinates, micro-batches and parameters, in the form that the check compares with."""
     return {
         "layers_per_stage": [[last - first + 1 for first, last in stage.chunks] for stage in plan.stages],
+        "layers": [[list(range(first, last + 1)) for first, last in stage.chunks] for stage in plan.stages],
         "rank_coords": {str(rank): coordinates(plan, rank) for rank in range(plan.world_size)},
         "num_microbatches": plan.num_microbatches,
         "params_per_stage": [stage_parameters(problem, plan, s) for s in range(plan.pipeline_parallel)],

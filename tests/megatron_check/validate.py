@@ -135,18 +135,18 @@ def rank_coordinates(args: Namespace) -> list[dict[str, int]]:
     return coordinates
 
 
-def layers_per_stage(args: Namespace, config: Any) -> list[list[int]]:
-    """Decoder layers of every virtual stage of every pipeline rank, by the layout that Megatron parsed."""
+def layers_of_stages(args: Namespace, config: Any) -> list[list[list[int]]]:
+    """Decoder layers of every virtual stage of every pipeline rank, by the layout that Megatron parsed.
+
+    The process groups must stand: without them the layout object takes every chunk for the first.
+    """
     layout = config.pipeline_model_parallel_layout
     if layout is None:
         raise Refused("no --pipeline-model-parallel-layout: something else would place the layers")
     chunks = args.virtual_pipeline_model_parallel_size or 1
     # get_num_layers_to_build of 0.19.2 ignores the rank it is asked for; the layout object does not.
     return [
-        [
-            layout.get_num_layers_to_build(vp_stage=chunk if chunks > 1 else None, pp_rank=stage)
-            for chunk in range(chunks)
-        ]
+        [layout.get_layer_id_list(vp_stage=chunk, pp_rank=stage) for chunk in range(chunks)]
         for stage in range(args.pipeline_model_parallel_size)
     ]
 

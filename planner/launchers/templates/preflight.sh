@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Is this host what the plan takes it for? Needs messages.sh.
+# Is this host what the plan takes it for? Needs messages.sh. HETPLAN_SKIP_CHECKS=1 leaves it out.
 
 # check_devices NODE_RANK_WAS_PRESET BACKEND CHIPS CHIP DEVICE_PATTERN
 # Stops when the host has other chips, or another number of them. A missing device tool stops it too,
@@ -39,7 +39,7 @@ check_device_names() {
     fi
     other=$(grep -Eiv -m 1 -e "$pattern" <<<"$names" || true)
     if [[ -n $other ]]; then
-        fail "this host has a $other, the plan wants $chips x $chip; is it on the right line of hosts.txt?"
+        fail "this host has a $other, the plan wants $chips x $chip ($pattern); is it on the right line of hosts.txt?"
     fi
 }
 

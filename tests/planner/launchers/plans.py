@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from planner.data.load import build_problem
+from planner.data.chip import Precision
+from planner.data.load import build_problem, load_model
+from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan, Recompute, Stage
 from planner.data.problem import Problem
 
@@ -75,7 +77,12 @@ class Sketch:
 
 
 def case(
-    model: str, cluster: str, batch: int, seq_length: int, sketch: Sketch, precision: str = "bf16"
+    model: str | ModelSpec,
+    cluster: str,
+    batch: int,
+    seq_length: int,
+    sketch: Sketch,
+    precision: Precision = "bf16",
 ) -> Case:
     """A problem and the plan of a sketch."""
     problem = build_problem(
@@ -180,6 +187,48 @@ def context_parallel() -> Case:
     return case("llama3-8b", "1x8 h100-sxm-80gb", 2, 8192, sketch)
 
 
+def latent_attention_and_prediction() -> Case:
+    """A short DeepSeek-V3: latent attention, a dense layer before the experts, multi-token prediction."""
+    model = load_model("deepseek-v3")
+    assert model.moe is not None
+    short = model.model_copy(
+        update={
+            "id": "short-deepseek",
+            "num_layers": 5,
+            "num_attention_heads": 16,
+            "num_query_groups": 16,
+            "moe": model.moe.model_copy(update={"num_experts": 8, "top_k": 2, "first_dense_layers": 1}),
+            "published_params": None,
+        }
+    )
+    sketch = Sketch(
+        [[3], [2]],
+        [0, 0],
+        tensor_parallel=2,
+        expert_parallel=4,
+        data_parallel=4,
+        num_microbatches=2,
+        sequence_parallel=True,
+    )
+    return case(short, "2x8 h100-sxm-80gb", 8, 4096, sketch)
+
+
+def two_stages(model: str) -> Case:
+    """Any shipped model, halved."""
+    spec = load_model(model)
+    half = spec.num_layers // 2
+    sketch = Sketch(
+        [[half], [spec.num_layers - half]],
+        [0, 0],
+        tensor_parallel=2,
+        data_parallel=8,
+        expert_parallel=8 if spec.moe is not None else 1,
+        num_microbatches=2,
+        sequence_parallel=True,
+    )
+    return case(model, "4x8 h100-sxm-80gb", 16, min(1024, spec.max_position_embeddings), sketch)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
@@ -191,5 +240,6 @@ CASES: dict[str, Callable[[], Case]] = {
         experts,
         replicas_outermost,
         context_parallel,
+        latent_attention_and_prediction,
     )
 }

@@ -37,8 +37,12 @@ def megatron_python() -> str:
 def check(python: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the check on one launch directory."""
     nodes = len((directory / "hosts.txt").read_text().splitlines())
-    command = [python, "-m", "tests.megatron_check.check_megatron_args"]
-    command += ["--script", str(directory / "launch.sh"), "--nodes", str(nodes), *options]
+    return run_check(python, "--script", str(directory / "launch.sh"), "--nodes", str(nodes), *options)
+
+
+def run_check(python: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the check with its options."""
+    command = [python, "-m", "tests.megatron_check.check_megatron_args", *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -75,6 +79,25 @@ def assert_hosts_hold_their_stages(out: Path, report: dict[str, Any]) -> None:
         assert {place["pp"] for place in report["rank_coords"][rank : rank + count]} == told
         rank += count
     assert rank == report["world_size"]
+
+
+@pytest.mark.parametrize(
+    "group", [("qwen3-8b", "gpt-oss-20b", "nemotron-4-340b"), ("glm-4.5-air", "phi-3-mini")]
+)
+def test_megatron_builds_the_model_that_the_plan_counted(
+    group: tuple[str, ...], megatron_python: str, tmp_path: Path
+) -> None:
+    # Each has something of its own: norms of queries and keys, sinks and windows, squared ReLU,
+    # biases of qkv with experts and prediction, heads that are no power of two.
+    options: list[str] = []
+    for name in group:
+        problem, plan = plans.two_stages(name)
+        out = write(tmp_path / name, problem, plan)
+        options += ["--script", str(out / "launch.sh"), "--nodes", str(plan.world_size // 8)]
+        options += ["--expect", str(tmp_path / name / "expected.json")]
+    done = run_check(megatron_python, *options)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count("ACCEPTED") == len(group)
 
 
 @pytest.mark.parametrize(

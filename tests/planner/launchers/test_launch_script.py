@@ -1,0 +1,250 @@
+"""The start scripts themselves: which rank a host gets, what stops them, what they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.launchers.directory import export_plan
+from tests.planner.launchers import plans
+
+H100 = "NVIDIA H100 80GB HBM3"
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for 8 nodes of H100 and 8 of A100."""
+    return export_plan(*plans.mixed_128(), "megatron-lm", tmp_path_factory.mktemp("mixed") / "launch")
+
+
+@pytest.fixture
+def on_host(tmp_path: Path) -> Path:
+    """A folder of programs for PATH, with a torchrun that only says how it was started."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    put(programs, "torchrun", 'printf "%s\\n" "$@"')
+    return programs
+
+
+def put(programs: Path, name: str, body: str) -> None:
+    """Put a shell program in the folder."""
+    (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+    (programs / name).chmod(0o755)
+
+
+def devices(programs: Path, *names: str) -> None:
+    """Let nvidia-smi list devices."""
+    put(programs, "nvidia-smi", "\n".join(f'echo "{name}"' for name in names))
+
+
+def start(directory: Path, programs: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run launch.sh with the programs first in PATH."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("NODE_RANK", "SLURMD_NODENAME", "HETPLAN_HOST")}
+    return subprocess.run(
+        ["bash", str(directory / "launch.sh")],
+        env=clean | {"PATH": f"{programs}:{os.environ['PATH']}"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def value(words: str, flag: str) -> str:
+    """Word after a flag, one word a line."""
+    lines = words.splitlines()
+    return lines[lines.index(flag) + 1]
+
+
+@pytest.mark.parametrize(("host", "rank", "name"), [("node000", "0", H100), ("node011", "11", A100)])
+def test_node_rank_is_the_line_of_the_host(
+    host: str, rank: str, name: str, mixed: Path, on_host: Path
+) -> None:
+    devices(on_host, *[name] * 8)
+    put(on_host, "hostname", f"echo {host}")
+    done = start(mixed, on_host)
+    assert done.returncode == 0, done.stderr
+    assert value(done.stdout, "--node-rank") == rank
+    assert value(done.stdout, "--master-addr") == "node000"
+
+
+def test_full_name_serves_where_the_short_one_is_not_listed(
+    mixed: Path, on_host: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(mixed, tmp_path / "launch")
+    hosts = directory / "hosts.txt"
+    hosts.write_text(hosts.read_text().replace("node003 ", "gpu3.example.org "))
+    devices(on_host, *[H100] * 8)
+    put(on_host, "hostname", "[[ ${1:-} == -s ]] && echo gpu3 || echo gpu3.example.org")
+    assert value(start(directory, on_host).stdout, "--node-rank") == "3"
+
+
+def test_unknown_host_stops_with_its_names_and_the_way_out(mixed: Path, on_host: Path) -> None:
+    put(on_host, "hostname", "echo stranger")
+    done = start(mixed, on_host)
+    assert done.returncode == 1
+    assert not done.stdout
+    assert "stranger" in done.stderr
+    assert "hosts.txt" in done.stderr
+
+
+def test_slurm_name_of_the_node_serves_where_the_host_has_another(mixed: Path, on_host: Path) -> None:
+    devices(on_host, *[H100] * 8)
+    put(on_host, "hostname", "echo machine")
+    assert value(start(mixed, on_host, SLURMD_NODENAME="node005").stdout, "--node-rank") == "5"
+
+
+def test_preset_node_rank_needs_neither_host_name_nor_device_tool(mixed: Path, on_host: Path) -> None:
+    put(on_host, "hostname", "exit 1")
+    done = start(mixed, on_host, NODE_RANK="9")
+    assert done.returncode == 0, done.stderr
+    assert value(done.stdout, "--node-rank") == "9"
+    assert "nvidia-smi is missing" in done.stderr
+
+
+def test_missing_device_tool_stops_a_host_that_was_looked_up(mixed: Path, on_host: Path) -> None:
+    done = start(mixed, on_host, HETPLAN_HOST="node000")
+    assert done.returncode == 1
+    assert "nvidia-smi is missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        ([A100] * 8, "has a NVIDIA A100-SXM4-80GB"),
+        ([H100] * 7 + [A100], "has a NVIDIA A100-SXM4-80GB"),
+        ([H100] * 4, "has 4 devices"),
+        (["NVIDIA H100 PCIe"] * 8, "has a NVIDIA H100 PCIe"),
+    ],
+)
+def test_other_chips_than_the_plan_thinks_stop_the_start(
+    names: list[str], complaint: str, mixed: Path, on_host: Path
+) -> None:
+    devices(on_host, *names)
+    for environment in ({"HETPLAN_HOST": "node000"}, {"NODE_RANK": "0"}):
+        done = start(mixed, on_host, **environment)
+        assert done.returncode == 1
+        assert not done.stdout
+        assert complaint in done.stderr
+        assert "8 x h100-sxm-80gb" in done.stderr
+
+
+@pytest.mark.parametrize("rank", ["16", "-1", "two"])
+def test_node_rank_outside_the_plan_stops(rank: str, mixed: Path, on_host: Path) -> None:
+    done = start(mixed, on_host, NODE_RANK=rank)
+    assert done.returncode == 1
+    assert "0 to 15" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "complaint"),
+    [
+        ("launch.sh", "|t*13L", "|t*12L", "places 79 layers, the model has 80"),
+        ("launch.sh", "'Et*26|", "'Et*20|t*6|", "has 5 stages, the plan has 4 x 1"),
+        (
+            "launch.sh",
+            "--global-batch-size 16",
+            "--global-batch-size 18",
+            "the global batch is 18",
+        ),
+        ("launch.sh", "--tensor-model-parallel-size 8", "--tensor-model-parallel-size 4", "is 64 ranks"),
+        ("launch.sh", "PROCESSES=8", "PROCESSES=4", "start 64 processes, the plan has 128"),
+        ("hosts.txt", "node015 a100-sxm-80gb 3\n", "", "lists 15 hosts"),
+    ],
+)
+def test_numbers_that_no_longer_add_up_stop_the_start(
+    file: str, old: str, new: str, complaint: str, mixed: Path, on_host: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(mixed, tmp_path / "launch")
+    text = (directory / file).read_text()
+    assert old in text
+    (directory / file).write_text(text.replace(old, new))
+    done = start(directory, on_host, NODE_RANK="0")
+    assert done.returncode == 1
+    assert not done.stdout
+    assert complaint in done.stderr
+
+
+def test_nodes_differ_in_what_they_recompute_only(mixed: Path, on_host: Path) -> None:
+    def words(rank: int) -> list[str]:
+        done = start(mixed, on_host, NODE_RANK=str(rank))
+        lines = done.stdout.splitlines()
+        at = lines.index("--node-rank")
+        return lines[:at] + lines[at + 2 :]
+
+    common = words(4)  # stage 1 recomputes nothing
+    full = ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers"]
+    assert words(0) == [*common, *full, "4"]
+    assert words(11) == [*common, "--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
+    assert words(15) == [*common, *full, "13"]
+
+
+def test_ranks_of_one_host_get_the_arguments_of_their_stage(on_host: Path, tmp_path: Path) -> None:
+    directory = export_plan(*plans.stages_share_a_host(), "megatron-lm", tmp_path / "launch")
+    done = start(directory, on_host, NODE_RANK="0")
+    lines = done.stdout.splitlines()
+    entry = next(i for i, line in enumerate(lines) if line.endswith(".py"))
+    assert lines[entry].endswith("lib/run_stage.py")
+    assert value(done.stdout, "--nproc-per-node") == "8"
+    assert "--recompute-granularity" not in lines
+    (tmp_path / "pretrain_gpt.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))")
+    added = []
+    for rank in (0, 3, 4, 7, 8):
+        ran = subprocess.run(
+            [sys.executable, lines[entry], *lines[entry + 1 :]],
+            env=os.environ | {"RANK": str(rank), "MEGATRON_PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        arguments = json.loads(ran.stdout)
+        assert arguments[: len(lines) - entry - 1] == lines[entry + 1 :]
+        added.append(arguments[len(lines) - entry - 1 :])
+    full = ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "5"]
+    selective = ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
+    assert added == [full, full, [], [], selective]
+
+
+def test_users_data_checkpoints_and_extra_words_reach_megatron(mixed: Path, on_host: Path) -> None:
+    done = start(
+        mixed,
+        on_host,
+        NODE_RANK="0",
+        DATA_PATH="0.3 /data/a 0.7 /data/b",
+        TOKENIZER_MODEL="/models/llama",
+        CHECKPOINT_PATH="/ckpt/a run",
+        EXTRA_MEGATRON_ARGS="--log-memory-to-tensorboard --seed 7",
+    )
+    lines = done.stdout.splitlines()
+    at = lines.index("--data-path")
+    assert lines[at + 1 : at + 5] == ["0.3", "/data/a", "0.7", "/data/b"]
+    assert value(done.stdout, "--save") == "/ckpt/a run"
+    assert "--mock-data" not in lines
+    assert "--log-memory-to-tensorboard" in lines
+
+
+def test_data_without_a_tokenizer_stops_with_the_name_of_the_variable(mixed: Path, on_host: Path) -> None:
+    done = start(mixed, on_host, NODE_RANK="0", DATA_PATH="/data/a")
+    assert done.returncode != 0
+    assert "TOKENIZER_MODEL" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("name", ["mixed_128", "stages_share_a_host", "experts"])
+def test_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
+    out = export_plan(*plans.CASES[name](), "megatron-lm", tmp_path / "launch")
+    scripts = [out / "launch.sh", out / "submit.sbatch", *(out / "lib").glob("*.sh")]
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", "SCRIPTDIR", *map(str, scripts)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
