@@ -37,8 +37,9 @@ Rows       (window)   core >= r f[s] + (k + 1) (t[s] + d[s]),  m - 1 = k (q + 1)
 Sync       Stage j <= s ends at least sum_{i<s} (f[i] + c[i]) + core[s] + sum_{j<=i<s} (b[i] + c[i]) after the
            start, so whatever follows the end of j (its gradient reduction) adds to that row.
 
-Exact      not in general: below the makespan by 0.0 to 0.3% on average, 1.5% at worst with sends of 30%
-           of a forward; equal to it on even stages without sends, where it reads (m + p - 1)(f + b).
+Exact      not in general: below the makespan by 0.0 to 0.2% on average, 1.6% at worst with sends of 30%
+           of a forward (benchmarks/formulation_times.py --rows); equal to it on even stages without sends,
+           where it reads (m + p - 1)(f + b).
 """
 
 from __future__ import annotations
