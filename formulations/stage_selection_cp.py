@@ -68,6 +68,7 @@ from formulations.options import SolveOptions
 from formulations.stage_selection import PipelineRow, StageSelectionResult
 from formulations.stage_selection_data import (
     RecomputeTable,
+    StageChoice,
     StageSelectionData,
     bottleneck_layers,
     least_bottleneck_ms,
@@ -287,6 +288,13 @@ def tighten_incumbent(
         model.add_hint(n, count)
 
 
+def extract(table: RecomputeTable, var: Variables, solver: Any) -> StageChoice:
+    """Read the layers of every stage out of a solution; the table has their recomputation."""
+    choice = with_least_recompute(table, tuple(int(solver.value(n)) for n in var.n))
+    assert choice is not None, "a count outside the domain of n"
+    return choice
+
+
 def solve(
     data: StageSelectionData,
     options: SolveOptions,
@@ -331,7 +339,6 @@ def solve(
         bound = min(bound, cutoff_ms)
     if status == "unknown":
         return StageSelectionResult(status, None, None, bound, ())
-    choice = with_least_recompute(table, tuple(int(solver.value(n)) for n in var.n))
-    assert choice is not None, "a count outside the domain of n"
+    choice = extract(table, var, solver)
     value = objective_ms(data, choice)
     return StageSelectionResult(status, choice, value, min(bound, value), ())
