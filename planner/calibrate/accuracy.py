@@ -153,6 +153,7 @@ def _anchorable(scored: Scored) -> Anchorable:
         stack=candidate.stack,
         layout=layout,
         ratio=run.measured.step_s / prediction.step_s,
+        kind=layer_family(run),
     )
 
 

@@ -2,6 +2,9 @@
 
 A factor is the median over *other* runs, never of the same model and layout, so that no run's own
 time, nor a repetition of it, helps to predict it (leave one out).
+
+Dense models and mixtures of experts have factors of their own where both were measured: what the model of
+costs misses on experts (imbalance, dispatch) says nothing of matrix products, and the other way round.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ class Anchorable:
     """Model and layout: runs that share it never anchor each other."""
     ratio: float
     """Measured over predicted step time."""
+    kind: str = "dense"
+    """`dense` or `moe`."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Anchor:
     factor: float
     """Measured over predicted, the median of the runs it rests on."""
     basis: str
-    """Which runs those are: `chip and stack`, `chip`, `stack` or `vendor`."""
+    """What those runs share: `chip and stack`, `chip`, `stack` or `vendor`, with or without `of this kind`."""
     num_runs: int
     """How many."""
 
@@ -43,6 +48,8 @@ class Anchor:
 Key = Callable[[Anchorable, int], Hashable]
 
 _UNIFORM: tuple[tuple[str, Key], ...] = (
+    ("chip and stack, of this kind", lambda run, i: (run.chips[i], run.stack, run.kind)),
+    ("stack, of this kind", lambda run, i: (run.stack, run.kind)),
     ("chip and stack", lambda run, i: (run.chips[i], run.stack)),
     ("stack", lambda run, i: run.stack),
     ("vendor", lambda run, i: run.vendors[i]),
@@ -51,8 +58,9 @@ _UNIFORM: tuple[tuple[str, Key], ...] = (
 
 _MIXED: tuple[tuple[str, Key], ...] = (
     _UNIFORM[0],
+    _UNIFORM[2],
     ("chip", lambda run, i: run.chips[i]),
-    *_UNIFORM[1:],
+    *_UNIFORM[3:],
 )
 """A mixed run takes each chip's own factor, if need be from other software."""
 
@@ -63,9 +71,10 @@ def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]
     Mixed runs anchor nothing: their time belongs to no chip alone.
     """
     pools: dict[tuple[str, Hashable], list[Anchorable]] = defaultdict(list)
+    every = dict((*_UNIFORM, *_MIXED))
     for run in runs:
         if len(run.chips) == 1:
-            for basis, key in _MIXED:
+            for basis, key in every.items():
                 pools[basis, key(run, 0)].append(run)
     found: dict[tuple[str, Hashable, Hashable], Anchor | None] = {}
 

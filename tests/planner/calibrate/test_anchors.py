@@ -11,8 +11,9 @@ def anchorable(
     chips: tuple[str, ...] = ("h100",),
     stack: str = "nemo",
     vendors: tuple[str, ...] = ("NVIDIA",),
+    kind: str = "dense",
 ) -> Anchorable:
-    return Anchorable(chips, vendors, stack, layout, ratio)
+    return Anchorable(chips, vendors, stack, layout, ratio, kind)
 
 
 def test_factor_is_the_median_of_others_with_another_layout() -> None:
@@ -26,7 +27,7 @@ def test_factor_is_the_median_of_others_with_another_layout() -> None:
     # Of layout a: median(1.0, 1.2, 1.6); the other run of layout a (8.0) never helps.
     (anchor,) = leave_one_out(runs)[0]
     assert anchor is not None
-    assert (anchor.factor, anchor.basis, anchor.num_runs) == (1.2, "chip and stack", 3)
+    assert (anchor.factor, anchor.basis, anchor.num_runs) == (1.2, "chip and stack, of this kind", 3)
 
 
 def test_own_time_never_changes_the_own_factor() -> None:
@@ -44,10 +45,26 @@ def test_uniform_run_falls_back_to_stack_then_vendor_then_nothing() -> None:
         anchorable(1.3, "d", chips=("mi300x",), stack="rocm", vendors=("AMD",)),
     ]
     by_stack, _, by_vendor, alone = leave_one_out(runs)
-    assert by_stack[0] is not None and (by_stack[0].factor, by_stack[0].basis) == (1.1, "stack")
+    assert by_stack[0] is not None and (by_stack[0].factor, by_stack[0].basis) == (1.1, "stack, of this kind")
     assert by_vendor[0] is not None and by_vendor[0].basis == "vendor"
     assert abs(by_vendor[0].factor - 1.05) < 1e-12  # median of 1.0 and 1.1
     assert alone == (None,)
+
+
+def test_experts_anchor_a_dense_run_only_where_nothing_dense_was_measured_with_its_stack() -> None:
+    runs = [
+        anchorable(1.0, "a"),
+        anchorable(2.0, "b", kind="moe"),
+        anchorable(1.1, "c", chips=("b200",)),
+        anchorable(3.0, "d", stack="other", kind="moe"),
+        anchorable(1.0, "e", stack="other"),
+    ]
+    dense, moe, other_chip, _, lonely = leave_one_out(runs)
+    # A dense run on another chip is nearer than an expert run on the same one.
+    assert dense[0] is not None and (dense[0].factor, dense[0].basis) == (1.1, "stack, of this kind")
+    assert moe[0] is not None and (moe[0].factor, moe[0].basis) == (1.0, "chip and stack")
+    assert other_chip[0] is not None and other_chip[0].factor == 1.0
+    assert lonely[0] is not None and (lonely[0].factor, lonely[0].basis) == (3.0, "chip and stack")
 
 
 def test_mixed_run_takes_each_chips_own_factor_and_anchors_none() -> None:
@@ -60,6 +77,6 @@ def test_mixed_run_takes_each_chips_own_factor_and_anchors_none() -> None:
     ]
     volta, turing = leave_one_out(runs)[0]
     assert volta is not None and (volta.factor, volta.basis) == (1.1, "chip")
-    assert turing is not None and (turing.factor, turing.basis) == (1.4, "chip and stack")
+    assert turing is not None and (turing.factor, turing.basis) == (1.4, "chip and stack, of this kind")
     (t4,) = leave_one_out(runs)[2]
     assert t4 is not None and t4.factor == 2.0  # the mixed run's 5.0 is no anchor
