@@ -14,6 +14,19 @@ DpMode = Literal["ddp", "distopt", "zero2", "zero3", "fsdp"]
 LayerRange = tuple[int, int]
 
 
+class Replica(Data):
+    """One data-parallel rank of a stage: the chips that hold one copy of its layers."""
+
+    node_class: str
+    """Name of the node class."""
+    chip: str
+    """Id of the chip."""
+    hosts: tuple[str, ...] = Field(min_length=1)
+    """Hosts in rank order; the first and the last may be shared with the neighbouring ranks."""
+    tensor_parallel: int = Field(ge=1)
+    """Tensor-parallel degree."""
+
+
 class Stage(Data):
     """One pipeline stage: its layers, its chips, what it recomputes."""
 
@@ -33,6 +46,8 @@ class Stage(Data):
     """What is recomputed in the backward pass."""
     recompute_layers: int = Field(default=0, ge=0)
     """With "full": layers of each (virtual) stage that are recomputed, from its start; else 0."""
+    replicas: tuple[Replica, ...] | None = None
+    """Its data-parallel ranks in order, where they lie on different chips; else all are on its own class."""
 
     @property
     def chunks(self) -> tuple[LayerRange, ...]:
@@ -40,6 +55,20 @@ class Stage(Data):
         if len(self.layers) == 2 and isinstance(self.layers[0], int):
             return (self.layers,)
         return self.layers
+
+    @property
+    def places(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        """Node class, chip and hosts of each of its replicas; one entry where all are on its own class."""
+        if self.replicas is None:
+            return ((self.node_class, self.chip, self.hosts),)
+        return tuple((r.node_class, r.chip, r.hosts) for r in self.replicas)
+
+    @property
+    def tensor_parallel_degrees(self) -> tuple[int, ...]:
+        """Tensor-parallel degree of each of its data-parallel ranks."""
+        if self.replicas is None:
+            return (self.tensor_parallel,) * self.data_parallel
+        return tuple(replica.tensor_parallel for replica in self.replicas)
 
     @property
     def num_layers(self) -> int:
@@ -89,6 +118,34 @@ class Plan(Data):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _replicas_match(self) -> Plan:
+        for i, stage in enumerate(self.stages):
+            if stage.replicas is None:
+                continue
+            if not len(stage.replicas) == stage.data_parallel == self.data_parallel:
+                raise ValueError(
+                    f"stages[{i}] lists {len(stage.replicas)} replicas, its data_parallel is "
+                    f"{stage.data_parallel}, the plan's {self.data_parallel}; all three must agree"
+                )
+            first = stage.replicas[0]
+            if (stage.node_class, stage.chip) != (first.node_class, first.chip):
+                raise ValueError(
+                    f"stages[{i}] is on {stage.node_class} ({stage.chip}), its first replica on "
+                    f"{first.node_class} ({first.chip}); both must agree"
+                )
+            hosts = tuple(dict.fromkeys(host for replica in stage.replicas for host in replica.hosts))
+            if stage.hosts != hosts:
+                raise ValueError(
+                    f"stages[{i}].hosts must list the hosts of its replicas in order: {', '.join(hosts)}"
+                )
+        return self
+
+    @property
+    def mixes_chips(self) -> bool:
+        """Whether a stage lists its replicas one by one."""
+        return any(stage.replicas is not None for stage in self.stages)
+
     @property
     def pipeline_parallel(self) -> int:
         """Number of stages."""
@@ -102,4 +159,6 @@ class Plan(Data):
     @property
     def world_size(self) -> int:
         """Chips that the plan uses."""
+        if self.mixes_chips:
+            return self.context_parallel * sum(sum(s.tensor_parallel_degrees) for s in self.stages)
         return self.stage_size * len(self.stages)

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from planner.data.base import Data
 from planner.data.kinds import CLASS_OF_KIND, schema_line
-from planner.data.plan import Plan, Stage
+from planner.data.plan import Plan, Replica, Stage
 from planner.data.read import plain_scalar
 from planner.data.result import Evaluation, Result, RunnerUp, StageEvaluation, TimelineEvent
 from planner.errors import InstanceError
@@ -19,10 +19,13 @@ from planner.errors import InstanceError
 _KIND_OF_CLASS = {cls: kind for kind, cls in CLASS_OF_KIND.items()}
 
 _WHOLE: tuple[type[Data], ...] = (
-    Plan, Stage, Evaluation, StageEvaluation, TimelineEvent, Result, RunnerUp,
+    Plan, Stage, Replica, Evaluation, StageEvaluation, TimelineEvent, Result, RunnerUp,
 )  # fmt: skip
 # Decisions and results show every field, so that an absent value reads as null. Given data leave
 # out what is empty.
+
+_RARE = ("replicas",)
+"""Fields of decisions that few plans have; others leave them out."""
 
 _LINE_WIDTH = 110
 _UNUSUAL_LINE_BREAKS = "\x85\u2028\u2029"
@@ -78,7 +81,7 @@ def _plain(value: Any) -> Any:
         return {
             name: _plain(getattr(value, name))
             for name, field in type(value).model_fields.items()
-            if whole or not _is_empty_default(getattr(value, name), field)
+            if (whole and name not in _RARE) or not _is_empty_default(getattr(value, name), field)
         }
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}

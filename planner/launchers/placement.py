@@ -98,10 +98,11 @@ def _chips_of_hosts(problem: Problem, plan: Plan) -> tuple[dict[str, str], dict[
     kind: dict[str, str] = {}
     count: dict[str, int] = {}
     for stage in plan.stages:
-        node_class = problem.cluster.classes[problem.cluster.class_index(stage.node_class)]
-        for host in stage.hosts:
-            kind[host] = node_class.chip
-            count[host] = node_class.chips_per_node
+        for name, _, hosts in stage.places:
+            node_class = problem.cluster.classes[problem.cluster.class_index(name)]
+            for host in hosts:
+                kind[host] = node_class.chip
+                count[host] = node_class.chips_per_node
     if not count:
         raise PlanRefusedError("the plan names no hosts; it cannot be placed")
     return kind, count

@@ -28,6 +28,8 @@ _FEATURES = {
     "virtual_stages": "virtual stages",
     "context_parallel": "context parallel",
     "unequal_microbatches": "unequal m.-batches",
+    "mixed_stages": "mixed stages",
+    "tensor_parallel_per_replica": "TP per replica",
 }
 """Heading of each feature of a target."""
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from planner.data.cluster import Cluster
-from planner.data.plan import Plan
+from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 
 
 def stage_chips(plan: Plan, s: int) -> int:
     """Chips of one stage."""
-    stage = plan.stages[s]
-    return stage.tensor_parallel * plan.context_parallel * stage.data_parallel
+    return plan.context_parallel * sum(plan.stages[s].tensor_parallel_degrees)
 
 
 def world_is_whole(num_chips: int, tp: int, pp: int, cp: int) -> str | None:
@@ -39,17 +38,14 @@ def classes_exist(problem: Problem, plan: Plan) -> tuple[str, ...]:
     chip_of = {node_class.name: node_class.chip for node_class in problem.cluster.classes}
     found = []
     for s, stage in enumerate(plan.stages):
-        if stage.node_class not in chip_of:
-            found.append(
-                f"stage {s}: node class {stage.node_class!r} is not in the cluster; "
-                f"it has {', '.join(chip_of)}"
-            )
-        elif stage.chip != chip_of[stage.node_class]:
-            found.append(
-                f"stage {s}: chip {stage.chip} is not that of class {stage.node_class}; "
-                f"write {chip_of[stage.node_class]}"
-            )
-    return tuple(found)
+        for name, chip, _ in stage.places:
+            if name not in chip_of:
+                found.append(
+                    f"stage {s}: node class {name!r} is not in the cluster; it has {', '.join(chip_of)}"
+                )
+            elif chip != chip_of[name]:
+                found.append(f"stage {s}: chip {chip} is not that of class {name}; write {chip_of[name]}")
+    return tuple(dict.fromkeys(found))
 
 
 def hosts_exist(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -57,13 +53,12 @@ def hosts_exist(problem: Problem, plan: Plan) -> tuple[str, ...]:
     class_of = _class_of_host(problem.cluster)
     found = []
     for s, stage in enumerate(plan.stages):
-        for host in dict.fromkeys(stage.hosts):
+        for host, name in dict.fromkeys((host, name) for name, _, hosts in stage.places for host in hosts):
             if host not in class_of:
                 found.append(f"stage {s}: host {host} is not in the cluster; see `hosts` of its classes")
-            elif class_of[host] != stage.node_class:
+            elif class_of[host] != name:
                 found.append(
-                    f"stage {s}: host {host} is in class {class_of[host]}, not {stage.node_class}; "
-                    f"name a host of {stage.node_class}"
+                    f"stage {s}: host {host} is in class {class_of[host]}, not {name}; name a host of {name}"
                 )
         if len(set(stage.hosts)) != len(stage.hosts):
             found.append(f"stage {s}: lists a host twice; name each once")
@@ -81,7 +76,11 @@ def class_has_chips(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """No class lends more chips than it has."""
     used: dict[str, int] = {}
     for s, stage in enumerate(plan.stages):
-        used[stage.node_class] = used.get(stage.node_class, 0) + stage_chips(plan, s)
+        if stage.replicas is None:
+            used[stage.node_class] = used.get(stage.node_class, 0) + stage_chips(plan, s)
+        for replica in stage.replicas or ():
+            chips = replica.tensor_parallel * plan.context_parallel
+            used[replica.node_class] = used.get(replica.node_class, 0) + chips
     return tuple(
         f"class {node_class.name}: the plan uses {used[node_class.name]} chips, it has "
         f"{node_class.num_chips}; use fewer stages on it or a smaller data_parallel"
@@ -98,6 +97,8 @@ def stages_are_packed(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """
     if not plan.rank_order.endswith("pp"):
         return ()
+    if plan.mixes_chips:
+        return _ranks_are_packed(problem, plan)
     chips_of = {node_class.name: node_class.chips_per_node for node_class in problem.cluster.classes}
     found: list[str] = []
     run_of_host: dict[str, int] = {}
@@ -145,3 +146,48 @@ def _misplaced(plan: Plan, s: int, expected: tuple[str, ...], num_expected: int,
         f"stage {s}: lies on {', '.join(expected)} when stages are packed in order, but lists "
         f"{', '.join(hosts)}; no chip may be used twice or left out between stages"
     ]
+
+
+def _ranks_are_packed(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The same where stages list their replicas: no chip used twice, a host's ranks without a break.
+
+    Ranks are dealt to the hosts that their replica lists, each filled before the next.
+    """
+    per_host = {
+        host: node_class.chips_per_node
+        for i, node_class in enumerate(problem.cluster.classes)
+        for host in problem.cluster.hosts_of(i)
+    }
+    left = dict(per_host)
+    found: list[str] = []
+    previous, ended = "", set[str]()
+    for s, stage in enumerate(plan.stages):
+        groups = [(hosts, plan.context_parallel * tp) for hosts, tp in _replica_places(stage)]
+        for hosts, num_chips in groups:
+            for host in hosts:
+                taken = min(num_chips, left.get(host, 0))
+                if taken == 0:
+                    continue
+                if host in ended:
+                    found.append(
+                        f"stage {s}: host {host} comes up again after others; ranks of a host follow each "
+                        "other, so name another"
+                    )
+                if previous not in ("", host):
+                    ended.add(previous)
+                previous = host
+                left[host] -= taken
+                num_chips -= taken
+            if num_chips:
+                found.append(
+                    f"stage {s}: hosts {', '.join(hosts)} have {num_chips} chips too few for its ranks, as "
+                    "no chip may be used twice; name more hosts or a smaller tensor_parallel"
+                )
+    return tuple(dict.fromkeys(found))
+
+
+def _replica_places(stage: Stage) -> list[tuple[tuple[str, ...], int]]:
+    """Hosts and tensor-parallel degree of each data-parallel rank; ranks on one class share its hosts."""
+    if stage.replicas is None:
+        return [(stage.hosts, stage.tensor_parallel)] * stage.data_parallel
+    return [(replica.hosts, replica.tensor_parallel) for replica in stage.replicas]

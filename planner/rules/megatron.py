@@ -38,7 +38,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     model, workload = problem.model, problem.workload
     tp, cp, dp = plan.tensor_parallel, plan.context_parallel, plan.data_parallel
     etp, ep = plan.expert_tensor_parallel, plan.expert_parallel
-    for degree in dict.fromkeys([tp, *(stage.tensor_parallel for stage in plan.stages)]):
+    for degree in dict.fromkeys([tp, *(d for s in plan.stages for d in s.tensor_parallel_degrees)]):
         yield from _present(*(rule(model, degree) for rule in tensor.RULES))
     yield from _present(
         sequence.sequence_parallel_has_ranks(tp, plan.sequence_parallel),
@@ -76,10 +76,12 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
 
 def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     """Number format and node of every class that the plan uses."""
-    degrees_on = {
-        stage.node_class: [s.tensor_parallel for s in plan.stages if s.node_class == stage.node_class]
-        for stage in plan.stages
-    }
+    degrees_on: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        if stage.replicas is None:
+            degrees_on.setdefault(stage.node_class, []).append(stage.tensor_parallel)
+        for replica in stage.replicas or ():
+            degrees_on.setdefault(replica.node_class, []).append(replica.tensor_parallel)
     for i, node_class in enumerate(problem.cluster.classes):
         degrees = degrees_on.get(node_class.name, [])
         if degrees:

@@ -33,15 +33,19 @@ class Target:
     """The sequence may be split over ranks."""
     unequal_microbatches: bool
     """Replicas may run different numbers of micro-batches."""
+    mixed_stages: bool
+    """The data-parallel ranks of one stage may lie on different chips."""
+    tensor_parallel_per_replica: bool
+    """They may differ in tensor-parallel degree."""
 
 
 TARGETS: dict[TargetName, Target] = {
     target.name: target
     for target in (
-        Target("megatron-lm", True, False, False, True, True, True, False),
-        Target("megatron-bridge", True, False, False, False, True, True, False),
-        Target("flagscale", True, True, True, True, False, False, False),
-        Target("unrestricted", False, True, True, True, True, True, True),
+        Target("megatron-lm", True, False, False, True, True, True, False, True, False),
+        Target("megatron-bridge", True, False, False, False, True, True, False, True, False),
+        Target("flagscale", True, True, True, True, False, False, False, False, False),
+        Target("unrestricted", False, True, True, True, True, True, True, True, True),
     )
 }
 """The targets by name."""
@@ -98,12 +102,38 @@ def context_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ..
     return (f"context_parallel {plan.context_parallel}: target {target.name} has none; set it to 1",)
 
 
+def mixed_stages_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """A stage lies on one chip, unless the target lets its replicas differ."""
+    if target.mixed_stages:
+        return ()
+    return tuple(
+        f"stage {s}: lists replicas on {', '.join(dict.fromkeys(chip for _, chip, _ in stage.places))}; "
+        f"target {target.name} has one chip a stage"
+        for s, stage in enumerate(plan.stages)
+        if stage.replicas is not None
+    )
+
+
+def replica_degrees_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """All replicas have the tensor-parallel degree of their stage, unless the target lets them differ."""
+    if target.tensor_parallel_per_replica:
+        return ()
+    return tuple(
+        f"stage {s}: its replicas have tensor_parallel {', '.join(map(str, stage.tensor_parallel_degrees))}; "
+        f"target {target.name} has {stage.tensor_parallel} for all of them"
+        for s, stage in enumerate(plan.stages)
+        if set(stage.tensor_parallel_degrees) != {stage.tensor_parallel}
+    )
+
+
 RULES = (
     tensor_parallel_is_expressible,
     data_parallel_is_expressible,
     recompute_is_expressible,
     virtual_stages_are_expressible,
     context_parallel_is_expressible,
+    mixed_stages_are_expressible,
+    replica_degrees_are_expressible,
 )
 """All rules of a target, in the order in which they are reported."""
 
