@@ -44,28 +44,36 @@ def accuracy_block(runs: str) -> str:
     """Errors by suite, as they come and anchored on other runs of the same chip and software."""
     plain = json.loads(hetplan("accuracy", runs, "--json"))["suites"]
     anchored = json.loads(hetplan("accuracy", runs, "--anchor", "leave-one-out", "--json"))["suites"]
-    lines = [
-        "| runs of | scored | step error | anchored | memory scored | memory error |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| runs of | scored | left out | step error | anchored | memory scored | memory error |"]
+    lines.append("|---" * 7 + "|")
+    scored = left_out = 0
     for name, suite in plain.items():
-        step, memory = suite["step"], suite["memory"]
+        step, memory, skipped = suite["step"], suite["memory"], sum(suite["skipped"].values())
+        scored, left_out = scored + step["n"], left_out + skipped
         if not step["n"] and not memory["n"]:
             continue
         cells = (
             name,
             str(step["n"]),
+            str(skipped or "-"),
             percent(step["mape"]),
-            percent(anchored.get(name, suite)["step"]["mape"]),
+            percent(anchored[name]["step"]["mape"]),
             str(memory["n"] or "-"),
             percent(memory["mape"]),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    note = (
-        "Anchored: each run scaled by a factor from *other* runs of the same chip and software. "
-        "Error: mean of |predicted / measured - 1|."
-    )
-    return "\n".join([*lines, "", note])
+    return "\n".join([*lines, "", NOTE.format(scored=scored, left_out=left_out)])
+
+
+NOTE = """\
+Error: mean of |predicted / measured - 1|. *Anchored*: each prediction scaled by a factor from **other** runs
+of the same chip and software in the same file, never of the same model and layout; where such runs have
+little in common this makes it worse. {scored} runs are scored, {left_out} are left out (full sharding, low
+quality, fields that the source does not state), whole suites among them.
+
+These runs were at hand while the cost model was written: read the figures as errors on known runs, not as a
+promise for new ones. The `onechip` runs were measured on chips whose operators also fed the tables; a suite
+of few runs says little."""
 
 
 def percent(fraction: Any) -> str:

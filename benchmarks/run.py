@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -106,10 +105,21 @@ def run_case(case: Case) -> dict[str, Any]:
         "gap": result.gap,
         "termination": result.termination,
         "reason": result.reason,
-        # ru_maxrss is in KiB on Linux.
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MIB,
+        "peak_memory_mib": peak_memory_mib(),
         "statistics": result.statistics,
     }
+
+
+def peak_memory_mib() -> float | None:
+    """Most memory that this process has held [MiB]; None where the system does not say.
+
+    From VmHWM, as ru_maxrss of a child begins at what its parent held when it was started.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) * KIB / MIB for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def run_alone(case: Case) -> dict[str, Any]:

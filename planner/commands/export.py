@@ -20,6 +20,6 @@ def run(
     plan = load.load_plan(plan_path)
     check_out_dir(out, force=force)
     problem = problem_of(problem_name, plan, str(plan_path))
-    directory = api.export(plan, target or plan.target, out, problem=problem, force=force)
-    say_written(directory, quiet=quiet)
+    api.export(plan, target or plan.target, out, problem=problem, force=force)
+    say_written(out, quiet=quiet)
     return ExitCode.PLAN

@@ -128,8 +128,8 @@ def check_out_dir(out: Path, *, force: bool) -> None:
 def _write(request: PlanRequest, problem: Problem, result: Result) -> None:
     """Write the launch directory and say what is in it."""
     assert request.out is not None
-    directory = api.export(result, problem.target, request.out, problem=problem, force=request.force)
-    say_written(directory, to_stderr=request.as_json, quiet=request.quiet and request.as_json)
+    api.export(result, problem.target, request.out, problem=problem, force=request.force)
+    say_written(request.out, to_stderr=request.as_json, quiet=request.quiet and request.as_json)
 
 
 def say_written(directory: Path, *, to_stderr: bool = False, quiet: bool = False) -> None:

@@ -16,6 +16,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, Result
 from planner.report import words
+from planner.report.facts import decision_grid, problem_grid, two_columns
 from planner.tolerances import GAP_TOL
 from planner.units import format_percent, format_seconds
 
@@ -37,71 +38,6 @@ _PARTS = {
     "other": ("other", "gradient norm and host work, once a step"),
 }
 """Name and meaning of the parts of a step."""
-
-
-def problem_grid(problem: Problem) -> Table:
-    """What is asked: model, cluster, batch, target."""
-    from planner.cost.parameters import total_parameters
-
-    model, work = problem.model, problem.workload
-    grid = _grid()
-    grid.add_row("problem", problem.name)
-    grid.add_row(
-        "model", f"{model.id}: {words.count(total_parameters(model))} parameters, {model.num_layers} layers"
-    )
-    cluster = problem.cluster
-    # A cluster given as nodes in short form bears that form as its id; it would be said twice.
-    name = "" if " " in cluster.id else f"{cluster.id}: "
-    grid.add_row("cluster", f"{name}{words.nodes_of(cluster)} = {cluster.num_chips:,} chips")
-    grid.add_row(
-        "batch",
-        f"{work.global_batch_size:,} sequences of {work.seq_length:,} tokens "
-        f"({words.count(work.tokens_per_step)} tokens a step), {work.precision}",
-    )
-    grid.add_row("target", problem.target)
-    return grid
-
-
-def decision_grid(problem: Problem, plan: Plan) -> Table:
-    """Degrees and micro-batches of a plan."""
-    grid = _grid()
-    used = f"{plan.world_size:,} of {problem.cluster.num_chips:,} chips"
-    grid.add_row("degrees", f"{words.degrees_of(plan)} = {used}")
-    grid.add_row("", _spelled_out(plan))
-    if idle := words.idle_chips(problem, plan):
-        grid.add_row("left idle", idle)
-    grid.add_row(
-        "micro-batch",
-        f"{plan.microbatch_size} {'sequence' if plan.microbatch_size == 1 else 'sequences'}, "
-        f"{plan.num_microbatches:,} of them a step on each of {plan.data_parallel} replicas",
-    )
-    grid.add_row(
-        "sharding",
-        f"sequence parallel {'on' if plan.sequence_parallel else 'off'}, "
-        f"data parallel as {_DP_MODES.get(plan.dp_mode, plan.dp_mode)}",
-    )
-    return grid
-
-
-_DP_MODES = {
-    "ddp": "plain replicas",
-    "distopt": "replicas with a distributed optimizer",
-    "zero2": "ZeRO-2",
-    "zero3": "ZeRO-3",
-    "fsdp": "fully sharded replicas",
-}
-
-
-def _spelled_out(plan: Plan) -> str:
-    """The degrees in words, for a reader who meets the short forms for the first time."""
-    parts = [f"{plan.tensor_parallel} chips share a layer" if plan.tensor_parallel > 1 else "a chip a layer"]
-    if plan.context_parallel > 1:
-        parts.append(f"{plan.context_parallel} share a sequence")
-    if plan.expert_parallel > 1:
-        parts.append(f"{plan.expert_parallel} share the experts")
-    replicas = "one replica" if plan.data_parallel == 1 else f"{plan.data_parallel} replicas"
-    stages = "one stage" if plan.pipeline_parallel == 1 else f"{plan.pipeline_parallel} stages in a pipeline"
-    return ", ".join([*parts, replicas, stages])
 
 
 def stage_table(plan: Plan, evaluation: Evaluation, *, wide: bool) -> Table:
@@ -178,7 +114,7 @@ def step_table(evaluation: Evaluation, *, wide: bool) -> Table:
 
 def speed_grid(problem: Problem, plan: Plan, evaluation: Evaluation) -> Table:
     """Step time with its error band, throughput, utilisation."""
-    grid = _grid()
+    grid = two_columns()
     band = format_percent(evaluation.error_band)
     grid.add_row(
         "step time",
@@ -192,7 +128,7 @@ def speed_grid(problem: Problem, plan: Plan, evaluation: Evaluation) -> Table:
 
 def proof_grid(problem: Problem, result: Result) -> Table:
     """How far from the best the plan can be, in words, and what it took to know."""
-    grid = _grid()
+    grid = two_columns()
     if result.bound_s is not None and result.gap is not None:
         if result.gap <= GAP_TOL:
             claim = f"proven best: no plan that the search covers for {problem.target} is predicted faster"
@@ -204,9 +140,19 @@ def proof_grid(problem: Problem, result: Result) -> Table:
         grid.add_row("proof", claim)
     elif result.plan is not None:
         grid.add_row("proof", "none yet: the search was cut before it had a bound")
-    cut = ", cut before the wanted gap" if result.interrupted else ""
-    grid.add_row("search", f"{result.seconds:.1f} s{cut}; solver {result.solver}; hetplan {result.version}")
+    how = _ending(problem, result)
+    grid.add_row("search", f"{result.seconds:.1f} s{how}; solver {result.solver}; hetplan {result.version}")
     return grid
+
+
+def _ending(problem: Problem, result: Result) -> str:
+    """Whether the search ended before the wanted gap, and by whose hand."""
+    wanted = problem.options.gap
+    if result.interrupted:
+        return f", cut before the wanted gap of {format_percent(wanted)}"
+    if result.gap is not None and result.gap > max(wanted, GAP_TOL):
+        return f", ended above the wanted gap of {format_percent(wanted)}"
+    return ""
 
 
 def _gap(fraction: float) -> str:
@@ -282,11 +228,3 @@ def plan_report(problem: Problem, result: Result, *, width: int) -> RenderableTy
     if evaluation.assumptions:
         parts += ["", assumption_list(evaluation)]
     return Group(*parts)
-
-
-def _grid() -> Table:
-    """Two columns without lines: a name and what it is."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True, min_width=11)
-    grid.add_column(overflow="fold")
-    return grid

@@ -63,3 +63,10 @@ def test_parts_that_a_plan_cannot_have_are_left_out() -> None:
     evaluation = evaluation.model_copy(update={"breakdown_s": parts})
     shown = text_of(prediction_report(problem, two_stage_plan(problem), evaluation, width=80))
     assert "exposed TP" in shown and "exposed CP" not in shown and "exposed EP" not in shown
+
+
+def test_search_that_ends_above_the_wanted_gap_says_so() -> None:
+    problem = two_class_problem()
+    shown = text_of(proof_grid(problem, made_up_result(problem, gap=0.05, termination="feasible")), width=120)
+    assert "ended above the wanted gap of 1.0%" in shown
+    assert "wanted gap" not in text_of(proof_grid(problem, made_up_result(problem, gap=0.008)), width=120)
