@@ -122,11 +122,15 @@ def test_only_the_command_line_writes_to_the_screen() -> None:
 
 
 def test_modules_stay_small() -> None:
-    """Long files hide their subject; split by idea, not by length, when one grows past this."""
+    """Long files hide their subject; split by idea, not by length, when one grows past this.
+
+    A formulation may be longer: it stands in one file, with its mathematics whole at the top.
+    """
     long = {
         name: lines
         for name, path in modules().items()
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 300
+        if (lines := len(path.read_text(encoding="utf-8").splitlines()))
+        > (500 if name.startswith("formulations.") else 300)
     }
     assert long == {}
 
@@ -154,6 +158,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_each_module_imports_alone() -> None:
     ground = [name for name in modules() if layer_of(package_of(name) or "") <= layer_of("planner.data")]

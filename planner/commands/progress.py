@@ -23,16 +23,16 @@ REDRAW_EVERY_S = 0.1
 
 def sentence(progress: Progress) -> str:
     """State of the search in one line."""
-    parts = [progress.phase, format_seconds(progress.elapsed_s)]
+    parts = [f"{progress.phase} {progress.elapsed_s:.1f} s"]
     if progress.incumbent_s is not None:
-        parts.append(f"best plan {format_seconds(progress.incumbent_s)}")
+        parts.append(f"best {format_seconds(progress.incumbent_s)}")
     if progress.bound_s is not None:
         parts.append(f"bound {format_seconds(progress.bound_s)}")
     if progress.gap is not None:
         parts.append(f"gap {format_percent(progress.gap)}")
-    parts.append(f"{progress.opened:,} choices opened, {progress.remaining:,} left")
+    parts.append(f"{progress.opened:,} opened, {progress.remaining:,} left")
     if progress.time_left_s is not None:
-        parts.append(f"{format_seconds(progress.time_left_s)} of time left")
+        parts.append(f"{progress.time_left_s:.0f} s to limit")
     return " | ".join(parts)
 
 
