@@ -18,6 +18,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
 from planner.rules.megatron import violations
+from planner.simulate.mixed import degrees_of_replicas, mixed_step_times, pipelines_of
 from planner.simulate.pipeline import simulate
 from planner.simulate.schedules import peak_in_flight
 from planner.simulate.step import (
@@ -42,6 +43,8 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
         Where a stage names a node class that the cluster does not have, or one whose layer profile lacks
         the plan's degree or micro-batch, so that nothing can be priced.
     """
+    if plan.mixes_chips:
+        return _evaluate_mixed(problem, plan, timeline=timeline)
     for s, node_class in enumerate(class_of_stage(problem, plan)):
         refuse_unmeasured(
             problem,
@@ -71,7 +74,12 @@ def degrees_of(plan: Plan) -> Degrees:
 def evaluate_with_prices(
     problem: Problem, plan: Plan, prices: Prices, choice: int = 0, *, timeline: bool = False
 ) -> Evaluation:
-    """The same with prices at hand; `choice` is the row of the plan's degrees in them."""
+    """The same with prices at hand; `choice` is the row of the plan's degrees in them.
+
+    A plan whose stages list their replicas is priced anew, as it may need several rows.
+    """
+    if plan.mixes_chips:
+        return _evaluate_mixed(problem, plan, timeline=timeline)
     contents = stage_contents(problem, plan, prices)
     times = step_times(problem, plan, prices, choice, contents)
     in_flight = _in_flight(plan, prices, choice, contents)
@@ -100,21 +108,58 @@ def evaluate_with_prices(
     )
 
 
+def _evaluate_mixed(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluation:
+    """The same where stages list their replicas; of each stage the fullest chip, relative to its limit."""
+    prices = price(problem, degrees_of_replicas(plan))
+    pipelines = pipelines_of(problem, plan, prices)
+    times = mixed_step_times(problem, plan, prices, pipelines)
+    in_flight, memory, limits = [], [], []
+    for s in range(len(plan.stages)):
+        replicas = dict.fromkeys((p[s].choice, p[s].content) for p in pipelines)
+        found = []
+        for choice, content in replicas:
+            counts = _in_flight_of(plan, prices, choice, content, s)
+            terms = memory_bytes(prices, choice, content, counts, len(plan.stages))
+            found.append((terms, problem.memory_limit_bytes(content.node_class), counts))
+        terms, limit, counts = max(found, key=lambda entry: sum(entry[0].values()) / entry[1])
+        in_flight.append(counts)
+        memory.append(terms)
+        limits.append(limit)
+    chips = [(p.content.node_class, p.place.num_chips) for pipeline in pipelines for p in pipeline]
+    peak_flop_per_s = sum(
+        count * (problem.chip_of(c).peak_flop_per_s(problem.workload.precision) or 0.0) for c, count in chips
+    )
+    return Evaluation(
+        step_s=times.step_s,
+        breakdown_s=times.breakdown_s,
+        tokens_per_s=problem.workload.tokens_per_step / times.step_s,
+        mfu=model_flop_per_step(problem) / (times.step_s * peak_flop_per_s) if peak_flop_per_s else 0.0,
+        error_band=prices.error_band,
+        stages=tuple(
+            _stage_evaluation(times, s, in_flight[s], memory[s], limits[s]) for s in range(len(plan.stages))
+        ),
+        violations=violations(problem, plan) + _memory_violations(plan, memory, limits),
+        assumptions=prices.assumptions,
+        timeline=_timeline(times) if timeline else None,
+    )
+
+
 def _in_flight(
     plan: Plan, prices: Prices, choice: int, contents: tuple[StageContent, ...]
 ) -> list[tuple[int, ...]]:
     """Micro-batches in flight on each chunk of every stage at the peak of its activations."""
-    counts = []
+    return [_in_flight_of(plan, prices, choice, content, s) for s, content in enumerate(contents)]
+
+
+def _in_flight_of(plan: Plan, prices: Prices, choice: int, content: StageContent, s: int) -> tuple[int, ...]:
     v, m = plan.virtual_stages, schedulable_microbatches(plan)
-    for s, content in enumerate(contents):
-        kept = None
-        if v > 1:
-            kept = [
-                memory_bytes(prices, choice, content, [float(u == w) for w in range(v)], 1)["activations"]
-                for u in range(v)
-            ]
-        counts.append(peak_in_flight(len(contents), s, m, v, kept))
-    return counts
+    kept = None
+    if v > 1:
+        kept = [
+            memory_bytes(prices, choice, content, [float(u == w) for w in range(v)], 1)["activations"]
+            for u in range(v)
+        ]
+    return peak_in_flight(len(plan.stages), s, m, v, kept)
 
 
 def _stage_evaluation(

@@ -1,0 +1,81 @@
+"""Gradient reduction and parameter gathering among replicas that lie on different chips.
+
+A ring in the order of the replicas: each of its links carries (d - 1) / d of the buffer once a pass, and
+the slowest link sets the pace. Every tensor-parallel rank of a node runs a ring of its own at the same
+time, so that they share the node's adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
+from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
+from planner.cost.memory import GRADIENT_BYTES, WEIGHT_BYTES
+from planner.data.problem import Problem
+from planner.units import GB
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """Where one data-parallel rank of a stage lies."""
+
+    node_class: int
+    hosts: tuple[str, ...]
+    num_chips: int
+    """Chips of the rank: tensor x context parallel."""
+    tensor_parallel: int
+
+
+def replica_reduce_s(
+    problem: Problem, places: Sequence[ReplicaPlace], shard_parameters: Sequence[float], dp_mode: str
+) -> float:
+    """Reduction of a stage's gradients among its replicas [s].
+
+    Parameters
+    ----------
+    shard_parameters
+        Parameters of the stage on one chip, by replica.
+    """
+    passes = 2 if dp_mode == "ddp" else 1
+    return passes * _ring_pass_s(problem, places, shard_parameters, GRADIENT_BYTES)
+
+
+def replica_gather_s(
+    problem: Problem, places: Sequence[ReplicaPlace], shard_parameters: Sequence[float], dp_mode: str
+) -> float:
+    """Gathering of a stage's updated parameters among its replicas [s]; zero where nothing is shared."""
+    if dp_mode == "ddp":
+        return 0.0
+    return _ring_pass_s(problem, places, shard_parameters, WEIGHT_BYTES)
+
+
+def _ring_pass_s(
+    problem: Problem, places: Sequence[ReplicaPlace], shard_parameters: Sequence[float], value_bytes: float
+) -> float:
+    """One pass around the ring [s]: what each link carries at its share of the rate, and its latency."""
+    d = len(places)
+    if d == 1:
+        return 0.0
+    cuts = [shard * value_bytes * (d - 1) / d for shard in shard_parameters]
+    slowest = 0.0
+    for r, place in enumerate(places):
+        after = places[(r + 1) % d]
+        bytes_per_s, latency_s = _link(problem, place, after)
+        slowest = max(slowest, cuts[r] / bytes_per_s + (d - 1) * latency_s)
+    return slowest + LAUNCH_S
+
+
+def _link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> tuple[float, float]:
+    """Rate that one rank gets towards the next replica [bytes/s], and the latency of a message [s]."""
+    node_class = problem.cluster.classes[place.node_class]
+    if place.hosts[-1] == after.hosts[0]:
+        inside = node_class.intra_node_bandwidth_gb_per_s
+        return (inside or problem.chip_of(place.node_class).intra_node_bandwidth_gb_per_s) * GB, 0.0
+    rate, latency_s, transport = problem.cluster.link_between(place.node_class, after.node_class)
+    rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
+    if not problem.cluster.rate_is_measured(place.node_class, after.node_class):
+        rate = transport_rate(rate, transport)
+    sharing = min(place.num_chips, node_class.chips_per_node)
+    return rate / sharing, latency_s + TRANSPORT_LATENCY_S[transport]

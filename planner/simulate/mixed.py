@@ -1,0 +1,293 @@
+"""Plans whose stages list their replicas: data-parallel ranks on different chips.
+
+Each replica is a pipeline of its own, with the times of its own classes and its own links between
+stages; all run the same micro-batches. The gradient reduction of a stage begins when its last replica
+has finished, and runs at the rate of the slowest link between neighbouring replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.hops import block_on_sends, hops_inside_host
+from planner.cost.memory import WEIGHT_BYTES
+from planner.cost.prices import PARTS, Degrees, Floats, Prices
+from planner.cost.profiles import refuse_unmeasured
+from planner.cost.replica_sync import ReplicaPlace, replica_gather_s, replica_reduce_s
+from planner.cost.stage import (
+    StageContent,
+    chunk_times,
+    exposed_gather_s,
+    exposed_reduce_s,
+    memory_bytes,
+    optimizer_s,
+)
+from planner.data.plan import Plan, Stage
+from planner.data.problem import Problem
+from planner.simulate.pipeline import stage_ends_s
+from planner.simulate.step import StepTimes, class_of_stage, schedulable_microbatches, stage_contents
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One replica of one stage."""
+
+    content: StageContent
+    """What it holds, on its own class."""
+    choice: int
+    """Row of the prices with its tensor-parallel degree."""
+    place: ReplicaPlace
+    """Where it lies."""
+
+
+Pipelines = tuple[tuple[Placed, ...], ...]
+"""[replica][stage]"""
+
+
+def degrees_of_replicas(plan: Plan) -> Degrees:
+    """The degrees of a plan, one row for each tensor-parallel degree of a replica."""
+    degrees = _tensor_degrees(plan)
+    rows = len(degrees)
+
+    def same(value: int) -> NDArray[np.int64]:
+        return np.full(rows, value, dtype=np.int64)
+
+    tp = np.array(degrees, dtype=np.int64)
+    return Degrees(
+        tensor_parallel=tp,
+        context_parallel=same(plan.context_parallel),
+        expert_parallel=same(plan.expert_parallel),
+        expert_tensor_parallel=np.minimum(plan.expert_tensor_parallel, tp),
+        data_parallel=same(plan.data_parallel),
+        microbatch_size=same(plan.microbatch_size),
+        sequence_parallel=(tp > 1) & plan.sequence_parallel,
+        dp_mode=plan.dp_mode,
+    )
+
+
+def _tensor_degrees(plan: Plan) -> list[int]:
+    return list(dict.fromkeys(d for stage in plan.stages for d in stage.tensor_parallel_degrees))
+
+
+def pipelines_of(problem: Problem, plan: Plan, prices: Prices) -> Pipelines:
+    """Every replica as a pipeline of placed stages.
+
+    Raises
+    ------
+    InstanceError
+        Where a replica names an unknown class, or one whose layer profile lacks its point.
+    """
+    row_of = {tp: row for row, tp in enumerate(_tensor_degrees(plan))}
+    pipelines = []
+    for r in range(plan.data_parallel):
+        single = plan.model_copy(update={"stages": _stages_of_replica(plan, r)})
+        contents = stage_contents(problem, single, prices)
+        placed = []
+        for s, (stage, content) in enumerate(zip(single.stages, contents, strict=True)):
+            refuse_unmeasured(
+                problem,
+                content.node_class,
+                stage.tensor_parallel,
+                plan.microbatch_size,
+                plan.context_parallel,
+                f"plan: stages[{s}].replicas[{r}]",
+            )
+            place = ReplicaPlace(
+                node_class=content.node_class,
+                hosts=stage.hosts,
+                num_chips=stage.tensor_parallel * plan.context_parallel,
+                tensor_parallel=stage.tensor_parallel,
+            )
+            placed.append(Placed(content, row_of[stage.tensor_parallel], place))
+        pipelines.append(tuple(placed))
+    return tuple(pipelines)
+
+
+def _stages_of_replica(plan: Plan, r: int) -> tuple[Stage, ...]:
+    """The stages of one replica, each on its own class and hosts."""
+    found = []
+    for stage in plan.stages:
+        if stage.replicas is None:
+            found.append(stage)
+            continue
+        replica = stage.replicas[r]
+        found.append(
+            stage.model_copy(
+                update={
+                    "node_class": replica.node_class,
+                    "chip": replica.chip,
+                    "hosts": replica.hosts,
+                    "tensor_parallel": replica.tensor_parallel,
+                    "replicas": None,
+                }
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class ReplicaTimes:
+    """Times of one replica's pipeline [s]."""
+
+    forward_s: Floats
+    """[stage, chunk] one micro-batch, with the sends that block."""
+    backward_s: Floats
+    """[stage, chunk]"""
+    parts_s: Floats
+    """[stage, part] forward and backward of one micro-batch, sends left out."""
+    hops_s: Floats
+    """[stage] hop to the next stage."""
+    delays_s: Floats
+    """[stage] hop as the schedule sees it: zero where sends block."""
+    stage_ends_s: Floats
+    """[stage] end of the last backward."""
+    makespan_without_sends_s: float
+
+
+def replica_times(
+    problem: Problem, plan: Plan, prices: Prices, pipelines: Pipelines
+) -> tuple[ReplicaTimes, ...]:
+    """Times of every replica; equal pipelines are simulated once."""
+    known: dict[tuple[object, ...], ReplicaTimes] = {}
+    found = []
+    inside_of_uniform = _uniform_hops_inside(problem, plan)
+    for pipeline in pipelines:
+        inside = tuple(_is_inside(pipeline, s, inside_of_uniform[s]) for s in range(len(pipeline)))
+        key = (*((p.content.node_class, p.choice) for p in pipeline), inside)
+        if key not in known:
+            known[key] = _times(problem, plan, prices, pipeline, inside)
+        found.append(known[key])
+    return tuple(found)
+
+
+def _uniform_hops_inside(problem: Problem, plan: Plan) -> tuple[bool, ...]:
+    """Whether each hop between two stages without replicas stays in a host."""
+    inside = hops_inside_host(
+        class_of_stage(problem, plan),
+        plan.stage_size,
+        [node_class.chips_per_node for node_class in problem.cluster.classes],
+    )
+    listed = [stage.replicas is not None for stage in plan.stages]
+    return tuple(
+        inside[s] and not listed[s] and not listed[(s + 1) % len(listed)] for s in range(len(listed))
+    )
+
+
+def _is_inside(pipeline: Sequence[Placed], s: int, uniform_inside: bool) -> bool:
+    """Whether the hop s -> s + 1 of a replica stays in a host."""
+    here, after = pipeline[s].place.hosts, pipeline[(s + 1) % len(pipeline)].place.hosts
+    return uniform_inside or (len(here) == len(after) == 1 and here == after)
+
+
+def _times(
+    problem: Problem, plan: Plan, prices: Prices, pipeline: Sequence[Placed], inside: Sequence[bool]
+) -> ReplicaTimes:
+    parts = [chunk_times(prices, placed.choice, placed.content) for placed in pipeline]
+    forward_parts = np.array([forward for forward, _ in parts])
+    backward_parts = np.array([backward for _, backward in parts])
+    forward, backward = forward_parts.sum(axis=2), backward_parts.sum(axis=2)
+    hops = np.zeros(len(pipeline))
+    for s, placed in enumerate(pipeline):
+        if len(pipeline) == 1:
+            break
+        here, after = placed.content.node_class, pipeline[(s + 1) % len(pipeline)].content.node_class
+        through = prices.send_inside_s[placed.choice, here]
+        hops[s] = through if inside[s] else prices.send_s[placed.choice, here, after]
+    seen = block_on_sends(forward, backward, hops, p2p_overlap=problem.stack.p2p_overlap)
+    ends, without = stage_ends_s(
+        np.stack([seen[0], forward]),
+        np.stack([seen[1], backward]),
+        np.stack([seen[2], np.zeros_like(hops)]),
+        schedulable_microbatches(plan),
+    )
+    return ReplicaTimes(
+        forward_s=seen[0],
+        backward_s=seen[1],
+        parts_s=(forward_parts + backward_parts).sum(axis=1),
+        hops_s=hops,
+        delays_s=seen[2],
+        stage_ends_s=ends,
+        makespan_without_sends_s=float(without.max()),
+    )
+
+
+def mixed_step_times(problem: Problem, plan: Plan, prices: Prices, pipelines: Pipelines) -> StepTimes:
+    """Step of a plan that mixes chips, with the times of the slowest replica of each stage.
+
+    step = max_j (last end_j + exposed reduction_j) + tied embeddings + max_j (optimizer_j + gathering_j).
+    """
+    replicas = replica_times(problem, plan, prices, pipelines)
+    num_microbatches, num_stages = schedulable_microbatches(plan), len(plan.stages)
+    ends = np.max([replica.stage_ends_s for replica in replicas], axis=0)
+    syncs = [
+        _stage_sync(problem, plan, prices, [p[s] for p in pipelines], replicas, s) for s in range(num_stages)
+    ]
+    synced = max(float(ends[s]) + syncs[s][0] for s in range(num_stages))
+    tied = float(prices.tied_sync_s.max()) if num_stages > 1 else 0.0
+    optimizer = [
+        max(
+            float(prices.step_fixed_s[p[s].choice, p[s].content.node_class])
+            + optimizer_s(prices, p[s].choice, p[s].content)
+            for p in pipelines
+        )
+        for s in range(num_stages)
+    ]
+    tail = max(optimizer[s] + syncs[s][1] for s in range(num_stages))
+    slowest = max(replicas, key=lambda replica: float(replica.stage_ends_s.max()))
+    makespan = float(ends.max())
+    busiest = slowest.parts_s[int(np.argmax(slowest.parts_s.sum(axis=1)))]
+    breakdown = dict(zip(PARTS, (num_microbatches * busiest).tolist(), strict=True)) | {
+        "pp": max(0.0, makespan - slowest.makespan_without_sends_s),
+        "dp": max(0.0, (synced - makespan) + tied + (tail - max(optimizer))),
+        "bubble": max(0.0, slowest.makespan_without_sends_s - num_microbatches * float(busiest.sum())),
+        "optimizer": max(optimizer),
+    }
+    work = [
+        np.argmax([float((r.forward_s + r.backward_s)[s].sum()) for r in replicas]) for s in range(num_stages)
+    ]
+    hops = np.max([replica.hops_s for replica in replicas], axis=0)
+    return StepTimes(
+        forward_s=np.array([replicas[int(r)].forward_s[s] for s, r in enumerate(work)]),
+        backward_s=np.array([replicas[int(r)].backward_s[s] for s, r in enumerate(work)]),
+        hops_s=hops if plan.virtual_stages > 1 else np.append(hops[:-1], 0.0),
+        delays_s=slowest.delays_s,
+        num_microbatches=num_microbatches,
+        makespan_s=makespan,
+        step_s=synced + tied + tail,
+        breakdown_s=breakdown,
+    )
+
+
+def _stage_sync(
+    problem: Problem,
+    plan: Plan,
+    prices: Prices,
+    placed: Sequence[Placed],
+    replicas: Sequence[ReplicaTimes],
+    s: int,
+) -> tuple[float, float]:
+    """Exposed reduction of gradients and gathering of parameters of a stage [s]."""
+    backward_s = min(float(replica.backward_s[s].sum()) for replica in replicas)
+    forward_s = min(float(replica.forward_s[s].sum()) for replica in replicas)
+    first = placed[0]
+    if len({(p.content.node_class, p.choice) for p in placed}) == 1:
+        return (
+            exposed_reduce_s(prices, first.choice, first.content, backward_s),
+            exposed_gather_s(prices, first.choice, first.content, forward_s),
+        )
+    places = [p.place for p in placed]
+    shards = [stage_parameters(prices, p.choice, p.content) for p in placed]
+    reduce_s = replica_reduce_s(problem, places, shards, plan.dp_mode)
+    gather_s = replica_gather_s(problem, places, shards, plan.dp_mode)
+    hidden = prices.hidden_fraction
+    return max(0.0, reduce_s - hidden * backward_s), max(0.0, gather_s - hidden * forward_s)
+
+
+def stage_parameters(prices: Prices, choice: int, content: StageContent) -> float:
+    """Parameters of a stage on one chip, from the size of their weights."""
+    terms = memory_bytes(prices, choice, content, [0.0] * len(content.chunks), 1)
+    return terms["weights"] / WEIGHT_BYTES
