@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,8 +32,13 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", out, ROOT, cwd=out)
+    """A wheel from a copy of the sources: setuptools would put leftovers of an old `build/` into it."""
+    out, sources = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("sources")
+    for name in ("planner", "formulations", "instances"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", out, sources, cwd=out)
     (built,) = out.glob("*.whl")
     return built
 
