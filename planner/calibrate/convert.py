@@ -17,20 +17,22 @@ from planner.calibrate.runs import Run, RunGroup
 from planner.calibrate.shapes import model_of
 from planner.calibrate.stacks import stack_id, stack_of
 from planner.data.chip import Chip, Precision
+from planner.data.layer_profile import LayerProfile
 from planner.data.model_spec import MoeSpec
 from planner.data.options import Options
 from planner.data.plan import DpMode, Plan, Recompute
 from planner.data.problem import Problem
+from planner.data.profiles import profiled_model, shipped_profiles
 from planner.data.workload import Workload
 
 NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
 """Stacks whose runs recompute nothing where they do not say so."""
 
+PROFILED_STACKS = ("sailor",)
+"""Stacks on which the shipped layer times were measured."""
+
 NO_RESERVE = Options(memory_reserve_fraction=0.0)
 """A run that took place fitted: the reserve that a planner keeps does not count against it."""
-
-FULL_SHARDING = ("zero3", "fsdp")
-"""Modes that also shard the parameters; the cost model has no price for their gathering by layer."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,30 @@ def convert(run: Run) -> Candidate:
         options=NO_RESERVE,
     )
     plans = _plans(run, problem, assumptions)
+    profiles = _profiles(run, problem, plans[0])
+    if profiles:
+        problem = problem.model_copy(update={"profiles": profiles})
+        assumptions.append("layer times from a profile")
     return Candidate(problem, plans, stack_id(run), alone, tuple(assumptions))
+
+
+def _profiles(run: Run, problem: Problem, plan: Plan) -> tuple[LayerProfile, ...]:
+    """Shipped layer times of the run's model, where its software measured them and every point is there."""
+    name = profiled_model(run.model.name) if stack_id(run) in PROFILED_STACKS else None
+    if name is None:
+        return ()
+    shipped = {profile.chip: profile for profile in shipped_profiles(name)}
+    found: dict[str, LayerProfile] = {}
+    for stage in plan.stages:
+        chips = [chip for _, chip, _ in stage.places]
+        for chip, tp in zip(chips, stage.tensor_parallel_degrees, strict=False):
+            profile = shipped.get(chip)
+            if profile is None or not profile.covers(tp, plan.microbatch_size):
+                return ()
+            if profile.seq_length != run.workload.seq_length or plan.context_parallel > 1:
+                return ()
+            found[chip] = profile
+    return tuple(found.values())
 
 
 def _refuse_what_cannot_be_scored(run: Run) -> None:
@@ -112,8 +137,6 @@ def _refuse_what_cannot_be_scored(run: Run) -> None:
         raise SkipRun("failed")
     if run.measured.step_s is None and run.measured.peak_memory_gib is None:
         raise SkipRun("nothing measured")
-    if run.plan.dp_mode in FULL_SHARDING:
-        raise SkipRun("full sharding not modelled")
     if run.plan.microbatch_size is None:
         raise SkipRun("microbatch_size")
     if run.workload.global_batch_size is None:
@@ -157,9 +180,9 @@ def _tensor_parallel(run: Run) -> int:
         return run.plan.tensor_parallel
     degrees = {r.tensor_parallel for s in run.plan.stages or () for r in s.replicas or ()}
     degrees |= {s.tensor_parallel for s in run.plan.stages or () if s.tensor_parallel is not None}
-    if len(degrees) != 1:
+    if not degrees:
         raise SkipRun("tensor_parallel")
-    return degrees.pop()
+    return max(degrees)
 
 
 def _plans(run: Run, problem: Problem, assumptions: list[str]) -> tuple[Plan, ...]:

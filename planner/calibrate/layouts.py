@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from planner.calibrate.patterns import SkipRun
-from planner.calibrate.runs import Run, RunStage
+from planner.calibrate.runs import Run, RunDevice, RunReplica
 from planner.data.cluster import Cluster
 from planner.data.model_spec import ModelSpec
-from planner.data.plan import LayerRange, Recompute, Stage
+from planner.data.plan import LayerRange, Recompute, Replica, Stage
 
 
 def layers_of_chunks(num_layers: int, chunks: int) -> tuple[tuple[int, ...], str | None]:
@@ -55,7 +55,7 @@ def stages_of(
     Raises
     ------
     SkipRun
-        Where a stage runs on several chips, or the stated layers are not the model's.
+        Where the chips of a mixed stage are not stated, or the stated layers are not the model's.
     """
     num_stages = run.plan.pipeline_parallel or 1
     virtual_stages = run.plan.virtual_stages or 1
@@ -69,71 +69,126 @@ def stages_of(
     else:
         counts, assumption = layers_of_chunks(model.num_layers, num_stages * virtual_stages)
     ranges = _ranges(counts)
-    places = _places(run, cluster, num_stages, stage_size)
+    replicas = _mixed_replicas(run, cluster) if len(cluster.classes) > 1 else None
+    if replicas is not None and any(len(row) != data_parallel for row in replicas):
+        raise SkipRun("layout: replicas do not match the data-parallel degree")
+    mixes = replicas is not None and any(
+        {(r.node_class, r.tensor_parallel) for r in row} != {(row[0].node_class, tensor_parallel)}
+        for row in replicas
+    )
+    places = _uniform_places(cluster, num_stages, stage_size) if replicas is None else _on_one_class(replicas)
     stages = []
-    for s, (class_index, hosts) in enumerate(places):
+    for s, (name, chip, hosts) in enumerate(places):
         # Virtual stage v of stage s is chunk v * num_stages + s of the model (Megatron-LM).
         chunks = ranges[s::num_stages]
         most = max(last - first + 1 for first, last in chunks)
         stages.append(
             Stage(
                 layers=chunks[0] if virtual_stages == 1 else chunks,
-                chip=cluster.classes[class_index].chip,
-                node_class=cluster.classes[class_index].name,
+                chip=chip,
+                node_class=name,
                 hosts=hosts,
-                tensor_parallel=tensor_parallel,
+                tensor_parallel=tensor_parallel if replicas is None else replicas[s][0].tensor_parallel,
                 data_parallel=data_parallel,
                 recompute=recompute,
                 recompute_layers=most if recompute == "full" else 0,
+                replicas=replicas[s] if mixes and replicas is not None else None,
             )
         )
     return tuple(stages), assumption
 
 
-def _places(
-    run: Run, cluster: Cluster, num_stages: int, stage_size: int
-) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Node class and hosts of every stage."""
-    if len(cluster.classes) > 1:
-        return _mixed_places(run.plan.stages, cluster)
+Place = tuple[str, str, tuple[str, ...]]
+"""Node class, chip and hosts of a stage."""
+
+
+def _uniform_places(cluster: Cluster, num_stages: int, stage_size: int) -> tuple[Place, ...]:
+    """Places of stages that are packed one after the other on the nodes of one class."""
     node_class, hosts = cluster.classes[0], cluster.hosts_of(0)
     per_node = node_class.chips_per_node
     if num_stages * stage_size > node_class.num_chips:
         raise SkipRun("layout: needs more chips than the run had")
     return tuple(
-        (0, hosts[s * stage_size // per_node : -(-(s + 1) * stage_size // per_node)])
+        (
+            node_class.name,
+            node_class.chip,
+            hosts[s * stage_size // per_node : -(-(s + 1) * stage_size // per_node)],
+        )
         for s in range(num_stages)
     )
 
 
-def _mixed_places(
-    stages: tuple[RunStage, ...] | None, cluster: Cluster
-) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Node class and hosts of every stage of a mixed cluster, each on one chip."""
-    if stages is None:
+def _on_one_class(replicas: tuple[tuple[Replica, ...], ...]) -> tuple[Place, ...]:
+    """Places of stages by their first replica, with the hosts of all."""
+    return tuple(
+        (
+            row[0].node_class,
+            row[0].chip,
+            tuple(dict.fromkeys(host for replica in row for host in replica.hosts)),
+        )
+        for row in replicas
+    )
+
+
+def _mixed_replicas(run: Run, cluster: Cluster) -> tuple[tuple[Replica, ...], ...]:
+    """Every data-parallel rank of every stage of a mixed cluster, as the run lists its chips."""
+    hosts = _HostsOfRun(cluster)
+    if run.plan.stages is None:
         raise SkipRun("mixed cluster without the chips of its stages")
-    host_of_node: dict[int, str] = {}
-    unused = [list(cluster.hosts_of(i)) for i in range(len(cluster.classes))]
-    index_of_chip = {node_class.chip: i for i, node_class in enumerate(cluster.classes)}
-    used_chips = [0] * len(cluster.classes)
-    places = []
-    for stage in stages:
-        chips = {rank.chip for rank in stage.devices or stage.replicas or ()}
+    found = []
+    for stage in run.plan.stages:
+        if stage.devices is not None:
+            tp = stage.tensor_parallel or run.plan.tensor_parallel
+            if tp is None or len(stage.devices) % tp:
+                raise SkipRun("layout: ranks of a stage do not divide by its tensor_parallel")
+            ranks = [stage.devices[i : i + tp] for i in range(0, len(stage.devices), tp)]
+            found.append(tuple(hosts.of_devices(group) for group in ranks))
+        elif stage.replicas is not None:
+            found.append(tuple(hosts.of_replica(replica) for replica in stage.replicas))
+        else:
+            raise SkipRun("mixed cluster without the chips of its stages")
+    return tuple(found)
+
+
+class _HostsOfRun:
+    """Deals the hosts of a mixed cluster to the ranks of a run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.class_of_chip = {node_class.chip: i for i, node_class in enumerate(cluster.classes)}
+        self.host_of_node: dict[int, str] = {}
+        self.unused = [list(cluster.hosts_of(i)) for i in range(len(cluster.classes))]
+        self.used_chips = [0] * len(cluster.classes)
+
+    def _class(self, chips: set[str]) -> int:
         if len(chips) != 1:
-            raise SkipRun("a stage mixes chips")
-        index = index_of_chip.get(chips.pop())
+            raise SkipRun("a tensor-parallel group mixes chips")
+        index = self.class_of_chip.get(chips.pop())
         if index is None:
             raise SkipRun("mixed cluster without the chips of its stages")
-        if stage.devices is not None:
-            for device in stage.devices:
-                if device.node not in host_of_node:
-                    host_of_node[device.node] = unused[index].pop(0)
-            hosts = tuple(dict.fromkeys(host_of_node[d.node] for d in stage.devices))
-        else:
-            need = sum(replica.tensor_parallel for replica in stage.replicas or ())
-            per_node = cluster.classes[index].chips_per_node
-            first, last = used_chips[index] // per_node, (used_chips[index] + need - 1) // per_node
-            used_chips[index] += need
-            hosts = cluster.hosts_of(index)[first : last + 1]
-        places.append((index, hosts))
-    return tuple(places)
+        return index
+
+    def of_devices(self, devices: Sequence[RunDevice]) -> Replica:
+        """The rank on devices that name their nodes."""
+        index = self._class({device.chip for device in devices})
+        for device in devices:
+            if device.node not in self.host_of_node:
+                if not self.unused[index]:
+                    raise SkipRun("layout: needs more chips than the run had")
+                self.host_of_node[device.node] = self.unused[index].pop(0)
+        names = tuple(dict.fromkeys(self.host_of_node[device.node] for device in devices))
+        return self._replica(index, names, len(devices))
+
+    def of_replica(self, replica: RunReplica) -> Replica:
+        """The rank on the next chips of its class."""
+        index = self._class({replica.chip})
+        per_node, used = self.cluster.classes[index].chips_per_node, self.used_chips[index]
+        self.used_chips[index] = end = used + replica.tensor_parallel
+        if end > self.cluster.classes[index].num_chips:
+            raise SkipRun("layout: needs more chips than the run had")
+        names = self.cluster.hosts_of(index)[used // per_node : -(-end // per_node)]
+        return self._replica(index, names, replica.tensor_parallel)
+
+    def _replica(self, index: int, hosts: tuple[str, ...], tp: int) -> Replica:
+        node_class = self.cluster.classes[index]
+        return Replica(node_class=node_class.name, chip=node_class.chip, hosts=hosts, tensor_parallel=tp)

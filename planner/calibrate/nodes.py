@@ -11,7 +11,7 @@ from planner.calibrate.patterns import SkipRun, compiled, occurs, table
 from planner.calibrate.runs import Run, RunGroup
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster, Link, NodeClass, Transport
-from planner.data.load import load_chip
+from planner.data.load import load_chip, load_cluster
 from planner.data.shorthand import RDMA_LATENCY_US, TCP_LATENCY_US, usual_nodes
 from planner.errors import InstanceError
 from planner.units import BITS_PER_BYTE
@@ -33,6 +33,8 @@ class StatedNetwork:
     """Rate of one chip inside its node, where known [Gbit/s]."""
     between_classes: bool
     """Whether the rate is that of links between different chips."""
+    cluster: str | None = None
+    """Shipped cluster on which the run took place, whose measured rates serve."""
 
 
 def cluster_of(run: Run) -> tuple[Cluster, dict[str, Chip], tuple[str, ...]]:
@@ -53,6 +55,8 @@ def _stated_network(text: str, source: str) -> StatedNetwork | None:
         match = compiled(rule["pattern"]).search(text)
         if match is None or not occurs(rule.get("run_source"), source):
             continue
+        if "cluster" in rule:
+            return StatedNetwork(0, False, 0.0, None, None, False, cluster=rule["cluster"])
         per_chip = "nics_per_chip" in rule
         if "gbyte_per_s" in rule:
             rate = _number(rule["gbyte_per_s"], match) * BITS_PER_BYTE
@@ -106,6 +110,8 @@ def _node_class(
     num_nodes = -(-group.num_chips // chips_per_node)
     usual, notes = usual_nodes(f"{chip.id}-{index}" if index else chip.id, chip, num_nodes, chips_per_node)
     stated: dict[str, Any] = {}
+    if network is not None and network.cluster is not None:
+        return usual.model_copy(update=_measured_rates(network.cluster, chip.id))
     if group.inter_node_gbit_per_s is not None:
         stated.update(nics_per_node=1, nic_gbit_per_s=group.inter_node_gbit_per_s)
     elif network is not None:
@@ -123,6 +129,38 @@ def _node_class(
     return usual.model_copy(update=stated)
 
 
+MEASURED_FIELDS = (
+    "nics_per_node",
+    "nic_gbit_per_s",
+    "rate_basis",
+    "latency_us",
+    "transport",
+    "intra_node_bandwidth_gb_per_s",
+    "memory_gib",
+)
+"""Fields of a node that a shipped cluster knows better than a run's words."""
+
+
+def _measured_rates(cluster: str, chip: str) -> dict[str, Any]:
+    """Rates of the nodes with a chip in a shipped cluster."""
+    for node_class in load_cluster(cluster).classes:
+        if node_class.chip == chip:
+            return {name: getattr(node_class, name) for name in MEASURED_FIELDS}
+    raise SkipRun(f"chip unknown: {chip} in cluster {cluster}")
+
+
+def _measured_links(cluster: str, classes: list[NodeClass]) -> tuple[Link, ...]:
+    """Links of a shipped cluster between the chips of a run."""
+    shipped = load_cluster(cluster)
+    chip_of = {node_class.name: node_class.chip for node_class in shipped.classes}
+    name_of = {node_class.chip: node_class.name for node_class in classes}
+    return tuple(
+        link.model_copy(update={"between": tuple(name_of[chip_of[name]] for name in link.between)})
+        for link in shipped.links
+        if all(chip_of[name] in name_of for name in link.between)
+    )
+
+
 def _transport(node_gbit_per_s: float, network: StatedNetwork | None) -> Transport:
     """Transport as stated; else nodes with a slow network have no RDMA."""
     if network is not None and network.transport is not None:
@@ -132,6 +170,8 @@ def _transport(node_gbit_per_s: float, network: StatedNetwork | None) -> Transpo
 
 def _links(classes: list[NodeClass], network: StatedNetwork | None) -> tuple[Link, ...]:
     """Links between classes where the run's words give their rate (`cross-type links`)."""
+    if network is not None and network.cluster is not None:
+        return _measured_links(network.cluster, classes)
     if network is None or not network.between_classes:
         return ()
     return tuple(

@@ -84,6 +84,7 @@ def _price_key(problem: Problem, plan: Plan) -> tuple[object, ...]:
         id(problem.model),
         id(problem.cluster),
         id(problem.stack),
+        tuple(id(profile) for profile in problem.profiles),
         workload.seq_length,
         workload.precision,
         plan.dp_mode,
