@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -71,6 +72,7 @@ def imported(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
                 yield submodule if submodule in known else str(node.module)
 
 
+@functools.cache
 def parsed() -> dict[str, ast.Module]:
     """Syntax tree of every module."""
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules().items()}

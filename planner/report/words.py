@@ -50,9 +50,21 @@ def recompute_of(stage: Stage) -> str:
 
 
 def chips_of(plan: Plan, stage: Stage) -> str:
-    """How many chips of which kind a stage has: `64 x h100-sxm-80gb`."""
-    size = stage.tensor_parallel * plan.context_parallel * stage.data_parallel
-    return f"{size} x {stage.chip}"
+    """How many chips of which kind a stage has: `64 x h100-sxm-80gb`, joined by + where it mixes them."""
+    counts: dict[str, int] = {}
+    for _, chip, size in _shares(plan, stage):
+        counts[chip] = counts.get(chip, 0) + size
+    return " + ".join(f"{number} x {chip}" for chip, number in counts.items())
+
+
+def _shares(plan: Plan, stage: Stage) -> list[tuple[str, str, int]]:
+    """Node class, chip and number of chips of each part of a stage."""
+    degrees = stage.tensor_parallel_degrees
+    sizes = [sum(degrees)] if stage.replicas is None else list(degrees)
+    return [
+        (node_class, chip, size * plan.context_parallel)
+        for (node_class, chip, _), size in zip(stage.places, sizes, strict=True)
+    ]
 
 
 def nodes_of(cluster: Cluster) -> str:
@@ -67,8 +79,8 @@ def idle_chips(problem: Problem, plan: Plan) -> str:
     """Chips that a plan does not use, by node class: `16 x a100-sxm-80gb`; empty where it uses all."""
     used: dict[str, int] = {}
     for stage in plan.stages:
-        size = stage.tensor_parallel * plan.context_parallel * stage.data_parallel
-        used[stage.node_class] = used.get(stage.node_class, 0) + size
+        for node_class, _, size in _shares(plan, stage):
+            used[node_class] = used.get(node_class, 0) + size
     left = [(c.num_chips - used.get(c.name, 0), c.chip) for c in problem.cluster.classes]
     return ", ".join(f"{number:,} x {chip}" for number, chip in left if number > 0)
 

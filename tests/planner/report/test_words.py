@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.data.plan import Replica
 from planner.report import words
 from tests.planner.stubs import two_class_problem, two_stage_plan
 
@@ -54,6 +55,20 @@ def test_chips_that_stay_idle_are_counted_by_class() -> None:
     assert words.idle_chips(problem, two_stage_plan(problem)) == "8 x h100-sxm-80gb"
     whole = two_class_problem()
     assert words.idle_chips(whole, two_stage_plan(whole)) == ""
+
+
+def test_stage_of_mixed_replicas_names_each_chip_with_its_number() -> None:
+    problem = two_class_problem()
+    plan = two_stage_plan(problem)
+    replicas = tuple(
+        Replica(node_class=s.node_class, chip=s.chip, hosts=s.hosts, tensor_parallel=tensor_parallel)
+        for s, tensor_parallel in zip(plan.stages, (2, 4), strict=True)
+    )
+    hosts = tuple(host for stage in plan.stages for host in stage.hosts)
+    mixed = plan.stages[0].model_copy(update={"replicas": replicas, "hosts": hosts})
+    assert words.chips_of(plan, mixed) == "2 x a100-sxm-80gb + 4 x h100-sxm-80gb"
+    alone = plan.model_copy(update={"stages": (mixed,)})
+    assert words.idle_chips(problem, alone) == "4 x h100-sxm-80gb, 6 x a100-sxm-80gb"
 
 
 def test_layers_of_virtual_stages_are_listed_and_summed() -> None:
