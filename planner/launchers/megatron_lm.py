@@ -139,7 +139,7 @@ def _stages_in_words(stages: list[int]) -> str:
 def _stage_runner(plan: Plan) -> str:
     rows = (list(words(args.recompute_arguments(stage))) for stage in plan.stages)
     return fill(
-        "run_stage.py",
+        "run_stage.py.txt",
         {
             "tensor_x_context": plan.tensor_parallel * plan.context_parallel,
             "data_parallel": plan.data_parallel,

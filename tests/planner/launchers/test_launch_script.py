@@ -248,3 +248,31 @@ def test_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_under_slurm_each_node_finds_its_place_whatever_the_order(
+    mixed: Path, on_host: Path, tmp_path: Path
+) -> None:
+    devices(on_host, *[A100] * 8)
+    put(on_host, "hostname", "echo machine")
+    # Stands for Slurm, which would run the command on every node, in an order of its own.
+    put(
+        on_host,
+        "srun",
+        "while [[ $1 == --* ]]; do shift; done\n"
+        'for node in node015 node008; do SLURM_NODEID=0 SLURMD_NODENAME=$node "$@"; done',
+    )
+    copy = shutil.copy(mixed / "submit.sbatch", tmp_path / "spooled")
+    environment = os.environ | {"PATH": f"{on_host}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(mixed)}
+    done = subprocess.run(
+        ["bash", copy], env=environment | {"NODE_RANK": "3"}, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert [lines[i + 1] for i, line in enumerate(lines) if line == "--node-rank"] == ["15", "8"]
+
+
+def test_slurm_job_has_a_component_for_each_class_of_nodes(mixed: Path) -> None:
+    text = (mixed / "submit.sbatch").read_text()
+    assert text.count("#SBATCH hetjob") == 1
+    assert text.count("#SBATCH --nodes=8") == 2
+    assert "srun --het-group=0,1 " in text
