@@ -40,7 +40,7 @@ class Anchor:
     factor: float
     """Measured over predicted, the median of the runs it rests on."""
     basis: str
-    """What those runs share: `chip and stack`, `chip`, `stack` or `vendor`, with or without `of this kind`."""
+    """What those runs share: `chip and stack`, `chip`, `stack` or `vendor`, perhaps `of this kind`."""
     num_runs: int
     """How many."""
 

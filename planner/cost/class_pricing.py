@@ -19,8 +19,10 @@ from planner.cost.layer_communication import (
     tensor_layer_s,
 )
 from planner.cost.operators import Matmul, head_matmul, layer_matmuls, merge_matmul, score_matmuls
+from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS, Floats
 from planner.cost.relatives import relative_of
+from planner.cost.sharding import Sharding
 from planner.cost.sizes import Sizes
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import embedding_traffic, head_traffic, layer_traffic, score_traffic
@@ -30,6 +32,9 @@ from planner.units import GB, MS
 
 NO_ADAPTER_BYTES_PER_S = 0.125e9
 """Rate between nodes without adapters: their management Ethernet of 1 Gbit/s (guess)."""
+
+HEAD_LAUNCHES = 1.0
+"""Launches of final norm, head and loss over those of a layer (guess: some twenty kernels each)."""
 
 EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
@@ -69,8 +74,9 @@ class ClassPricing:
         self.relative = self.network.relative
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
         self.sync: Synchronisation = synchronisation(
-            self.network, sizes, dp_mode, self.stack.dp_overlap, self.model.moe is not None
+            self.network, sizes, dp_mode, self.stack, self.model.moe is not None
         )
+        self.sharding = Sharding(self.network, sizes, dp_mode, self.stack)
         self.tensor: TensorCollectives = tensor_collectives(
             self.network, self.model, sizes, problem.workload.precision
         )
@@ -88,9 +94,7 @@ class ClassPricing:
         for name, group in groups:
             self.pieces[name] = Piece(group, len(matmuls))
             matmuls += group
-        self.times: MatmulTimes = matmul_times(
-            self.relative, matmuls, problem.workload.precision, self.stack.gradient_accumulation_fusion
-        )
+        self.times: MatmulTimes = matmul_times(self.relative, matmuls, problem.workload.precision, self.stack)
         self.attention = self._attention()
 
     def _attention(self) -> tuple[Floats, Floats]:
@@ -123,11 +127,7 @@ class ClassPricing:
         has_attention = kind in ("dense", "moe", "attention")
         core = self.attention if has_attention else (0.0 * forward, 0.0 * forward)
         forward, backward = forward + core[0], backward + core[1]
-        floor = stack.host_layer_floor_ms * MS
-        compute = (
-            self.factor * np.maximum(forward, floor),
-            self.factor * np.maximum(backward, 2 * floor),
-        )
+        compute = (self.factor * forward, self.factor * backward)
         column = np.array([x.split == "column" for x in piece.matmuls])
         blocks = tensor_blocks(self.model, kind)
         tp = tensor_layer_s(
@@ -140,12 +140,19 @@ class ClassPricing:
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
         if stack.ep_overlap:
             ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
+        dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
+        once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), 1.0)
         return LayerTimes(
-            forward=_parts(compute[0], tp[0], cp[0], ep[0]),
-            backward=_parts(compute[1], tp[1], cp[1], ep[1]),
+            forward=once,
+            backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), 2.0),
             selective=_parts(self.factor * core[0], zero, cp[0], zero),
-            full=_parts(compute[0], tp[0], cp[0], ep[0]),
+            # The gathered parameters of the backward are there already.
+            full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0]), 1.0),
         )
+
+    def _launched(self, parts: Floats, layers: float) -> Floats:
+        """Parts with the time that a chip waits where the host launches more slowly than it computes."""
+        return with_host_floor(parts, layers * self.factor * self.stack.host_layer_floor_ms * MS)
 
     def embedding(self) -> tuple[Floats, Floats]:
         """Forward and backward of the embedding, arrays [choice, part] in seconds."""
@@ -196,16 +203,30 @@ class ClassPricing:
         gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), self.stack.tp_overlap_fraction)
         # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
         behind = np.where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
+        dp = self.sharding.layer_s(head_parameters(self.model, self.vocab), (forward, backward))  # type: ignore[arg-type]
         return (
-            _parts(forward, gather + loss, zero, zero),
-            _parts(backward, partly_hidden(behind, 1.0), zero, zero),
+            self._launched(_parts(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
+            self._launched(
+                _parts(backward, partly_hidden(behind, 1.0), zero, zero, dp[1]), 2 * HEAD_LAUNCHES
+            ),
         )
 
 
-def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats) -> Floats:
-    """Array [choice, part] in the order of PARTS."""
-    assert PARTS == ("compute", "tp", "cp", "ep"), "the order of parts is fixed here"
-    return np.stack([compute, tp, cp, ep], axis=-1)
+def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats, dp: Floats | float = 0.0) -> Floats:
+    """Array [choice, part] in the order of PARTS, the host's part zero."""
+    assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
+    zero = np.zeros_like(compute)
+    return np.stack([compute, tp, cp, ep, zero + dp, zero], axis=-1)
+
+
+def with_host_floor(parts: Floats, floor_s: float) -> Floats:
+    """Parts that take at least as long as the host needs to launch them; the rest of it is the host's part.
+
+    Collectives are launched by the same host, so that they count towards the same floor.
+    """
+    if floor_s > 0:
+        parts[..., -1] = np.maximum(floor_s - parts.sum(axis=-1), 0.0)
+    return parts
 
 
 def fast_domain(chips_per_node: int, scale_up_chips: int | None) -> float:

@@ -20,6 +20,7 @@ from planner.cost.relatives import Relative, sustained_flop_per_s
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
 from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
 
 PASSES = ("forward", "dgrad", "wgrad")
 
@@ -33,9 +34,6 @@ SPLIT_ACCUMULATOR = 1.15
 Hopper: "1.1x to 1.2x" (github.com/pytorch/ao, issue 2377). Transformer Engine uses them in both backward
 products (_2X_ACC_DGRAD and _2X_ACC_WGRAD); Blackwell has no such mode."""
 
-ACCUMULATE_BYTES = 2.0 + 4.0 + 4.0
-"""Bytes moved to add one 16-bit weight gradient to its fp32 sum in a kernel of its own."""
-
 
 @dataclass(frozen=True)
 class MatmulTimes:
@@ -47,7 +45,7 @@ class MatmulTimes:
 
 
 def matmul_times(
-    relative: Relative, matmuls: Sequence[Matmul], precision: Precision, accumulation_fusion: bool
+    relative: Relative, matmuls: Sequence[Matmul], precision: Precision, stack: SoftwareStack
 ) -> MatmulTimes:
     """Forward, dgrad and wgrad of several products on one chip."""
     m = np.array([x.m for x in matmuls])
@@ -68,25 +66,30 @@ def matmul_times(
         accumulating = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
         latency = np.maximum(latency, limited * np.array([1.0, 1.0, accumulating])[:, None, None])
     rate = relative.memory_bytes_per_s
-    latency = count * np.maximum(latency, _operand_bytes(relative, m, n, k, weight) / rate)
+    latency = count * np.maximum(
+        latency, _operand_bytes(relative, m, n, k, weight, stack.gradient_bytes) / rate
+    )
     cast = QUANTISE_BYTES[precision] if relative.gemm_precision != "bf16" else 0.0
     if cast:
         inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
         latency = latency + np.array([inputs * weight, gradients * weight, np.zeros_like(inputs)])
-    if not accumulation_fusion:
-        latency[2] += np.where(weight, count * n * k * ACCUMULATE_BYTES / rate, 0.0)
+    if not stack.gradient_accumulation_fusion:
+        moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
+        latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
     return MatmulTimes(latency[0], latency[1], latency[2])
 
 
-def _operand_bytes(relative: Relative, m: Floats, n: Floats, k: Floats, weight: NDArray[np.bool_]) -> Floats:
+def _operand_bytes(
+    relative: Relative, m: Floats, n: Floats, k: Floats, weight: NDArray[np.bool_], gradient_bytes: float
+) -> Floats:
     """Bytes that the three passes must move at least, array [pass, product, choice].
 
-    wgrad reads and writes the fp32 sum of a weight's gradient.
+    wgrad reads and writes the sum of a weight's gradient.
     """
     element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
     forward = element * (m * k + k * n) + HALF * m * n
     dgrad = element * (m * n + k * n) + HALF * m * k
-    wgrad = element * (m * k + m * n) + np.where(weight, 8.0, HALF) * n * k
+    wgrad = element * (m * k + m * n) + np.where(weight, 2 * gradient_bytes, HALF) * n * k
     return np.array([forward, dgrad, wgrad])
 
 

@@ -26,7 +26,9 @@ OPTIMIZER_BYTES = 12.0
 theoretical_memory_usage.py: 18 bytes, or 6 + 12 / dp with the distributed optimizer)."""
 
 
-def state_bytes(counts: ParameterCounts, sizes: Sizes, dp_mode: str) -> Floats:
+def state_bytes(
+    counts: ParameterCounts, sizes: Sizes, dp_mode: str, gradient_bytes: float = GRADIENT_BYTES
+) -> Floats:
     """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes."""
     s = sizes
     dense = counts.tensor_sharded / s.tp + counts.replicated
@@ -44,7 +46,7 @@ def state_bytes(counts: ParameterCounts, sizes: Sizes, dp_mode: str) -> Floats:
     return np.stack(
         [
             WEIGHT_BYTES * (dense / w + expert / we),
-            GRADIENT_BYTES * (dense / g + expert / ge),
+            gradient_bytes * (dense / g + expert / ge),
             OPTIMIZER_BYTES * (dense / o + expert / oe),
         ],
         axis=-1,

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PARTS = ("compute", "tp", "cp", "ep")
-"""Last axis of every time: computation, and exposed communication by the group that causes it."""
+PARTS = ("compute", "tp", "cp", "ep", "dp", "host")
+"""Last axis of every time: computation, exposed communication by the group that causes it (with sharded
+parameters the data-parallel group works in every micro-batch), and waiting for the host's launches."""
 
 STATES = ("weights", "gradients", "optimizer")
 """Last axis of every state size."""

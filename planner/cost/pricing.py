@@ -179,12 +179,12 @@ def _end_parameters(problem: Problem, vocab: Floats) -> tuple[ParameterCounts, P
 
 
 def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
-    """All-reduce of the tied embedding's fp32 gradients between the first and the last stage."""
+    """All-reduce of the tied embedding's gradients between the first and the last stage."""
     if not problem.model.tied_embeddings:
         return np.zeros_like(sizes.tp)
     networks = [network_of(problem, i) for i in range(len(problem.cluster.classes))]
     slowest = min(n.chip_bytes_per_s for n in networks)
-    size = 4.0 * vocab * problem.model.hidden_size / sizes.tp
+    size = problem.stack.gradient_bytes * vocab * problem.model.hidden_size / sizes.tp
     return send_s(size, slowest, max(n.step_latency_s for n in networks))
 
 
@@ -193,7 +193,8 @@ def _memory(
 ) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack = problem.model, problem.stack
-    states = [memory.state_bytes(layer_parameters(model, k), sizes, dp_mode) for k in kinds]
+    width = stack.gradient_bytes
+    states = [memory.state_bytes(layer_parameters(model, k), sizes, dp_mode, width) for k in kinds]
     precision = problem.workload.precision
     acts = [memory.layer_activations(model, k, stack, sizes, precision) for k in kinds]
     embedding, head = _end_parameters(problem, vocab)
@@ -201,8 +202,8 @@ def _memory(
     fixed = (stack.context_gib + stack.communicator_gib) * GIB
     return {
         "layer_state_bytes": np.stack(states, axis=1),
-        "embedding_state_bytes": memory.state_bytes(embedding, sizes, dp_mode),
-        "head_state_bytes": memory.state_bytes(head, sizes, dp_mode),
+        "embedding_state_bytes": memory.state_bytes(embedding, sizes, dp_mode, width),
+        "head_state_bytes": memory.state_bytes(head, sizes, dp_mode, width),
         "layer_activation_bytes": np.stack([a.whole for a in acts], axis=1),
         "layer_activation_selective_bytes": np.stack([a.selective for a in acts], axis=1),
         "layer_activation_full_bytes": np.stack([a.full for a in acts], axis=1),

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.collectives import Network, collective_s
-from planner.cost.memory import GRADIENT_BYTES, WEIGHT_BYTES
+from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
+from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH
 from planner.cost.sizes import Sizes
+from planner.data.stack import SoftwareStack
 
 BUCKET_PARAMETERS = 40e6
 BUCKET_PARAMETERS_PER_RANK = 1e6
@@ -51,20 +53,27 @@ class GradientGroup:
 
 
 def gradient_group(
-    network: Network, spread: Spread, sharing: Floats, dp_mode: str, overlap: bool
+    network: Network, spread: Spread, sharing: Floats, dp_mode: str, stack: SoftwareStack
 ) -> GradientGroup:
-    """How fast a group reduces gradients and gathers parameters."""
+    """How fast a group reduces gradients and gathers parameters once a step.
+
+    What full sharding does in every micro-batch is no business of the step (`sharding.py`).
+    """
     ranks = spread.ranks
-    if overlap:
+    if stack.dp_overlap:
         bucket = np.maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
     else:
         bucket = np.full_like(ranks, WHOLE_STAGE_PARAMETERS)
     if dp_mode == "ddp":
-        reduce = collective_s(network, "all_reduce", bucket * GRADIENT_BYTES, spread, sharing)
+        reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
         gather = np.zeros_like(reduce)
     else:
-        reduce = collective_s(network, "reduce_scatter", bucket * GRADIENT_BYTES, spread, sharing)
+        reduce = collective_s(network, "reduce_scatter", bucket * stack.gradient_bytes, spread, sharing)
         gather = collective_s(network, "all_gather", bucket * WEIGHT_BYTES, spread, sharing)
+    if dp_mode in SCATTERS_EACH_MICROBATCH:
+        reduce = np.zeros_like(reduce)
+    if dp_mode in GATHERS_IN_FORWARD:
+        gather = np.zeros_like(gather)
     alone = ranks <= 1
     reduce, gather = np.where(alone, 0.0, reduce), np.where(alone, 0.0, gather)
     shard = np.ones_like(ranks) if dp_mode == "ddp" else ranks
@@ -115,16 +124,16 @@ class Synchronisation:
 
 
 def synchronisation(
-    network: Network, sizes: Sizes, dp_mode: str, overlap: bool, has_experts: bool
+    network: Network, sizes: Sizes, dp_mode: str, stack: SoftwareStack, has_experts: bool
 ) -> Synchronisation:
     """Gradient groups of a stage on one node class."""
     s = sizes
     spread = spread_group(s.gradient_ranks, s.tp, network.domain_chips)
-    dense = gradient_group(network, spread, s.tp, dp_mode, overlap)
+    dense = gradient_group(network, spread, s.tp, dp_mode, stack)
     expert = dense
     if has_experts:
         stride = s.ep * s.etp
         wide = spread_group(s.expert_gradient_ranks, stride, network.domain_chips)
         sharing = np.minimum(stride, network.domain_chips)
-        expert = gradient_group(network, wide, sharing, dp_mode, overlap)
-    return Synchronisation(dense, expert, network.relative, s, has_experts, overlap)
+        expert = gradient_group(network, wide, sharing, dp_mode, stack)
+    return Synchronisation(dense, expert, network.relative, s, has_experts, stack.dp_overlap)

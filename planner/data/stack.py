@@ -29,6 +29,10 @@ class SoftwareStack(Data):
     token's experts (DeepEP, HybridEP)."""
     ep_overlap: bool = False
     """Whether the experts' exchanges run behind another micro-batch's computation."""
+    gradient_bytes: float = Field(default=4.0, gt=0)
+    """Bytes of a gradient where it is summed and reduced [bytes]."""
+    scattered_gradient_bytes: float = Field(default=2.0, gt=0)
+    """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     gradient_accumulation_fusion: bool = True
     """Whether weight gradients are added to the fp32 sum inside the matrix product."""
     dropout: bool = False
@@ -38,11 +42,13 @@ class SoftwareStack(Data):
     tp_overlap_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of tensor-parallel communication hidden behind computation."""
     tp_backward_overlap: bool = True
-    """Whether the backward pass gathers and reduces behind its matrix products (needs one device connection)."""
+    """Whether the backward pass gathers and reduces behind its matrix products (one device connection)."""
     dp_overlap: bool = True
     """Whether gradient reduction and parameter gathering run behind computation."""
     p2p_overlap: bool = True
     """Whether pipeline sends run behind computation; else they block both stages."""
+    p2p_after_gradient: bool = False
+    """Where sends block: whether a stage sends an activation only when its next gradient has come."""
     p2p_partitioned: bool = False
     """Whether each tensor-parallel rank sends its share of an activation, which the receivers gather."""
     host_layer_floor_ms: float = Field(default=0.0, ge=0)

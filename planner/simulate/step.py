@@ -18,6 +18,7 @@ from planner.cost.stage import (
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
+from planner.simulate.deferred import deferred_stage_ends_s
 from planner.simulate.pipeline import stage_ends_s
 
 
@@ -88,22 +89,52 @@ def step_times(
         plan.stage_size,
         [node_class.chips_per_node for node_class in problem.cluster.classes],
     )
-    seen = block_on_sends(forward, backward, hops, p2p_overlap=problem.stack.p2p_overlap)
-    # Two candidates run side by side: as it is, and with sends that take no time.
-    ends, ends_without_sends = stage_ends_s(
-        np.stack([seen[0], forward]),
-        np.stack([seen[1], backward]),
-        np.stack([seen[2], np.zeros_like(hops)]),
-        num_microbatches,
-    )
+    seen, ends, ends_without_sends = run_pipeline(problem, forward, backward, hops, num_microbatches)
     step_s, breakdown = _add_up(
         prices, choice, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
     )
     busiest = int(np.argmax((forward + backward).sum(axis=1)))
     by_part = num_microbatches * (forward_parts + backward_parts)[busiest].sum(axis=0)
-    breakdown = dict(zip(PARTS, by_part.tolist(), strict=True)) | breakdown
+    for part, seconds in zip(PARTS, by_part.tolist(), strict=True):
+        # With sharded parameters the data-parallel group works in every micro-batch and once a step.
+        breakdown[part] = breakdown.get(part, 0.0) + seconds
+    breakdown = {part: breakdown[part] for part in dict.fromkeys((*PARTS, *breakdown))}
     shown_hops = hops if plan.virtual_stages > 1 else np.append(hops[:-1], 0.0)
     return StepTimes(*seen[:2], shown_hops, seen[2], num_microbatches, float(ends.max()), step_s, breakdown)
+
+
+def run_pipeline(
+    problem: Problem, forward_s: Floats, backward_s: Floats, hops_s: Floats, num_microbatches: int
+) -> tuple[tuple[Floats, Floats, Floats], Floats, Floats]:
+    """Forward, backward and hops as the schedule sees them; [stage] ends, with sends and without [s].
+
+    Parameters
+    ----------
+    forward_s, backward_s
+        [stage, chunk] one micro-batch, sends left out [s].
+    hops_s
+        [stage] one activation from the stage to the next [s].
+    """
+    stack = problem.stack
+    seen = block_on_sends(forward_s, backward_s, hops_s, p2p_overlap=stack.p2p_overlap)
+    nothing = np.zeros_like(hops_s)
+    # Two candidates run side by side: as it is, and with sends that take no time.
+    if stack.p2p_after_gradient and not stack.p2p_overlap and forward_s.shape[1] == 1:
+        forward, backward = forward_s[:, 0], backward_s[:, 0]
+        ends, without = deferred_stage_ends_s(
+            np.stack([forward, forward]),
+            np.stack([backward, backward]),
+            np.stack([hops_s, nothing]),
+            num_microbatches,
+        )
+    else:
+        ends, without = stage_ends_s(
+            np.stack([seen[0], forward_s]),
+            np.stack([seen[1], backward_s]),
+            np.stack([seen[2], nothing]),
+            num_microbatches,
+        )
+    return seen, ends, without
 
 
 def schedulable_microbatches(plan: Plan) -> int:

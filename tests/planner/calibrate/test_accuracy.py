@@ -147,12 +147,12 @@ def test_anchored_prediction_is_scaled_by_the_factor_of_others(tmp_path: Path) -
 @pytest.mark.usefixtures("ten_seconds")
 def test_table_names_suites_errors_and_reasons(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "runs.jsonl", row(id="a", measured={"step_s": 8.0}), row(id="b", plan__dp_mode="fsdp")
+        tmp_path / "runs.jsonl", row(id="a", measured={"step_s": 8.0}), row(id="b", plan__microbatch_size=None)
     )
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(accuracy_table(score(path, rows=True)))
     text = console.export_text()
-    for word in ("suite-a", "25.0%", "+25.0%", "full sharding not modelled", "8.00 s"):
+    for word in ("suite-a", "25.0%", "+25.0%", "microbatch_size", "8.00 s"):
         assert word in text
 
 

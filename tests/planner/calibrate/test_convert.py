@@ -41,8 +41,6 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
     [
         ({"measured": {"failed": True}}, "failed"),
         ({"measured": {}}, "nothing measured"),
-        ({"plan__dp_mode": "fsdp"}, "full sharding not modelled"),
-        ({"plan__dp_mode": "zero3"}, "full sharding not modelled"),
         ({"plan__microbatch_size": None}, "microbatch_size"),
         ({"workload__global_batch_size": None}, "global_batch_size"),
         ({"plan__expert_parallel": 4}, "model shape: experts unknown"),

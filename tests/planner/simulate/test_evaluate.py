@@ -78,7 +78,8 @@ def test_parts_add_up_to_the_step_and_none_is_negative(mixed: Problem, case: str
     assert found.violations == ()
     assert sum(found.breakdown_s.values()) == pytest.approx(found.step_s, rel=1e-12)
     assert min(found.breakdown_s.values()) >= 0
-    assert set(found.breakdown_s) == {"compute", "tp", "cp", "ep", "pp", "dp", "bubble", "optimizer"}
+    parts = {"compute", "tp", "cp", "ep", "pp", "dp", "host", "bubble", "optimizer"}
+    assert set(found.breakdown_s) == parts
     assert found.tokens_per_s == pytest.approx(32 * 8192 / found.step_s)
 
 

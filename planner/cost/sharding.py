@@ -1,0 +1,60 @@
+"""Full sharding: parameters gathered layer by layer in every micro-batch, gradients scattered likewise.
+
+PyTorch FSDP, DeepSpeed ZeRO-3 and Megatron-FSDP keep 1 / n of each layer's parameters, gather a layer before
+its forward and again before its backward, and scatter its gradients after it, each on a stream beside
+computation (arXiv 2304.11277, sections 3.2 and 3.3; arXiv 1910.02054, section 7.2.2). ZeRO-2 keeps whole
+parameters, gathers them once a step and scatters the gradients of every micro-batch. With one layer ahead
+in flight, what a layer exposes is what its own computation cannot hide.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.collectives import Network, collective_s
+from planner.cost.layer_communication import exposed_behind
+from planner.cost.memory import WEIGHT_BYTES
+from planner.cost.parameters import ParameterCounts
+from planner.cost.placement import Spread, spread_group
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.data.stack import SoftwareStack
+
+GATHERS_IN_FORWARD = ("zero3", "fsdp")
+"""Modes that shard the parameters themselves."""
+
+SCATTERS_EACH_MICROBATCH = ("zero2", *GATHERS_IN_FORWARD)
+"""Modes that hold a shard of the gradients only, so that every micro-batch scatters its own."""
+
+
+class Sharding:
+    """Exposed gathers and scatters of a piece in one micro-batch, on one node class."""
+
+    def __init__(self, network: Network, sizes: Sizes, dp_mode: str, stack: SoftwareStack) -> None:
+        self.network, self.sizes, self.stack = network, sizes, stack
+        self.gathers, self.scatters = dp_mode in GATHERS_IN_FORWARD, dp_mode in SCATTERS_EACH_MICROBATCH
+
+    def layer_s(self, counts: ParameterCounts, compute_s: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        """Forward and backward exchange of a piece that its computation does not hide [s]."""
+        zero = np.zeros_like(compute_s[0])
+        if not self.scatters:
+            return zero, zero
+        s = self.sizes
+        dense = counts.tensor_sharded / s.tp + counts.replicated + 0.0 * zero
+        groups = [(dense, s.gradient_ranks, s.tp)]
+        if counts.expert:
+            groups.append((counts.expert / (s.ep * s.etp), s.expert_gradient_ranks, s.ep * s.etp))
+        gather, scatter = zero, zero
+        for parameters, ranks, stride in groups:
+            spread = spread_group(ranks, stride, self.network.domain_chips)
+            sharing = np.minimum(stride, self.network.domain_chips)
+            if self.gathers:
+                gather = gather + self._once("all_gather", WEIGHT_BYTES * parameters, spread, sharing)
+            size = self.stack.scattered_gradient_bytes * parameters
+            scatter = scatter + self._once("reduce_scatter", size, spread, sharing)
+        if not self.stack.dp_overlap:
+            return gather, gather + scatter
+        return exposed_behind(gather, compute_s[0]), exposed_behind(gather + scatter, compute_s[1])
+
+    def _once(self, op: str, size_bytes: Floats, spread: Spread, sharing: Floats) -> Floats:
+        return np.where(spread.ranks > 1, collective_s(self.network, op, size_bytes, spread, sharing), 0.0)

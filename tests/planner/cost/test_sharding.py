@@ -1,0 +1,88 @@
+"""Full sharding, the host's floor, and the width of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cost.class_pricing import with_host_floor
+from planner.cost.prices import PARTS
+from tests.planner.cost.problems import prices, problem
+
+DP, HOST = PARTS.index("dp"), PARTS.index("host")
+
+
+def with_stack(of, **changes):  # type: ignore[no-untyped-def]
+    """The problem on a stack that differs in some fields."""
+    return of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("mode", ["zero3", "fsdp"])
+def test_full_sharding_gathers_in_every_microbatch_and_no_more_once_a_step(mode: str) -> None:
+    found = prices(problem(), data_parallel=8, dp_mode=mode)
+    assert np.all(found.layer_forward_s[..., DP] > 0)
+    assert np.all(found.layer_backward_s[..., DP] > found.layer_forward_s[..., DP])
+    assert not found.layer_gather_s.any() and not found.layer_reduce_s.any()
+    assert not found.reduce_tail_s.any()
+
+
+def test_sharded_gradients_scatter_in_every_microbatch_and_parameters_gather_once_a_step() -> None:
+    found = prices(problem(), data_parallel=8, dp_mode="zero2")
+    assert not found.layer_forward_s[..., DP].any()
+    assert np.all(found.layer_backward_s[..., DP] > 0)
+    assert np.all(found.layer_gather_s > 0) and not found.layer_reduce_s.any()
+
+
+def test_replicated_modes_leave_microbatches_alone() -> None:
+    for mode in ("ddp", "distopt"):
+        found = prices(problem(), data_parallel=8, dp_mode=mode)
+        assert not found.layer_forward_s[..., DP].any() and not found.layer_backward_s[..., DP].any()
+
+
+def test_nothing_is_sharded_among_one_rank() -> None:
+    found = prices(problem(), tensor_parallel=8, dp_mode="fsdp")
+    assert not found.layer_backward_s[..., DP].any()
+
+
+def test_gathers_that_nothing_hides_cost_their_whole_time() -> None:
+    hidden = problem()
+    open_ = with_stack(hidden, dp_overlap=False)
+    some = prices(hidden, data_parallel=8, dp_mode="fsdp").layer_forward_s[..., DP]
+    whole = prices(open_, data_parallel=8, dp_mode="fsdp").layer_forward_s[..., DP]
+    # Behind a long forward only the 13% that the overlap costs remain.
+    np.testing.assert_allclose(some, 0.13 * whole, rtol=1e-9)
+
+
+def test_a_fully_sharded_rank_holds_its_share_of_every_state() -> None:
+    shard = prices(problem(), data_parallel=8, dp_mode="fsdp").layer_state_bytes
+    whole = prices(problem(), data_parallel=8, dp_mode="ddp").layer_state_bytes
+    np.testing.assert_allclose(shard, whole / 8)
+
+
+def test_host_floor_holds_for_a_layer_with_its_collectives_and_not_beside_them() -> None:
+    parts = np.zeros((3, len(PARTS)))
+    parts[:, 0], parts[:, 1] = [0.2, 0.5, 2.0], [0.3, 0.5, 0.1]
+    found = with_host_floor(parts.copy(), 0.9)
+    # 0.2 + 0.3 of work leave 0.4 of waiting; 0.5 + 0.5 is above the floor already.
+    np.testing.assert_allclose(found[:, HOST], [0.4, 0.0, 0.0])
+    np.testing.assert_allclose(found.sum(axis=1), [0.9, 1.0, 2.1])
+
+
+def test_small_layers_wait_for_the_host_and_recomputing_them_waits_again() -> None:
+    of = problem(seq_length=128, stack="megatron-deepspeed")
+    found = prices(of, tensor_parallel=8)
+    floor_s = of.stack.host_layer_floor_ms / 1000
+    np.testing.assert_allclose(found.layer_forward_s.sum(axis=-1), floor_s)
+    np.testing.assert_allclose(found.layer_backward_s.sum(axis=-1), 2 * floor_s)
+    np.testing.assert_allclose(found.layer_full_s.sum(axis=-1), floor_s)
+    assert np.all(found.layer_forward_s[..., HOST] > 0)
+    free = with_stack(of, host_layer_floor_ms=0.0)
+    assert not prices(free, tensor_parallel=8).layer_forward_s[..., HOST].any()
+
+
+def test_narrow_gradients_halve_their_reduction_and_their_memory() -> None:
+    wide = problem()
+    narrow = with_stack(wide, gradient_bytes=2.0)
+    a, b = prices(wide, data_parallel=8, dp_mode="ddp"), prices(narrow, data_parallel=8, dp_mode="ddp")
+    np.testing.assert_allclose(b.layer_state_bytes[..., 1], a.layer_state_bytes[..., 1] / 2)
+    assert np.all(b.layer_reduce_s < 0.6 * a.layer_reduce_s)
