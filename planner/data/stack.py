@@ -16,6 +16,9 @@ class SoftwareStack(Data):
     """Name used in problems, such as `megatron-core`."""
     flash_attention: bool = True
     """Whether attention is fused, so that no score matrix is stored."""
+    attention_kernel: Literal["newest", "flash2", "flash1", "triton"] = "newest"
+    """Generation of the fused attention: the chip's own best, FlashAttention-2, FlashAttention, or its Triton
+    form."""
     fused_softmax: bool = True
     """Without flash attention: whether scale, mask and softmax over the scores are one kernel in 16 bits."""
     fused_cross_entropy: bool = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.hops import block_on_sends, hops_inside_host
+from planner.cost.hops import hops_inside_host
 from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.prices import PARTS, Degrees, Floats, Prices
 from planner.cost.profiles import refuse_unmeasured
@@ -28,8 +28,13 @@ from planner.cost.stage import (
 )
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
-from planner.simulate.pipeline import stage_ends_s
-from planner.simulate.step import StepTimes, class_of_stage, schedulable_microbatches, stage_contents
+from planner.simulate.step import (
+    StepTimes,
+    class_of_stage,
+    run_pipeline,
+    schedulable_microbatches,
+    stage_contents,
+)
 
 
 @dataclass(frozen=True)
@@ -197,13 +202,7 @@ def _times(
         here, after = placed.content.node_class, pipeline[(s + 1) % len(pipeline)].content.node_class
         through = prices.send_inside_s[placed.choice, here]
         hops[s] = through if inside[s] else prices.send_s[placed.choice, here, after]
-    seen = block_on_sends(forward, backward, hops, p2p_overlap=problem.stack.p2p_overlap)
-    ends, without = stage_ends_s(
-        np.stack([seen[0], forward]),
-        np.stack([seen[1], backward]),
-        np.stack([seen[2], np.zeros_like(hops)]),
-        schedulable_microbatches(plan),
-    )
+    seen, ends, without = run_pipeline(problem, forward, backward, hops, schedulable_microbatches(plan))
     return ReplicaTimes(
         forward_s=seen[0],
         backward_s=seen[1],
