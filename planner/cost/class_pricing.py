@@ -100,7 +100,7 @@ class ClassPricing:
     def _attention(self) -> tuple[Floats, Floats]:
         """Forward and backward of core attention [s]."""
         if self.stack.flash_attention:
-            return attention_times(self.relative, self.model, self.sizes, self.stack.cp_exchange)
+            return attention_times(self.relative, self.model, self.sizes, self.stack)
         piece = self.pieces["scores"]
         traffic = score_traffic(self.model, self.stack, self.sizes)
         forward = piece.rows(self.times.forward_s).sum(axis=0)

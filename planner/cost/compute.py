@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.cost import tables
 from planner.cost.operators import HALF, Matmul, attention_dims
 from planner.cost.prices import Floats
-from planner.cost.relatives import Relative, sustained_flop_per_s
+from planner.cost.relatives import Relative, sixteen_bit
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
 from planner.data.model_spec import ModelSpec
@@ -47,7 +47,23 @@ class MatmulTimes:
 def matmul_times(
     relative: Relative, matmuls: Sequence[Matmul], precision: Precision, stack: SoftwareStack
 ) -> MatmulTimes:
-    """Forward, dgrad and wgrad of several products on one chip."""
+    """Forward, dgrad and wgrad of several products on one chip; those that are not narrow in 16 bits."""
+    wide = [i for i, x in enumerate(matmuls) if not x.narrow]
+    if relative.gemm_precision == "bf16" or not wide:
+        return MatmulTimes(*_pass_times(relative, matmuls, precision, stack))
+    narrow = [i for i, x in enumerate(matmuls) if x.narrow]
+    first = _pass_times(sixteen_bit(relative), [matmuls[i] for i in wide], "bf16", stack)
+    out = np.empty((3, len(matmuls), first.shape[-1]))
+    out[:, wide] = first
+    if narrow:
+        out[:, narrow] = _pass_times(relative, [matmuls[i] for i in narrow], precision, stack)
+    return MatmulTimes(*out)
+
+
+def _pass_times(
+    relative: Relative, matmuls: Sequence[Matmul], precision: Precision, stack: SoftwareStack
+) -> Floats:
+    """Latency of products in one format, array [pass, product, choice] in seconds."""
     m = np.array([x.m for x in matmuls])
     n = np.array([x.n for x in matmuls])
     k = np.array([x.k for x in matmuls])
@@ -60,9 +76,8 @@ def matmul_times(
     single = np.array([_gemm_factor(relative, name) for name in PASSES])[:, None, None]
     group = np.array([_grouped_factor(relative, name) for name in PASSES])[:, None, None]
     latency = isolated * np.where(grouped, group, single)
-    cap = sustained_flop_per_s(relative.measured, relative.gemm_precision)
-    if cap is not None:
-        limited = 2.0 * m * n * k / cap * relative.compute_scale * relative.precision_scale
+    if relative.sustained_flop_per_s is not None:
+        limited = 2.0 * m * n * k / relative.sustained_flop_per_s
         accumulating = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
         latency = np.maximum(latency, limited * np.array([1.0, 1.0, accumulating])[:, None, None])
     rate = relative.memory_bytes_per_s
@@ -76,7 +91,7 @@ def matmul_times(
     if not stack.gradient_accumulation_fusion:
         moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
         latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
-    return MatmulTimes(latency[0], latency[1], latency[2])
+    return latency
 
 
 def _operand_bytes(
@@ -124,8 +139,24 @@ def _grouped_factor(relative: Relative, name: str) -> float:
     return sums * tables.relation(training, "grouped_gemm", "dgrad")
 
 
+KERNEL_SLOWDOWN = {
+    "newest": ((1.0, 1.0), (1.0, 1.0)),
+    "flash2": ((1.0, 1.0), (1.75, 1.625)),
+    "flash1": ((2.0, 2.0), (3.5, 3.25)),
+    "triton": ((1.9, 1.9), (3.325, 3.0875)),
+}
+"""Time of older fused attention over that of the measured kernels: (forward, backward) where the chip's best
+kernel is FlashAttention-2 (Ampere), and where kernels of its own generation were measured (Hopper and later).
+The middle of published ranges: newer kernels are 1.5 to 2.0 times FlashAttention-2 forward and 1.5 to 1.75
+backward on H100 (arXiv 2407.08608, section 4.1); that is 2 times FlashAttention (abstract) and 1.3 to 2.5
+times its Triton form (arXiv 2307.08691, section 4.1)."""
+
+AMPERE = ("a100_sxm",)
+"""Tables whose attention was FlashAttention-2."""
+
+
 def attention_times(
-    relative: Relative, model: ModelSpec, sizes: Sizes, cp_exchange: str
+    relative: Relative, model: ModelSpec, sizes: Sizes, stack: SoftwareStack
 ) -> tuple[Floats, Floats]:
     """Forward and backward of fused causal attention of one layer, arrays [choice] in seconds.
 
@@ -136,7 +167,7 @@ def attention_times(
     query_dim, value_dim = attention_dims(model)
     head_dim = (query_dim + value_dim) / 2
     heads = s.microbatch_size * model.num_attention_heads / s.tp
-    if cp_exchange == "a2a":
+    if stack.cp_exchange == "a2a":
         seq, heads, blocks = s.seq_length * s.ones, heads / s.cp, s.ones
     else:
         seq, blocks = s.seq_length / s.cp, s.cp
@@ -144,7 +175,9 @@ def attention_times(
     forward = forward * visible_fraction(model, s.seq_length)
     training = relative.measured.training
     forward = forward * tables.attention_relation(training, "forward", seq) * relative.compute_scale
-    return forward, forward * tables.attention_relation(training, "backward_over_forward", seq)
+    backward = forward * tables.attention_relation(training, "backward_over_forward", seq)
+    older = KERNEL_SLOWDOWN[stack.attention_kernel][relative.measured.table not in AMPERE]
+    return forward * older[0], backward * older[1]
 
 
 def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float) -> Floats:

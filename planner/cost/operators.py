@@ -39,6 +39,9 @@ class Matmul:
     """Whether the products run as one grouped kernel."""
     has_weight: bool = True
     """Whether B is a weight; without one both gradients are activations'."""
+    narrow: bool = True
+    """Whether it runs in the workload's format, else in 16 bits: Transformer Engine quantises the linear maps
+    of layers alone (core/extensions/transformer_engine.py); the head and the router are Megatron's own."""
 
     @property
     def flop(self) -> Floats:
@@ -115,7 +118,7 @@ def _moe_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     width = moe.ffn_hidden_size / s.etp
     hidden = model.hidden_size * s.ones
     out = [
-        Matmul("router", s.norm_tokens, moe.num_experts * s.ones, hidden, s.ones),
+        Matmul("router", s.norm_tokens, moe.num_experts * s.ones, hidden, s.ones, narrow=False),
         Matmul("expert1", rows, (2 if model.gated_mlp else 1) * width, hidden, local, grouped=True),
         Matmul("expert2", rows, hidden, width, local, grouped=True),
     ]
@@ -138,9 +141,9 @@ def _mamba_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     return [
         Matmul("in", s.tokens, 2 * inner + state + heads, hidden, s.ones, "column"),
         Matmul("out", s.tokens, hidden, inner, s.ones, "row"),
-        Matmul("scan_scores", chunks * chunk, chunk, states, heads, has_weight=False),
-        Matmul("scan_values", chunks * chunk, head_dim, chunk, heads, has_weight=False),
-        Matmul("scan_states", chunks * states, head_dim, chunk, heads, has_weight=False),
+        Matmul("scan_scores", chunks * chunk, chunk, states, heads, has_weight=False, narrow=False),
+        Matmul("scan_values", chunks * chunk, head_dim, chunk, heads, has_weight=False, narrow=False),
+        Matmul("scan_states", chunks * states, head_dim, chunk, heads, has_weight=False, narrow=False),
     ]
 
 
@@ -152,8 +155,8 @@ def score_matmuls(model: ModelSpec, sizes: Sizes) -> list[Matmul]:
     seq = s.seq_length * s.ones
     query_dim, value_dim = attention_dims(model)
     return [
-        Matmul("scores", rows, seq, query_dim * s.ones, s.ones, has_weight=False),
-        Matmul("values", rows, value_dim * s.ones, seq, s.ones, has_weight=False),
+        Matmul("scores", rows, seq, query_dim * s.ones, s.ones, has_weight=False, narrow=False),
+        Matmul("values", rows, value_dim * s.ones, seq, s.ones, has_weight=False, narrow=False),
     ]
 
 
@@ -167,7 +170,8 @@ def attention_dims(model: ModelSpec) -> tuple[int, int]:
 def head_matmul(model: ModelSpec, vocab: Floats, sizes: Sizes) -> Matmul:
     """The vocabulary head; `vocab` is the padded number of entries of each choice."""
     s = sizes
-    return Matmul("head", s.tokens, vocab / s.tp, model.hidden_size * s.ones, s.ones, "column")
+    hidden = model.hidden_size * s.ones
+    return Matmul("head", s.tokens, vocab / s.tp, hidden, s.ones, "column", narrow=False)
 
 
 def merge_matmul(model: ModelSpec, sizes: Sizes) -> Matmul:

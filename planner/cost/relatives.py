@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.cost import tables
@@ -91,6 +91,10 @@ COLLECTIVE_PATTERNS = (
 SUSTAINED_REFERENCE_W = 1000.0
 """Board power of the B200 whose sustained rate was measured (`relations.csv`, sustained_tflop_per_s)."""
 
+USUAL_POWER_W = {"a100_sxm": 400.0, "h100_sxm": 700.0, "h200_sxm": 700.0}
+"""Board power of the measured chips [W], datasheets. Long products run at it, so that a lower limit slows
+them with about its root (guess, as above)."""
+
 
 def sustained_flop_per_s(measured: MeasuredChip, gemm_precision: str) -> float | None:
     """Rate of long products at the power limit [FLOP/s], None where it was not seen to bind.
@@ -121,6 +125,8 @@ class Relative:
     """Number format of the table used."""
     precision_scale: float
     """Latency over the table's where the format itself was not measured."""
+    sustained_flop_per_s: float | None
+    """Rate that long products of the format keep up, None where no limit was seen to bind [FLOP/s]."""
     assumptions: tuple[str, ...]
 
 
@@ -148,6 +154,25 @@ def _format(measured: MeasuredChip, precision: Precision) -> tuple[str, float]:
     if tables.gemm_table_exists(measured.table, "fp8"):
         return "fp8", 0.5 if precision == "nvfp4" else 1.0
     return "bf16", 0.5
+
+
+def _sustained(chip: Chip, measured: MeasuredChip, gemm_precision: str, scale: float) -> float | None:
+    """The chip's own sustained rate where it was measured, else its relative's scaled [FLOP/s]."""
+    if chip.sustained_tflop_per_s is not None:
+        return chip.sustained_tflop_per_s * TFLOP
+    rate = sustained_flop_per_s(measured, gemm_precision)
+    return None if rate is None else rate / scale
+
+
+def sixteen_bit(relative: Relative) -> Relative:
+    """The same chip for products in 16 bits."""
+    limit = sustained_flop_per_s(relative.measured, "bf16")
+    return replace(
+        relative,
+        gemm_precision="bf16",
+        precision_scale=1.0,
+        sustained_flop_per_s=None if limit is None else limit / relative.compute_scale,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -182,13 +207,18 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
             f"{chip.id}: no operator was measured; scaled from {name} by datasheet peak and bandwidth"
         )
     collective_table, link = _collectives(chip)
+    scale = 1.0 if own and abs(scale - 1) < 0.02 else scale
+    if chip.power_limit_w is not None and name in USUAL_POWER_W:
+        scale *= max(1.0, math.sqrt(USUAL_POWER_W[name] / chip.power_limit_w))
+        notes.append(f"{chip.id}: rates fall with the root of its power limit (guess)")
     return Relative(
         measured=measured,
-        compute_scale=1.0 if own and abs(scale - 1) < 0.02 else scale,
+        compute_scale=scale,
         memory_bytes_per_s=chip.memory_bandwidth_bytes_per_s * measured.memory_efficiency,
         collective_table=collective_table,
         link_scale=link / link_gb_per_s,
         gemm_precision=table_precision,
         precision_scale=precision_scale,
+        sustained_flop_per_s=_sustained(chip, measured, table_precision, scale * precision_scale),
         assumptions=tuple(notes),
     )

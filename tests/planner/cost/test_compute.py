@@ -1,0 +1,73 @@
+"""Older attention kernels, products that stay in 16 bits, chips at their power limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cost.prices import Prices
+from planner.data.chip import Chip
+from planner.data.load import load_chip
+from planner.data.problem import Problem
+from tests.planner.cost.problems import prices, problem
+
+
+def on_stack(of: Problem, **changes: object) -> Prices:
+    """Prices on a stack that differs in some fields."""
+    return prices(of.model_copy(update={"stack": of.stack.model_copy(update=changes)}))
+
+
+def core(found: Prices) -> float:
+    """Forward of the core attention [s]."""
+    return float(found.layer_selective_s[0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kernel", "times"),
+    [
+        ("1x8 h100-sxm-80gb", "flash2", 1.75),
+        ("1x8 a100-sxm-80gb", "flash2", 1.0),
+        ("1x8 a100-sxm-80gb", "flash1", 2.0),
+        ("1x8 h100-sxm-80gb", "triton", 1.75 * 1.9),
+    ],
+)
+def test_older_attention_is_slower_by_the_published_factor(cluster: str, kernel: str, times: float) -> None:
+    of = problem(cluster=cluster)
+    assert core(on_stack(of, attention_kernel=kernel)) == pytest.approx(times * core(prices(of)))
+
+
+def test_the_head_gains_nothing_from_8_bit_products() -> None:
+    half, eight = prices(problem()), prices(problem(precision="fp8"))
+    np.testing.assert_allclose(eight.head_forward_s, half.head_forward_s)
+    np.testing.assert_allclose(eight.head_backward_s, half.head_backward_s)
+    assert np.all(eight.layer_forward_s[..., 0] < half.layer_forward_s[..., 0])
+
+
+def with_chip(of: Problem, **changes: object) -> Problem:
+    """The problem on a chip that differs in some fields."""
+    (chip,) = of.chips.values()
+    return of.model_copy(update={"chips": {chip.id: chip.model_copy(update=changes)}})
+
+
+def test_a_lower_power_limit_slows_products_by_its_root_and_says_so() -> None:
+    of = problem(model="llama3-70b")
+    low = prices(with_chip(of, power_limit_w=175.0))
+    usual = prices(of)
+    # A quarter of 700 W: products and attention take twice as long, what memory bounds does not.
+    ratio = low.layer_forward_s[..., 0] / usual.layer_forward_s[..., 0]
+    assert np.all((ratio > 1.8) & (ratio <= 2.0))
+    assert any("power limit" in note for note in low.assumptions)
+    high = prices(with_chip(of, power_limit_w=1000.0))
+    np.testing.assert_allclose(high.layer_forward_s, usual.layer_forward_s)
+
+
+def test_no_product_outruns_a_measured_sustained_rate() -> None:
+    of = problem(cluster="1x4 t4-16gb", precision="fp16")
+    t4: Chip = load_chip("t4-16gb")
+    assert t4.sustained_tflop_per_s is not None
+    h, f, kv = 4096, 14336, 1024
+    flop = 2 * 4096 * (h * (h + 2 * kv) + h * h + 3 * h * f)
+    floor_s = flop / (t4.sustained_tflop_per_s * 1e12)
+    assert float(prices(of).layer_forward_s[0, 0, 0, 0]) >= floor_s
+    free = prices(with_chip(of, sustained_tflop_per_s=None))
+    assert float(free.layer_forward_s[0, 0, 0, 0]) < floor_s
