@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
 from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
-from planner.cost.memory import GRADIENT_BYTES, WEIGHT_BYTES
+from planner.cost.memory import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.units import GB
 
@@ -39,7 +39,7 @@ def replica_reduce_s(
         Parameters of the stage on one chip, by replica.
     """
     passes = 2 if dp_mode == "ddp" else 1
-    return passes * _ring_pass_s(problem, places, shard_parameters, GRADIENT_BYTES)
+    return passes * _ring_pass_s(problem, places, shard_parameters, problem.stack.gradient_bytes)
 
 
 def replica_gather_s(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from planner.data.catalog import shipped_name
 from planner.data.precision import chip_supports, supported_precisions
 from planner.data.problem import Problem
 
@@ -123,6 +124,9 @@ def profiles_fit_the_model(problem: Problem) -> Finding | None:
         at, model = f"profiles[{i}]", problem.model
         if len(model.layer_kinds) > 1 or model.mtp_num_layers:
             return at, f"{model.id} has layers of several kinds; a profile of one kind cannot price it"
+        measured, ours = (shipped_name("models", name) for name in (profile.model, model.id))
+        if measured is not None and ours is not None and measured != ours:
+            return f"{at}.model", f"measured on {measured}, but the model is {ours}; leave the profile out"
         if profile.num_layers not in (None, model.num_layers):
             return f"{at}.num_layers", f"{profile.num_layers}, but {model.id} has {model.num_layers}"
         if profile.seq_length not in (None, problem.workload.seq_length):

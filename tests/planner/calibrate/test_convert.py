@@ -214,9 +214,31 @@ def test_mixed_run_puts_each_stage_on_its_chip() -> None:
     assert turing.intra_node_bandwidth_gb_per_s == 6.25
 
 
-def test_stage_of_two_chips_is_skipped() -> None:
-    why = reason(cluster=MIXED, plan__pipeline_parallel=2, plan__stages=mixed_stages("vvvv", "ttvv"))
-    assert why == "a stage mixes chips"
+def test_stage_of_two_chips_lists_its_replicas() -> None:
+    (plan,) = converted(
+        cluster=MIXED,
+        workload__precision="fp16",
+        plan__tensor_parallel=2,
+        plan__pipeline_parallel=2,
+        plan__stages=mixed_stages("vvtt", "ttvv"),
+    ).plans
+    assert plan.mixes_chips
+    assert plan.stages[1].replicas is not None
+    assert [(r.chip, r.tensor_parallel) for r in plan.stages[1].replicas] == [
+        ("t4-16gb", 2),
+        ("v100-sxm-16gb", 2),
+    ]
+    assert plan.stages[1].hosts == tuple(h for r in plan.stages[1].replicas for h in r.hosts)
+
+
+def test_tensor_parallel_group_of_two_chips_is_skipped() -> None:
+    why = reason(
+        cluster=MIXED,
+        plan__tensor_parallel=2,
+        plan__pipeline_parallel=2,
+        plan__stages=mixed_stages("vvtt", "tvtv"),
+    )
+    assert why == "a tensor-parallel group mixes chips"
 
 
 def test_replicas_of_a_mixed_run_give_its_tensor_parallel_degree() -> None:
@@ -234,14 +256,43 @@ def test_replicas_of_a_mixed_run_give_its_tensor_parallel_degree() -> None:
     ).plans
     assert plan.tensor_parallel == 4
     stages[1]["replicas"][0]["tensor_parallel"] = 2
-    why = reason(
+    (plan,) = converted(
         cluster=MIXED,
+        workload__precision="fp16",
         plan__tensor_parallel=None,
         plan__data_parallel=1,
         plan__pipeline_parallel=2,
         plan__stages=stages,
-    )
-    assert why == "tensor_parallel"
+    ).plans
+    assert [stage.tensor_parallel for stage in plan.stages] == [4, 2]
+    assert plan.world_size == 6
+
+
+def test_run_of_the_profiled_software_takes_its_measured_layers() -> None:
+    changes = {
+        "software": "Sailor runtime on Megatron-DeepSpeed",
+        "cluster": {"groups": [{"chip": "gh200-96gb", "num_chips": 4, "chips_per_node": 4}]},
+        "model": {
+            "name": "OPT-350M",
+            "num_layers": 24,
+            "hidden_size": 1024,
+            "ffn_hidden_size": 4096,
+            "num_attention_heads": 16,
+            "vocab_size": 50272,
+            "moe": None,
+        },
+        "workload": {"seq_length": 2048, "global_batch_size": 32, "precision": "fp16"},
+        "plan__tensor_parallel": 4,
+        "plan__pipeline_parallel": 1,
+        "plan__data_parallel": 1,
+    }
+    profiled = converted(**changes, plan__microbatch_size=2)
+    assert [profile.chip for profile in profiled.problem.profiles] == ["gh200-96gb"]
+    assert "layer times from a profile" in profiled.assumptions
+    # Other software has other layers, and a sequence length that nobody measured has none.
+    assert converted(**{**changes, "software": "NeMo"}, plan__microbatch_size=2).problem.profiles == ()
+    longer = {**changes, "workload": {**changes["workload"], "seq_length": 4096}}  # type: ignore[dict-item]
+    assert converted(**longer, plan__microbatch_size=2).problem.profiles == ()
 
 
 def test_shard_of_one_rank_is_a_smaller_model_on_one_chip() -> None:
