@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+"""How a solver, or a formulation, ended."""
+
 SolverName = Literal["highs", "cp_sat", "scip", "cbc"]
 
 

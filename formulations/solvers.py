@@ -19,15 +19,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pulp
 
-from formulations.options import SolveOptions
+from formulations.options import SolveOptions, Status
 from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
-
-Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,7 @@ Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -64,39 +63,19 @@ import pulp
 
 from formulations import solvers
 from formulations.options import SolveOptions
-from formulations.pipeline_rows import Floats, RowName, row_coefficients
+from formulations.pipeline_rows import RowName, row_coefficients
+from formulations.row_search import RowProgram, RowSearch, first_rows, relaxed
 from formulations.stage_selection_data import (
-    ROW_TOL,
+    PipelineRow,
     StageChoice,
     StageSelectionData,
-    least_bottleneck_ms,
-    least_recompute,
+    StageSelectionResult,
     most_layers,
-    objective_ms,
-    reductions_ms,
-    times_ms,
-    violated_rows,
 )
-
-MAX_ROUNDS = 60
-"""Rounds of added rows after which the bound at hand is taken: more only tighten it."""
+from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
 
 TIGHTENINGS = ("recompute", "bottleneck")
 """The functions `tighten_*`, each of which may be left out."""
-
-PipelineRow = tuple[RowName, int]
-"""A row of `pipeline_rows` and the stage whose end it is followed to."""
-
-
-@dataclass(frozen=True)
-class StageSelectionResult:
-    """Choice, objective and bound [ms]; `choice` None where there is none (or none found in time)."""
-
-    status: solvers.Status
-    choice: StageChoice | None
-    objective_ms: float | None
-    bound_ms: float | None
-    rows: tuple[PipelineRow, ...]
 
 
 @dataclass(frozen=True)
@@ -382,115 +361,17 @@ def solve(
         tighten_bottleneck(model, data, var)
     for index, layers in enumerate(exclude):
         add_exclude(model, data, var, layers, index)
-    search = _RowSearch(data, model, var, options, cutoff_ms)
-    search.add([*rows, *_first_rows(data)])
-    with _relaxed(model):
-        relaxation = search.run_relaxation()
+    program = RowProgram(
+        var.forward,
+        var.backward,
+        var.reduction,
+        add_row=lambda name, end_stage: add_pipeline(model, data, var, name, end_stage),
+        extract=lambda solution: extract(data, solution),
+    )
+    search = RowSearch(data, model, program, options, cutoff_ms)
+    search.add([*rows, *first_rows(data)])
+    with relaxed(model):
+        relaxation = search.run_relaxed()
     if relaxation is not None:
         return relaxation
     return search.run()
-
-
-def _first_rows(data: StageSelectionData) -> list[PipelineRow]:
-    """Work of every stage and one round trip: enough to make the program bounded and sane."""
-    stages = range(data.num_stages)
-    family = "partial" if data.num_microbatches >= data.num_stages + 1 else "window"
-    return [(RowName(family, s, s), 0) for s in stages] + [(RowName("work", s, s), 0) for s in stages]
-
-
-@contextmanager
-def _relaxed(model: pulp.LpProblem) -> Iterator[None]:
-    """Drop integrality for a while."""
-    whole = [variable for variable in model.variables() if variable.cat == pulp.LpInteger]
-    for variable in whole:
-        variable.cat = pulp.LpContinuous
-    try:
-        yield
-    finally:
-        for variable in whole:
-            variable.cat = pulp.LpInteger
-
-
-class _RowSearch:
-    """The loop that solves, looks for violated rows, and adds them."""
-
-    def __init__(
-        self,
-        data: StageSelectionData,
-        model: pulp.LpProblem,
-        var: Variables,
-        options: SolveOptions,
-        cutoff_ms: float | None,
-    ) -> None:
-        self.data, self.model, self.var, self.options = data, model, var, options
-        self.cutoff_ms = cutoff_ms
-        self.known: dict[PipelineRow, None] = {}
-        self.bound: float | None = None
-        self.best: tuple[StageChoice, float] | None = None
-
-    def add(self, rows: Sequence[PipelineRow]) -> bool:
-        """Add the rows that are new; whether there were any."""
-        fresh = [row for row in dict.fromkeys(rows) if row not in self.known]
-        for name, end_stage in fresh:
-            self.known[name, end_stage] = None
-            add_pipeline(self.model, self.data, self.var, name, end_stage)
-        return bool(fresh)
-
-    def result(self, status: solvers.Status) -> StageSelectionResult:
-        choice, value = self.best if self.best is not None else (None, None)
-        bound = self.bound
-        if bound is not None and value is not None:
-            bound = min(bound, value)  # above it by the solver's tolerance only
-        return StageSelectionResult(status, choice, value, bound, tuple(self.known))
-
-    def closed(self) -> bool:
-        """Whether the bound has reached the cutoff."""
-        return self.cutoff_ms is not None and self.bound is not None and self.bound >= self.cutoff_ms
-
-    def raise_bound(self, solution: solvers.Solution) -> None:
-        if solution.bound is not None:
-            self.bound = solution.bound if self.bound is None else max(self.bound, solution.bound)
-
-    def run_relaxation(self) -> StageSelectionResult | None:
-        """Add rows to the relaxation; a result only where that already decides the choice."""
-        for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self.options)
-            if solution.status == "infeasible":
-                return self.result("infeasible")
-            if solution.status != "optimal":
-                return None
-            self.raise_bound(solution)
-            if self.closed():
-                return self.result("unknown")
-            forward = _values(solution, self.var.forward)
-            backward = _values(solution, self.var.backward)
-            after = _values(solution, self.var.reduction) + self.data.reduce_tail_ms
-            if not self.add(violated_rows(self.data, forward, backward, after, solution.values["T"])):
-                return None
-        return None
-
-    def run(self) -> StageSelectionResult:
-        """Solve the integer program, adding rows until the best choice is within the gap."""
-        gap = max(self.options.gap, ROW_TOL)
-        for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self.options)
-            self.raise_bound(solution)
-            if solution.status in ("infeasible", "unknown"):
-                return self.result("feasible" if self.best is not None else solution.status)
-            choice = extract(self.data, solution)
-            value = objective_ms(self.data, choice)
-            if self.best is None or value < self.best[1]:
-                self.best = (choice, value)
-            if solution.status == "feasible" or self.closed():
-                return self.result("feasible")
-            if self.bound is not None and self.best[1] - self.bound <= gap * self.best[1]:
-                return self.result("optimal")
-            forward, backward = times_ms(self.data, choice)
-            after = reductions_ms(self.data, choice) + self.data.reduce_tail_ms
-            if not self.add(violated_rows(self.data, forward, backward, after, solution.values["T"])):
-                return self.result("optimal")
-        return self.result("feasible")
-
-
-def _values(solution: solvers.Solution, variables: Sequence[pulp.LpVariable]) -> Floats:
-    return np.array([solution.values[variable.name] for variable in variables])

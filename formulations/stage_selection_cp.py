@@ -64,16 +64,19 @@ import numpy as np
 
 from formulations import solvers
 from formulations.options import SolveOptions
-from formulations.stage_selection import PipelineRow, StageSelectionResult
 from formulations.stage_selection_cp_rows import Variables, add_end, add_partial, add_window, both
 from formulations.stage_selection_data import (
-    RecomputeTable,
+    PipelineRow,
     StageChoice,
     StageSelectionData,
+    StageSelectionResult,
+    objective_ms,
+)
+from formulations.stage_selection_tables import (
+    RecomputeTable,
     bottleneck_layers,
     least_bottleneck_ms,
     least_recompute,
-    objective_ms,
     with_least_recompute,
 )
 from formulations.stage_selection_ticks import Ints, Ticks, times_in_ticks

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.pipeline_rows import Floats, step_bound
-from formulations.stage_selection_data import RecomputeTable, StageSelectionData, least_bottleneck_ms
+from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_tables import RecomputeTable, least_bottleneck_ms
 
 ROUNDING_SHARE = 1e-7
 """Share of the objective that rounding to ticks may cost."""

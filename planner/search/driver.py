@@ -16,41 +16,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-from formulations.options import SolveOptions
-from formulations.stage_selection import StageSelectionResult
-from formulations.stage_selection_data import (
-    StageChoice,
-    StageSelectionData,
-    least_recompute,
-    objective_ms,
-    objectives_ms,
-    with_least_recompute,
-)
 from planner.cost.pricing import price
 from planner.data.problem import Problem
 from planner.data.result import Result, Termination
-from planner.errors import InstanceError, SolverError
-from planner.search.assemble import assemble_plan, hosts_needed
-from planner.search.bounds import bound_data, group_bounds
+from planner.errors import InstanceError
+from planner.search.bounds import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.infeasible import why_infeasible
-from planner.search.items import BoundedGroup, GroupList, Item, Order, Pair, Program
-from planner.search.local import all_splits, first_layers, improve_layers
-from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.items import Item, Pair
+from planner.search.openings import Opener
 from planner.search.progress import Progress
 from planner.search.space import list_groups, list_pairs
-from planner.search.state import Clock, Incumbent, Queue, Reporter
-from planner.search.tables import Tables
-from planner.simulate.evaluate import evaluate_with_prices
-from planner.tolerances import BOUND_TOL, GAP_TOL
-from planner.units import MS
+from planner.search.state import Clock, Frontier, Incumbent, Reporter
+from planner.tolerances import GAP_TOL
 
 DIVES = 60
 """Groups tried for a first plan before the search begins."""
-MAX_SPLITS = 400
-"""Splits of the layers of one order up to which they are all tried instead of solved for."""
-MAX_ORDERS = 2000
-"""Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
+STALE_PARTS = 400
+"""Parts opened without a better plan after which a bound that nothing can raise ends the search."""
 
 
 def search(problem: Problem, on_progress: Callable[[Progress], None] | None = None) -> Result:
@@ -82,35 +65,33 @@ class Search:
         self.reporter = Reporter(self.clock, on_progress)
         self.table = list_degrees(problem)
         self.incumbent = Incumbent(max(problem.options.top, 1))
-        self.queue: Queue[Item] = Queue()
-        self.floor_s = float("inf")
+        self.frontier: Frontier[Item] = Frontier(self.incumbent, max(problem.options.gap, GAP_TOL))
+        self.opener: Opener | None = None
         self.opened = 0
-        self.programs = 0
-        self.evaluated = 0
 
     def run(self) -> Result:
         """List, bound, open, judge."""
         interrupted = False
         if len(self.table):
             self.reporter.report("listing choices", None, None, 0, 0)
-            self.prices = price(self.problem, self.table.degrees)
+            prices = price(self.problem, self.table.degrees)
             self.bounds = bound_data(
-                self.problem.model.num_layers, self.prices, sends_block=not self.problem.stack.p2p_overlap
+                self.problem.model.num_layers, prices, sends_block=not self.problem.stack.p2p_overlap
             )
             self.pairs = list_pairs(self.problem, self.table, self.bounds)
-            self.queue.stream(
+            self.frontier.queue.stream(
                 self.pairs.bound_s,
                 lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
             )
-            self.tables = Tables(self.problem, self.prices, self.table)
+            self.opener = Opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
             try:
-                self._dive()
-                interrupted = self._loop()
+                self._dive(self.opener)
+                interrupted = self._loop(self.opener)
             except KeyboardInterrupt:
                 interrupted = True
         return self._result(interrupted)
 
-    def _dive(self) -> None:
+    def _dive(self, opener: Opener) -> None:
         """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""
         for i in range(min(DIVES, len(self.pairs))):
             if self.clock.is_up:
@@ -124,231 +105,55 @@ class Search:
             blocks.sort(key=lambda c: (-self.bounds.layer_s[choice, c], c))
             for sequence in (blocks, blocks[::-1])[: 1 if len(blocks) == 1 else 2]:
                 order = tuple(c for c in sequence for _ in range(counts[c]))
-                if self._has_hosts(choice, order):
-                    self._try_order(choice, order)
-            self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.queue))
+                if opener.has_hosts(choice, order):
+                    opener.try_order(choice, order)
+            self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
-    def _loop(self) -> bool:
-        """Open parts until the bound is reached; whether a limit cut it."""
-        while len(self.queue):
+    def _loop(self, opener: Opener) -> bool:
+        """Open parts until the bound is reached; whether a limit cut it.
+
+        Parts that are only bounded (more orders than can be listed) may keep the bound below the gap.
+        Then the parts left cannot raise it, and are opened only as long as they give better plans.
+        """
+        while len(self.frontier.queue):
             if self.clock.is_up:
                 return True
-            bound_s, item = self.queue.pop()
-            if bound_s >= self._cutoff_s():
-                self.floor_s = min(self.floor_s, bound_s)
+            bound_s, item = self.frontier.queue.pop()
+            if bound_s >= self.frontier.cutoff_s:
+                self.frontier.close(bound_s)
+                return False
+            if bound_s > self.frontier.floor_s and opener.since_better >= STALE_PARTS:
+                self.frontier.queue.push(bound_s, item)
                 return False
             self.opened += 1
+            opener.since_better += 1
             try:
-                self._open(bound_s, item)
+                opener.open(bound_s, item)
             except KeyboardInterrupt:
-                self.queue.push(bound_s, item)
+                self.frontier.queue.push(bound_s, item)
                 raise
-            self.reporter.report(
-                "searching", self.incumbent.step_s, self._bound_s(), self.opened, len(self.queue)
-            )
+            incumbent_s, left = self.incumbent.step_s, len(self.frontier.queue)
+            self.reporter.report("searching", incumbent_s, self.frontier.bound_s, self.opened, left)
         return False
-
-    def _cutoff_s(self) -> float:
-        """Bound from which a part cannot hold a plan that is better by more than the gap."""
-        if self.incumbent.step_s is None:
-            return float("inf")
-        return self.incumbent.step_s * (1 - max(self.problem.options.gap, GAP_TOL))
-
-    def _bound_s(self) -> float | None:
-        """What no plan of the space undercuts."""
-        least = min(self.floor_s, self.queue.least_s or float("inf"), self.incumbent.step_s or float("inf"))
-        return least if np.isfinite(least) else None
-
-    def _push(self, bound_s: float, item: Item) -> None:
-        """Keep a part open, or note its bound where it cannot win any more."""
-        if bound_s >= self._cutoff_s():
-            self.floor_s = min(self.floor_s, bound_s)
-        else:
-            self.queue.push(bound_s, item)
-
-    def _open(self, bound_s: float, item: Item) -> None:
-        if isinstance(item, Pair):
-            groups = list_groups(self.table, self.bounds, item.choice, item.stages, bound_s)
-            if not groups.whole:
-                self.floor_s = min(self.floor_s, bound_s)
-            self._push_groups(GroupList(item.choice, groups, 0))
-        elif isinstance(item, GroupList):
-            self._bound_group(bound_s, item)
-            self._push_groups(GroupList(item.choice, item.groups, item.start + 1))
-        elif isinstance(item, BoundedGroup):
-            self._split_group(bound_s, item)
-        elif isinstance(item, Order):
-            self._open_order(bound_s, item)
-        else:
-            self._solve(bound_s, item)
-
-    def _push_groups(self, part: GroupList) -> None:
-        if part.start < len(part.groups):
-            self._push(float(part.groups.bound_s[part.start]), part)
-
-    def _bound_group(self, bound_s: float, part: GroupList) -> None:
-        """Bound a group again, with memory and whole layers."""
-        counts = tuple(int(count) for count in part.groups.counts[part.start])
-        bottleneck_s = self.tables.least_bottleneck_s(part.choice, counts)
-        if not np.isfinite(bottleneck_s):
-            return
-        better = self._group_bound_s(part.choice, counts, [bottleneck_s])[0]
-        self._push(max(bound_s, better), BoundedGroup(part.choice, counts))
-
-    def _group_bound_s(
-        self,
-        choice: int,
-        counts: tuple[int, ...],
-        bottlenecks_s: list[float],
-        sends_s: list[float] | None = None,
-    ) -> list[float]:
-        rows = len(bottlenecks_s)
-        bounds = group_bounds(
-            self.bounds,
-            np.full(rows, choice, dtype=np.int64),
-            np.full(rows, self.table.num_microbatches[choice], dtype=np.int64),
-            np.tile(np.array(counts, dtype=np.int64), (rows, 1)),
-            np.array(bottlenecks_s),
-            None if sends_s is None else np.array(sends_s),
-        )
-        return [float(bound) for bound in bounds]
-
-    def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
-        """One part for each order of the classes, with its own bottleneck in the bound."""
-        whole = count_orders(group.counts) <= MAX_ORDERS
-        listed = all_orders(group.counts) if whole else block_orders(group.counts)
-        orders = [order for order in listed if self._has_hosts(group.choice, order)]
-        if not whole:
-            self.floor_s = min(self.floor_s, bound_s)
-        bottlenecks = [self.tables.order_bottleneck_s(group.choice, order) for order in orders]
-        kept = [(o, b) for o, b in zip(orders, bottlenecks, strict=True) if np.isfinite(b)]
-        if not kept:
-            return
-        sends = [float(self.tables.hops_s(group.choice, o).sum()) for o, _ in kept]
-        bounds = self._group_bound_s(group.choice, group.counts, [b for _, b in kept], sends)
-        for (order, _), better in zip(kept, bounds, strict=True):
-            self._push(max(bound_s, better), Order(group.choice, order))
-
-    def _has_hosts(self, choice: int, order: tuple[int, ...]) -> bool:
-        classes = self.problem.cluster.classes
-        needed = hosts_needed(
-            order, int(self.table.stage_size[choice]), [node_class.chips_per_node for node_class in classes]
-        )
-        return all(count <= classes[c].num_nodes for c, count in needed.items())
-
-    def _try_order(self, choice: int, order: tuple[int, ...]) -> bool:
-        """Judge a good split of an order, found without a solver; whether any split fits."""
-        data = self.tables.data(choice, order)
-        table = least_recompute(data)
-        layers = first_layers(data, table)
-        if layers is None:
-            return False
-        layers, value_ms = improve_layers(data, table, layers)
-        if value_ms * MS < self.incumbent.worth_judging_s:
-            self._judge(choice, order, data, tuple(int(n) for n in layers))
-        return True
-
-    def _open_order(self, bound_s: float, part: Order) -> None:
-        """A good split without a solver, then the program unless that already closes the order."""
-        if not self._try_order(part.choice, part.order):
-            return
-        if bound_s >= self._cutoff_s():
-            self.floor_s = min(self.floor_s, bound_s)
-            return
-        self._solve(bound_s, Program(part.choice, part.order, (), ()))
-
-    def _solve(self, bound_s: float, part: Program) -> None:
-        """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
-        data = self.tables.data(part.choice, part.order)
-        if self._try_all(part, data):
-            return
-        cutoff_s = self._cutoff_s()
-        result = self._solve_program(data, part, cutoff_s)
-        self.programs += 1
-        if result.bound_ms is not None:
-            bound_s = max(bound_s, result.bound_ms * MS)
-        if result.status == "infeasible":
-            return
-        excluded = part.excluded
-        if result.choice is not None:
-            layers = result.choice.layers
-            self._judge(part.choice, part.order, data, layers)
-            excluded = (*excluded, layers)
-        elif bound_s < self._cutoff_s():
-            # Cut by the clock before any answer: the part stays open with its bound.
-            self.floor_s = min(self.floor_s, bound_s)
-            return
-        self._push(bound_s, Program(part.choice, part.order, excluded, result.rows))
-
-    def _try_all(self, part: Program, data: StageSelectionData) -> bool:
-        """Judge all splits that may still win, where there are few; whether there were few."""
-        splits = all_splits(data.num_layers, data.num_stages, MAX_SPLITS)
-        if splits is None:
-            return False
-        values_s = objectives_ms(data, least_recompute(data), splits) * MS
-        for i in np.argsort(values_s, kind="stable"):
-            if values_s[i] >= self._cutoff_s():
-                self.floor_s = min(self.floor_s, float(values_s[i]))
-                break
-            self._judge(part.choice, part.order, data, tuple(int(n) for n in splits[i]))
-        return True
-
-    def _solve_program(
-        self, data: StageSelectionData, part: Program, cutoff_s: float
-    ) -> StageSelectionResult:
-        options = SolveOptions(
-            solver=self.problem.options.solver,
-            time_limit_s=self.clock.left_s,
-            gap=self.problem.options.gap / 4,
-            seed=self.problem.options.seed,
-        )
-        if options.solver == "cp_sat":
-            from formulations import stage_selection_cp as program
-        else:
-            from formulations import stage_selection as program  # type: ignore[no-redef]
-        cutoff_ms = cutoff_s / MS if np.isfinite(cutoff_s) else None
-        return program.solve(data, options, exclude=part.excluded, rows=part.rows, cutoff_ms=cutoff_ms)
-
-    def _judge(
-        self, choice: int, order: tuple[int, ...], data: StageSelectionData, layers: tuple[int, ...]
-    ) -> None:
-        """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
-        stage_choice = with_least_recompute(least_recompute(data), layers)
-        if stage_choice is None:
-            return
-        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        evaluation = evaluate_with_prices(self.problem, plan, self.prices, choice)
-        self.evaluated += 1
-        if evaluation.violations:
-            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
-        self._check_bound(data, stage_choice, evaluation.step_s)
-        self.incumbent.offer(plan, evaluation)
-
-    def _check_bound(self, data: StageSelectionData, stage_choice: StageChoice, step_s: float) -> None:
-        bound_s = objective_ms(data, stage_choice) * MS
-        if bound_s > step_s * (1 + BOUND_TOL):
-            raise SolverError(
-                f"the bound of a plan ({bound_s!r} s) exceeds the referee's step time ({step_s!r} s)"
-            )
 
     def _result(self, interrupted: bool) -> Result:
         import planner
 
         ranked = self.incumbent.ranked()
         best = ranked[0] if ranked else None
-        bound_s = self._bound_s()
+        bound_s = self.frontier.bound_s
         gap = None
         if best is not None and bound_s is not None:
             gap = max(0.0, (best.evaluation.step_s - bound_s) / best.evaluation.step_s)
         termination: Termination
         reason = None
         if best is None:
-            left_open = interrupted or np.isfinite(self.floor_s)
+            left_open = interrupted or np.isfinite(self.frontier.floor_s)
             termination = "no_solution_found" if left_open else "infeasible"
             if left_open:
                 reason = "no plan was found before the search was cut; give it more time"
             else:
-                reason = why_infeasible(self.problem, self.table, getattr(self, "tables", None))
+                reason = why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
                 bound_s = None
         else:
             proven = gap is not None and gap <= max(self.problem.options.gap, GAP_TOL)
@@ -370,7 +175,7 @@ class Search:
                 "degrees": float(len(self.table)),
                 "pairs": float(len(self.pairs)) if len(self.table) else 0.0,
                 "opened": float(self.opened),
-                "programs": float(self.programs),
-                "evaluated": float(self.evaluated),
+                "programs": float(self.opener.programs) if self.opener else 0.0,
+                "evaluated": float(self.opener.evaluated) if self.opener else 0.0,
             },
         )

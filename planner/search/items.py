@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formulations.stage_selection import PipelineRow
+from formulations.stage_selection_data import PipelineRow
 from planner.search.space import Groups
 
 

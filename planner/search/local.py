@@ -8,9 +8,9 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.stage_selection_data import (
+from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_tables import (
     RecomputeTable,
-    StageSelectionData,
     least_bottleneck_ms,
     objectives_ms,
     stage_times_ms,

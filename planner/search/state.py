@@ -148,3 +148,37 @@ class Reporter:
         self._on_progress(
             Progress(phase, self._last_s, incumbent_s, bound_s, gap, opened, left, self._clock.left_s)
         )
+
+
+class Frontier(Generic[T]):
+    """What is open, what is closed, and what that proves: no plan undercuts `bound_s`."""
+
+    def __init__(self, incumbent: Incumbent, gap: float) -> None:
+        self.incumbent, self._gap = incumbent, gap
+        self.queue: Queue[T] = Queue()
+        self.floor_s = float("inf")
+        """Least bound of the parts that were closed, or will not be opened."""
+
+    @property
+    def cutoff_s(self) -> float:
+        """Bound from which a part cannot hold a plan that is better by more than the gap."""
+        if self.incumbent.step_s is None:
+            return float("inf")
+        return self.incumbent.step_s * (1 - self._gap)
+
+    @property
+    def bound_s(self) -> float | None:
+        """What no plan of the space undercuts."""
+        least = min(self.floor_s, self.queue.least_s or float("inf"), self.incumbent.step_s or float("inf"))
+        return least if np.isfinite(least) else None
+
+    def close(self, bound_s: float) -> None:
+        """Note the bound of a part that is not looked at any more."""
+        self.floor_s = min(self.floor_s, bound_s)
+
+    def push(self, bound_s: float, part: T) -> None:
+        """Keep a part open, or note its bound where it cannot win any more."""
+        if bound_s >= self.cutoff_s:
+            self.close(bound_s)
+        else:
+            self.queue.push(bound_s, part)

@@ -8,18 +8,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from formulations.stage_selection_data import (
-    StageSelectionData,
-    least_recompute,
-    stage_times_ms,
-)
+from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_tables import least_recompute, stage_times_ms
 from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
 from planner.search.degrees import DegreeTable
+from planner.search.dual import dual_bounds_ms, in_pieces
+from planner.search.lattice import LatticeData, lattice_bound
 from planner.units import MS
 
+UNFIT = -1e6
+"""Layers of a stage that not even one fits: no sum with it reaches the model's layers."""
 BISECTIONS = 30
 """Halvings of a bottleneck interval: its lower end, a valid bound, is then within 1e-9 of its width."""
 
@@ -29,7 +30,17 @@ class ClassTables:
     """Times of one micro-batch on a stage with least recomputation, sends left out."""
 
     times_ms: Floats
-    """[node_class, stage, n] inf where n layers do not fit, or the class takes no part."""
+    """[node_class, stage, n] forward and backward; inf where n layers do not fit or the class is out."""
+    forward_ms: Floats
+    """[node_class, stage, n] forward alone."""
+    backward_ms: Floats
+    """[node_class, stage, n] backward alone."""
+    follow_ms: Floats
+    """[node_class, stage, n] optimizer, exposed gathering and what else follows the pipeline."""
+    reduce_ms: Floats
+    """[node_class, n] exposed reduction of the first stage with its tail."""
+    constant_ms: float
+    """What every plan adds to the step."""
 
 
 class Tables:
@@ -37,7 +48,7 @@ class Tables:
 
     def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
         self.problem, self.prices, self.table = problem, prices, table
-        self._class_tables = lru_cache(maxsize=128)(self._compute)
+        self._class_tables = lru_cache(maxsize=48)(self._compute)
 
     def data(self, choice: int, class_of_stage: Sequence[int]) -> StageSelectionData:
         """Coefficients of one order of classes."""
@@ -55,8 +66,11 @@ class Tables:
         return self._class_tables(choice, num_stages)
 
     def _compute(self, choice: int, num_stages: int) -> ClassTables:
-        shape = (self.table.max_stages.shape[1], num_stages, self.problem.model.num_layers + 1)
-        times = np.full(shape, np.inf)
+        layers = np.arange(self.problem.model.num_layers + 1, dtype=np.float64)
+        shape = (self.table.max_stages.shape[1], num_stages, len(layers))
+        times, forward, backward, follow = (np.full(shape, np.inf) for _ in range(4))
+        reduce = np.full((shape[0], len(layers)), np.inf)
+        constant_ms = 0.0
         for c in np.flatnonzero(self.table.max_stages[choice]):
             data = stage_coefficients(
                 self.problem,
@@ -68,7 +82,58 @@ class Tables:
                 with_sends=False,
             )
             times[c] = stage_times_ms(data, least_recompute(data))
-        return ClassTables(times)
+            forward[c] = _line(data.forward_ms, data.base_forward_ms, layers)
+            backward[c] = times[c] - forward[c]
+            gathering = _line(data.gather_ms, data.base_gather_ms, layers)
+            follow[c] = _line(data.optimizer_ms, data.base_optimizer_ms + data.gather_tail_ms, layers)
+            follow[c] += np.maximum(gathering - data.hidden_fraction * forward[c], 0.0)
+            reduction = _line(data.reduce_ms, data.base_reduce_ms, layers)[0]
+            hidden = data.hidden_fraction * np.where(np.isfinite(backward[c, 0]), backward[c, 0], 0.0)
+            reduce[c] = np.maximum(reduction - hidden, 0.0) + data.reduce_tail_ms[0]
+            constant_ms = data.constant_ms
+        return ClassTables(times, forward, backward, follow, reduce, constant_ms)
+
+    def order_bounds_s(self, choice: int, orders: Sequence[Sequence[int]]) -> Floats:
+        """Bounds of several orders of one group from weights on rows (`planner.search.dual`) [s]."""
+        tables = self.of_classes(choice, len(orders[0]))
+        stages = np.arange(len(orders[0]))
+        found = []
+        for piece in in_pieces(len(orders), tables.times_ms[0].size):
+            classes = np.array([orders[i] for i in piece])
+            found.append(
+                dual_bounds_ms(
+                    tables.forward_ms[classes, stages],
+                    tables.backward_ms[classes, stages],
+                    tables.reduce_ms[classes[:, 0]],
+                    tables.follow_ms[classes, stages],
+                    np.array([self.hops_s(choice, orders[i]) for i in piece]) / MS,
+                    int(self.table.num_microbatches[choice]),
+                    sends_block=not self.problem.stack.p2p_overlap,
+                )
+            )
+        bounds: Floats = (np.concatenate(found) + tables.constant_ms) * MS
+        return bounds
+
+    def group_bound_s(self, choice: int, counts: Sequence[int]) -> tuple[float, tuple[int, ...] | None]:
+        """Bound over all orders of a group (`planner.search.lattice`) [s], and the order it likes best."""
+        used = [c for c, count in enumerate(counts) if count]
+        tables = self.of_classes(choice, sum(counts))
+        hops = self.prices.send_s[choice][np.ix_(used, used)].copy()
+        inside = self.prices.send_inside_s[choice][used]
+        diagonal = np.arange(len(used))
+        hops[diagonal, diagonal] = np.minimum(hops[diagonal, diagonal], inside)
+        data = LatticeData(
+            times=tables.times_ms[used],
+            follow=tables.follow_ms[used],
+            reduce_first=tables.reduce_ms[used],
+            hops=hops / MS,
+            sends_block=not self.problem.stack.p2p_overlap,
+        )
+        found = lattice_bound(
+            data, tuple(int(counts[c]) for c in used), int(self.table.num_microbatches[choice])
+        )
+        order = None if found.order is None else tuple(used[c] for c in found.order)
+        return (found.bound_ms + tables.constant_ms) * MS, order
 
     def least_bottleneck_s(self, choice: int, counts: Sequence[int]) -> float:
         """Least time of the slowest stage over all orders of a group [s]; inf where nothing fits.
@@ -80,13 +145,24 @@ class Tables:
         times = self.of_classes(choice, num_stages).times_ms
         used = [c for c, count in enumerate(counts) if count]
         layers = np.arange(times.shape[2])
-        finite = times[used][np.isfinite(times[used])]
+        blocked, extra = self._blocked_ms(choice, counts, used, num_stages)
+        busy = times[used] + blocked
+        finite = busy[np.isfinite(busy)]
         if len(finite) == 0:
             return float("inf")
 
+        def most_at(limit: np.ndarray) -> np.ndarray:
+            most: np.ndarray = np.where(busy <= limit, layers, 0).max(axis=2)
+            return most
+
         def holds(limit: float) -> bool:
-            most = np.where(times[used] <= limit, layers, 0).max(axis=2)
-            held: float = _most_layers(most, [counts[c] for c in used])
+            most = most_at(np.full((len(used), 1, 1), limit))
+            allowed = np.where(most >= 1, most, UNFIT)
+            held = _most_layers(allowed, [counts[c] for c in used])
+            if len(used) > 1:
+                # At each change of class a stage on either side also waits for the slower hop.
+                lost = (most - most_at(limit - extra[:, None, None])).min(axis=1)
+                held -= lost.sum() if len(used) == 2 else 2 * (len(used) - 1) * lost.min()
             return bool(held >= times.shape[2] - 1)
 
         low, high = 0.0, float(finite.max())
@@ -96,6 +172,23 @@ class Tables:
             middle = (low + high) / 2
             low, high = (low, middle) if holds(middle) else (middle, high)
         return low * MS
+
+    def _blocked_ms(
+        self, choice: int, counts: Sequence[int], used: list[int], num_stages: int
+    ) -> tuple[Floats, Floats]:
+        """Least time that sends block a stage [class, stage, 1], and more at a change of class [class]."""
+        blocked, extra = np.zeros((len(used), num_stages, 1)), np.zeros(len(used))
+        if self.problem.stack.p2p_overlap or num_stages == 1:
+            return blocked, extra
+        send, inside = self.prices.send_s[choice], self.prices.send_inside_s[choice]
+        hops = np.full((1, num_stages, 1), 2.0)
+        hops[:, [0, -1]] = 1.0
+        for row, c in enumerate(used):
+            same = min(send[c, c], inside[c]) if counts[c] > 1 else np.inf
+            cross = min((min(send[c, d], send[d, c]) for d in used if d != c), default=np.inf)
+            blocked[row] = min(same, cross) * hops / MS
+            extra[row] = max(cross - min(same, cross), 0.0) / MS if np.isfinite(cross) else 0.0
+        return blocked, extra
 
     def hops_s(self, choice: int, order: Sequence[int]) -> Floats:
         """Time of each hop of an order, [stage]; the last is 0 [s]."""
@@ -137,13 +230,21 @@ def _most_layers(most: np.ndarray, counts: Sequence[int]) -> float:
     price in turn is set so that its class is chosen as often as it should be; for two classes that is
     exact at once.
     """
-    price = np.zeros(len(counts))
-    best = float("inf")
-    for _ in range(1 if len(counts) <= 2 else 4):
+    if len(counts) == 1:
+        return float(most[0].sum())
+    price = most.mean(axis=1) - most[0].mean()
+    best = float((most - price[:, None]).max(axis=0).sum() + price @ counts)
+    for _ in range(1 if len(counts) == 2 else 3):
         for c in range(1, len(counts)):
             others = np.delete(most - price[:, None], c, axis=0).max(axis=0)
             gain = np.sort(most[c] - others)[::-1]
             price[c] = gain[counts[c] - 1]
             value = float((most - price[:, None]).max(axis=0).sum() + price @ counts)
             best = min(best, value)
-    return best if len(counts) > 1 else float(most[0].sum())
+    return best
+
+
+def _line(slope: Floats, offset: Floats, layers: Floats) -> Floats:
+    """slope n + offset, arrays [stage] -> [stage, n]."""
+    values: Floats = slope[:, None] * layers[None, :] + offset[:, None]
+    return values

@@ -8,8 +8,7 @@ from typing import Any
 
 from formulations import stage_selection, stage_selection_cp
 from formulations.options import SolveOptions, SolverName
-from formulations.stage_selection import StageSelectionResult
-from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_data import StageSelectionData, StageSelectionResult
 
 SOLVERS: tuple[SolverName, ...] = ("highs", "scip", "cbc", "cp_sat")
 

@@ -10,16 +10,18 @@ from formulations.stage_selection import lower_hull
 from formulations.stage_selection_data import (
     StageChoice,
     StageSelectionData,
+    most_layers,
+    objective_ms,
+    reductions_ms,
+    times_ms,
+    violated_rows,
+)
+from formulations.stage_selection_tables import (
     bottleneck_layers,
     least_bottleneck_ms,
     least_recompute,
-    most_layers,
-    objective_ms,
     objectives_ms,
-    reductions_ms,
     stage_times_ms,
-    times_ms,
-    violated_rows,
     with_least_recompute,
 )
 from formulations.stage_selection_ticks import ROUNDING_SHARE, times_in_ticks

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import formulations
-from formulations import stage_selection, stage_selection_cp
-from formulations.stage_selection_data import StageSelectionData, least_recompute
+from formulations import row_search, stage_selection, stage_selection_cp
+from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
 from tests.formulations.instances import random_data
 
@@ -23,7 +24,7 @@ def stage_selection_names(data: StageSelectionData) -> Iterable[str]:
     stage_selection.tighten_recompute(model, data, var)
     stage_selection.tighten_bottleneck(model, data, var)
     stage_selection.add_exclude(model, data, var, [2] * data.num_stages, 0)
-    for row in stage_selection._first_rows(data):
+    for row in row_search.first_rows(data):
         stage_selection.add_pipeline(model, data, var, *row)
     return list(model.constraints)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulations.stage_selection_data import least_recompute, objectives_ms
+from formulations.stage_selection_tables import least_recompute, objectives_ms
 from planner.cost.pricing import price
 from planner.search.bounds import bound_data, group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
@@ -62,7 +62,9 @@ def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
         values_s = objectives_ms(coefficients, least_recompute(coefficients), splits) * MS
         sends = np.array([tables.hops_s(choice, order).sum()])
         order_s = group_bounds(data, one, microbatches, counts[None, :], np.array([order_tau_s]), sends)[0]
-        for bound_s in (pair_s, group_s, order_s):
+        dual_s = tables.order_bounds_s(choice, [order])[0]
+        lattice_s, _ = tables.group_bound_s(choice, counts)
+        for bound_s in (pair_s, group_s, order_s, dual_s, lattice_s):
             assert bound_s <= values_s.min() * (1 + 1e-9)
 
 

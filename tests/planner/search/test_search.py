@@ -8,7 +8,7 @@ from planner.data.load import load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.errors import InstanceError
-from planner.search import driver
+from planner.search import driver, openings
 from planner.search.progress import Progress
 from tests.random_problems import random_problem
 
@@ -28,7 +28,7 @@ def test_the_same_problem_gives_the_same_plan() -> None:
 
 @pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "cp_sat"])
 def test_solvers_agree_on_the_best_plan(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "MAX_SPLITS", 0)
+    monkeypatch.setattr(openings, "MAX_SPLITS", 0)
     problem = random_problem(13, most_layers=8)
     expected = driver.search(problem)
     result = driver.search(with_options(problem, solver=solver))

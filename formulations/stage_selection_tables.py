@@ -1,0 +1,140 @@
+"""Tables over the layers of a stage for `stage_selection`: least recomputation, times, bottleneck.
+
+Shared by the tightening cuts, the integer form and the search. Times in ms, sizes in GiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.pipeline_rows import Floats, step_bound
+from formulations.stage_selection_data import StageChoice, StageSelectionData
+
+
+@dataclass(frozen=True)
+class RecomputeTable:
+    """Least recomputation by stage and number of layers; arrays [stage, n], n = 0 .. L (n = 0 unused)."""
+
+    extra_ms: Floats
+    """What it adds to the backward; inf where the layers do not fit at all."""
+    selective: NDArray[np.bool_]
+    """Whether core attention is recomputed."""
+    full_layers: NDArray[np.int64]
+    """Layers recomputed in full."""
+
+
+def least_recompute(data: StageSelectionData) -> RecomputeTable:
+    """The cheapest recomputation that makes n layers fit on each stage, for every n.
+
+    Nothing if all fits, else core attention of all layers or the fewest whole layers, whichever adds
+    less time.
+    """
+    n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
+    room = (data.limit_gib - data.base_gib)[:, None]
+    need = data.layer_gib[:, None] * n
+    saves_selective, saves_full = data.selective_saves_gib[:, None], data.full_saves_gib[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        short = need + data.full_peak_gib[:, None] - room
+        full = np.where(short > 0, np.ceil(short / saves_full - 1e-12), 0.0)
+    full = np.maximum(np.nan_to_num(full, nan=np.inf, posinf=np.inf), 1.0)
+    # Rounding in the division may leave the count one short.
+    full = np.where(need - saves_full * full + data.full_peak_gib[:, None] > room, full + 1, full)
+    full_ms = np.where((full <= n) & (saves_full > 0), data.full_ms[:, None] * np.minimum(full, n), np.inf)
+    selective_fits = need - saves_selective * n <= room
+    selective_ms = np.where(selective_fits, data.selective_ms[:, None] * n, np.inf)
+    none_ms = np.where(need <= room, 0.0, np.inf)
+    extra = np.minimum(none_ms, np.minimum(selective_ms, full_ms))
+    extra[:, 0] = np.inf
+    selective = (none_ms > extra) & (selective_ms <= full_ms) & np.isfinite(extra)
+    in_full = (none_ms > extra) & ~selective & np.isfinite(extra)
+    return RecomputeTable(extra, selective, np.where(in_full, full, 0.0).astype(np.int64))
+
+
+def with_least_recompute(table: RecomputeTable, layers: tuple[int, ...]) -> StageChoice | None:
+    """The best choice for given layer counts; None where some stage does not fit."""
+    stages = np.arange(len(layers))
+    counts = np.array(layers)
+    if not np.isfinite(table.extra_ms[stages, counts]).all():
+        return None
+    full = table.full_layers[stages, counts]
+    kinds = tuple(
+        "selective" if table.selective[s, n] else "full" if full[s] else "none"
+        for s, n in zip(stages, counts, strict=True)
+    )
+    return StageChoice(tuple(int(n) for n in layers), kinds, tuple(int(u) for u in full))
+
+
+def stage_times_ms(data: StageSelectionData, table: RecomputeTable) -> Floats:
+    """Forward and backward of one micro-batch with least recomputation, [stage, n]; inf where unfit."""
+    n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
+    layer = (data.forward_ms + data.backward_ms)[:, None]
+    base = (data.base_forward_ms + data.base_backward_ms)[:, None]
+    times: Floats = layer * n + base + table.extra_ms
+    return times
+
+
+def least_bottleneck_ms(data: StageSelectionData, table: RecomputeTable) -> float:
+    """The least possible time of the slowest stage, over all whole layer counts; inf where none fits.
+
+    The least entry tau of the table such that the stages, each as full as tau allows, hold all layers.
+    """
+    times = stage_times_ms(data, table)
+    counts = np.arange(times.shape[1])
+
+    def holds(limit: float) -> bool:
+        most = np.where(times <= limit, counts, 0).max(axis=1)
+        return bool(most.min() >= 1 and most.sum() >= data.num_layers)
+
+    candidates = np.unique(times[np.isfinite(times)])
+    if len(candidates) == 0 or not holds(float(candidates[-1])):
+        return float("inf")
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(float(candidates[middle])) else (middle + 1, high)
+    return float(candidates[low])
+
+
+def bottleneck_layers(data: StageSelectionData, table: RecomputeTable) -> tuple[int, ...] | None:
+    """Layer counts that reach the least bottleneck: every stage full, then the slowest gives one away.
+
+    A good choice to start from; None where no choice fits, or where taking a layer away fails to fit.
+    """
+    times = stage_times_ms(data, table)
+    limit = least_bottleneck_ms(data, table)
+    if not np.isfinite(limit):
+        return None
+    stages = np.arange(data.num_stages)
+    layers = np.where(times <= limit, np.arange(times.shape[1]), 0).max(axis=1)
+    while layers.sum() > data.num_layers:
+        can_give = np.isfinite(times[stages, layers - 1])
+        if not can_give.any():
+            return None
+        layers[int(np.argmax(np.where(can_give, times[stages, layers], -np.inf)))] -= 1
+    return tuple(int(n) for n in layers)
+
+
+def objectives_ms(
+    data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64], *, spans: bool = True
+) -> Floats:
+    """Objective with least recomputation of many layer counts, [..., stage] -> [...]; inf where unfit.
+
+    Without `spans` some rows are left out, which is faster and bounds a little less.
+    """
+    stages = np.arange(data.num_stages)
+    n = layers.astype(np.float64)
+    extra = table.extra_ms[stages, layers]
+    unfit = ~np.isfinite(extra).all(axis=-1)
+    forward = data.forward_ms * n + data.base_forward_ms
+    backward = data.backward_ms * n + data.base_backward_ms + np.where(np.isfinite(extra), extra, 0.0)
+    hidden = data.hidden_fraction
+    reduction = np.maximum(data.reduce_ms * n + data.base_reduce_ms - hidden * backward, 0.0)
+    gathering = np.maximum(data.gather_ms * n + data.base_gather_ms - hidden * forward, 0.0)
+    send = np.broadcast_to(data.send_ms, forward.shape)
+    after = reduction + data.reduce_tail_ms
+    end = step_bound(forward, backward, send, data.num_microbatches, after, spans=spans)
+    follow = (data.optimizer_ms * n + data.base_optimizer_ms + gathering + data.gather_tail_ms).max(axis=-1)
+    return np.where(unfit, np.inf, end + follow + data.constant_ms)
