@@ -7,12 +7,14 @@ time, so that they share the node's adapters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
 from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
 from planner.cost.memory import WEIGHT_BYTES
+from planner.cost.parameters import padded_vocab
 from planner.data.problem import Problem
 from planner.units import GB
 
@@ -64,6 +66,23 @@ def _ring_pass_s(
         after = places[(r + 1) % d]
         bytes_per_s, latency_s = _link(problem, place, after)
         slowest = max(slowest, cuts[r] / bytes_per_s + (d - 1) * latency_s)
+    return slowest + LAUNCH_S
+
+
+def tied_embedding_s(problem: Problem, ends: Sequence[tuple[ReplicaPlace, ReplicaPlace]]) -> float:
+    """All-reduce of a tied embedding's gradients between the first and the last stage of each replica [s].
+
+    Among two ranks each direction of the link carries the buffer once. The replicas whose first stages
+    share a host share its adapters too.
+    """
+    replicas_on = Counter(first.hosts[0] for first, _ in ends)
+    slowest = 0.0
+    for first, last in ends:
+        bytes_per_s, latency_s = _link(problem, first, last)
+        sharing = 1 if first.hosts[-1] == last.hosts[0] else replicas_on[first.hosts[0]]
+        vocab = padded_vocab(problem.model.vocab_size, first.tensor_parallel)
+        size = vocab * problem.model.hidden_size / first.tensor_parallel * problem.stack.gradient_bytes
+        slowest = max(slowest, size * sharing / bytes_per_s + 2 * latency_s)
     return slowest + LAUNCH_S
 
 

@@ -17,7 +17,12 @@ from planner.cost.hops import hops_inside_host
 from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.prices import PARTS, Degrees, Floats, Prices
 from planner.cost.profiles import refuse_unmeasured
-from planner.cost.replica_sync import ReplicaPlace, replica_gather_s, replica_reduce_s
+from planner.cost.replica_sync import (
+    ReplicaPlace,
+    replica_gather_s,
+    replica_reduce_s,
+    tied_embedding_s,
+)
 from planner.cost.stage import (
     StageContent,
     chunk_times,
@@ -226,7 +231,9 @@ def mixed_step_times(problem: Problem, plan: Plan, prices: Prices, pipelines: Pi
         _stage_sync(problem, plan, prices, [p[s] for p in pipelines], replicas, s) for s in range(num_stages)
     ]
     synced = max(float(ends[s]) + syncs[s][0] for s in range(num_stages))
-    tied = float(prices.tied_sync_s.max()) if num_stages > 1 else 0.0
+    tied = 0.0
+    if num_stages > 1 and problem.model.tied_embeddings:
+        tied = tied_embedding_s(problem, [(p[0].place, p[-1].place) for p in pipelines])
     optimizer = [
         max(
             float(prices.step_fixed_s[p[s].choice, p[s].content.node_class])
@@ -239,12 +246,14 @@ def mixed_step_times(problem: Problem, plan: Plan, prices: Prices, pipelines: Pi
     slowest = max(replicas, key=lambda replica: float(replica.stage_ends_s.max()))
     makespan = float(ends.max())
     busiest = slowest.parts_s[int(np.argmax(slowest.parts_s.sum(axis=1)))]
-    breakdown = dict(zip(PARTS, (num_microbatches * busiest).tolist(), strict=True)) | {
+    breakdown = {
         "pp": max(0.0, makespan - slowest.makespan_without_sends_s),
         "dp": max(0.0, (synced - makespan) + tied + (tail - max(optimizer))),
         "bubble": max(0.0, slowest.makespan_without_sends_s - num_microbatches * float(busiest.sum())),
         "optimizer": max(optimizer),
     }
+    for part, seconds in zip(PARTS, (num_microbatches * busiest).tolist(), strict=True):
+        breakdown[part] = breakdown.get(part, 0.0) + seconds
     work = [
         np.argmax([float((r.forward_s + r.backward_s)[s].sum()) for r in replicas]) for s in range(num_stages)
     ]
