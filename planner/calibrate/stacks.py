@@ -13,6 +13,9 @@ from planner.calibrate.runs import Run
 from planner.data.load import load_stack
 from planner.data.stack import SoftwareStack
 
+Setting = float | bool | str | tuple[str, ...]
+"""Value of a field of a stack."""
+
 
 def stack_id(run: Run) -> str:
     """Family of a run's software, such as `nemo` or `megatron-deepspeed`."""
@@ -34,15 +37,15 @@ def stack_of(run: Run) -> SoftwareStack:
 
 
 @lru_cache(maxsize=4096)
-def _overrides(text: str) -> tuple[tuple[str, float | bool], ...]:
-    changed: dict[str, float | bool] = {}
+def _overrides(text: str) -> tuple[tuple[str, Setting], ...]:
+    changed: dict[str, Setting] = {}
     for rule in table("stack_patterns")["overrides"]:
         if occurs(rule["pattern"], text):
-            changed.update(rule["set"])
+            changed.update((k, tuple(v) if isinstance(v, list) else v) for k, v in rule["set"].items())
     return tuple(changed.items())
 
 
 @lru_cache(maxsize=4096)
-def _stack(name: str, overrides: tuple[tuple[str, float | bool], ...]) -> SoftwareStack:
+def _stack(name: str, overrides: tuple[tuple[str, Setting], ...]) -> SoftwareStack:
     stack = load_stack(name)
     return SoftwareStack.model_validate({**stack.model_dump(), **dict(overrides)}) if overrides else stack

@@ -9,6 +9,7 @@ import numpy as np
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.collectives import Network, inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
+from planner.cost.launches import HEAD_LAUNCHES, launches
 from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
@@ -25,16 +26,19 @@ from planner.cost.relatives import relative_of
 from planner.cost.sharding import Sharding
 from planner.cost.sizes import Sizes
 from planner.cost.synchronisation import Synchronisation, synchronisation
-from planner.cost.traffic import embedding_traffic, head_traffic, layer_traffic, score_traffic
+from planner.cost.traffic import (
+    embedding_traffic,
+    head_traffic,
+    layer_traffic,
+    score_traffic,
+    selective_traffic,
+)
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 from planner.units import GB, MS
 
 NO_ADAPTER_BYTES_PER_S = 0.125e9
 """Rate between nodes without adapters: their management Ethernet of 1 Gbit/s (guess)."""
-
-HEAD_LAUNCHES = 1.0
-"""Launches of final norm, head and loss over those of a layer (guess: some twenty kernels each)."""
 
 EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
@@ -141,16 +145,36 @@ class ClassPricing:
         if stack.ep_overlap:
             ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
         dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
-        once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), 1.0)
+        count = launches(self.model, kind, sizes)
+        once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), count)
         return LayerTimes(
             forward=once,
-            backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), 2.0),
-            selective=_parts(self.factor * core[0], zero, cp[0], zero),
+            backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), 2 * count),
+            selective=self._selective(kind, piece, core[0], cp[0]),
             # The gathered parameters of the backward are there already.
-            full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0]), 1.0),
+            full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0]), count),
         )
 
-    def _launched(self, parts: Floats, layers: float) -> Floats:
+    def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats) -> Floats:
+        """Forward of the modules that selective recomputation runs again."""
+        modules, zero, compute = self.stack.selective_modules, np.zeros_like(core), np.zeros_like(core)
+        names = [x.name for x in piece.matmuls]
+        again: tuple[str, ...] = ()
+        if "core_attn" in modules:
+            compute = compute + core
+        if "mla_up_proj" in modules:
+            again += ("kv_up", "q_up")
+        if "mlp" in modules and kind in ("dense", "mlp"):
+            again += ("fc1", "fc2")
+        rows = piece.rows(self.times.forward_s)
+        for i, name in enumerate(names):
+            if name in again:
+                compute = compute + rows[i]
+        moved = selective_traffic(self.model, kind, self.stack, self.sizes)
+        compute = self.factor * (compute + traffic_s(self.relative, moved))
+        return _parts(compute, zero, cp if "core_attn" in modules else zero, zero)
+
+    def _launched(self, parts: Floats, layers: Floats | float) -> Floats:
         """Parts with the time that a chip waits where the host launches more slowly than it computes."""
         return with_host_floor(parts, layers * self.factor * self.stack.host_layer_floor_ms * MS)
 
@@ -219,12 +243,12 @@ def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats, dp: Floats | flo
     return np.stack([compute, tp, cp, ep, zero + dp, zero], axis=-1)
 
 
-def with_host_floor(parts: Floats, floor_s: float) -> Floats:
+def with_host_floor(parts: Floats, floor_s: Floats | float) -> Floats:
     """Parts that take at least as long as the host needs to launch them; the rest of it is the host's part.
 
     Collectives are launched by the same host, so that they count towards the same floor.
     """
-    if floor_s > 0:
+    if np.any(np.asarray(floor_s) > 0):
         parts[..., -1] = np.maximum(floor_s - parts.sum(axis=-1), 0.0)
     return parts
 

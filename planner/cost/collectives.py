@@ -108,7 +108,14 @@ def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Fl
     return np.where((ranks > 1) & (size_bytes > 0), np.maximum(latency, 0.0), 0.0)
 
 
-def collective_s(network: Network, op: str, size_bytes: Floats, spread: Spread, sharing: Floats) -> Floats:
+def collective_s(
+    network: Network,
+    op: str,
+    size_bytes: Floats,
+    spread: Spread,
+    sharing: Floats,
+    efficiency: float | None = None,
+) -> Floats:
     """Time of a collective of a group over nodes [s].
 
     Parameters
@@ -117,6 +124,8 @@ def collective_s(network: Network, op: str, size_bytes: Floats, spread: Spread, 
         The full buffer on a rank [bytes].
     sharing
         Groups that use the adapters of a node (or of a rack's fabric) at the same time.
+    efficiency
+        Share of the adapters' rate that the library reaches, where it is not NCCL's by nodes and size.
     """
     inside = inside_s(network, op, size_bytes, np.minimum(spread.inside, spread.ranks))
     across = spread.nodes > 1
@@ -133,10 +142,11 @@ def collective_s(network: Network, op: str, size_bytes: Floats, spread: Spread, 
     else:
         outside = passes * (nodes - 1) / nodes * size_bytes
         table = "allreduce_nic"
-    rail_bytes = np.maximum(size_bytes * sharing, 1.0)
-    efficiency = tables.scale_grid(table).latency_s(nodes, rail_bytes)
+    reached: Floats | float | None = efficiency
+    if reached is None:
+        reached = tables.scale_grid(table).latency_s(nodes, np.maximum(size_bytes * sharing, 1.0))
     latency = LAUNCH_S + passes * np.ceil(np.log2(nodes)) * network.step_latency_s
-    between = outside / (rate * np.clip(efficiency, 0.01, 1.0)) + latency
+    between = outside / (rate * np.clip(reached, 0.01, 1.0)) + latency
     slower, faster = np.maximum(inside, between), np.minimum(inside, between)
     hierarchical = slower + (1 - PHASE_OVERLAP) * faster
     return np.where(spread.ranks > 1, np.where(across, hierarchical, inside), 0.0)

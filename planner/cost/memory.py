@@ -60,7 +60,7 @@ class LayerActivations:
     whole: Floats
     """Nothing recomputed."""
     selective: Floats
-    """Core attention recomputed."""
+    """The stack's selective modules recomputed."""
     full: Floats
     """The layer's input alone."""
     working: Floats
@@ -83,7 +83,9 @@ def layer_activations(
     s = sizes
     kept_input = INPUT_BYTES.get(precision, HALF)
     values = s.norm_tokens * model.hidden_size
-    whole, core = _norm_bytes(model, kind, stack, s, kept_input), s.ones * 0.0
+    whole, saved = _norm_bytes(model, kind, stack, s, kept_input), s.ones * 0.0
+    if "layernorm" in stack.selective_modules:
+        saved = saved + _norm_outputs(model, kind) * values * kept_input
     widest = 2 * s.tokens * model.hidden_size * HALF
     if kind == "mamba":
         mixer, width = _mamba_bytes(model, s)
@@ -97,13 +99,40 @@ def layer_activations(
                 + kept_input * s.tokens * model.num_attention_heads / s.tp * (attention_dims(model)[1])
             )
         whole = whole + attention + core
+        if "core_attn" in stack.selective_modules:
+            saved = saved + core
+        if "mla_up_proj" in stack.selective_modules and model.mla is not None:
+            saved = saved + _up_projected_bytes(model, s)
     if kind in ("dense", "mlp"):
         kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
         whole, widest = whole + kept, widest + width
+        if "mlp" in stack.selective_modules:
+            saved = saved + kept
     elif kind == "moe":
         kept, width = _moe_bytes(model, stack, s, kept_input)
         whole, widest = whole + kept, widest + width
-    return LayerActivations(whole, whole - core, values * HALF, widest)
+        if "moe_act" in stack.selective_modules:
+            saved = saved + _expert_inner(model, s) * kept_input
+    return LayerActivations(whole, whole - saved, values * HALF, widest)
+
+
+def _norm_outputs(model: ModelSpec, kind: LayerKind) -> int:
+    """Norms of a layer whose output a product keeps."""
+    return 1 if kind in ("mlp", "mamba", "attention") else 2
+
+
+def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Floats:
+    """Queries, keys and values of latent attention, which its up-projections make from the low ranks."""
+    assert model.mla is not None
+    query_dim, value_dim = attention_dims(model)
+    widths = 2 * query_dim + value_dim + model.mla.qk_nope_head_dim
+    return s.tokens * HALF * model.num_attention_heads / s.tp * widths
+
+
+def _expert_inner(model: ModelSpec, s: Sizes) -> Floats:
+    """Values of the experts' activation."""
+    assert model.moe is not None
+    return s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp
 
 
 def _norm_bytes(

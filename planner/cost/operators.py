@@ -39,6 +39,8 @@ class Matmul:
     """Whether the products run as one grouped kernel."""
     has_weight: bool = True
     """Whether B is a weight; without one both gradients are activations'."""
+    after_norm: bool = False
+    """Whether a norm makes its input."""
     narrow: bool = True
     """Whether it runs in the workload's format, else in 16 bits: Transformer Engine quantises the linear maps
     of layers alone (core/extensions/transformer_engine.py); the head and the router are Megatron's own."""
@@ -68,7 +70,7 @@ def _attention_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     groups = np.maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
     hidden = model.hidden_size * s.ones
     return [
-        Matmul("qkv", s.tokens, queries + 2 * groups, hidden, s.ones, "column"),
+        Matmul("qkv", s.tokens, queries + 2 * groups, hidden, s.ones, "column", after_norm=True),
         Matmul("proj", s.tokens, hidden, queries, s.ones, "row"),
     ]
 
@@ -81,7 +83,7 @@ def _latent_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     query_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     down = (mla.kv_lora_rank + mla.qk_rope_head_dim) * s.ones
     out = [
-        Matmul("kv_down", s.norm_tokens, down, hidden, s.ones),
+        Matmul("kv_down", s.norm_tokens, down, hidden, s.ones, after_norm=True),
         Matmul(
             "kv_up",
             s.tokens,
@@ -105,7 +107,15 @@ def _mlp_matmuls(model: ModelSpec, width: int, s: Sizes, name: str) -> list[Matm
     inner = width / s.tp
     hidden = model.hidden_size * s.ones
     return [
-        Matmul(f"{name}1", s.tokens, (2 if model.gated_mlp else 1) * inner, hidden, s.ones, "column"),
+        Matmul(
+            f"{name}1",
+            s.tokens,
+            (2 if model.gated_mlp else 1) * inner,
+            hidden,
+            s.ones,
+            "column",
+            after_norm=name == "fc",
+        ),
         Matmul(f"{name}2", s.tokens, hidden, inner, s.ones, "row"),
     ]
 

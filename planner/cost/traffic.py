@@ -113,6 +113,9 @@ def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
     received = s.expert_rows(moe.top_k) * model.hidden_size
     sorted_again = np.where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
     permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
+    if stack.moe_dispatcher == "deduplicating":
+        # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
+        permute = np.where(s.ep * s.etp > 1, HALF * own * 2.0, permute)
     moved = permute + received * sorted_again + s.norm_tokens * moe.num_experts * ROUTER_BYTES_PER_SCORE
     out = Traffic(moved, moved)
     rows = s.expert_rows(moe.top_k) * moe.ffn_hidden_size / s.etp
@@ -121,6 +124,20 @@ def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
         out = out + _activation_traffic(model, stack, s.tokens * moe.shared_ffn_hidden_size / s.tp)
         out = out + Traffic(own * 3 * HALF, own * 3 * HALF)
     return out
+
+
+def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Floats:
+    """Bytes that the memory-bound modules of selective recomputation move again."""
+    modules, moved = stack.selective_modules, 0.0 * s.ones
+    if "layernorm" in modules:
+        moved = moved + s.norm_tokens * model.hidden_size * 4 * HALF
+    if "moe_act" in modules and kind == "moe" and model.moe is not None:
+        rows = s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp
+        moved = moved + _activation_traffic(model, stack, rows).forward_bytes
+    if "mlp" in modules and kind in ("dense", "mlp"):
+        inner = s.tokens * model.ffn_hidden_size / s.tp
+        moved = moved + _activation_traffic(model, stack, inner).forward_bytes
+    return moved
 
 
 def _mamba_traffic(model: ModelSpec, s: Sizes) -> Traffic:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from planner.data.base import Data
 
+SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp"]
+
 
 class SoftwareStack(Data):
     """Properties of the launcher and its libraries that change time or memory."""
@@ -27,6 +29,9 @@ class SoftwareStack(Data):
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
+    selective_modules: tuple[SelectiveModule, ...] = ("core_attn",)
+    """What selective recomputation computes again: core attention, up-projections of latent attention, the
+    experts' activation, norms, dense MLPs (Megatron-LM's --recompute-modules)."""
     moe_dispatcher: Literal["alltoall", "deduplicating"] = "alltoall"
     """How tokens reach experts: each copy on its own, or one copy to a rank or node that holds several of a
     token's experts (DeepEP, HybridEP)."""

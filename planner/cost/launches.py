@@ -1,0 +1,53 @@
+"""How long the host needs to launch a piece, in layers of a dense transformer.
+
+The stack states the floor of a dense layer. Other layers launch in proportion to their kernels, counted by
+hand from one forward of Megatron-LM core with Transformer Engine, nothing captured in CUDA graphs
+(attention.py, multi_latent_attention.py, mlp.py, moe/router.py, moe/token_dispatcher.py, moe/experts.py).
+That a launch of one module costs as much as one of another is a guess.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind, ModelSpec
+
+ATTENTION_LAUNCHES = 20.0
+"""Norm, cast and product of queries, keys and values; positions; attention; output map; residual."""
+
+LATENT_LAUNCHES = 12.0
+"""More with latent attention: down-projections with their norms, splits and joins of heads."""
+
+MLP_LAUNCHES = 11.0
+"""Norm, casts, two products, activation, residual."""
+
+ROUTING_LAUNCHES = 48.0
+"""Scores, choice and auxiliary loss (18), counts and their exchange (12), sorting both ways (11), exchanges
+(4), activation with weights, norm and residual (3)."""
+
+EXPERT_LAUNCHES = 0.7
+"""For each local expert: a cast and a product of both maps, launched from a loop in C++ at some 5 us each
+where a module takes some 29 us (0.9 ms over 31)."""
+
+SHARED_LAUNCHES = 12.0
+"""Shared experts with their gather and sum."""
+
+DENSE_LAUNCHES = ATTENTION_LAUNCHES + MLP_LAUNCHES
+
+HEAD_LAUNCHES = 1.0
+"""Launches of final norm, head and loss over those of a dense layer (guess: some thirty kernels each)."""
+
+
+def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Floats:
+    """Launches of one forward of a layer over those of a dense layer, array [choice]."""
+    count = 0.0 * sizes.ones
+    if kind != "mlp":
+        count = count + ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
+    if kind in ("dense", "mlp"):
+        count = count + MLP_LAUNCHES
+    if kind == "moe" and model.moe is not None:
+        count = count + ROUTING_LAUNCHES + EXPERT_LAUNCHES * np.maximum(model.moe.num_experts / sizes.ep, 1.0)
+        count = count + (SHARED_LAUNCHES if model.moe.shared_ffn_hidden_size else 0.0)
+    return count / DENSE_LAUNCHES

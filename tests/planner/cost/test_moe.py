@@ -1,0 +1,70 @@
+"""Experts: dispatchers that send a token once a node, launches, and modules that are recomputed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cost.launches import launches
+from planner.cost.layer_communication import distinct_share
+from planner.cost.prices import PARTS, Degrees, Prices
+from planner.cost.pricing import price
+from planner.cost.sizes import Sizes
+from planner.data.problem import Problem
+from tests.planner.cost.problems import problem
+
+EP = PARTS.index("ep")
+
+
+def on_stack(of: Problem, *, ep: int = 8, **changes: object) -> Prices:
+    """Prices on a stack that differs in some fields."""
+    changed = of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
+    return price(changed, Degrees.single(data_parallel=32, expert_parallel=ep, expert_tensor_parallel=1))
+
+
+def deepseek(cluster: str = "4x8 h100-sxm-80gb") -> Problem:
+    return problem(cluster=cluster, model="deepseek-v3")
+
+
+def test_a_token_that_meets_every_node_is_not_sent_twice_to_one() -> None:
+    # Two copies over two nodes: with even chances both on one node half of the time, 1.5 nodes of 2.
+    assert distinct_share(2, np.array([2.0]))[0] == pytest.approx(0.75)
+    assert distinct_share(8, np.array([1.0]))[0] == pytest.approx(1 / 8)
+
+
+def test_deduplicating_dispatcher_sends_less_across_nodes_and_sorts_less() -> None:
+    plain = on_stack(deepseek(), ep=32)
+    once = on_stack(deepseek(), ep=32, moe_dispatcher="deduplicating")
+    moe = plain.kinds.index("moe")
+    assert once.layer_forward_s[0, moe, 0, EP] < 0.6 * plain.layer_forward_s[0, moe, 0, EP]
+    assert once.layer_forward_s[0, moe, 0, 0] < plain.layer_forward_s[0, moe, 0, 0]
+
+
+def test_layers_with_experts_need_more_launches_and_more_with_more_local_experts() -> None:
+    of = deepseek()
+    few, many = (
+        Sizes.of(of, Degrees.single(data_parallel=32, expert_parallel=ep, expert_tensor_parallel=1))
+        for ep in (32, 8)
+    )
+    dense = float(launches(of.model, "dense", few)[0])
+    assert dense > 1.0  # latent attention launches more than plain attention does
+    assert float(launches(problem().model, "dense", few)[0]) == 1.0
+    assert float(launches(of.model, "moe", many)[0]) > float(launches(of.model, "moe", few)[0]) > 2 * dense
+
+
+@pytest.mark.parametrize("module", ["mla_up_proj", "moe_act", "layernorm"])
+def test_recomputing_a_module_frees_memory_for_a_part_of_the_forward(module: str) -> None:
+    found = on_stack(deepseek(), selective_modules=(module,))
+    moe = found.kinds.index("moe")
+    freed = found.layer_activation_bytes[0, moe] - found.layer_activation_selective_bytes[0, moe]
+    assert 0 < freed < found.layer_activation_bytes[0, moe]
+    again = found.layer_selective_s[0, moe, 0].sum()
+    assert 0 < again < 0.3 * found.layer_forward_s[0, moe, 0].sum()
+
+
+def test_recomputed_modules_add_up() -> None:
+    each = [on_stack(deepseek(), selective_modules=(m,)) for m in ("core_attn", "mla_up_proj", "moe_act")]
+    together = on_stack(deepseek(), selective_modules=("core_attn", "mla_up_proj", "moe_act"))
+    np.testing.assert_allclose(together.layer_selective_s, sum(p.layer_selective_s for p in each))
+    freed = [p.layer_activation_bytes - p.layer_activation_selective_bytes for p in (*each, together)]
+    np.testing.assert_allclose(freed[-1], sum(freed[:-1]))
