@@ -5,13 +5,14 @@ Its bound holds for every order, every whole or fractional split of the layers a
 With tau the time of the slowest stage, Sigma the sum over all stages, C the sum of all sends:
 
     (paced)   T >= (m - p - 1) tau + 2 Sigma + 2 C               if m >= p + 1
-    (path)    T >= Sigma + (m - 1) tau / 2 + 2 C
+    (path)    T >= Sigma + (m - 1) max_s max(f[s], b[s]) + 2 C
     (window)  T >= (floor((m - 1) / p) + 1) (Sigma + 2 C)
     (work)    T >= m tau
     (hop)     T >= (J + 2) (t[s] + t[s+1] + 2 c[s]),  J = floor((m - 1 - p) / 2),  if m >= p + 1
 
-paced and path are proved in `formulations.stage_selection` (tighten_bottleneck), window and hop are the
-rows (window) of stage 0 and (partial, e = s + 1) of `formulations.pipeline_rows`, weakened to q = p - 1.
+paced is proved in `formulations.stage_selection` (tighten_bottleneck); path is the row (window) for
+m <= q + 1, and for more micro-batches follows from the row (partial, e = s): (m - 1) t - q f >= (m - 1) b.
+window and hop are the rows (window) of stage 0 and (partial, e = s + 1), weakened to q = p - 1.
 tau cannot be less than what all stages reach together, Sigma not less than the layers on the fastest
 stages that tau lets take them; Sigma falls as tau rises, piecewise linearly and convexly, so the least of
 the first two over tau is at a breakpoint. (hop) counts for the slow hops between classes, of which there
@@ -36,6 +37,8 @@ class BoundData:
     num_layers: int
     layer_s: Floats
     """Forward and backward of a layer, nothing recomputed."""
+    longer_fraction: Floats
+    """Share of the longer of its two passes in the time of a layer."""
     embedding_s: Floats
     head_s: Floats
     optimizer_s: Floats
@@ -58,6 +61,8 @@ def bound_data(num_layers: int, prices: Prices, *, sends_block: bool) -> BoundDa
         return total
 
     hop_s = prices.send_s.copy()
+    forward, backward = prices.layer_forward_s.sum(axis=-1), prices.layer_backward_s.sum(axis=-1)
+    longer = np.maximum(forward, backward) / np.where(forward + backward > 0, forward + backward, 1.0)
     diagonal = np.arange(hop_s.shape[1])
     hop_s[:, diagonal, diagonal] = np.minimum(
         hop_s[:, diagonal, diagonal], np.minimum(prices.send_inside_s, hop_s.min(axis=(1, 2))[:, None])
@@ -65,6 +70,7 @@ def bound_data(num_layers: int, prices: Prices, *, sends_block: bool) -> BoundDa
     return BoundData(
         num_layers=num_layers,
         layer_s=both(prices.layer_forward_s, prices.layer_backward_s).min(axis=1),
+        longer_fraction=longer.min(axis=1),
         embedding_s=both(prices.embedding_forward_s, prices.embedding_backward_s),
         head_s=both(prices.head_forward_s, prices.head_backward_s),
         optimizer_s=prices.layer_optimizer_s.min(axis=1),
@@ -82,6 +88,7 @@ def group_bounds(
     counts: NDArray[np.int64],
     least_bottleneck_s: Floats | None = None,
     sends_s: Floats | None = None,
+    more_changes: int = 0,
 ) -> Floats:
     """Bound on the step time of every group [s].
 
@@ -95,6 +102,8 @@ def group_bounds(
         [group] a better bound on the slowest stage, where one is known.
     sends_s
         [group] sum of all hops, where the order is known.
+    more_changes
+        Changes of class along the pipeline beyond one fewer than classes.
     """
     used = counts > 0
     layer = np.where(used, data.layer_s[choice], np.inf)
@@ -102,14 +111,15 @@ def group_bounds(
     head = np.where(used, data.head_s[choice] / data.layer_s[choice], np.inf).min(axis=1)
     rate = np.where(used, counts / data.layer_s[choice], 0.0)
     same_s, cross_s = _hops(data, choice, used)
-    same, changes = counts - used, used.sum(axis=1) - 1
-    sends = (same * same_s).sum(axis=1) + changes * cross_s
+    same, changes = counts - used, used.sum(axis=1) - 1 + more_changes
+    sends = (same * same_s).sum(axis=1) - more_changes * same_s.max(axis=1) + changes * cross_s
     # Layers that fit into the time that sends block: each blocks its sender forth, its receiver back.
     blocked = np.zeros(len(choice))
     if data.sends_block:
         slowest = np.where(used, data.layer_s[choice], 0.0).max(axis=1)
         blocked = 2 * np.where(used, same * same_s / data.layer_s[choice], 0.0).sum(axis=1)
-        blocked = blocked + 2 * changes * cross_s / slowest
+        blocked = blocked - 2 * more_changes * (same_s / data.layer_s[choice]).max(axis=1)
+        blocked = np.maximum(blocked + 2 * changes * cross_s / slowest, 0.0)
     tau = (data.num_layers + embedding + head + blocked) / rate.sum(axis=1)
     if least_bottleneck_s is not None:
         tau = np.maximum(tau, least_bottleneck_s)
@@ -120,7 +130,7 @@ def group_bounds(
     delays = np.zeros_like(sends) if data.sends_block else sends
     stages = counts.sum(axis=1)
     pipeline = _pipeline_bound(
-        data.num_layers, layer, counts, rate, tau, ends, delays, num_microbatches, stages
+        data, choice, used, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
     slow = _slow_hop_bound(data.num_layers, layer, used, rate, cross_s, num_microbatches, stages)
     pipeline = np.maximum(pipeline, slow)
@@ -173,7 +183,9 @@ def _least(used: NDArray[np.bool_], values: Floats) -> Floats:
 
 
 def _pipeline_bound(
-    num_layers: int,
+    data: BoundData,
+    choice: NDArray[np.int64],
+    used: NDArray[np.bool_],
     layer: Floats,
     counts: NDArray[np.int64],
     rate: Floats,
@@ -183,10 +195,14 @@ def _pipeline_bound(
     num_microbatches: NDArray[np.int64],
     stages: NDArray[np.int64],
 ) -> Floats:
-    """Least over tau of the largest of (paced), (path), (window) and (work).
+    """Least over the time of the layers on the slowest stage of the largest of the four rows.
 
-    All four are convex in tau, and linear between breakpoints; beyond the last none falls.
+    All four are convex in it, and linear between breakpoints; beyond the last none falls. `tau` is what
+    the slowest stage needs at least, embedding, head and sends included.
     """
+    num_layers = data.num_layers
+    longer = _least(used, data.longer_fraction[choice])[:, None]
+    least = num_layers / rate.sum(axis=1)
     order = np.argsort(layer, axis=1, kind="stable")
     layer = np.take_along_axis(layer, order, axis=1)
     layer = np.where(np.isfinite(layer), layer, 0.0)
@@ -196,7 +212,8 @@ def _pipeline_bound(
     spare = num_layers - (stages[:, None] - np.cumsum(counts, axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         breakpoints = np.where(counts > 0, spare / np.cumsum(rate, axis=1), 0.0)
-    taus = np.maximum(np.concatenate([tau[:, None], breakpoints], axis=1), tau[:, None])
+    taus = np.concatenate([least[:, None], tau[:, None], breakpoints], axis=1)
+    taus = np.maximum(np.concatenate([taus, tau[:, None] / (2 * longer)], axis=1), least[:, None])
     held = np.minimum(taus[:, :, None] * rate[:, None, :], num_layers)
     held = np.maximum(held, counts[:, None, :])
     # Fill the fastest classes first, one layer a stage being taken everywhere.
@@ -208,10 +225,11 @@ def _pipeline_bound(
         left = left - more
     total = total + ends[:, None]
     m, p, hops = num_microbatches[:, None], stages[:, None], 2 * sends[:, None]
-    paced = np.where(m >= p + 1, (m - p - 1) * taus + 2 * total + hops, 0.0)
-    path = total + (m - 1) / 2 * taus + hops
+    slowest = np.maximum(taus, tau[:, None])
+    paced = np.where(m >= p + 1, (m - p - 1) * slowest + 2 * total + hops, 0.0)
+    path = total + (m - 1) * np.maximum(longer * taus, tau[:, None] / 2) + hops
     window = ((m - 1) // p + 1) * (total + hops)
-    rows = np.stack([paced, path, window, num_microbatches[:, None] * taus])
+    rows = np.stack([paced, path, window, m * slowest])
     sequence = np.argsort(taus, axis=1, kind="stable")
     return _least_of_largest(np.take_along_axis(rows, sequence[None], axis=2))
 
@@ -259,7 +277,7 @@ def relaxed_bounds(
     tau = data.num_layers / rate.sum(axis=1)
     nothing = np.zeros(len(choice))
     pipeline = _pipeline_bound(
-        data.num_layers, layer, counts, rate, tau, nothing, nothing, num_microbatches, stages
+        data, choice, available, layer, counts, rate, tau, nothing, nothing, num_microbatches, stages
     )
     follow = _least(available, data.fixed_s[choice])
     follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers / stages

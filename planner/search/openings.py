@@ -37,7 +37,7 @@ from planner.units import MS
 
 MAX_SPLITS = 400
 """Splits of the layers of one order up to which they are all tried instead of solved for."""
-MAX_ORDERS = 2000
+MAX_ORDERS = 2600
 """Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
 
 
@@ -102,6 +102,7 @@ class Opener:
         counts: tuple[int, ...],
         bottlenecks_s: list[float],
         sends_s: list[float] | None = None,
+        more_changes: int = 0,
     ) -> list[float]:
         rows = len(bottlenecks_s)
         bounds = group_bounds(
@@ -111,6 +112,7 @@ class Opener:
             np.tile(np.array(counts, dtype=np.int64), (rows, 1)),
             np.array(bottlenecks_s),
             None if sends_s is None else np.array(sends_s),
+            more_changes,
         )
         return [float(bound) for bound in bounds]
 
@@ -120,7 +122,10 @@ class Opener:
         listed = all_orders(group.counts) if whole else block_orders(group.counts)
         orders = [order for order in listed if self.has_hosts(group.choice, order)]
         if not whole:
-            self.frontier.close(bound_s)
+            # The orders that are not listed change class once more at least.
+            bottleneck_s = self.tables.least_bottleneck_s(group.choice, group.counts, more_changes=1)
+            rest_s = self._group_bound_s(group.choice, group.counts, [bottleneck_s], more_changes=1)[0]
+            self.frontier.close(max(bound_s, rest_s))
         bottlenecks = []
         for order in orders:
             if self.clock.is_up:

@@ -135,7 +135,7 @@ class Tables:
         order = None if found.order is None else tuple(used[c] for c in found.order)
         return (found.bound_ms + tables.constant_ms) * MS, order
 
-    def least_bottleneck_s(self, choice: int, counts: Sequence[int]) -> float:
+    def least_bottleneck_s(self, choice: int, counts: Sequence[int], more_changes: int = 0) -> float:
         """Least time of the slowest stage over all orders of a group [s]; inf where nothing fits.
 
         The largest number of layers that stages no slower than tau can hold is an assignment of classes
@@ -163,6 +163,7 @@ class Tables:
                 # At each change of class a stage on either side also waits for the slower hop.
                 lost = (most - most_at(limit - extra[:, None, None])).min(axis=1)
                 held -= lost.sum() if len(used) == 2 else 2 * (len(used) - 1) * lost.min()
+                held -= 2 * more_changes * lost.min()
             return bool(held >= times.shape[2] - 1)
 
         low, high = 0.0, float(finite.max())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from planner.units import MS
 from tests.random_problems import random_problem
 
 
-@pytest.mark.parametrize("seed", range(300, 330))
+@pytest.mark.parametrize("seed", range(300, 340))
 def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
     """Pair, group, group with memory, order: each bounds every split of every order inside it."""
     problem = random_problem(seed, most_layers=12)
@@ -64,7 +66,12 @@ def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
         order_s = group_bounds(data, one, microbatches, counts[None, :], np.array([order_tau_s]), sends)[0]
         dual_s = tables.order_bounds_s(choice, [order])[0]
         lattice_s, _ = tables.group_bound_s(choice, counts)
-        for bound_s in (pair_s, group_s, order_s, dual_s, lattice_s):
+        changes = sum(a != b for a, b in pairwise(order)) - (np.count_nonzero(counts) - 1)
+        more_tau_s = tables.least_bottleneck_s(choice, counts, more_changes=changes)
+        more_s = group_bounds(
+            data, one, microbatches, counts[None, :], np.array([more_tau_s]), more_changes=changes
+        )[0]
+        for bound_s in (pair_s, group_s, order_s, dual_s, lattice_s, more_s):
             assert bound_s <= values_s.min() * (1 + 1e-9)
 
 
