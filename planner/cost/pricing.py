@@ -179,12 +179,22 @@ def _end_parameters(problem: Problem, vocab: Floats) -> tuple[ParameterCounts, P
 
 
 def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
-    """All-reduce of the tied embedding's gradients between the first and the last stage."""
+    """All-reduce of the tied embedding's gradients between the first and the last stage.
+
+    All chips of the stage on a node send at once.
+    """
     if not problem.model.tied_embeddings:
         return np.zeros_like(sizes.tp)
     networks = [network_of(problem, i) for i in range(len(problem.cluster.classes))]
-    slowest = min(n.chip_bytes_per_s for n in networks)
-    size = problem.stack.gradient_bytes * vocab * problem.model.hidden_size / sizes.tp
+    slowest = np.min(
+        [
+            n.chip_bytes_per_s * n.chips_per_node / np.minimum(n.chips_per_node, sizes.stage_chips)
+            for n in networks
+        ],
+        axis=0,
+    )
+    width = problem.stack.tied_gradient_bytes or problem.stack.gradient_bytes
+    size = width * vocab * problem.model.hidden_size / sizes.tp
     return send_s(size, slowest, max(n.step_latency_s for n in networks))
 
 

@@ -75,13 +75,14 @@ def tied_embedding_s(problem: Problem, ends: Sequence[tuple[ReplicaPlace, Replic
     Among two ranks each direction of the link carries the buffer once. The replicas whose first stages
     share a host share its adapters too.
     """
+    width = problem.stack.tied_gradient_bytes or problem.stack.gradient_bytes
     replicas_on = Counter(first.hosts[0] for first, _ in ends)
     slowest = 0.0
     for first, last in ends:
         bytes_per_s, latency_s = _link(problem, first, last)
         sharing = 1 if first.hosts[-1] == last.hosts[0] else replicas_on[first.hosts[0]]
         vocab = padded_vocab(problem.model.vocab_size, first.tensor_parallel)
-        size = vocab * problem.model.hidden_size / first.tensor_parallel * problem.stack.gradient_bytes
+        size = width * vocab * problem.model.hidden_size / first.tensor_parallel
         slowest = max(slowest, size * sharing / bytes_per_s + 2 * latency_s)
     return slowest + LAUNCH_S
 

@@ -39,6 +39,9 @@ class SoftwareStack(Data):
     """Whether the experts' exchanges run behind another micro-batch's computation."""
     gradient_bytes: float = Field(default=4.0, gt=0)
     """Bytes of a gradient where it is summed and reduced [bytes]."""
+    tied_gradient_bytes: float | None = Field(default=None, gt=0)
+    """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
+    `gradient_bytes` [bytes]."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     gradient_accumulation_fusion: bool = True
