@@ -23,6 +23,9 @@ from planner.errors import InstanceError
 
 ANCHOR_MODES = ("none", "leave-one-out")
 
+LAUNCH_BOUND = 0.1
+"""Share of a step spent waiting for the host from which a run counts as bound by launches."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -154,6 +157,7 @@ def _anchorable(scored: Scored) -> Anchorable:
         layout=layout,
         ratio=run.measured.step_s / prediction.step_s,
         kind=layer_family(run),
+        launch_bound=prediction.breakdown_s.get("host", 0.0) > LAUNCH_BOUND * prediction.step_s,
     )
 
 

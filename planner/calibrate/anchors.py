@@ -4,7 +4,9 @@ A factor is the median over *other* runs, never of the same model and layout, so
 time, nor a repetition of it, helps to predict it (leave one out).
 
 Dense models and mixtures of experts have factors of their own where both were measured: what the model of
-costs misses on experts (imbalance, dispatch) says nothing of matrix products, and the other way round.
+costs misses on experts (imbalance, dispatch) says nothing of matrix products, and the other way round. So
+have runs that wait for the host's launches. The median of one or two runs is their noise: fewer than
+`ENOUGH_RUNS` give way to more runs of the same stack and kind on other chips, where there are.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Anchorable:
     """Measured over predicted step time."""
     kind: str = "dense"
     """`dense` or `moe`."""
+    launch_bound: bool = False
+    """Whether the prediction waits for the host's launches."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,13 @@ class Anchor:
     """How many."""
 
 
+ENOUGH_RUNS = 3
+"""Runs whose median says more than their noise (guess)."""
+
 Key = Callable[[Anchorable, int], Hashable]
 
 _UNIFORM: tuple[tuple[str, Key], ...] = (
+    ("chip and stack, of this kind and pace", lambda run, i: (run.chips[i], *_like(run), run.launch_bound)),
     ("chip and stack, of this kind", lambda run, i: (run.chips[i], run.stack, run.kind)),
     ("stack, of this kind", lambda run, i: (run.stack, run.kind)),
     ("chip and stack", lambda run, i: (run.chips[i], run.stack)),
@@ -56,13 +64,20 @@ _UNIFORM: tuple[tuple[str, Key], ...] = (
 )
 """Where a uniform run looks for others, in this order."""
 
+_OF_THIS_KIND = 3
+"""How many of these ask for the same stack and kind: among them, the first with enough runs wins."""
+
 _MIXED: tuple[tuple[str, Key], ...] = (
-    _UNIFORM[0],
-    _UNIFORM[2],
+    _UNIFORM[1],
+    _UNIFORM[3],
     ("chip", lambda run, i: run.chips[i]),
-    *_UNIFORM[3:],
+    *_UNIFORM[4:],
 )
 """A mixed run takes each chip's own factor, if need be from other software."""
+
+
+def _like(run: Anchorable) -> tuple[str, str]:
+    return run.stack, run.kind
 
 
 def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]:
@@ -86,10 +101,16 @@ def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]
         return found[at]
 
     def anchor_of(run: Anchorable, chip: int) -> Anchor | None:
-        for basis, key in _UNIFORM if len(run.chips) == 1 else _MIXED:
+        uniform = len(run.chips) == 1
+        nearest: Anchor | None = None
+        for place, (basis, key) in enumerate(_UNIFORM if uniform else _MIXED):
             anchor = look_up(basis, key(run, chip), run.layout)
-            if anchor is not None:
-                return anchor
+            nearest = nearest or anchor
+            if uniform and place < _OF_THIS_KIND:
+                if anchor is not None and anchor.num_runs >= ENOUGH_RUNS:
+                    return anchor
+            elif nearest is not None:
+                return nearest
         return None
 
     return [tuple(anchor_of(run, chip) for chip in range(len(run.chips))) for run in runs]

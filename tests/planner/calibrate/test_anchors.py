@@ -12,8 +12,9 @@ def anchorable(
     stack: str = "nemo",
     vendors: tuple[str, ...] = ("NVIDIA",),
     kind: str = "dense",
+    launch_bound: bool = False,
 ) -> Anchorable:
-    return Anchorable(chips, vendors, stack, layout, ratio, kind)
+    return Anchorable(chips, vendors, stack, layout, ratio, kind, launch_bound)
 
 
 def test_factor_is_the_median_of_others_with_another_layout() -> None:
@@ -27,7 +28,7 @@ def test_factor_is_the_median_of_others_with_another_layout() -> None:
     # Of layout a: median(1.0, 1.2, 1.6); the other run of layout a (8.0) never helps.
     (anchor,) = leave_one_out(runs)[0]
     assert anchor is not None
-    assert (anchor.factor, anchor.basis, anchor.num_runs) == (1.2, "chip and stack, of this kind", 3)
+    assert (anchor.factor, anchor.basis, anchor.num_runs) == (1.2, "chip and stack, of this kind and pace", 3)
 
 
 def test_own_time_never_changes_the_own_factor() -> None:
@@ -65,6 +66,30 @@ def test_experts_anchor_a_dense_run_only_where_nothing_dense_was_measured_with_i
     assert moe[0] is not None and (moe[0].factor, moe[0].basis) == (1.0, "chip and stack")
     assert other_chip[0] is not None and other_chip[0].factor == 1.0
     assert lonely[0] is not None and (lonely[0].factor, lonely[0].basis) == (3.0, "chip and stack")
+
+
+def test_two_runs_give_way_to_more_of_the_same_software_on_other_chips_but_to_nothing_farther() -> None:
+    runs = [
+        anchorable(2.0, "a"),
+        anchorable(2.0, "b"),
+        anchorable(1.0, "c", chips=("b200",)),
+        anchorable(1.0, "d", chips=("b200",)),
+        anchorable(1.0, "e", chips=("b200",)),
+        anchorable(3.0, "f", stack="other"),
+        anchorable(4.0, "g", stack="other"),
+    ]
+    first, *_, lonely = leave_one_out(runs)
+    # One other run on its chip (2.0) is too few; the stack has 2.0 and three times 1.0.
+    assert first[0] is not None and (first[0].factor, first[0].num_runs) == (1.0, 4)
+    # One run of the same stack is few, but nearer than all of the vendor's.
+    assert lonely[0] is not None and (lonely[0].factor, lonely[0].num_runs) == (3.0, 1)
+
+
+def test_runs_that_wait_for_launches_anchor_each_other() -> None:
+    runs = [anchorable(0.8, f"small {i}", launch_bound=True) for i in range(4)]
+    runs += [anchorable(1.2, f"large {i}") for i in range(5)]
+    anchors = leave_one_out(runs)
+    assert [a.factor for (a,) in anchors if a is not None] == [0.8] * 4 + [1.2] * 5
 
 
 def test_mixed_run_takes_each_chips_own_factor_and_anchors_none() -> None:
