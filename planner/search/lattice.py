@@ -19,9 +19,11 @@ problems", Management Science 27(1), 1981, section 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 
@@ -93,41 +95,49 @@ class _Walk:
     def run(self, mu: float) -> tuple[float, int, tuple[int, ...] | None]:
         """Length of the shortest path, layers along it, and its order."""
         num_classes = len(self.counts)
-        # (cost, layers, path) of the best way to (counts, last class).
-        front: dict[tuple[tuple[int, ...], int], tuple[float, int, tuple[int, ...]]] = {}
-        front[(0,) * num_classes, -1] = (0.0, 0, ())
-        for i, states in enumerate(self.levels[:-1]):
-            costs, chosen = self._stage_costs(i, states, mu)
-            ahead: dict[tuple[tuple[int, ...], int], tuple[float, int, tuple[int, ...]]] = {}
-            index_of = {state: row for row, state in enumerate(states)}
-            for (state, last), (cost, layers, path) in front.items():
-                row = index_of[state]
-                for c in range(num_classes):
-                    if state[c] == self.counts[c] or not np.isfinite(costs[row, c]):
-                        continue
-                    reached = (*state[:c], state[c] + 1, *state[c + 1 :])
-                    total = cost + costs[row, c] + self._hop(i, state, last, c)
-                    known = ahead.get((reached, c))
-                    if known is None or total < known[0]:
-                        ahead[reached, c] = (total, layers + int(chosen[row, c]), (*path, c))
-            front = ahead
-        if not front:
+        cost = np.zeros((1, 1))
+        steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        for i, level in enumerate(self.levels[:-1]):
+            stage, chosen = self._stage_costs(i, level.states, mu)
+            hops = self._hops(i, level.states) if i else np.zeros((1, 1, num_classes))
+            reach = cost[:, :, None] + hops
+            last = np.argmin(reach, axis=1)
+            total = np.take_along_axis(reach, last[:, None, :], axis=1)[:, 0, :] + stage
+            ahead = np.full((len(self.levels[i + 1].states), num_classes), np.inf)
+            for c in range(num_classes):
+                rows = np.flatnonzero(level.ahead[:, c] >= 0)
+                ahead[level.ahead[rows, c], c] = total[rows, c]
+            steps.append((last, chosen))
+            cost = ahead
+        if not np.isfinite(cost).any():
             return np.inf, 0, None
-        return min(front.values(), key=lambda way: (way[0], way[2]))
+        return self._trace(float(cost.min()), int(np.argmin(cost[0])), steps)
 
-    def _before(self, state: tuple[int, ...]) -> float:
-        """A: weights of the stages before."""
-        return float(np.dot(state, self.weights))
+    def _trace(
+        self, value: float, c: int, steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    ) -> tuple[float, int, tuple[int, ...]]:
+        """Follow the best way back from the last stage, which is on class c."""
+        state, layers, order = np.array(self.counts), 0, [c]
+        for i in range(self.p - 1, -1, -1):
+            state = state.copy()
+            state[c] -= 1
+            row = self.levels[i].row_of[tuple(int(k) for k in state)]
+            last, chosen = steps[i]
+            layers += int(chosen[row, c])
+            c = int(last[row, c])
+            if i:
+                order.append(c)
+        return value, layers, tuple(reversed(order))
 
-    def _factor(self, i: int, before: float, c: int) -> float:
-        """Coefficient of the time of stage i on class c."""
-        return float(self.weights[c] * (self.m - (self.p - 1 - i) - 1) + 1 + before)
+    def _factor(self, i: int, before: Floats) -> Floats:
+        """Coefficient of the time of stage i on each class, [state, class]."""
+        factor: Floats = self.weights[None, :] * (self.m - (self.p - 1 - i) - 1) + 1 + before[:, None]
+        return factor
 
-    def _stage_costs(self, i: int, states: list[tuple[int, ...]], mu: float) -> tuple[Floats, Floats]:
+    def _stage_costs(self, i: int, states: NDArray[np.int64], mu: float) -> tuple[Floats, NDArray[np.int64]]:
         """Least cost of stage i on each class, and the layers that give it, [state, class]."""
         n = np.arange(self.data.times.shape[2], dtype=np.float64)
-        before = np.array(states) @ self.weights
-        factor = self.weights[None, :] * (self.m - (self.p - 1 - i) - 1) + 1 + before[:, None]
+        factor = self._factor(i, states @ self.weights)
         cost = factor[:, :, None] * self.data.times[:, i, :] + self.share[:, None] * self.data.follow[:, i, :]
         if i == 0:
             cost = cost + self.data.reduce_first
@@ -136,23 +146,44 @@ class _Walk:
         chosen = np.argmin(cost, axis=2)
         return np.take_along_axis(cost, chosen[:, :, None], axis=2)[:, :, 0], chosen
 
-    def _hop(self, i: int, state: tuple[int, ...], last: int, c: int) -> float:
-        """What the hop from stage i - 1 to stage i adds."""
-        if last < 0:
-            return 0.0
-        hop = float(self.data.hops[last, c])
-        before = self._before(state)
-        if not self.data.sends_block:
-            return hop * (2 * (1 - before) + 4 * before)
-        sender = self._factor(i - 1, before - float(self.weights[last]), last)
-        return hop * (sender + self._factor(i, before, c))
+    def _hops(self, i: int, states: NDArray[np.int64]) -> Floats:
+        """What the hop from stage i - 1 to stage i adds, [state, last class, class]; inf where impossible."""
+        before = states @ self.weights
+        if self.data.sends_block:
+            sender = self._factor(i - 1, before)[:, :] - self.weights[None, :]
+            scale = sender[:, :, None] + self._factor(i, before)[:, None, :]
+        else:
+            scale = (2 * (1 - before) + 4 * before)[:, None, None]
+        hops = scale * self.data.hops[None, :, :]
+        return np.where((states > 0)[:, :, None], hops, np.inf)
 
 
-def _levels(counts: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
+@dataclass(frozen=True)
+class _Level:
+    """Points of the lattice with one sum."""
+
+    states: NDArray[np.int64]
+    """[state, class]"""
+    ahead: NDArray[np.int64]
+    """[state, class] row of the point reached in the next level; -1 where the class has no stage left."""
+    row_of: dict[tuple[int, ...], int]
+
+
+@lru_cache(maxsize=64)
+def _levels(counts: tuple[int, ...]) -> list[_Level]:
     """Points of the lattice by their sum."""
-    levels: list[list[tuple[int, ...]]] = [[] for _ in range(sum(counts) + 1)]
+    by_sum: list[list[tuple[int, ...]]] = [[] for _ in range(sum(counts) + 1)]
     for state in product(*[range(count + 1) for count in counts]):
-        levels[sum(state)].append(state)
+        by_sum[sum(state)].append(state)
+    rows = [{state: row for row, state in enumerate(states)} for states in by_sum]
+    rows.append({})
+    levels = []
+    for i, states in enumerate(by_sum):
+        ahead = [
+            [rows[i + 1].get((*state[:c], state[c] + 1, *state[c + 1 :]), -1) for c in range(len(counts))]
+            for state in states
+        ]
+        levels.append(_Level(np.array(states), np.array(ahead), rows[i]))
     return levels
 
 

@@ -147,7 +147,9 @@ def test_anchored_prediction_is_scaled_by_the_factor_of_others(tmp_path: Path) -
 @pytest.mark.usefixtures("ten_seconds")
 def test_table_names_suites_errors_and_reasons(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "runs.jsonl", row(id="a", measured={"step_s": 8.0}), row(id="b", plan__microbatch_size=None)
+        tmp_path / "runs.jsonl",
+        row(id="a", measured={"step_s": 8.0}),
+        row(id="b", plan__microbatch_size=None),
     )
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(accuracy_table(score(path, rows=True)))
