@@ -6,6 +6,7 @@ Files and their sources: `instances/tables/README.md`. Loaded when first asked f
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.cost.grid import Floats, LogGrid
-from planner.units import MS
+from planner.units import GIB, MS, US
 
 GEMM_BELOW = (0.5, 0.5, 0.5)
 """Throughput of a product falls with the root of a dimension below 512 (grouped products of 128 and 256
@@ -135,6 +136,34 @@ def collective_grid(table: str, op: str) -> tuple[LogGrid, int]:
     ranks = _array(f"{name}/ranks")
     grid = LogGrid([ranks, _array(f"{name}/bytes")], _array(name) * MS, (0.0, 0.0), (0.0, 1.0))
     return grid, int(ranks[-1])
+
+
+@dataclass(frozen=True)
+class CollectiveFit:
+    """Line through another source's latencies of a collective inside a node."""
+
+    bytes_per_s: float
+    """Rate of a rank's link."""
+    step_s: float
+    """Latency of each step of the ring."""
+    fixed_s: float
+    """Latency of the launch."""
+
+
+@lru_cache(maxsize=1)
+def _fits() -> dict[tuple[str, str], CollectiveFit]:
+    text = (resources.files("planner.instances") / "tables" / "collective_fits.csv").read_text()
+    return {
+        (row["table"], row["op"]): CollectiveFit(
+            float(row["gib_per_s"]) * GIB, float(row["step_us"]) * US, float(row["fixed_us"]) * US
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def collective_fit(table: str, op: str) -> CollectiveFit | None:
+    """The other source's line, None where there is only one."""
+    return _fits().get((table, op))
 
 
 @lru_cache(maxsize=2)

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import tables
+from planner.cost.class_pricing import network_of
+from planner.cost.collectives import inside_s
 from planner.cost.grid import LogGrid
+from tests.planner.cost.problems import problem
 
 SIZES = st.integers(min_value=16, max_value=500_000)
 
@@ -74,3 +77,21 @@ def test_every_collective_takes_longer_with_more_bytes() -> None:
         grid, most = tables.collective_grid("h100_sxm", op)
         latency = grid.latency_s(float(most), np.array([2.0**20, 2.0**24, 2.0**28, 2.0**32]))
         assert np.all(np.diff(latency) > 0)
+
+
+def test_of_two_measurements_of_a_collective_the_slower_counts() -> None:
+    of = problem(cluster="1x8 b200-180gb", model="llama3-70b")
+    network = network_of(of, 0)
+    size, ranks = np.array([64.0 * 2**20]), np.array([8.0])
+    grid, _ = tables.collective_grid("b200_sxm", "all_gather")
+    fit = tables.collective_fit("b200_sxm", "all_gather")
+    assert fit is not None
+    line_s = fit.fixed_s + 7 * fit.step_s + 7 / 8 * size / fit.bytes_per_s
+    assert line_s > grid.latency_s(ranks, size)
+    np.testing.assert_allclose(inside_s(network, "all_gather", size, ranks), line_s)
+    # Nobody else measured the exchange of all with all: the grid stands.
+    exchanged, _ = tables.collective_grid("b200_sxm", "all_to_all")
+    assert tables.collective_fit("b200_sxm", "all_to_all") is None
+    np.testing.assert_allclose(
+        inside_s(network, "all_to_all", size, ranks), exchanged.latency_s(ranks, size), rtol=1e-9
+    )
