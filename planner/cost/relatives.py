@@ -91,6 +91,10 @@ COLLECTIVE_PATTERNS = (
 SUSTAINED_REFERENCE_W = 1000.0
 """Board power of the B200 whose sustained rate was measured (`relations.csv`, sustained_tflop_per_s)."""
 
+BEST_MATMUL_TFLOP_PER_S = {"a100_sxm": 271.2, "h100_sxm": 794.5}
+"""Fastest 16-bit products found on the measured chips (stas00/ml-engineering @ 744d01e, maximum achievable
+matmul table, CC BY-SA 4.0): where a chip has such a figure too, their ratio says more than that of peaks."""
+
 USUAL_POWER_W = {"a100_sxm": 400.0, "h100_sxm": 700.0, "h200_sxm": 700.0}
 """Board power of the measured chips [W], datasheets. Long products run at it, so that a lower limit slows
 them with about its root (guess, as above)."""
@@ -194,6 +198,8 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         # A chip that states no 16-bit peak cannot be planned for; its file fails this on loading.
         raise ValueError(f"chip {chip.id} states neither a bf16 nor an fp16 peak")
     scale = measured.bf16_tflop_per_s / half
+    if not own and chip.best_matmul_tflop_per_s is not None and name in BEST_MATMUL_TFLOP_PER_S:
+        scale = BEST_MATMUL_TFLOP_PER_S[name] / chip.best_matmul_tflop_per_s
     if peak is None:
         if precision == "bf16":
             notes.append(f"{chip.id} has no bf16: priced as fp16")

@@ -38,6 +38,8 @@ class Chip(Data):
     """Dense fp8 peak [TFLOP/s]; null where the chip has no fp8."""
     sustained_tflop_per_s: float | None = Field(default=None, gt=0)
     """Rate of long 16-bit products at the power limit, where somebody measured it [TFLOP/s]."""
+    best_matmul_tflop_per_s: float | None = Field(default=None, gt=0)
+    """Rate of the fastest 16-bit product that anybody found on it [TFLOP/s]."""
     power_limit_w: float | None = Field(default=None, gt=0)
     """Power limit of the board where it is below that of the chip's usual build [W]."""
     memory_bandwidth_gb_per_s: float = Field(gt=0)
