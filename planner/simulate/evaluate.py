@@ -18,8 +18,9 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
 from planner.rules.megatron import violations
-from planner.simulate.mixed import degrees_of_replicas, mixed_step_times, pipelines_of
+from planner.simulate.mixed import mixed_step_times
 from planner.simulate.pipeline import simulate
+from planner.simulate.replicas import degrees_of_replicas, pipelines_of
 from planner.simulate.schedules import peak_in_flight
 from planner.simulate.step import (
     StepTimes,
