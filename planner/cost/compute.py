@@ -82,7 +82,7 @@ def _pass_times(
         isolated = np.minimum(isolated, tables.gemm_grid(relative.measured.table, "bf16").latency_s(*shapes))
     isolated = isolated * relative.compute_scale * relative.precision_scale
     single = np.array([_gemm_factor(relative, name) for name in PASSES])[:, None, None]
-    group = np.array([_grouped_factor(relative, name) for name in PASSES])[:, None, None]
+    group = np.array([_grouped_factor(relative, name, m) for name in PASSES])
     latency = isolated * np.where(grouped, group, single)
     if relative.sustained_flop_per_s is not None:
         limited = 2.0 * m * n * k / relative.sustained_flop_per_s
@@ -139,14 +139,14 @@ def _gemm_factor(relative: Relative, name: str) -> float:
     return split * over_forward * tables.relation(source, "gemm", "fp8_forward")
 
 
-def _grouped_factor(relative: Relative, name: str) -> float:
-    """The same for grouped products over as many single ones."""
+def _grouped_factor(relative: Relative, name: str, rows: Floats) -> Floats:
+    """The same for grouped products over as many single ones, by the rows of one."""
     training = relative.measured.products or relative.measured.training
     training = "h100_sxm" if training == "h200_sxm" else training
     if tables.has_relation(training, "grouped_gemm", name):
-        return tables.relation(training, "grouped_gemm", name)
+        return tables.grouped_relation(training, name, rows)
     sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
-    return sums * tables.relation(training, "grouped_gemm", "dgrad")
+    return sums * tables.grouped_relation(training, "dgrad", rows)
 
 
 KERNEL_SLOWDOWN = {

@@ -60,22 +60,30 @@ def has_relation(table: str, op: str, name: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _attention_points(table: str, name: str) -> tuple[Floats, Floats]:
-    """Logarithm of the sequence length, and the relation measured there."""
+def _points(table: str, op: str, name: str) -> tuple[Floats, Floats]:
+    """Logarithm of the size, and the relation measured there."""
     prefix = f"{name}_"
     points = sorted(
         (int(key[2][len(prefix) :]), value)
         for key, value in _relations().items()
-        if key[:2] == (table, "attention") and key[2].startswith(prefix) and key[2][len(prefix) :].isdigit()
+        if key[:2] == (table, op) and key[2].startswith(prefix) and key[2][len(prefix) :].isdigit()
     )
-    seqs, values = zip(*points, strict=True)
-    return np.log(np.array(seqs, dtype=np.float64)), np.array(values)
+    sizes, values = zip(*points, strict=True) if points else ((1,), (np.nan,))
+    return np.log(np.array(sizes, dtype=np.float64)), np.array(values)
 
 
 def attention_relation(table: str, name: str, seq_length: Floats) -> Floats:
     """A relation of attention, interpolated between the sequence lengths where it was measured."""
-    seqs, values = _attention_points(table, name)
+    seqs, values = _points(table, "attention", name)
     return np.interp(np.log(seq_length), seqs, values)
+
+
+def grouped_relation(table: str, name: str, rows: Floats) -> Floats:
+    """A relation of grouped products by the rows of one; the same for all where it was not parted by rows."""
+    sizes, values = _points(table, "grouped_gemm", name)
+    if np.isnan(values[0]):
+        return np.full_like(rows, relation(table, "grouped_gemm", name))
+    return np.interp(np.log(np.maximum(rows, 1.0)), sizes, values)
 
 
 def gemm_table_exists(table: str, precision: str) -> bool:
