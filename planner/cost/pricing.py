@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost import memory
+from planner.cost.bands import error_band
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
 from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
 from planner.cost.operators import HALF
@@ -34,10 +35,6 @@ bucket is ready only when the backward ends."""
 STEP_HOST_S = 5e-3
 """Host work of a step that nothing hides: gradient norm, scalars, schedule (guess)."""
 
-UNMEASURED_BAND, SCALED_BAND = 0.15, 0.35
-"""Relative error of step times with the chip's own tables and with scaled ones, before any anchor
-(published comparisons of unanchored predictors)."""
-
 
 def price(problem: Problem, degrees: Degrees) -> Prices:
     """Prices of every piece for every choice of degrees on every node class."""
@@ -55,7 +52,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         head_shares_embedding=model.tied_embeddings,
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=np.array([problem.memory_limit_bytes(i) for i in range(num_classes)]),
-        error_band=max(SCALED_BAND if c.relative.assumptions else UNMEASURED_BAND for c in classes),
+        error_band=max(error_band(problem.chip_of(i), problem.stack, model) for i in range(num_classes)),
         assumptions=_assumptions(problem, classes),
     )
     return with_profiles(problem, degrees, prices)

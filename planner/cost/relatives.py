@@ -141,6 +141,11 @@ def _matching_table(chip: Chip) -> tuple[str, bool]:
     return FALLBACK, False
 
 
+def has_own_tables(chip: Chip) -> bool:
+    """Whether operators were measured on the chip itself."""
+    return _matching_table(chip)[1]
+
+
 def _collectives(chip: Chip) -> tuple[str, float]:
     for pattern, table, link in COLLECTIVE_PATTERNS:
         if re.search(pattern, chip.id):
