@@ -163,12 +163,13 @@ def accuracy(
         str | None, typer.Option(help="leave-one-out: scale each run by other runs of its chip and software.")
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Every run as well.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a scatter of all runs to this .html file.")] = None,
     as_json: Json = False,
 ) -> int:
     """Compare predictions with measured runs."""
     from planner.commands.accuracy import run
 
-    return run(runs, suite=suite, where=where or [], anchor=anchor, rows=rows, as_json=as_json)
+    return run(runs, suite=suite, where=where or [], anchor=anchor, rows=rows, as_json=as_json, plot=plot)
 
 
 @app.command(name="list")

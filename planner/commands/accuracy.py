@@ -10,12 +10,24 @@ from planner.errors import InstanceError
 
 
 def run(
-    path: Path, *, suite: str | None, where: list[str], anchor: str | None, rows: bool, as_json: bool
+    path: Path,
+    *,
+    suite: str | None,
+    where: list[str],
+    anchor: str | None,
+    rows: bool,
+    as_json: bool,
+    plot: Path | None = None,
 ) -> ExitCode:
     """Score every run of the file that the filters let through, and print the errors by suite."""
     from planner.calibrate.accuracy import score
 
-    scores = score(path, suite=suite, where=filters(where), anchor=anchor, rows=rows)
+    scores = score(path, suite=suite, where=filters(where), anchor=anchor, rows=rows or plot is not None)
+    if plot is not None:
+        from planner.report.accuracy_plot import write_accuracy_plot
+
+        write_accuracy_plot(scores["rows"], plot)
+        scores["rows"] = scores["rows"] if rows else []
     if as_json:
         screen.show_json(scores)
     else:
