@@ -20,7 +20,10 @@ Data       L                              layers of the model
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
            e                              share of the last backward (first forward) that hides it
            N[s]                           most layers that s may hold (`most_layers`)
-Variables  n[s]      whole, 1 .. N        layers
+           l[s]                           layers of another kind that s begins with; the base terms hold how
+                                          they differ, l1[s], lv[s] how their core attention does
+           l0[s]                          fewest layers of s: one, or l[s]
+Variables  n[s]      whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers recomputed in full
            k1[s]     whole, 0 .. N        layers whose core attention is recomputed: none or all of s
            x[s]      binary               some layer of s is recomputed in full
@@ -34,9 +37,10 @@ Model      min  T + O
                 k1[s] <= n[s],  k1[s] <= N[s] y[s],
                 k1[s] >= n[s] - N[s] (1 - y[s])                            (selective)
                 x[s] + y[s] <= 1                                           (one_kind)
-                a[s] n[s] - v2[s] u[s] - v1[s] k1[s] + w[s] x[s] + a0[s] <= M[s]   (memory)
+                a[s] n[s] - v2[s] u[s] - v1[s] k1[s] - lv[s] y[s]
+                     + w[s] x[s] + a0[s] <= M[s]                           (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
-                B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s]        (backward_time)
+                B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
                 Z[s] >= r[s] n[s] + r0[s] - e B[s],  Z[s] >= 0             (reduction)
                 G[s] >= h[s] n[s] + h0[s] - e F[s],  G[s] >= 0             (gathering)
                 O >= o[s] n[s] + o0[s] + G[s] + ht[s]                      (follow_up)
@@ -48,7 +52,9 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
            that fits is best for the referee too: a shorter backward ends every piece of work no later,
            and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
-Leaves out virtual stages and layers of several kinds.
+           Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
+           `tighten_recompute` and the exact evaluation of every answer make good.
+Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """
 
@@ -70,6 +76,8 @@ from formulations.stage_selection_data import (
     StageChoice,
     StageSelectionData,
     StageSelectionResult,
+    least_layers,
+    most_full_saves_gib,
     most_layers,
 )
 from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
@@ -184,7 +192,7 @@ def _variables(data: StageSelectionData) -> Variables:
         return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
 
     return Variables(
-        n=whole("n", 1),
+        n=_layer_counts(data),
         u=whole("u", 0),
         k1=whole("k1", 0),
         x=binary("x"),
@@ -196,6 +204,14 @@ def _variables(data: StageSelectionData) -> Variables:
         end=pulp.LpVariable("T", 0),
         follow=pulp.LpVariable("O", 0),
     )
+
+
+def _layer_counts(data: StageSelectionData) -> list[pulp.LpVariable]:
+    least, most = least_layers(data), most_layers(data)
+    return [
+        pulp.LpVariable(f"n_{s}", int(least[s]), max(int(most[s]), int(least[s])), cat="Integer")
+        for s in range(data.num_stages)
+    ]
 
 
 def add_assign(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
@@ -230,11 +246,14 @@ def add_one_kind(model: pulp.LpProblem, data: StageSelectionData, var: Variables
 
 def add_memory(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
     """What a stage holds fits its chips."""
+    full_saves_gib = most_full_saves_gib(data)
+    lead_saves_gib = data.lead * (data.lead_selective_saves_gib - data.selective_saves_gib)
     for s in range(data.num_stages):
         need = (
             data.layer_gib[s] * var.n[s]
-            - data.full_saves_gib[s] * var.u[s]
+            - full_saves_gib[s] * var.u[s]
             - data.selective_saves_gib[s] * var.k1[s]
+            - lead_saves_gib[s] * var.y[s]
             + data.full_peak_gib[s] * var.x[s]
         )
         model += need <= data.limit_gib[s] - data.base_gib[s], f"memory_{s}"
@@ -249,11 +268,14 @@ def add_forward_time(model: pulp.LpProblem, data: StageSelectionData, var: Varia
 
 def add_backward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
     """Backward of a stage: its layers, what they recompute, and embedding or head."""
+    full_ms = np.where(data.lead > 0, np.minimum(data.full_ms, data.lead_full_ms), data.full_ms)
+    lead_ms = data.lead * (data.lead_selective_ms - data.selective_ms)
     for s in range(data.num_stages):
         time = (
             data.backward_ms[s] * var.n[s]
-            + data.full_ms[s] * var.u[s]
+            + full_ms[s] * var.u[s]
             + data.selective_ms[s] * var.k1[s]
+            + lead_ms[s] * var.y[s]
             + data.base_backward_ms[s]
         )
         model += var.backward[s] == time, f"backward_time_{s}"

@@ -47,6 +47,16 @@ class StageSelectionData:
     hidden_fraction: float
     constant_ms: float
     """What every plan of the choice adds to the step (tied embeddings)."""
+    lead: NDArray[np.int64]
+    """Layers of another kind that the stage begins with; the base terms hold how they differ."""
+    lead_full_ms: Floats
+    """More backward of one such layer recomputed in full."""
+    lead_full_saves_gib: Floats
+    """Memory that this saves."""
+    lead_selective_ms: Floats
+    """More backward of one such layer with core attention recomputed."""
+    lead_selective_saves_gib: Floats
+    """Memory that this saves."""
 
     @property
     def num_stages(self) -> int:
@@ -68,12 +78,31 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
 
     Valid as a big-M: no feasible n[s] exceeds it.
     """
-    saved = np.maximum(np.maximum(data.full_saves_gib, data.selective_saves_gib), 0.0)
+    saved = np.maximum(np.maximum(most_full_saves_gib(data), most_selective_saves_gib(data)), 0.0)
     least = data.layer_gib - saved
     room = data.limit_gib - data.base_gib
     by_memory = np.where(least > 0, np.floor(room / np.maximum(least, 1e-12) + 1e-9), data.num_layers)
     most = np.clip(by_memory, 0, data.num_layers - data.num_stages + 1)
     return most.astype(np.int64)
+
+
+def least_layers(data: StageSelectionData) -> NDArray[np.int64]:
+    """Fewest layers of every stage: one, or all those that it begins with."""
+    least: NDArray[np.int64] = np.maximum(data.lead, 1)
+    return least
+
+
+def most_full_saves_gib(data: StageSelectionData) -> Floats:
+    """Most memory that recomputing one layer in full saves, of either kind on the stage."""
+    return np.where(
+        data.lead > 0, np.maximum(data.full_saves_gib, data.lead_full_saves_gib), data.full_saves_gib
+    )
+
+
+def most_selective_saves_gib(data: StageSelectionData) -> Floats:
+    """Most memory that recomputing core attention of one layer saves, of either kind on the stage."""
+    most = np.maximum(data.selective_saves_gib, data.lead_selective_saves_gib)
+    return np.where(data.lead > 0, most, data.selective_saves_gib)
 
 
 def times_ms(data: StageSelectionData, choice: StageChoice) -> tuple[Floats, Floats]:
@@ -83,7 +112,10 @@ def times_ms(data: StageSelectionData, choice: StageChoice) -> tuple[Floats, Flo
     selective = np.array([kind == "selective" for kind in choice.recompute])
     forward = data.forward_ms * n + data.base_forward_ms
     backward = data.backward_ms * n + data.base_backward_ms
+    lead = data.lead.astype(np.float64)
     backward = backward + data.full_ms * full + np.where(selective, data.selective_ms * n, 0.0)
+    backward = backward + (data.lead_full_ms - data.full_ms) * np.minimum(full, lead)
+    backward = backward + np.where(selective, (data.lead_selective_ms - data.selective_ms) * lead, 0.0)
     return forward, backward
 
 

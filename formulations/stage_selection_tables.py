@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.pipeline_rows import Floats, step_bound
-from formulations.stage_selection_data import StageChoice, StageSelectionData
+from formulations.stage_selection_data import StageChoice, StageSelectionData, least_layers
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,42 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
     room = (data.limit_gib - data.base_gib)[:, None]
     need = data.layer_gib[:, None] * n
-    saves_selective, saves_full = data.selective_saves_gib[:, None], data.full_saves_gib[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        short = need + data.full_peak_gib[:, None] - room
-        full = np.where(short > 0, np.ceil(short / saves_full - 1e-12), 0.0)
-    full = np.maximum(np.nan_to_num(full, nan=np.inf, posinf=np.inf), 1.0)
-    # Rounding in the division may leave the count one short.
-    full = np.where(need - saves_full * full + data.full_peak_gib[:, None] > room, full + 1, full)
-    full_ms = np.where((full <= n) & (saves_full > 0), data.full_ms[:, None] * np.minimum(full, n), np.inf)
-    selective_fits = need - saves_selective * n <= room
-    selective_ms = np.where(selective_fits, data.selective_ms[:, None] * n, np.inf)
+    lead = data.lead[:, None].astype(np.float64)
+    more_selective = lead * (data.lead_selective_saves_gib - data.selective_saves_gib)[:, None]
+    selective_fits = need - data.selective_saves_gib[:, None] * n - more_selective <= room
+    selective_ms = data.selective_ms[:, None] * n
+    selective_ms = selective_ms + lead * (data.lead_selective_ms - data.selective_ms)[:, None]
+    selective_ms = np.where(selective_fits, selective_ms, np.inf)
+    full, full_ms = _fewest_in_full(data, n, need, room)
     none_ms = np.where(need <= room, 0.0, np.inf)
     extra = np.minimum(none_ms, np.minimum(selective_ms, full_ms))
-    extra[:, 0] = np.inf
-    selective = (none_ms > extra) & (selective_ms <= full_ms) & np.isfinite(extra)
-    in_full = (none_ms > extra) & ~selective & np.isfinite(extra)
+    extra = np.where(n >= least_layers(data)[:, None], extra, np.inf)
+    fits = np.isfinite(extra)
+    selective = (none_ms > extra) & (selective_ms <= full_ms) & fits
+    in_full = (none_ms > extra) & ~selective & fits
     return RecomputeTable(extra, selective, np.where(in_full, full, 0.0).astype(np.int64))
+
+
+def _fewest_in_full(data: StageSelectionData, n: Floats, need: Floats, room: Floats) -> tuple[Floats, Floats]:
+    """Fewest whole layers whose recomputation makes n fit, and its time (inf where none does), [stage, n]."""
+    saves, peak = data.full_saves_gib[:, None], data.full_peak_gib[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        short = need + peak - room
+        full = np.where(short > 0, np.ceil(short / saves - 1e-12), 0.0)
+    full = np.maximum(np.nan_to_num(full, nan=np.inf, posinf=np.inf), 1.0)
+    # Rounding in the division may leave the count one short.
+    full = np.where(need - saves * full + peak > room, full + 1, full)
+    full_ms = np.where((full <= n) & (saves > 0), data.full_ms[:, None] * np.minimum(full, n), np.inf)
+    for s in np.flatnonzero(data.lead):
+        # The first layers are of another kind, and are recomputed first: every count is tried.
+        count = n[0][:, None]
+        first = np.minimum(count, data.lead[s])
+        saved = data.full_saves_gib[s] * (count - first) + data.lead_full_saves_gib[s] * first
+        time = data.full_ms[s] * (count - first) + data.lead_full_ms[s] * first
+        fits = (need[s][None, :] - saved + data.full_peak_gib[s] <= room[s]) & (count <= n) & (count >= 1)
+        full[s] = np.argmax(fits, axis=0)
+        full_ms[s] = np.where(fits.any(axis=0), time[full[s].astype(np.int64), 0], np.inf)
+    return full, full_ms
 
 
 def with_least_recompute(table: RecomputeTable, layers: tuple[int, ...]) -> StageChoice | None:

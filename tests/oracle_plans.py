@@ -26,6 +26,13 @@ from planner.cost.stage import (
 )
 from planner.data.problem import Problem
 from planner.rules.chips import chip_supports, tp_fits_node
+from planner.rules.experts import (
+    expert_ranks_divide_stage,
+    expert_replicas_match,
+    expert_width_splits,
+    experts_split,
+)
+from planner.rules.sequence import experts_have_sequence_parallel
 from planner.rules.tensor import tp_is_legal
 from planner.simulate.pipeline import stage_ends_s
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -57,7 +64,10 @@ class Option:
 
 
 def brute_force(problem: Problem) -> Best:
-    """The least step time over all plans of target megatron-lm without virtual stages."""
+    """The least step time over all plans of target megatron-lm without virtual stages.
+
+    Leading layers of another kind all lie on the first stage, as in the search.
+    """
     best = Best()
     for degrees, num_microbatches in _degrees(problem):
         prices = price(problem, degrees)
@@ -70,9 +80,20 @@ def brute_force(problem: Problem) -> Best:
 
 def _degrees(problem: Problem) -> Iterator[tuple[Degrees, int]]:
     batch, length = problem.workload.global_batch_size, problem.workload.seq_length
-    for tp, sp, mbs, dp in itertools.product(
-        range(1, 9), (False, True), range(1, batch + 1), range(1, batch + 1)
+    model = problem.model
+    experts = model.moe.num_experts if model.moe else 1
+    for tp, sp, mbs, dp, ep, etp in itertools.product(
+        range(1, 9),
+        (False, True),
+        range(1, batch + 1),
+        range(1, batch + 1),
+        range(1, experts + 1),
+        range(1, 9),
     ):
+        if etp not in (1, tp) or (model.moe is None and etp != tp):
+            continue
+        if model.moe is not None and not _experts_are_legal(problem, tp, sp, dp, ep, etp):
+            continue
         if not tp_is_legal(problem.model, tp) or batch % (mbs * dp) or (sp and (tp == 1 or length % tp)):
             continue
         if mbs > problem.options.max_microbatch_size:
@@ -83,10 +104,22 @@ def _degrees(problem: Problem) -> Iterator[tuple[Degrees, int]]:
                 data_parallel=dp,
                 microbatch_size=mbs,
                 sequence_parallel=sp,
-                expert_tensor_parallel=tp,
+                expert_parallel=ep,
+                expert_tensor_parallel=etp,
             ),
             batch // (mbs * dp),
         )
+
+
+def _experts_are_legal(problem: Problem, tp: int, sp: bool, dp: int, ep: int, etp: int) -> bool:
+    refusals = (
+        experts_split(problem.model, ep),
+        expert_width_splits(problem.model, etp),
+        expert_ranks_divide_stage(tp, 1, dp, etp, ep),
+        expert_replicas_match(tp, 1, dp, etp, ep, "tp-cp-ep-dp-pp"),
+        experts_have_sequence_parallel(problem.model, tp, sp),
+    )
+    return all(refusal is None for refusal in refusals)
 
 
 def _orders(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
@@ -110,11 +143,14 @@ def _options(
     problem: Problem, prices: Prices, order: tuple[int, ...], s: int, most: int, num_microbatches: int
 ) -> list[Option]:
     p, found = len(order), []
+    kind_of_layer = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
+    num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 and s == 0 else 0
     in_flight = min(num_microbatches, p - s)
-    for n in range(1, most + 1):
+    for n in range(max(1, num_lead), most + 1):
         kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
         for recompute, count in kinds:
-            content = StageContent(order[s], ((0,) * n,), s == 0, s == p - 1, recompute, count)
+            layers = tuple(kind_of_layer[:n] if s == 0 else kind_of_layer[-n:])
+            content = StageContent(order[s], (layers,), s == 0, s == p - 1, recompute, count)
             forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
             memory = sum(memory_bytes(prices, 0, content, [in_flight], p).values())
             follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
@@ -181,6 +217,7 @@ def _score_order(
             int(degrees.data_parallel[0]),
             int(degrees.microbatch_size[0]),
             bool(degrees.sequence_parallel[0]),
+            int(degrees.expert_parallel[0]),
             order,
             [(o.layers, o.recompute, o.recompute_layers) for o in chosen],
         )

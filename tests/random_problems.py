@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.data.cluster import Cluster, Link, NodeClass
 from planner.data.load import load_chip, load_stack
-from planner.data.model_spec import ModelSpec
+from planner.data.model_spec import ModelSpec, MoeSpec
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.workload import Workload
@@ -14,10 +14,12 @@ from planner.data.workload import Workload
 CHIPS = ("h100-sxm-80gb", "a100-sxm-80gb", "l40s-48gb", "b200-180gb", "mi300x-192gb", "a100-pcie-40gb")
 
 
-def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0) -> Problem:
+def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0, experts: bool = False) -> Problem:
     """A problem of 2 classes with at most 8 chips, `most_layers` layers and a batch of at most 8."""
     rng = np.random.default_rng(seed)
     model = _model(rng, most_layers)
+    if experts:
+        model = _with_experts(rng, model)
     names = [str(name) for name in rng.choice(CHIPS, size=2, replace=False)]
     sizes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)]
     tightness = float(rng.choice([0.08, 0.15, 0.3, 0.6, 1.5]))
@@ -84,3 +86,15 @@ def _model(rng: np.random.Generator, most_layers: int) -> ModelSpec:
         normalization="rms",
         source="made up for tests",
     )
+
+
+def _with_experts(rng: np.random.Generator, model: ModelSpec) -> ModelSpec:
+    num_experts = int(rng.choice([2, 4]))
+    moe = MoeSpec(
+        num_experts=num_experts,
+        top_k=int(rng.integers(1, 3)),
+        ffn_hidden_size=int(rng.choice([256, 1024])),
+        shared_ffn_hidden_size=int(rng.choice([0, 512])),
+        first_dense_layers=int(rng.integers(0, min(3, model.num_layers))),
+    )
+    return model.model_copy(update={"moe": moe})

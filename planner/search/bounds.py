@@ -28,13 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
+from planner.search.kinds import LayerKinds
 
 
 @dataclass(frozen=True)
 class BoundData:
     """Times of one row of degrees that bounds need, arrays [choice, node_class] in seconds."""
 
-    num_layers: int
+    num_layers: Floats
+    """[choice] layers, leading ones of another kind counted by their time in layers of the main kind."""
+    slack_layers: Floats
+    """[choice] how many such layers a stage of leading ones alone may be short of one."""
     layer_s: Floats
     """Forward and backward of a layer, nothing recomputed."""
     longer_fraction: Floats
@@ -53,8 +57,8 @@ class BoundData:
     """Whether a send lengthens the passes of its sender instead of delaying the receiver."""
 
 
-def bound_data(num_layers: int, prices: Prices, *, sends_block: bool) -> BoundData:
-    """Sums of prices; with layers of several kinds the cheapest stands for all."""
+def bound_data(num_layers: int, kinds: LayerKinds, prices: Prices, *, sends_block: bool) -> BoundData:
+    """Sums of prices; a leading layer of another kind counts as the least share of one on any class."""
 
     def both(forward: Floats, backward: Floats) -> Floats:
         total: Floats = forward.sum(axis=-1) + backward.sum(axis=-1)
@@ -67,9 +71,12 @@ def bound_data(num_layers: int, prices: Prices, *, sends_block: bool) -> BoundDa
     hop_s[:, diagonal, diagonal] = np.minimum(
         hop_s[:, diagonal, diagonal], np.minimum(prices.send_inside_s, hop_s.min(axis=(1, 2))[:, None])
     )
+    layers = both(prices.layer_forward_s, prices.layer_backward_s)
+    ratio = (layers[:, kinds.lead] / layers[:, kinds.main]).min(axis=1)
     return BoundData(
-        num_layers=num_layers,
-        layer_s=both(prices.layer_forward_s, prices.layer_backward_s).min(axis=1),
+        num_layers=num_layers - kinds.num_lead * (1 - ratio),
+        slack_layers=kinds.num_lead * np.maximum(1 - ratio, 0.0),
+        layer_s=layers[:, kinds.main],
         longer_fraction=longer.min(axis=1),
         embedding_s=both(prices.embedding_forward_s, prices.embedding_backward_s),
         head_s=both(prices.head_forward_s, prices.head_backward_s),
@@ -120,7 +127,7 @@ def group_bounds(
         blocked = 2 * np.where(used, same * same_s / data.layer_s[choice], 0.0).sum(axis=1)
         blocked = blocked - 2 * more_changes * (same_s / data.layer_s[choice]).max(axis=1)
         blocked = np.maximum(blocked + 2 * changes * cross_s / slowest, 0.0)
-    tau = (data.num_layers + embedding + head + blocked) / rate.sum(axis=1)
+    tau = (data.num_layers[choice] + embedding + head + blocked) / rate.sum(axis=1)
     if least_bottleneck_s is not None:
         tau = np.maximum(tau, least_bottleneck_s)
     if sends_s is not None:
@@ -132,10 +139,10 @@ def group_bounds(
     pipeline = _pipeline_bound(
         data, choice, used, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
-    slow = _slow_hop_bound(data.num_layers, layer, used, rate, cross_s, num_microbatches, stages)
+    slow = _slow_hop_bound(data.num_layers[choice], layer, used, rate, cross_s, num_microbatches, stages)
     pipeline = np.maximum(pipeline, slow)
     follow = _least(used, data.fixed_s[choice])
-    follow = follow + _least(used, data.optimizer_s[choice]) * data.num_layers / stages
+    follow = follow + _least(used, data.optimizer_s[choice]) * data.num_layers[choice] / stages
     bound: Floats = pipeline + _least(used, data.tail_s[choice]) + follow
     return bound
 
@@ -152,7 +159,7 @@ def _hops(data: BoundData, choice: NDArray[np.int64], used: NDArray[np.bool_]) -
 
 
 def _slow_hop_bound(
-    num_layers: int,
+    num_layers: Floats,
     layer: Floats,
     used: NDArray[np.bool_],
     rate: Floats,
@@ -200,7 +207,9 @@ def _pipeline_bound(
     All four are convex in it, and linear between breakpoints; beyond the last none falls. `tau` is what
     the slowest stage needs at least, embedding, head and sends included.
     """
-    num_layers = data.num_layers
+    num_layers = data.num_layers[choice]
+    widest = np.where(np.isfinite(layer), layer, 0.0).max(axis=1)
+    slack = (data.slack_layers[choice] * widest)[:, None]
     longer = _least(used, data.longer_fraction[choice])[:, None]
     least = num_layers / rate.sum(axis=1)
     order = np.argsort(layer, axis=1, kind="stable")
@@ -209,21 +218,21 @@ def _pipeline_bound(
     counts = np.take_along_axis(counts, order, axis=1)
     rate = np.take_along_axis(rate, order, axis=1)
     # Breakpoint j: the j + 1 fastest classes hold all layers but one for each slower stage.
-    spare = num_layers - (stages[:, None] - np.cumsum(counts, axis=1))
+    spare = num_layers[:, None] - (stages[:, None] - np.cumsum(counts, axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         breakpoints = np.where(counts > 0, spare / np.cumsum(rate, axis=1), 0.0)
     taus = np.concatenate([least[:, None], tau[:, None], breakpoints], axis=1)
     taus = np.maximum(np.concatenate([taus, tau[:, None] / (2 * longer)], axis=1), least[:, None])
-    held = np.minimum(taus[:, :, None] * rate[:, None, :], num_layers)
+    held = np.minimum(taus[:, :, None] * rate[:, None, :], num_layers[:, None, None])
     held = np.maximum(held, counts[:, None, :])
     # Fill the fastest classes first, one layer a stage being taken everywhere.
-    left = np.broadcast_to((num_layers - stages)[:, None], taus.shape).astype(np.float64)
+    left = np.broadcast_to(np.maximum(num_layers - stages, 0.0)[:, None], taus.shape)
     total = np.broadcast_to((counts * layer).sum(axis=1)[:, None], taus.shape).copy()
     for c in range(counts.shape[1]):
         more = np.minimum(np.maximum(held[:, :, c] - counts[:, None, c], 0.0), left)
         total += more * layer[:, None, c]
         left = left - more
-    total = total + ends[:, None]
+    total = np.maximum(total - slack, 0.0) + ends[:, None]
     m, p, hops = num_microbatches[:, None], stages[:, None], 2 * sends[:, None]
     slowest = np.maximum(taus, tau[:, None])
     paced = np.where(m >= p + 1, (m - p - 1) * slowest + 2 * total + hops, 0.0)
@@ -274,12 +283,12 @@ def relaxed_bounds(
     used = counts > 0
     layer = np.where(used, layer, np.inf)
     rate = np.where(used, counts / np.where(used, layer, 1.0), 0.0)
-    tau = data.num_layers / rate.sum(axis=1)
+    tau = data.num_layers[choice] / rate.sum(axis=1)
     nothing = np.zeros(len(choice))
     pipeline = _pipeline_bound(
         data, choice, available, layer, counts, rate, tau, nothing, nothing, num_microbatches, stages
     )
     follow = _least(available, data.fixed_s[choice])
-    follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers / stages
+    follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers[choice] / stages
     bound: Floats = pipeline + _least(available, data.tail_s[choice]) + follow
     return bound

@@ -11,6 +11,7 @@ from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
 from planner.cost.stage import in_flight_1f1b
 from planner.data.problem import Problem
+from planner.search.kinds import LayerKinds, layer_kinds
 from planner.tolerances import MEMORY_TOL_BYTES
 from planner.units import GIB, MS
 
@@ -27,9 +28,10 @@ def stage_coefficients(
 ) -> StageSelectionData:
     """Coefficients of a pipeline whose stage s runs on class `class_of_stage[s]` [ms, GiB].
 
-    The model's layers are all of one kind. The memory limit is raised by half of what the referee
-    takes for rounding, so that the solver's own tolerance never hides a plan. Without sends the times
-    are those of the stages alone, which no neighbour changes.
+    The model's layers are of one kind, or begin with some of another, which all lie on stage 0: n counts
+    both there, and the base terms hold how the leading ones differ. The memory limit is raised by half
+    of what the referee takes for rounding, so that the solver's own tolerance never hides a plan.
+    Without sends the times are those of the stages alone, which no neighbour changes.
     """
     classes = np.array(class_of_stage)
     p, c, last = len(classes), choice, len(classes) - 1
@@ -40,9 +42,21 @@ def stage_coefficients(
         chosen: Floats = array[c, classes]
         return chosen
 
+    kinds = layer_kinds(problem.model)
+    assert kinds is not None
+    lead = np.where(first_stage, kinds.num_lead, 0)
+
     def layer(array: Floats) -> Floats:
-        chosen: Floats = array[c, 0, classes]
+        chosen: Floats = array[c, kinds.main, classes]
         return chosen
+
+    def leading(array: Floats) -> Floats:
+        chosen: Floats = array[c, kinds.lead, classes]
+        return chosen
+
+    def difference(array: Floats) -> Floats:
+        """What the leading layers of a stage cost beyond as many others, once a step."""
+        return lead * (leading(array) - layer(array))
 
     def seconds(array: Floats) -> Floats:
         """Sum over the parts of a time."""
@@ -58,10 +72,10 @@ def stage_coefficients(
     backward = seconds(layer(prices.layer_backward_s))
     base_forward = ends(
         seconds(by_class(prices.embedding_forward_s)), seconds(by_class(prices.head_forward_s)), last_stage
-    )
+    ) + lead * (seconds(leading(prices.layer_forward_s)) - forward)
     base_backward = ends(
         seconds(by_class(prices.embedding_backward_s)), seconds(by_class(prices.head_backward_s)), last_stage
-    )
+    ) + lead * (seconds(leading(prices.layer_backward_s)) - backward)
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, stage_size, per_node)
     hops[last] = 0.0
@@ -73,8 +87,10 @@ def stage_coefficients(
         blocked_forward, blocked_backward = hops, np.concatenate([[0.0], hops[:-1]])
         hops = np.zeros(p)
     base_reduce = ends(by_class(prices.embedding_reduce_s), by_class(prices.head_reduce_s), own_head)
+    base_reduce = base_reduce + difference(prices.layer_reduce_s)
     base_gather = ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
-    memory = _memory(prices, c, p, num_microbatches, classes, first_stage, last_stage, own_head)
+    base_gather = base_gather + difference(prices.layer_gather_s)
+    memory = _memory(prices, c, kinds, num_microbatches, classes, own_head)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
@@ -95,9 +111,13 @@ def stage_coefficients(
         base_optimizer_ms=(
             ends(by_class(prices.embedding_optimizer_s), by_class(prices.head_optimizer_s), own_head)
             + by_class(prices.step_fixed_s)
+            + difference(prices.layer_optimizer_s)
         )
         / MS,
         hidden_fraction=prices.hidden_fraction,
+        lead=lead,
+        lead_full_ms=seconds(leading(prices.layer_full_s)) / MS,
+        lead_selective_ms=seconds(leading(prices.layer_selective_s)) / MS,
         constant_ms=float(prices.tied_sync_s[c]) / MS if p > 1 else 0.0,
         **memory,
     )
@@ -106,36 +126,53 @@ def stage_coefficients(
 def _memory(
     prices: Prices,
     c: int,
-    p: int,
+    kinds: LayerKinds,
     num_microbatches: int,
     classes: np.ndarray,
-    first_stage: np.ndarray,
-    last_stage: np.ndarray,
     own_head: np.ndarray,
 ) -> dict[str, Floats]:
     """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers."""
+    p = len(classes)
+    first_stage, last_stage = np.arange(p) == 0, np.arange(p) == p - 1
+    lead = np.where(first_stage, kinds.num_lead, 0)
     in_flight = np.array([in_flight_1f1b(p, s, num_microbatches) for s in range(p)], dtype=np.float64)
     scale = 1 / prices.allocated_fraction / GIB
-    kept = float(prices.layer_activation_bytes[c, 0])
-    selective = float(prices.layer_activation_selective_bytes[c, 0])
-    full = float(prices.layer_activation_full_bytes[c, 0])
-    working = float(prices.layer_working_bytes[c, 0])
-    base_working = np.where(last_stage, max(working, float(prices.head_peak_bytes[c])), working)
-    recompute_working = np.maximum(base_working, working + float(prices.layer_recompute_peak_bytes[c, 0]))
+
+    def kept(kind: int) -> Floats:
+        total: Floats = float(prices.layer_state_bytes[c, kind].sum()) + in_flight * float(
+            prices.layer_activation_bytes[c, kind]
+        )
+        return total
+
+    def saved(kept_bytes: Floats, kind: int) -> Floats:
+        less: Floats = in_flight * float(prices.layer_activation_bytes[c, kind] - kept_bytes[c, kind]) * scale
+        return less
+
+    present = [kinds.main] + ([kinds.lead] if kinds.num_lead else [])
+    working = np.where(
+        lead > 0,
+        max(prices.layer_working_bytes[c, kind] for kind in present),
+        prices.layer_working_bytes[c, kinds.main],
+    )
+    base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
+    peaks = prices.layer_working_bytes[c] + prices.layer_recompute_peak_bytes[c]
+    peak = np.where(lead > 0, max(peaks[kind] for kind in present), peaks[kinds.main])
     embedding_state = float(prices.embedding_state_bytes[c].sum())
-    head_state = float(prices.head_state_bytes[c].sum())
     base = np.where(
         first_stage, embedding_state + in_flight * float(prices.embedding_activation_bytes[c]), 0.0
     )
-    base = base + np.where(own_head, head_state, 0.0)
+    base = base + np.where(own_head, float(prices.head_state_bytes[c].sum()), 0.0)
     base = base + np.where(last_stage, in_flight * float(prices.head_activation_bytes[c]), 0.0)
     base = base + base_working + (float(prices.pipeline_buffer_bytes[c]) if p > 1 else 0.0)
-    state = float(prices.layer_state_bytes[c, 0].sum())
+    base = base + lead * (kept(kinds.lead) - kept(kinds.main))
+    selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes
     return {
-        "layer_gib": (state + in_flight * kept) * scale,
-        "selective_saves_gib": in_flight * (kept - selective) * scale,
-        "full_saves_gib": in_flight * (kept - full) * scale,
-        "full_peak_gib": (recompute_working - base_working) * scale,
+        "layer_gib": kept(kinds.main) * scale,
+        "selective_saves_gib": saved(selective, kinds.main),
+        "full_saves_gib": saved(full, kinds.main),
+        "lead_selective_saves_gib": saved(selective, kinds.lead),
+        "lead_full_saves_gib": saved(full, kinds.lead),
+        "full_peak_gib": (np.maximum(base_working, peak) - base_working) * scale,
         "base_gib": base * scale + prices.fixed_bytes[c, classes] / GIB,
         "limit_gib": (prices.limit_bytes[classes] + MEMORY_TOL_BYTES / 2) / GIB,
     }

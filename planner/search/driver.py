@@ -24,6 +24,7 @@ from planner.search.bounds import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.infeasible import why_infeasible
 from planner.search.items import Item, Pair
+from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
 from planner.search.progress import Progress
 from planner.search.space import list_groups, list_pairs
@@ -46,11 +47,11 @@ def search(problem: Problem, on_progress: Callable[[Progress], None] | None = No
     SolverError
         Where a bound is broken or a plan fails the referee: our fault.
     """
-    if len(problem.model.layer_kinds) > 1:
+    if layer_kinds(problem.model) is None:
         kinds = ", ".join(problem.model.layer_kinds)
         raise InstanceError(
-            f"model {problem.model.id} mixes layers of several kinds ({kinds}), which `plan` cannot split "
-            "yet; `predict` evaluates a plan of your own",
+            f"model {problem.model.id} mixes layers of several kinds ({kinds}) otherwise than by leading "
+            "ones, which `plan` cannot split yet; `predict` evaluates a plan of your own",
             problem.name,
         )
     return Search(problem, on_progress).run()
@@ -75,8 +76,10 @@ class Search:
         if len(self.table):
             self.reporter.report("listing choices", None, None, 0, 0)
             prices = price(self.problem, self.table.degrees)
+            kinds = layer_kinds(self.problem.model)
+            assert kinds is not None
             self.bounds = bound_data(
-                self.problem.model.num_layers, prices, sends_block=not self.problem.stack.p2p_overlap
+                self.problem.model.num_layers, kinds, prices, sends_block=not self.problem.stack.p2p_overlap
             )
             self.pairs = list_pairs(self.problem, self.table, self.bounds)
             self.frontier.queue.stream(

@@ -69,8 +69,9 @@ def dual_bounds_ms(
 
 def _slope(values: Floats) -> Floats:
     """Least increase for one more layer [order, stage], between n = 1 and 2 where they fit."""
-    slope = values[:, :, 2] - values[:, :, 1] if values.shape[2] > 2 else values[:, :, 1]
-    slope = np.where(np.isfinite(slope), slope, values[:, :, 1])
+    one, two = values[:, :, 1], values[:, :, min(2, values.shape[2] - 1)]
+    both = np.isfinite(one) & np.isfinite(two) & (two > one)
+    slope = np.where(both, np.where(both, two, 1.0) - np.where(both, one, 0.0), one)
     result: Floats = np.where(np.isfinite(slope) & (slope > 0), slope, 1.0)
     return result
 

@@ -15,11 +15,7 @@ import numpy as np
 from planner.cost.hops import hops_inside_host
 from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.prices import PARTS, Floats, Prices
-from planner.cost.replica_sync import (
-    replica_gather_s,
-    replica_reduce_s,
-    tied_embedding_s,
-)
+from planner.cost.replica_sync import replica_gather_s, replica_reduce_s, tied_embedding_s
 from planner.cost.stage import (
     StageContent,
     chunk_times,
@@ -31,12 +27,7 @@ from planner.cost.stage import (
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.replicas import Pipelines, Placed
-from planner.simulate.step import (
-    StepTimes,
-    class_of_stage,
-    run_pipeline,
-    schedulable_microbatches,
-)
+from planner.simulate.step import StepTimes, class_of_stage, run_pipeline, schedulable_microbatches
 
 
 @dataclass(frozen=True)

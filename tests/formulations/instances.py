@@ -58,7 +58,19 @@ def random_data(
         base_optimizer_ms=rng.uniform(0.0, 1.0, p),
         hidden_fraction=float(rng.choice([0.0, 0.9])),
         constant_ms=float(rng.uniform(0.0, 2.0)),
+        **leading_layers(p, 0, forward, activation),
     )
+
+
+def leading_layers(p: int, count: int, full_ms: np.ndarray, activation: np.ndarray) -> dict[str, np.ndarray]:
+    """`count` layers of another kind at the start of stage 0, recomputed at other prices."""
+    return {
+        "lead": np.where(np.arange(p) == 0, count, 0),
+        "lead_full_ms": full_ms * 0.6,
+        "lead_full_saves_gib": activation * 0.5,
+        "lead_selective_ms": full_ms * 0.2,
+        "lead_selective_saves_gib": activation * 0.3,
+    }
 
 
 def by_hand(p: int, num_layers: int, num_microbatches: int, **terms: object) -> StageSelectionData:
@@ -76,6 +88,7 @@ def by_hand(p: int, num_layers: int, num_microbatches: int, **terms: object) -> 
         "limit_gib": np.full(p, 100.0),
         "hidden_fraction": 0.0,
         "constant_ms": 0.0,
+        "lead": np.zeros(p, dtype=np.int64),
     }
     given = {
         name: np.array(value, dtype=float) if isinstance(value, list) else value

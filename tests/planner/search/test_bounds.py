@@ -11,6 +11,7 @@ from formulations.stage_selection_tables import least_recompute, objectives_ms
 from planner.cost.pricing import price
 from planner.search.bounds import bound_data, group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
+from planner.search.kinds import layer_kinds
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.space import list_groups
 from planner.search.tables import Tables
@@ -26,7 +27,9 @@ def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
     if not len(table):
         pytest.skip("no legal degrees")
     prices = price(problem, table.degrees)
-    data = bound_data(problem.model.num_layers, prices, sends_block=not problem.stack.p2p_overlap)
+    kinds = layer_kinds(problem.model)
+    assert kinds is not None
+    data = bound_data(problem.model.num_layers, kinds, prices, sends_block=not problem.stack.p2p_overlap)
     tables = Tables(problem, prices, table)
     rng = np.random.default_rng(seed)
     for _ in range(12):

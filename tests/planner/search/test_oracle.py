@@ -12,8 +12,8 @@ from tests.random_problems import random_problem
 REL = 1e-9
 
 
-def assert_search_finds_the_best(seed: int) -> None:
-    problem = random_problem(seed)
+def assert_search_finds_the_best(seed: int, *, experts: bool = False) -> None:
+    problem = random_problem(seed, experts=experts)
     best = brute_force(problem)
     result = driver.search(problem)
     assert best.num_plans <= MAX_PLANS
@@ -45,3 +45,15 @@ def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyP
     """With no split tried by enumeration every order goes through the mixed-integer program."""
     monkeypatch.setattr(openings, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed)
+
+
+@pytest.mark.parametrize("seed", range(400, 403))
+def test_search_equals_brute_force_on_a_few_problems_with_experts(seed: int) -> None:
+    """Expert parallelism, experts split or not by tensor parallelism, leading dense layers."""
+    assert_search_finds_the_best(seed, experts=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(410, 440))
+def test_search_equals_brute_force_with_experts(seed: int) -> None:
+    assert_search_finds_the_best(seed, experts=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.data.load import load_problem
+from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.errors import InstanceError
@@ -101,9 +101,19 @@ def test_a_model_that_cannot_fit_says_by_how_much() -> None:
     assert result.reason is not None and "GiB short" in result.reason
 
 
-def test_layers_of_several_kinds_are_refused_with_a_reason() -> None:
+def test_layers_mixed_otherwise_than_by_leading_ones_are_refused_with_a_reason() -> None:
+    problem = build_problem(
+        cluster="2x8 h100-sxm-80gb", model="nemotron-h-8b", seq_length=4096, global_batch_size=64
+    )
     with pytest.raises(InstanceError, match="several kinds"):
-        driver.search(load_problem("deepseek-v3-gb200-256"))
+        driver.search(problem)
+
+
+def test_leading_dense_layers_of_an_expert_model_lie_on_the_first_stage() -> None:
+    result = driver.search(load_problem("deepseek-v3-gb200-256"))
+    assert result.plan is not None and result.gap is not None and result.gap <= 0.01
+    assert result.plan.expert_parallel > 1
+    assert result.plan.stages[0].chunks[0][1] >= 2
 
 
 def test_idle_chips_are_possible() -> None:
