@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.search.progress import Progress
 
 SUPPORTED_TARGETS: tuple[str, ...] = ("megatron-lm",)
-"""Launchers that plans can be made and written for so far."""
+"""Launchers that plans can be made for so far; `KNOWN_TARGETS` are those that plans are written for."""
 
 KNOWN_TARGETS: tuple[str, ...] = get_args(TargetName)
 """All launchers that a problem may name."""
@@ -57,6 +57,19 @@ def check_target(target: str, where: str = "target") -> None:
         raise InstanceError(f"unknown target {target!r}{hint}", where)
     if target not in SUPPORTED_TARGETS:
         raise InstanceError(f"target {target!r} is not supported yet; supported: {supported}", where)
+
+
+def check_export_target(target: str, where: str = "target") -> None:
+    """Refuse a target that is unknown; plans can be written for all others.
+
+    Raises
+    ------
+    InstanceError
+        With the nearest name.
+    """
+    if target not in KNOWN_TARGETS:
+        hint = did_you_mean(target, KNOWN_TARGETS) or f"; there are {', '.join(KNOWN_TARGETS)}"
+        raise InstanceError(f"unknown target {target!r}{hint}", where)
 
 
 def plan(
@@ -162,7 +175,7 @@ def export(
     PlanRefusedError
         Where there is no plan, or the referee finds violations in it.
     """
-    check_target(target)
+    check_export_target(target)
     chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
     if chosen is None:
         raise PlanRefusedError("there is no plan to export: the search found none")
@@ -172,14 +185,24 @@ def export(
                 "the plan does not carry its problem; name the problem as well", "plan.problem"
             )
         problem = load.resolve_problem(chosen.problem, "plan.problem")
-    if chosen.target != target:
-        raise PlanRefusedError(f"the plan is made for {chosen.target!r}; plan again with target {target!r}")
-    evaluation = predict(problem, chosen)
-    if evaluation.violations:
-        raise PlanRefusedError(_refusal(evaluation.violations))
     from planner.launchers.directory import export_plan
 
-    return export_plan(_portable(problem), chosen, target, out_dir, evaluation=evaluation, force=force)
+    chosen, evaluation = _checked_for_export(problem, chosen, target)
+    return export_plan(_portable(problem), chosen, chosen.target, out_dir, evaluation=evaluation, force=force)
+
+
+def _checked_for_export(problem: Problem, plan: Plan, target: str) -> tuple[Plan, Evaluation | None]:
+    """The plan as one of the target, and what the referee says of it.
+
+    None where stages differ in degrees, which the referee does not price; the rules still hold then.
+    """
+    plan = plan.model_copy(update={"target": target})
+    if plan.degrees_differ:
+        return plan, None
+    evaluation = predict(problem, plan)
+    if evaluation.violations:
+        raise PlanRefusedError(_refusal(evaluation.violations))
+    return plan, evaluation
 
 
 def _refusal(violations: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ def run(
 ) -> ExitCode:
     """Check the plan with the referee, write the directory, name its files."""
     if target is not None:
-        api.check_target(target, "--target")
+        api.check_export_target(target, "--target")
     plan = load.load_plan(plan_path)
     check_out_dir(out, force=force)
     problem = problem_of(problem_name, plan, str(plan_path))

@@ -147,6 +147,12 @@ class Plan(Data):
         return any(stage.replicas is not None for stage in self.stages)
 
     @property
+    def degrees_differ(self) -> bool:
+        """Whether a stage has another tensor- or data-parallel degree than the plan."""
+        own = (self.tensor_parallel, self.data_parallel)
+        return any((stage.tensor_parallel, stage.data_parallel) != own for stage in self.stages)
+
+    @property
     def pipeline_parallel(self) -> int:
         """Number of stages."""
         return len(self.stages)
@@ -159,6 +165,6 @@ class Plan(Data):
     @property
     def world_size(self) -> int:
         """Chips that the plan uses."""
-        if self.mixes_chips:
+        if self.mixes_chips or self.degrees_differ:
             return self.context_parallel * sum(sum(s.tensor_parallel_degrees) for s in self.stages)
         return self.stage_size * len(self.stages)

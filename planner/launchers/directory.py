@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from planner.data.load import problem_file
@@ -13,13 +14,29 @@ from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
-from planner.launchers.megatron_lm import launch_files
+from planner.launchers import flagscale, megatron_lm
 from planner.rules.megatron import violations
 
 PLAN_FILE = "plan.yaml"
 _SCHEMA_LINE = "schema: hetplan/plan/"
 _EXECUTABLE = ("launch.sh",)
-_OURS = ("launch.sh", "submit.sbatch", "hosts.txt", "README.md", "lib", PLAN_FILE)
+_OURS = (
+    "launch.sh",
+    "submit.sbatch",
+    "hosts.txt",
+    "README.md",
+    "lib",
+    PLAN_FILE,
+    "config.yaml",
+    "train",
+    "hostfile",
+)
+"""Names that a launch directory of any target may have at its top."""
+
+_WRITERS: dict[TargetName, Callable[[Problem, Plan, Evaluation | None], dict[str, str]]] = {
+    "megatron-lm": megatron_lm.launch_files,
+    "flagscale": flagscale.launch_files,
+}
 
 
 def export_plan(
@@ -51,17 +68,31 @@ def export_plan(
     InstanceError
         Where `out_dir` exists and may not be replaced.
     """
-    if target != "megatron-lm":
-        raise PlanRefusedError(f"target {target!r} has no launch files yet; use megatron-lm")
+    out = Path(os.path.abspath(out_dir))
+    files = files_of(problem, plan, target, evaluation=evaluation)
+    check_replaceable(out, force)
+    _write_directory(out, files)
+    return out
+
+
+def files_of(
+    problem: Problem, plan: Plan, target: TargetName, *, evaluation: Evaluation | None = None
+) -> dict[str, str]:
+    """Text of every file of a plan's launch directory, by its path in it; nothing is written.
+
+    Raises
+    ------
+    PlanRefusedError
+        As `export_plan`.
+    """
+    plan = plan.model_copy(update={"target": target})
+    problem = problem.model_copy(update={"target": target})
     broken = violations(problem, plan)
     if broken:
         raise PlanRefusedError(f"the plan breaks the rules of {target}: " + "; ".join(broken))
-    out = Path(os.path.abspath(out_dir))
-    check_replaceable(out, force)
-    files = launch_files(problem, plan, evaluation)
+    files = _WRITERS[target](problem, plan, evaluation)
     files[PLAN_FILE] = to_yaml(plan.model_copy(update={"problem": problem_file(problem)}))
-    _write_directory(out, files)
-    return out
+    return files
 
 
 def check_replaceable(out: Path, force: bool) -> None:

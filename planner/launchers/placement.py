@@ -8,7 +8,10 @@ does not judge the plan (the rules do), except where no such list exists.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -35,9 +38,31 @@ class HostPlace:
 
 def stage_of_rank(plan: Plan, rank: int) -> int:
     """Pipeline stage of a global rank, by Megatron's order of axes."""
+    if plan.degrees_differ:
+        return bisect_right(_ends_of_stages(plan), rank)
     if plan.rank_order == "tp-cp-ep-dp-pp":
         return rank // plan.stage_size
     return rank // (plan.tensor_parallel * plan.context_parallel) % plan.pipeline_parallel
+
+
+def _ends_of_stages(plan: Plan) -> list[int]:
+    """One past the last rank of every stage, where stages are contiguous."""
+    return list(
+        accumulate(
+            plan.context_parallel * stage.tensor_parallel * stage.data_parallel for stage in plan.stages
+        )
+    )
+
+
+def _rank_groups(plan: Plan, chips_of_smallest_host: int) -> Iterator[tuple[int, int, int]]:
+    """Stage, first rank and size of every block of ranks that stays on one host."""
+    first, ends = 0, _ends_of_stages(plan) if plan.degrees_differ else []
+    while first < plan.world_size:
+        stage = bisect_right(ends, first) if ends else stage_of_rank(plan, first)
+        size = plan.stages[stage].tensor_parallel
+        size = size if size <= chips_of_smallest_host else 1
+        yield stage, first, size
+        first += size
 
 
 def place_hosts(problem: Problem, plan: Plan) -> tuple[HostPlace, ...]:
@@ -53,20 +78,19 @@ def place_hosts(problem: Problem, plan: Plan) -> tuple[HostPlace, ...]:
         host gets no rank.
     """
     chip_of_host, chips_of_host = _chips_of_hosts(problem, plan)
-    group = plan.tensor_parallel if plan.tensor_parallel <= min(chips_of_host.values()) else 1
     left = dict(chips_of_host)
     waiting = [list(stage.hosts) for stage in plan.stages]
     ranks_of_host: dict[str, list[int]] = {}
     previous = ""
-    for first in range(0, plan.world_size, group):
-        stage = stage_of_rank(plan, first)
+    for stage, first, group in _rank_groups(plan, min(chips_of_host.values())):
         hosts = waiting[stage]
         while hosts and left[hosts[0]] < group:
             hosts.pop(0)
         if not hosts:
+            ranks = plan.context_parallel * sum(plan.stages[stage].tensor_parallel_degrees)
             raise PlanRefusedError(
                 f"stage {stage}: its hosts {', '.join(plan.stages[stage].hosts)} hold too few chips for "
-                f"{plan.stage_size} ranks in groups of {group}; name more hosts"
+                f"{ranks} ranks in groups of {group}; name more hosts"
             )
         host = hosts[0]
         if host != previous and host in ranks_of_host:

@@ -20,26 +20,29 @@ def readme_text(
         {
             "version": planner.__version__,
             "problem_name": " ".join(problem.name.split()),
-            "summary": _summary(problem, plan, places, evaluation),
-            "hosts_step": _hosts_step(problem, places),
-            "stage_table": _stage_table(plan, places, evaluation),
-            "notes": _notes(problem, plan, evaluation),
+            "summary": summary(problem, plan, places, evaluation),
+            "hosts_step": hosts_step(problem, places),
+            "stage_table": stage_table(plan, places, evaluation),
+            "notes": notes_text(problem, plan, evaluation),
         },
     )
 
 
-def _summary(
+def summary(
     problem: Problem, plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None
 ) -> str:
+    """The plan in a sentence, and what is expected of it."""
     degrees = [("tensor", plan.tensor_parallel), ("context", plan.context_parallel)]
     if problem.model.moe is not None:
         degrees.append(("expert", plan.expert_parallel))
     degrees += [("data", plan.data_parallel), ("pipeline", plan.pipeline_parallel)]
+    of_stage = " on the first stage" if plan.degrees_differ else ""
+    listed = ", ".join(f"{name} {degree}" for name, degree in degrees)
     text = (
         f"{problem.model.id}, sequence {problem.workload.seq_length}, global batch "
         f"{problem.workload.global_batch_size}, {problem.workload.precision}, on {plan.world_size} chips of "
-        f"{len(places)} hosts: {', '.join(f'{name} {degree}' for name, degree in degrees)} parallel; "
-        f"{plan.num_microbatches} micro-batches of {plan.microbatch_size} a step"
+        f"{len(places)} hosts: {listed} parallel{of_stage}; "
+        f"{plan.num_microbatches} micro-batches of {plan.microbatch_size} a step{of_stage}"
     )
     if plan.virtual_stages > 1:
         text += f"; {plan.virtual_stages} virtual stages"
@@ -52,7 +55,8 @@ def _summary(
     )
 
 
-def _hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:
+def hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:
+    """What to do with the host names."""
     named = {host for c in problem.cluster.classes for host in c.hosts or ()}
     if all(place.name in named for place in places):
         return "The order of `hosts.txt` is the rank order; leave it as it is."
@@ -62,8 +66,11 @@ def _hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:
     )
 
 
-def _stage_table(plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None) -> str:
+def stage_table(plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None) -> str:
+    """What runs where, a line a stage, as a Markdown table."""
     header = ["stage", "chip", "hosts", "ranks", "layers", "recompute"]
+    if plan.degrees_differ:
+        header[4:4] = ["tensor x data parallel"]
     if evaluation is not None:
         header.append("expected memory, GiB of limit")
     rows = [header, ["---"] * len(header)]
@@ -76,6 +83,8 @@ def _stage_table(plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluati
             ", ".join(f"{first}-{last}" for first, last in stage.chunks),
             _recompute(stage),
         ]
+        if plan.degrees_differ:
+            row[4:4] = [f"{stage.tensor_parallel} x {stage.data_parallel}"]
         if evaluation is not None:
             told = evaluation.stages[i]
             row.append(f"{told.peak_memory_gib:.1f} of {told.limit_gib:.1f}")
@@ -101,7 +110,8 @@ def _recompute(stage: Stage) -> str:
     return "core attention" if stage.recompute == "selective" else "none"
 
 
-def _notes(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> str:
+def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> str:
+    """What was taken for granted; empty where nothing was."""
     notes = list(evaluation.assumptions) if evaluation is not None else []
     backends = sorted({problem.chips[stage.chip].backend for stage in plan.stages})
     for backend in backends:

@@ -1,4 +1,7 @@
-"""All rules on a plan, run together: what Megatron-LM 0.19 would refuse, and what the cluster lacks."""
+"""All rules on a plan, run together: what its launcher would refuse, and what the cluster lacks.
+
+Megatron-LM's are those of core 0.19; `planner.rules.versions` has what older ones ask in addition.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.rules import batch, chips, experts, hosts, pipeline, sequence, tensor
+from planner.rules import batch, chips, experts, flagscale, hosts, pipeline, sequence, tensor
 from planner.rules.target import target_violations
 
 
@@ -19,6 +22,7 @@ def violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
         dict.fromkeys(
             [
                 *target_violations(plan),
+                *(flagscale.plan_violations(problem, plan) if plan.target == "flagscale" else ()),
                 *_degree_violations(problem, plan),
                 *_batch_violations(problem, plan),
                 *_pipeline_violations(problem, plan),
@@ -94,11 +98,12 @@ def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:
 
 def _host_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     """Classes, hosts and the packing of stages on them."""
-    yield from _present(
-        hosts.world_is_whole(
-            plan.world_size, plan.tensor_parallel, plan.pipeline_parallel, plan.context_parallel
+    if not plan.degrees_differ:
+        yield from _present(
+            hosts.world_is_whole(
+                plan.world_size, plan.tensor_parallel, plan.pipeline_parallel, plan.context_parallel
+            )
         )
-    )
     yield from hosts.classes_exist(problem, plan)
     yield from hosts.hosts_exist(problem, plan)
     yield from hosts.class_has_chips(problem, plan)

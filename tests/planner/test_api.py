@@ -114,11 +114,11 @@ def test_misspelt_target_is_told_the_nearest_name() -> None:
         api.check_target("megatron-ml")
 
 
-def test_plan_of_another_target_is_not_exported(tmp_path: Path) -> None:
+def test_plan_that_another_target_cannot_express_is_not_exported(tmp_path: Path) -> None:
     problem = two_class_problem()
-    plan = two_stage_plan(problem).model_copy(update={"target": "unrestricted"})
-    with pytest.raises(PlanRefusedError, match="made for 'unrestricted'"):
-        api.export(plan, "megatron-lm", tmp_path / "out", problem=problem)
+    with pytest.raises(PlanRefusedError, match="target megatron-bridge has one setting for all"):
+        api.export(two_stage_plan(problem), "megatron-bridge", tmp_path / "out", problem=problem)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_plan_that_breaks_a_rule_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

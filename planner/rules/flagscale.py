@@ -1,0 +1,136 @@
+"""What of a plan FlagScale's heterogeneous mode can run: the plan in its terms, one mesh a stage.
+
+One mesh a stage, because FlagScale forms wrong pipeline groups for a mesh of several stages and
+replicas; each with a device type of its own, because ranks are sorted by type.
+"""
+
+from __future__ import annotations
+
+from planner.data.plan import Plan, Stage
+from planner.data.problem import Problem
+from planner.rules import experts, sequence
+from planner.rules.flagscale_config import HeteroConfig, StageValues, config_violations
+
+
+def hetero_config(problem: Problem, plan: Plan) -> HeteroConfig:
+    """A plan in FlagScale's terms: one mesh a stage, each with a device type of its own."""
+    lists = recompute_lists(plan) if any(stage.recompute == "full" for stage in plan.stages) else ()
+    kinds = {stage.recompute for stage in plan.stages}
+    granularity = "full" if lists else "selective" if kinds == {"selective"} else None
+    return HeteroConfig(
+        process_meshes=tuple(
+            number
+            for stage in plan.stages
+            for number in (
+                stage.tensor_parallel,
+                plan.context_parallel,
+                plan.expert_parallel,
+                stage.data_parallel,
+                1,
+            )
+        ),
+        layer_split=tuple(stage.num_layers for stage in plan.stages),
+        device_types=tuple(f"{stage.chip}_{s}" for s, stage in enumerate(plan.stages)),
+        num_layers=problem.model.num_layers,
+        pipeline_parallel=plan.pipeline_parallel,
+        microbatch_size=plan.microbatch_size,
+        global_batch_size=problem.workload.global_batch_size,
+        tied_or_predicting=problem.model.tied_embeddings or problem.model.mtp_num_layers > 0,
+        distributed_optimizer=plan.dp_mode == "distopt",
+        virtual_stages=plan.virtual_stages,
+        world_size=plan.world_size,
+        expert_tensor_parallel=(plan.expert_tensor_parallel,) * len(plan.stages)
+        if problem.model.moe is not None
+        else None,
+        recompute_granularity=granularity,
+        recompute_method="block" if lists else None,
+        recompute_lists=lists,
+    )
+
+
+def recompute_lists(plan: Plan) -> tuple[tuple[str, tuple[StageValues, ...]], ...]:
+    """What each stage recomputes of every micro-batch: on or off, by block, how many layers."""
+    m = plan.num_microbatches
+
+    def row(value: int) -> StageValues:
+        return (1, m, value)
+
+    counts = [stage.recompute_layers if stage.recompute == "full" else 0 for stage in plan.stages]
+    return (
+        ("granularity", tuple(row(int(count > 0)) for count in counts)),
+        ("method", tuple(row(1) for _ in counts)),
+        ("num_layers", tuple(row(count) for count in counts)),
+    )
+
+
+def plan_violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """What of a plan FlagScale cannot run: its rules, and what no configuration of it states."""
+    return tuple(
+        [
+            *config_violations(hetero_config(problem, plan)),
+            *first_stage_leads(plan),
+            *selective_is_for_all(plan),
+            *_stage_degrees(problem, plan),
+        ]
+    )
+
+
+def first_stage_leads(plan: Plan) -> tuple[str, ...]:
+    """The plan's own degrees are those of its first stage, from which FlagScale derives all others."""
+    first = plan.stages[0]
+    return tuple(
+        f"{name} {own}: stage 0 has {its}; FlagScale counts from the first mesh, so write {its}"
+        for name, own, its in (
+            ("tensor_parallel", plan.tensor_parallel, first.tensor_parallel),
+            ("data_parallel", plan.data_parallel, first.data_parallel),
+        )
+        if own != its
+    )
+
+
+def selective_is_for_all(plan: Plan) -> tuple[str, ...]:
+    """Selective recomputation is a setting of all stages; its lists by stage switch full ones only."""
+    kinds = {stage.recompute for stage in plan.stages}
+    if "selective" not in kinds or len(kinds) == 1:
+        return ()
+    stage = next(s for s, stage in enumerate(plan.stages) if stage.recompute == "selective")
+    return (
+        f"stage {stage}: recompute selective, but {' and '.join(sorted(kinds - {'selective'}))} on others; "
+        "FlagScale has selective for all stages or none, so use full or none on it",
+    )
+
+
+def _stage_degrees(problem: Problem, plan: Plan) -> list[str]:
+    """Rules on experts and tokens that each stage meets with its own degrees."""
+    found = []
+    own = (plan.tensor_parallel, plan.data_parallel)
+    for s, stage in enumerate(plan.stages):
+        if (stage.tensor_parallel, stage.data_parallel) == own:
+            continue
+        messages = [_sequence_splits(problem, plan, stage)]
+        if problem.model.moe is not None:
+            messages += [
+                sequence.experts_have_sequence_parallel(
+                    problem.model, stage.tensor_parallel, plan.sequence_parallel
+                ),
+                experts.expert_ranks_divide_stage(
+                    stage.tensor_parallel,
+                    plan.context_parallel,
+                    stage.data_parallel,
+                    plan.expert_tensor_parallel,
+                    plan.expert_parallel,
+                ),
+            ]
+        found += [f"stage {s}: {message}" for message in messages if message is not None]
+    return found
+
+
+def _sequence_splits(problem: Problem, plan: Plan, stage: Stage) -> str | None:
+    if not plan.sequence_parallel or stage.tensor_parallel == 1:
+        return None
+    return sequence.sequence_splits(problem.workload, stage.tensor_parallel, plan.context_parallel)
+
+
+def microbatch_size_of(plan: Plan, stage: Stage) -> int:
+    """Sequences of a micro-batch on a stage: as many over all its replicas as over the first stage's."""
+    return plan.stages[0].data_parallel * plan.microbatch_size // stage.data_parallel
