@@ -54,6 +54,10 @@ P2P_EFFICIENCY = 0.8
 """Share of the link rate that a single send reaches; constant published by AMD Primus (p2p_bw_eff)."""
 
 
+BRIDGED = ("rtx_pro_6000_server",)
+"""Tables of nodes whose chips reach each other over PCIe bridges alone, which pairs that work at once
+share: an all-reduce of 16 MiB reaches 35 GB/s among two of eight chips, 25 among four."""
+
 FITS = {"b300_sxm": "b200_sxm", "gb200": "b200_sxm", "gb300": "b200_sxm"}
 """Tables that share the other source's line: chips with the same links. Of two measurements the slower
 counts: the grids are best latencies of replayed calls, the lines those of calls one by one, as training makes
@@ -108,6 +112,12 @@ def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Fl
     size = np.maximum(size_bytes, 1.0) + np.zeros_like(measured)
     sizes = np.stack([size, np.full_like(size, SMALLEST_BYTES)])
     latency, floor = scale * grid.latency_s(measured, sizes)
+    if table in BRIDGED:
+        # All groups of the node work at once and share its bridges: the rate is that of one group of all.
+        everyone = np.maximum(measured, min(network.chips_per_node, float(most)))
+        shared, shared_floor = scale * grid.latency_s(everyone, sizes)
+        share = ((measured - 1) / measured) / ((everyone - 1) / everyone)
+        latency = np.maximum(latency, floor + (shared - shared_floor) * share)
     wire = ((n - 1) / n) / ((measured - 1) / measured)
     # Beyond the largest group measured the wire grows by its share, the latency by the steps.
     latency = floor * (n / measured) + (latency - floor) * relative.link_scale * wire

@@ -173,7 +173,11 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     if stack.flash_attention:
         return low_rank + qkv + output, s.tokens * heads * 4.0
     scores = s.microbatch_size * heads * s.seq_length * s.seq_length / s.cp
-    kept = HALF + (0.0 if stack.fused_softmax else 4.0) + (3.0 if stack.dropout else 0.0)
+    kept = (
+        HALF
+        + (4.0 if stack.softmax_in_fp32 and not stack.fused_softmax else 0.0)
+        + (3.0 if stack.dropout else 0.0)
+    )
     return low_rank + qkv + output, scores * kept
 
 

@@ -23,6 +23,8 @@ class SoftwareStack(Data):
     form."""
     fused_softmax: bool = True
     """Without flash attention: whether scale, mask and softmax over the scores are one kernel in 16 bits."""
+    softmax_in_fp32: bool = True
+    """Without fused softmax: whether scores are cast to fp32 for it."""
     fused_cross_entropy: bool = False
     """Whether the loss avoids extra fp32 copies of the logits."""
     fused_pointwise: bool = True

@@ -95,3 +95,11 @@ def test_of_two_measurements_of_a_collective_the_slower_counts() -> None:
     np.testing.assert_allclose(
         inside_s(network, "all_to_all", size, ranks), exchanged.latency_s(ranks, size), rtol=1e-9
     )
+
+
+def test_pairs_that_share_bridges_reach_what_a_group_of_all_does() -> None:
+    network = network_of(problem(cluster="1x4 t4-16gb", precision="fp16"), 0)
+    size = np.array([64.0 * 2**20] * 2)
+    pair, all_four = inside_s(network, "all_reduce", size, np.array([2.0, 4.0]))
+    # Two pairs at once: each sends half of what a ring of four sends over 3/4, at the same rate.
+    assert pair / all_four == pytest.approx((1 / 2) / (3 / 4), rel=0.02)
