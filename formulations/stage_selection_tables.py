@@ -54,10 +54,9 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
 def _fewest_in_full(data: StageSelectionData, n: Floats, need: Floats, room: Floats) -> tuple[Floats, Floats]:
     """Fewest whole layers whose recomputation makes n fit, and its time (inf where none does), [stage, n]."""
     saves, peak = data.full_saves_gib[:, None], data.full_peak_gib[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        short = need + peak - room
-        full = np.where(short > 0, np.ceil(short / saves - 1e-12), 0.0)
-    full = np.maximum(np.nan_to_num(full, nan=np.inf, posinf=np.inf), 1.0)
+    useful = np.where(saves > 0, saves, 1.0)
+    short = need + peak - room
+    full = np.maximum(np.where(short > 0, np.ceil(short / useful - 1e-12), 0.0), 1.0)
     # Rounding in the division may leave the count one short.
     full = np.where(need - saves * full + peak > room, full + 1, full)
     full_ms = np.where((full <= n) & (saves > 0), data.full_ms[:, None] * np.minimum(full, n), np.inf)

@@ -85,6 +85,23 @@ def plan(
     memory_reserve: Annotated[
         float | None, typer.Option(help="Share of usable memory left free, as a fraction. [default: 0.04]")
     ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Fix a value, such as tp=8; also cp, pp, dp, ep, etp, mbs, sp (0 or 1). Repeatable."
+        ),
+    ] = None,
+    forbid: Annotated[
+        list[str] | None,
+        typer.Option(help="Rule a value out, such as recompute=full or tp=8. Repeatable."),
+    ] = None,
+    spare: Annotated[
+        list[str] | None, typer.Option(help="Keep a node class of the cluster idle. Repeatable.")
+    ] = None,
+    max_pp: Annotated[int | None, typer.Option(help="Most pipeline stages.")] = None,
+    keep_class_order: Annotated[
+        bool, typer.Option("--keep-class-order", help="Stages follow the order of the cluster's classes.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the launch directory here.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -109,6 +126,11 @@ def plan(
             workers=workers,
             solver=solver,
             memory_reserve=memory_reserve,
+            pin=pin,
+            forbid=forbid,
+            spare=spare,
+            max_pp=max_pp,
+            keep_class_order=keep_class_order or None,
             out=out,
             force=force,
             as_json=as_json,

@@ -32,7 +32,7 @@ from planner.rules.experts import (
     expert_width_splits,
     experts_split,
 )
-from planner.rules.sequence import experts_have_sequence_parallel
+from planner.rules.sequence import context_splits, experts_have_sequence_parallel
 from planner.rules.tensor import tp_is_legal
 from planner.simulate.pipeline import stage_ends_s
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -71,7 +71,7 @@ def brute_force(problem: Problem) -> Best:
     best = Best()
     for degrees, num_microbatches in _degrees(problem):
         prices = price(problem, degrees)
-        size = int(degrees.tensor_parallel[0] * degrees.data_parallel[0])
+        size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in _orders(problem, int(degrees.tensor_parallel[0]), size):
             _score_order(problem, prices, degrees, num_microbatches, size, order, best)
             assert best.num_plans <= MAX_PLANS
@@ -82,25 +82,31 @@ def _degrees(problem: Problem) -> Iterator[tuple[Degrees, int]]:
     batch, length = problem.workload.global_batch_size, problem.workload.seq_length
     model = problem.model
     experts = model.moe.num_experts if model.moe else 1
-    for tp, sp, mbs, dp, ep, etp in itertools.product(
-        range(1, 9),
-        (False, True),
-        range(1, batch + 1),
-        range(1, batch + 1),
-        range(1, experts + 1),
-        range(1, 9),
+    contexts = [cp for cp in (1, 2, 4, 8) if cp <= problem.options.max_context_parallel]
+    if not problem.stack.flash_attention:
+        contexts = [1]
+    batches = range(1, batch + 1)
+    for tp, cp, sp, mbs, dp, ep, etp in itertools.product(
+        range(1, 9), contexts, (False, True), batches, batches, range(1, experts + 1), range(1, 9)
     ):
+        if context_splits(problem.workload, cp) is not None:
+            continue
         if etp not in (1, tp) or (model.moe is None and etp != tp):
             continue
-        if model.moe is not None and not _experts_are_legal(problem, tp, sp, dp, ep, etp):
+        if model.moe is not None and not _experts_are_legal(problem, tp, cp, sp, dp, ep, etp):
             continue
-        if not tp_is_legal(problem.model, tp) or batch % (mbs * dp) or (sp and (tp == 1 or length % tp)):
+        if (
+            not tp_is_legal(problem.model, tp)
+            or batch % (mbs * dp)
+            or (sp and (tp == 1 or length % (cp * tp)))
+        ):
             continue
         if mbs > problem.options.max_microbatch_size:
             continue
         yield (
             Degrees.single(
                 tensor_parallel=tp,
+                context_parallel=cp,
                 data_parallel=dp,
                 microbatch_size=mbs,
                 sequence_parallel=sp,
@@ -111,12 +117,12 @@ def _degrees(problem: Problem) -> Iterator[tuple[Degrees, int]]:
         )
 
 
-def _experts_are_legal(problem: Problem, tp: int, sp: bool, dp: int, ep: int, etp: int) -> bool:
+def _experts_are_legal(problem: Problem, tp: int, cp: int, sp: bool, dp: int, ep: int, etp: int) -> bool:
     refusals = (
         experts_split(problem.model, ep),
         expert_width_splits(problem.model, etp),
-        expert_ranks_divide_stage(tp, 1, dp, etp, ep),
-        expert_replicas_match(tp, 1, dp, etp, ep, "tp-cp-ep-dp-pp"),
+        expert_ranks_divide_stage(tp, cp, dp, etp, ep),
+        expert_replicas_match(tp, cp, dp, etp, ep, "tp-cp-ep-dp-pp"),
         experts_have_sequence_parallel(problem.model, tp, sp),
     )
     return all(refusal is None for refusal in refusals)
@@ -218,6 +224,7 @@ def _score_order(
             int(degrees.microbatch_size[0]),
             bool(degrees.sequence_parallel[0]),
             int(degrees.expert_parallel[0]),
+            int(degrees.context_parallel[0]),
             order,
             [(o.layers, o.recompute, o.recompute_layers) for o in chosen],
         )

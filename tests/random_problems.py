@@ -14,7 +14,14 @@ from planner.data.workload import Workload
 CHIPS = ("h100-sxm-80gb", "a100-sxm-80gb", "l40s-48gb", "b200-180gb", "mi300x-192gb", "a100-pcie-40gb")
 
 
-def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0, experts: bool = False) -> Problem:
+def random_problem(
+    seed: int,
+    *,
+    most_layers: int = 6,
+    gap: float = 0.0,
+    experts: bool = False,
+    most_context: int = 1,
+) -> Problem:
     """A problem of 2 classes with at most 8 chips, `most_layers` layers and a batch of at most 8."""
     rng = np.random.default_rng(seed)
     model = _model(rng, most_layers)
@@ -62,7 +69,7 @@ def random_problem(seed: int, *, most_layers: int = 6, gap: float = 0.0, experts
             seq_length=int(rng.choice([512, 1024, 2048, 4096])), global_batch_size=int(rng.integers(1, 9))
         ),
         stack=stack,
-        options=Options(gap=gap),
+        options=Options(gap=gap, max_context_parallel=most_context),
     )
 
 

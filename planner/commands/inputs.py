@@ -20,6 +20,9 @@ _FLAGS = {
     "workers": "--workers",
     "solver": "--solver",
     "memory_reserve_fraction": "--memory-reserve",
+    "pin": "--pin",
+    "forbid": "--forbid",
+    "max_pipeline_parallel": "--max-pp",
     "seq_length": "--seq-length",
     "global_batch_size": "--global-batch-size",
     "precision": "--precision",
@@ -75,6 +78,42 @@ def _replaced(problem: Problem, work: dict[str, Any], *, target: str | None, sta
     fields["workload"] = checked(Workload, fields["workload"], work).model_dump(mode="json")
     fields |= {key: value for key, value in {"target": target, "stack": stack}.items() if value is not None}
     return load.resolve_problem(validated(ProblemFile, fields, "command line"), "command line")
+
+
+def pins(wishes: list[str]) -> dict[str, int]:
+    """`tp=8` and the like as a mapping.
+
+    Raises
+    ------
+    InstanceError
+        Where a wish is not of the form NAME=NUMBER, or a name comes twice.
+    """
+    found: dict[str, int] = {}
+    for wish in wishes:
+        name, equals, value = wish.partition("=")
+        if not equals or not value.isdecimal():
+            raise InstanceError(f"{wish!r} is not of the form NAME=NUMBER, such as tp=8", "--pin")
+        if name in found:
+            raise InstanceError(f"{name} is pinned twice", "--pin")
+        found[name] = int(value)
+    return found
+
+
+def known_classes(problem: Problem, names: list[str]) -> tuple[str, ...]:
+    """Names of node classes, each checked to be in the cluster.
+
+    Raises
+    ------
+    InstanceError
+        Where the cluster has no such class.
+    """
+    known = [node_class.name for node_class in problem.cluster.classes]
+    for name in names:
+        if name not in known:
+            raise InstanceError(
+                f"no node class is named {name!r}; the cluster has {', '.join(known)}", "--spare"
+            )
+    return tuple(names)
 
 
 def checked_options(options: Options, wishes: dict[str, Any]) -> Options:

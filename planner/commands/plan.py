@@ -13,7 +13,7 @@ from typing import Any
 
 from planner import api
 from planner.commands import clock, screen
-from planner.commands.inputs import checked_options, problem_from_flags
+from planner.commands.inputs import checked_options, known_classes, pins, problem_from_flags
 from planner.commands.progress import reporter
 from planner.commands.screen import ExitCode
 from planner.data.problem import Problem
@@ -40,6 +40,11 @@ class PlanRequest:
     workers: int | None
     solver: str | None
     memory_reserve: float | None
+    pin: list[str] | None
+    forbid: list[str] | None
+    spare: list[str] | None
+    max_pp: int | None
+    keep_class_order: bool | None
     out: Path | None
     force: bool
     as_json: bool
@@ -90,6 +95,11 @@ def load(request: PlanRequest) -> Problem:
         "workers": request.workers,
         "solver": request.solver,
         "memory_reserve_fraction": request.memory_reserve,
+        "pin": pins(request.pin or []) or None,
+        "forbid": tuple(request.forbid) if request.forbid else None,
+        "spare": known_classes(problem, request.spare or []) or None,
+        "max_pipeline_parallel": request.max_pp,
+        "keep_class_order": request.keep_class_order,
     }
     return problem.model_copy(update={"options": checked_options(problem.options, wishes)})
 

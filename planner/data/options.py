@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from planner.data.base import Data
 
 SolverName = Literal["highs", "cp_sat", "scip", "cbc"]
+
+DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "mbs", "sp")
+"""What can be pinned or forbidden: degrees, micro-batch size, sequence parallelism (0 or 1)."""
+RECOMPUTE_KINDS = ("selective", "full")
+"""Kinds of recomputation that can be forbidden."""
 
 
 class Options(Data):
@@ -34,3 +39,37 @@ class Options(Data):
     """Most stages; null for the number of layers."""
     max_microbatch_size: int = Field(default=8, ge=1)
     """Largest micro-batch [sequences]."""
+    max_context_parallel: int = Field(default=32, ge=1)
+    """Largest context-parallel degree."""
+    pin: dict[str, int] = Field(default_factory=dict)
+    """Values that a plan must have, by name: tp, cp, pp, dp, ep, etp, mbs, sp (0 or 1)."""
+    forbid: tuple[str, ...] = ()
+    """What no plan may have: `recompute=full`, `recompute=selective`, `tp=8` and the like."""
+    spare: tuple[str, ...] = ()
+    """Names of node classes that must stay idle."""
+    keep_class_order: bool = False
+    """Whether stages must follow the order in which the cluster lists its classes."""
+
+    @field_validator("pin")
+    @classmethod
+    def _pins_are_known(cls, pin: dict[str, int]) -> dict[str, int]:
+        for name, value in pin.items():
+            if name not in DEGREES:
+                raise ValueError(f"{name!r} cannot be pinned; choose from {', '.join(DEGREES)}")
+            if value < (0 if name == "sp" else 1) or (name == "sp" and value > 1):
+                raise ValueError(f"{name} cannot be {value}; " + ("0 or 1" if name == "sp" else "at least 1"))
+        return pin
+
+    @field_validator("forbid")
+    @classmethod
+    def _forbidden_is_known(cls, forbid: tuple[str, ...]) -> tuple[str, ...]:
+        for wish in forbid:
+            name, equals, value = wish.partition("=")
+            if not equals or name not in (*DEGREES, "recompute"):
+                known = ", ".join(DEGREES)
+                raise ValueError(f"{wish!r} is not of the form NAME=VALUE with NAME of {known}, recompute")
+            if name == "recompute" and value not in RECOMPUTE_KINDS:
+                raise ValueError(f"{wish!r}: recompute is one of {', '.join(RECOMPUTE_KINDS)}")
+            if name != "recompute" and not value.isdecimal():
+                raise ValueError(f"{wish!r}: {value!r} is not a whole number")
+        return forbid

@@ -90,7 +90,7 @@ def stage_coefficients(
     base_reduce = base_reduce + difference(prices.layer_reduce_s)
     base_gather = ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
     base_gather = base_gather + difference(prices.layer_gather_s)
-    memory = _memory(prices, c, kinds, num_microbatches, classes, own_head)
+    memory = _memory(prices, c, kinds, num_microbatches, classes, own_head, problem.options.forbid)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
@@ -130,8 +130,12 @@ def _memory(
     num_microbatches: int,
     classes: np.ndarray,
     own_head: np.ndarray,
+    forbid: Sequence[str],
 ) -> dict[str, Floats]:
-    """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers."""
+    """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers.
+
+    A forbidden kind of recomputation saves nothing, so that it is never chosen.
+    """
     p = len(classes)
     first_stage, last_stage = np.arange(p) == 0, np.arange(p) == p - 1
     lead = np.where(first_stage, kinds.num_lead, 0)
@@ -166,6 +170,10 @@ def _memory(
     base = base + base_working + (float(prices.pipeline_buffer_bytes[c]) if p > 1 else 0.0)
     base = base + lead * (kept(kinds.lead) - kept(kinds.main))
     selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes
+    if "recompute=selective" in forbid:
+        selective = prices.layer_activation_bytes
+    if "recompute=full" in forbid:
+        full = prices.layer_activation_bytes
     return {
         "layer_gib": kept(kinds.main) * scale,
         "selective_saves_gib": saved(selective, kinds.main),

@@ -1,18 +1,21 @@
-"""List the legal degrees: tensor, expert and data parallel, micro-batch, sequence parallelism.
+"""List the legal degrees: tensor, context, expert and data parallel, micro-batch, sequence parallelism.
 
-Left out: context parallelism and virtual stages, which the plans of this search leave at 1.
+Context parallelism in powers of two only. Left out: virtual stages, which this search leaves at 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Degrees
 from planner.cost.profiles import is_measured
+from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.rules.batch import microbatches
 from planner.rules.chips import chip_supports, tp_fits_node
@@ -23,6 +26,7 @@ from planner.rules.experts import (
     experts_split,
 )
 from planner.rules.sequence import (
+    context_splits,
     fp8_tokens_fill_rows,
     sequence_parallel_is_legal,
     sequence_parallel_is_required,
@@ -53,16 +57,17 @@ def divisors(value: int) -> list[int]:
 
 
 def list_degrees(problem: Problem) -> DegreeTable:
-    """Every row of degrees that the rules allow and some class can hold."""
-    rows = list(_rows(problem))
-    columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(7)]
-    tp, ep, etp, dp, mbs, sp, count = columns
-    ones = np.ones(len(rows), dtype=np.int64)
-    degrees = Degrees(tp, ones, ep, etp, dp, mbs, sp.astype(np.bool_))
-    stage_size = tp * dp
+    """Every row of degrees that the rules and the user's wishes allow, and some class can hold."""
+    rows = [row for row in _rows(problem) if allows(problem.options, row)]
+    tp, cp, ep, etp, dp, mbs, sp, count = (
+        np.array(rows, dtype=np.int64).reshape(len(rows), len(Row._fields)).T
+    )
+    stage_size = tp * cp * dp
     max_stages = np.zeros((len(rows), len(problem.cluster.classes)), dtype=np.int64)
     for c, node_class in enumerate(problem.cluster.classes):
         if not chip_supports(problem.chip_of(c), problem.workload.precision):
+            continue
+        if node_class.name in problem.options.spare:
             continue
         fits = np.array(
             [
@@ -72,48 +77,81 @@ def list_degrees(problem: Problem) -> DegreeTable:
             dtype=np.bool_,
         )
         max_stages[:, c] = np.where(fits, node_class.num_chips // stage_size, 0)
-    useful = max_stages.sum(axis=1) > 0
-    kept = np.flatnonzero(useful)
-    return DegreeTable(
-        Degrees(
-            tp[kept], ones[kept], ep[kept], etp[kept], dp[kept], mbs[kept], degrees.sequence_parallel[kept]
-        ),
-        count[kept],
-        stage_size[kept],
-        max_stages[kept],
-    )
+    kept = np.flatnonzero(max_stages.sum(axis=1) > 0)
+    degrees = Degrees(tp[kept], cp[kept], ep[kept], etp[kept], dp[kept], mbs[kept], sp[kept].astype(np.bool_))
+    return DegreeTable(degrees, count[kept], stage_size[kept], max_stages[kept])
 
 
-def _rows(problem: Problem) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """tp, ep, etp, dp, micro-batch size, sequence parallel, number of micro-batches."""
+class Row(NamedTuple):
+    """One choice of degrees."""
+
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    mbs: int
+    sp: int
+    num_microbatches: int
+
+
+def allows(options: Options, row: Row) -> bool:
+    """Whether the user's pins and prohibitions let a row of degrees be."""
+    values = row._asdict()
+    if any(values[name] != value for name, value in options.pin.items() if name in values):
+        return False
+    forbidden = (wish.partition("=") for wish in options.forbid)
+    return all(str(values[name]) != value for name, _, value in forbidden if name in values)
+
+
+def allowed_stages(options: Options, most: int) -> list[int]:
+    """Numbers of stages up to `most` that the user's wishes let be."""
+    pinned = options.pin.get("pp")
+    stages = range(1, most + 1) if pinned is None else [pinned] if pinned <= most else []
+    return [count for count in stages if f"pp={count}" not in options.forbid]
+
+
+def _rows(problem: Problem) -> Iterator[Row]:
+    """All rows that the rules allow on the largest class."""
     model, workload, options = problem.model, problem.workload, problem.options
     largest_node = max(c.chips_per_node for c in problem.cluster.classes)
     most_tp = min(largest_node, options.max_tensor_parallel or largest_node)
     most_chips = max(c.num_chips for c in problem.cluster.classes)
-    for tp in range(1, most_tp + 1):
+    for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
         if not tp_is_legal(model, tp):
             continue
-        for sp in (0, 1):
-            if sp and not sequence_parallel_is_legal(model, workload, tp, 1):
+        if sp and not sequence_parallel_is_legal(model, workload, tp, cp):
+            continue
+        if not sp and sequence_parallel_is_required(model, tp):
+            continue
+        for mbs in range(1, options.max_microbatch_size + 1):
+            if workload.global_batch_size % mbs:
                 continue
-            if not sp and sequence_parallel_is_required(model, tp):
+            if fp8_tokens_fill_rows(workload, tp, cp, mbs, bool(sp)) is not None:
                 continue
-            for mbs in range(1, options.max_microbatch_size + 1):
-                if workload.global_batch_size % mbs:
+            for dp in divisors(workload.global_batch_size // mbs):
+                count = microbatches(workload, mbs, dp)
+                if count is None or tp * cp * dp > most_chips:
                     continue
-                if fp8_tokens_fill_rows(workload, tp, 1, mbs, bool(sp)) is not None:
-                    continue
-                for dp in divisors(workload.global_batch_size // mbs):
-                    count = microbatches(workload, mbs, dp)
-                    if count is None or tp * dp > most_chips:
-                        continue
-                    for ep, etp in _expert_degrees(problem, tp, dp):
-                        yield tp, ep, etp, dp, mbs, sp, count
+                for ep, etp in _expert_degrees(problem, tp, cp, dp):
+                    yield Row(tp, cp, ep, etp, dp, mbs, sp, count)
 
 
-def _expert_degrees(problem: Problem, tp: int, dp: int) -> Iterator[tuple[int, int]]:
+def _context_degrees(problem: Problem) -> list[int]:
+    """Context-parallel degrees: powers of two that deal the sequence evenly; 1 without full attention."""
+    if not problem.stack.flash_attention or problem.model.hybrid is not None:
+        return [1]
+    degrees, degree = [], 1
+    while degree <= problem.options.max_context_parallel:
+        if context_splits(problem.workload, degree) is None:
+            degrees.append(degree)
+        degree *= 2
+    return degrees
+
+
+def _expert_degrees(problem: Problem, tp: int, cp: int, dp: int) -> Iterator[tuple[int, int]]:
     """Expert and expert-tensor parallel degrees; 1 and the tensor degree for a model without experts."""
-    model = problem.model
+    model, order = problem.model, "tp-cp-ep-dp-pp"
     if model.moe is None:
         yield 1, tp
         return
@@ -122,8 +160,8 @@ def _expert_degrees(problem: Problem, tp: int, dp: int) -> Iterator[tuple[int, i
             refusals = (
                 experts_split(model, ep),
                 expert_width_splits(model, etp),
-                expert_ranks_divide_stage(tp, 1, dp, etp, ep),
-                expert_replicas_match(tp, 1, dp, etp, ep, "tp-cp-ep-dp-pp"),
+                expert_ranks_divide_stage(tp, cp, dp, etp, ep),
+                expert_replicas_match(tp, cp, dp, etp, ep, order),
             )
             if all(refusal is None for refusal in refusals):
                 yield ep, etp

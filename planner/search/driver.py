@@ -106,9 +106,10 @@ class Search:
             counts = tuple(int(count) for count in groups.counts[0])
             blocks = [c for c, count in enumerate(counts) if count]
             blocks.sort(key=lambda c: (-self.bounds.layer_s[choice, c], c))
-            for sequence in (blocks, blocks[::-1])[: 1 if len(blocks) == 1 else 2]:
+            sequences = [sorted(blocks)] if self.problem.options.keep_class_order else [blocks, blocks[::-1]]
+            for sequence in sequences[: len(blocks)]:
                 order = tuple(c for c in sequence for _ in range(counts[c]))
-                if opener.has_hosts(choice, order):
+                if opener.is_allowed(choice, order):
                     opener.try_order(choice, order)
             self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 

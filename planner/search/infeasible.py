@@ -17,7 +17,10 @@ MAX_LAYOUTS = 400
 def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) -> str:
     """The shortest reason that there is no plan."""
     if len(table) == 0 or tables is None:
-        return "no degrees are legal on any class: see the rules on heads, batch, precision and node size"
+        wishes = problem.options.pin or problem.options.forbid or problem.options.spare
+        return "no degrees are legal on any class: see the rules on heads, batch, precision and node size" + (
+            ", and what is pinned, forbidden or spared" if wishes else ""
+        )
     best: tuple[float, int, tuple[int, ...], int] | None = None
     for choice, counts in _layouts(problem, table):
         for order in block_orders(counts):

@@ -92,7 +92,7 @@ class Opener:
         if bound_s < self.frontier.cutoff_s:
             over_orders_s, order = self.tables.group_bound_s(part.choice, counts)
             bound_s = max(bound_s, over_orders_s)
-            if order is not None and bound_s < self.frontier.cutoff_s and self.has_hosts(part.choice, order):
+            if order is not None and bound_s < self.frontier.cutoff_s and self.is_allowed(part.choice, order):
                 self.try_order(part.choice, order)
         self.frontier.push(bound_s, BoundedGroup(part.choice, counts))
 
@@ -120,7 +120,7 @@ class Opener:
         """One part for each order of the classes, with its own bottleneck in the bound."""
         whole = count_orders(group.counts) <= MAX_ORDERS
         listed = all_orders(group.counts) if whole else block_orders(group.counts)
-        orders = [order for order in listed if self.has_hosts(group.choice, order)]
+        orders = [order for order in listed if self.is_allowed(group.choice, order)]
         if not whole:
             # The orders that are not listed change class once more at least.
             bottleneck_s = self.tables.least_bottleneck_s(group.choice, group.counts, more_changes=1)
@@ -142,7 +142,10 @@ class Opener:
             if np.isfinite(dual) or dual < 0:
                 self.frontier.push(max(bound_s, better, float(dual)), Order(group.choice, order))
 
-    def has_hosts(self, choice: int, order: tuple[int, ...]) -> bool:
+    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Whether the classes have the hosts that an order takes, and the user lets it be."""
+        if self.problem.options.keep_class_order and list(order) != sorted(order):
+            return False
         classes = self.problem.cluster.classes
         needed = hosts_needed(
             order, int(self.table.stage_size[choice]), [node_class.chips_per_node for node_class in classes]

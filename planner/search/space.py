@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats
 from planner.data.problem import Problem
 from planner.search.bounds import BoundData, group_bounds, relaxed_bounds
-from planner.search.degrees import DegreeTable
+from planner.search.degrees import DegreeTable, allowed_stages
 
 MAX_GROUPS_OF_PAIR = 200_000
 """Groups of one row and number of stages that are listed whole; beyond it a grid, and the rest bounded."""
@@ -50,8 +50,11 @@ def list_pairs(problem: Problem, table: DegreeTable, data: BoundData) -> Pairs:
     """Every row of degrees with every number of stages that its classes can hold."""
     most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
     limits = np.minimum(table.max_stages.sum(axis=1), most)
-    choice = np.repeat(np.arange(len(table)), limits)
-    stages = np.concatenate([np.arange(1, limit + 1) for limit in limits])
+    allowed = [allowed_stages(problem.options, int(limit)) for limit in limits]
+    choice = np.repeat(np.arange(len(table)), [len(counts) for counts in allowed])
+    stages = np.array([count for counts in allowed for count in counts], dtype=np.int64)
+    if len(stages) == 0:
+        return Pairs(choice, stages, np.zeros(0))
     bounds = relaxed_bounds(data, choice, table.num_microbatches[choice], table.max_stages[choice], stages)
     order = np.argsort(bounds, kind="stable")
     return Pairs(choice[order], stages[order], bounds[order])

@@ -12,8 +12,8 @@ from tests.random_problems import random_problem
 REL = 1e-9
 
 
-def assert_search_finds_the_best(seed: int, *, experts: bool = False) -> None:
-    problem = random_problem(seed, experts=experts)
+def assert_search_finds_the_best(seed: int, *, experts: bool = False, most_context: int = 1) -> None:
+    problem = random_problem(seed, experts=experts, most_context=most_context)
     best = brute_force(problem)
     result = driver.search(problem)
     assert best.num_plans <= MAX_PLANS
@@ -57,3 +57,9 @@ def test_search_equals_brute_force_on_a_few_problems_with_experts(seed: int) -> 
 @pytest.mark.parametrize("seed", range(410, 440))
 def test_search_equals_brute_force_with_experts(seed: int) -> None:
     assert_search_finds_the_best(seed, experts=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(450, 480))
+def test_search_equals_brute_force_with_context_parallelism(seed: int) -> None:
+    assert_search_finds_the_best(seed, experts=seed % 2 == 0, most_context=4)

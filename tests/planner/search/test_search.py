@@ -123,3 +123,46 @@ def test_idle_chips_are_possible() -> None:
     result = driver.search(problem.model_copy(update={"workload": workload, "options": Options(gap=0.0)}))
     assert result.plan is not None
     assert 3 % (result.plan.data_parallel * result.plan.microbatch_size) == 0
+
+
+def test_pins_and_prohibitions_are_kept() -> None:
+    problem = load_problem(SMALL)
+    free = driver.search(problem)
+    assert free.plan is not None and free.evaluation is not None
+    pinned = driver.search(with_options(problem, pin={"tp": 4, "pp": 2, "mbs": 1}))
+    assert pinned.plan is not None and pinned.evaluation is not None
+    assert (pinned.plan.tensor_parallel, pinned.plan.pipeline_parallel) == (4, 2)
+    assert pinned.plan.microbatch_size == 1
+    assert pinned.bound_s is not None and pinned.evaluation.step_s >= free.evaluation.step_s * (1 - 0.01)
+    best_tp = free.plan.tensor_parallel
+    other = driver.search(with_options(problem, forbid=(f"tp={best_tp}",)))
+    assert other.plan is not None and other.plan.tensor_parallel != best_tp
+
+
+def test_forbidden_recomputation_is_never_chosen() -> None:
+    problem = with_options(load_problem(SMALL), memory_reserve_fraction=0.6)
+    free = driver.search(problem)
+    assert free.plan is not None and any(stage.recompute != "none" for stage in free.plan.stages)
+    without = driver.search(with_options(problem, forbid=("recompute=full", "recompute=selective")))
+    assert without.plan is None or all(stage.recompute == "none" for stage in without.plan.stages)
+
+
+def test_spare_classes_stay_idle_and_the_class_order_is_kept() -> None:
+    problem = load_problem("llama3-70b-h100-a100-128")
+    spare = problem.cluster.classes[1].name
+    result = driver.search(with_options(problem, spare=(spare,)))
+    assert result.plan is not None
+    assert {stage.node_class for stage in result.plan.stages} == {problem.cluster.classes[0].name}
+    ordered = driver.search(with_options(problem, keep_class_order=True))
+    assert ordered.plan is not None
+    classes = [problem.cluster.class_index(stage.node_class) for stage in ordered.plan.stages]
+    assert classes == sorted(classes)
+
+
+def test_long_sequences_are_split_by_context_parallelism() -> None:
+    """At 128k tokens the activations of one sequence do not fit a chip, nor eight with tensor parallelism."""
+    problem = build_problem(
+        cluster="4x8 h100-sxm-80gb", model="llama3-8b", seq_length=131072, global_batch_size=16
+    )
+    result = driver.search(problem)
+    assert result.plan is not None and result.plan.context_parallel > 1
