@@ -31,6 +31,10 @@ NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
 PROFILED_STACKS = ("sailor",)
 """Stacks on which the shipped layer times were measured."""
 
+WHOLE_EXPERT_STACKS = ("megatron-bridge",)
+"""Stacks whose recipes never split an expert where they do not say so (every other row of their tables, and
+NVIDIA's own, github.com/yanring/Megatron-MoE-ModelZoo, column ETP)."""
+
 NO_RESERVE = Options(memory_reserve_fraction=0.0)
 """A run that took place fitted: the reserve that a planner keeps does not count against it."""
 
@@ -228,7 +232,8 @@ def _expert_tensor_parallel(run: Run, tp: int, moe: MoeSpec | None) -> int:
     """Megatron's default is the tensor-parallel degree; without experts there is nothing to split."""
     if moe is None:
         return 1
-    return run.plan.expert_tensor_parallel or tp
+    usual = 1 if stack_id(run) in WHOLE_EXPERT_STACKS else tp
+    return run.plan.expert_tensor_parallel or usual
 
 
 def _recompute(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
