@@ -14,7 +14,7 @@ from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
-from planner.launchers import flagscale, megatron_lm
+from planner.launchers import flagscale, megatron_bridge, megatron_lm
 from planner.rules.megatron import violations
 
 PLAN_FILE = "plan.yaml"
@@ -30,11 +30,13 @@ _OURS = (
     "config.yaml",
     "train",
     "hostfile",
+    "overrides.txt",
 )
 """Names that a launch directory of any target may have at its top."""
 
 _WRITERS: dict[TargetName, Callable[[Problem, Plan, Evaluation | None], dict[str, str]]] = {
     "megatron-lm": megatron_lm.launch_files,
+    "megatron-bridge": megatron_bridge.launch_files,
     "flagscale": flagscale.launch_files,
 }
 

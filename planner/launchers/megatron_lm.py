@@ -8,8 +8,7 @@ stages is chosen by node; where one host holds stages that recompute differently
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Callable, Iterable
 
 import planner
 from planner.data.plan import Plan
@@ -19,6 +18,7 @@ from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments, words
 from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.node_table import node_table
 from planner.launchers.placement import HostPlace, place_hosts
 from planner.launchers.readme import readme_text
 from planner.launchers.slurm import slurm_text
@@ -58,6 +58,11 @@ def needs_arguments_by_rank(plan: Plan, places: Iterable[HostPlace]) -> bool:
     return any(len({recompute[stage] for stage in place.stages}) > 1 for place in places)
 
 
+def stage_arguments(plan: Plan) -> Callable[[HostPlace], tuple[str, ...]]:
+    """Words that a host adds for the stages on it, which recompute alike."""
+    return lambda place: words(args.recompute_arguments(plan.stages[place.stages[0]]))
+
+
 def _launch_script(problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool) -> str:
     model, workload = problem.model, problem.workload
     moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan))
@@ -71,7 +76,7 @@ def _launch_script(problem: Problem, plan: Plan, places: tuple[HostPlace, ...], 
             "data_parallel": plan.data_parallel,
             "num_microbatches": plan.num_microbatches,
             "virtual_stages": plan.virtual_stages,
-            "node_table": _node_table(problem, plan, places, by_rank),
+            "node_table": node_table(problem, places, None if by_rank else stage_arguments(plan)),
             "model_args": _array(model_arguments(model, workload.seq_length)),
             "moe_args": _array(moe),
             "parallel_args": _array(args.parallel_arguments(problem, plan)),
@@ -104,36 +109,6 @@ def _training_placeholders(problem: Problem) -> str:
         lines.append(f'--moe-router-load-balancing-type "${{MOE_BALANCING:-{kind}}}"')
         lines.append(f'--moe-aux-loss-coeff "${{MOE_AUX_LOSS_COEFF:-{weight}}}"')
     return "\n".join("    " + line for line in lines)
-
-
-def _node_table(problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool) -> str:
-    """Shell branches over node ranks; neighbours that run the same share one."""
-
-    def settings(place: HostPlace) -> str:
-        chip = problem.chips[place.chip]
-        stage_args = () if by_rank else words(args.recompute_arguments(plan.stages[place.stages[0]]))
-        return (
-            f"        PROCESSES={place.num_processes} CHIPS={place.num_chips} CHIP={place.chip}"
-            f" BACKEND={chip.backend} DEVICE_PATTERN={shlex.quote(chip.device_name_pattern or '')}\n"
-            f"        STAGE_ARGS=({shlex.join(stage_args)})"
-        )
-
-    lines = []
-    keyword = "if"
-    numbered = enumerate((settings(place), place) for place in places)
-    for text, run in groupby(numbered, key=lambda item: item[1][0]):
-        members = list(run)
-        last = members[-1][0]
-        stages = sorted({stage for _, (_, place) in members for stage in place.stages})
-        lines.append(f"    {keyword} (($1 <= {last})); then # {_stages_in_words(stages)}\n{text}")
-        keyword = "elif"
-    return "\n".join([*lines, "    fi"])
-
-
-def _stages_in_words(stages: list[int]) -> str:
-    if len(stages) == 1:
-        return f"stage {stages[0]}"
-    return f"stages {stages[0]} to {stages[-1]}"
 
 
 def _stage_runner(plan: Plan) -> str:

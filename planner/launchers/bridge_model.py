@@ -1,0 +1,162 @@
+"""The network in Megatron-Bridge: a named recipe where there is one, else the fields of a model provider.
+
+Names of recipes and fields are those of the wheels megatron-bridge 0.6.2 and megatron-core 0.19.2;
+tests hold every name written here against a list read from them.
+"""
+
+from __future__ import annotations
+
+from planner.data.model_spec import ModelSpec
+from planner.launchers.megatron_model import VOCAB_MULTIPLE
+
+RECIPES: dict[str, tuple[str, str]] = {
+    model: (f"megatron.bridge.recipes.{family}", f"{name}_pretrain_config")
+    for model, family, name in (
+        ("llama2-7b", "llama", "llama2_7b"),
+        ("llama3-8b", "llama", "llama3_8b"),
+        ("llama3-70b", "llama", "llama3_70b"),
+        ("llama3.1-405b", "llama", "llama31_405b"),
+        ("qwen2.5-7b", "qwen", "qwen25_7b"),
+        ("qwen2.5-32b", "qwen", "qwen25_32b"),
+        ("qwen2.5-72b", "qwen", "qwen25_72b"),
+        ("qwen3-8b", "qwen", "qwen3_8b"),
+        ("qwen3-32b", "qwen", "qwen3_32b"),
+        ("qwen3-30b-a3b", "qwen", "qwen3_30b_a3b"),
+        ("qwen3-235b-a22b", "qwen", "qwen3_235b_a22b"),
+        ("deepseek-v2-lite", "deepseek", "deepseek_v2_lite"),
+        ("deepseek-v3", "deepseek", "deepseek_v3"),
+        ("kimi-k2", "kimi", "kimi_k2"),
+        ("glm-4.5", "glm", "glm45_355b"),
+        ("glm-4.5-air", "glm", "glm45_air_106b"),
+        ("gpt-oss-20b", "gpt_oss", "gpt_oss_20b"),
+        ("gpt-oss-120b", "gpt_oss", "gpt_oss_120b"),
+    )
+}
+"""Module and function of the pre-training recipe of a shipped model, by our name of the model."""
+
+BARE_RECIPE = ("megatron.bridge.recipes.gpt", "vanilla_gpt_pretrain_config")
+"""A recipe without any choice of its own, on which a model without a recipe is put."""
+
+Fields = dict[str, str]
+"""Field of the model provider -> its value as Python text."""
+
+
+def shape_fields(model: ModelSpec) -> Fields:
+    """The sizes of the network that a recipe must agree with."""
+    fields: dict[str, object] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+    }
+    if model.ffn_hidden_size:
+        fields["ffn_hidden_size"] = model.ffn_hidden_size
+    if model.mla is None:
+        fields["num_query_groups"] = model.num_query_groups
+    if model.moe is not None:
+        fields |= {
+            "num_moe_experts": model.moe.num_experts,
+            "moe_router_topk": model.moe.top_k,
+            "moe_ffn_hidden_size": model.moe.ffn_hidden_size,
+        }
+    return {name: repr(value) for name, value in fields.items()}
+
+
+def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
+    """All fields of the provider of a model without a recipe."""
+    ffn = model.ffn_hidden_size or (model.moe.ffn_hidden_size if model.moe is not None else 0)
+    fields = {
+        **shape_fields(model),
+        "ffn_hidden_size": repr(ffn),
+        "kv_channels": repr(model.head_dim),
+        "vocab_size": repr(model.vocab_size),
+        "should_pad_vocab": "True",
+        "make_vocab_size_divisible_by": repr(VOCAB_MULTIPLE),
+        "attention_dropout": "0.0",
+        "hidden_dropout": "0.0",
+        "normalization": repr("RMSNorm" if model.normalization == "rms" else "LayerNorm"),
+        "position_embedding_type": repr(
+            {"rope": "rope", "learned": "learned_absolute", "none": "none"}[model.position_embedding]
+        ),
+        **_biases(model),
+        **_activation(model),
+        **_attention(model),
+    }
+    if model.mtp_num_layers:
+        fields |= {"mtp_enabled": "True", "mtp_num_layers": repr(model.mtp_num_layers)}
+    return fields | _experts(model, grouped_gemm)
+
+
+def _biases(model: ModelSpec) -> Fields:
+    everywhere = model.linear_bias == "all" or (model.moe is not None and model.moe.expert_bias)
+    fields = {"add_bias_linear": repr(everywhere)}
+    if model.linear_bias == "qkv" and not everywhere:
+        fields["add_qkv_bias"] = "True"
+    return fields
+
+
+def _activation(model: ModelSpec) -> Fields:
+    fields = {"gated_linear_unit": repr(model.gated_mlp)}
+    if model.activation == "swiglu-clamped":
+        # As --quick-geglu of Megatron-LM, with the clamp and offset of gpt-oss.
+        return fields | {
+            "activation_func": "quick_gelu",
+            "activation_func_clamp_value": "7.0",
+            "glu_linear_offset": "1.0",
+            "bias_activation_fusion": "True",
+        }
+    if model.gated_mlp:
+        return fields | {"activation_func": "torch.nn.functional.silu"}
+    if model.activation == "squared-relu":
+        return fields | {"activation_func": "squared_relu", "bias_activation_fusion": "False"}
+    return fields | {
+        "activation_func": "torch.nn.functional.gelu",
+        "bias_activation_fusion": repr(model.linear_bias == "all"),
+    }
+
+
+def _attention(model: ModelSpec) -> Fields:
+    fields: Fields = {}
+    if model.qk_norm or model.mla is not None:
+        fields["qk_layernorm"] = "True"
+    if model.mla is not None:
+        fields |= {
+            "multi_latent_attention": "True",
+            "q_lora_rank": repr(model.mla.q_lora_rank),
+            "kv_lora_rank": repr(model.mla.kv_lora_rank),
+            "qk_head_dim": repr(model.mla.qk_nope_head_dim),
+            "qk_pos_emb_head_dim": repr(model.mla.qk_rope_head_dim),
+            "v_head_dim": repr(model.mla.v_head_dim),
+        }
+    if model.attention_sinks:
+        fields["softmax_type"] = repr("learnable")
+    if model.sliding_window is not None:
+        fields["window_size"] = repr((model.sliding_window - 1, 0))
+        if model.global_layer_every > 1:
+            fields["window_attn_skip_freq"] = repr(model.global_layer_every)
+    return fields
+
+
+def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
+    moe = model.moe
+    if moe is None:
+        return {}
+    fields = {
+        "moe_layer_freq": repr([int(kind == "moe") for kind in model.kind_of_layer]),
+        "moe_token_dispatcher_type": repr("alltoall"),
+        "moe_router_dtype": repr("fp32"),
+        "moe_permute_fusion": "True",
+        "moe_grouped_gemm": repr(grouped_gemm),
+    }
+    if moe.shared_ffn_hidden_size:
+        fields["moe_shared_expert_intermediate_size"] = repr(moe.shared_ffn_hidden_size)
+    if moe.router_bias and not moe.expert_bias:
+        fields |= {
+            "moe_router_score_function": repr("sigmoid"),
+            "moe_router_enable_expert_bias": "True",
+            "moe_router_load_balancing_type": repr("seq_aux_loss"),
+            "moe_aux_loss_coeff": "1e-4",
+        }
+    else:
+        fields |= {"moe_router_load_balancing_type": repr("aux_loss"), "moe_aux_loss_coeff": "1e-2"}
+    return fields

@@ -1,0 +1,197 @@
+"""A plan for Megatron-Bridge: Hydra-style overrides on a recipe, and the start script that applies them.
+
+Where Megatron-Bridge has a recipe of the model, the overrides are put on it; else `lib/recipe.py` is
+one. Whatever a recipe may have decided about the layout of a run is overridden, as a left-over
+setting would contradict the plan or change it.
+"""
+
+from __future__ import annotations
+
+import planner
+from planner.data.chip import Precision
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation
+from planner.errors import PlanRefusedError
+from planner.launchers import bridge_model
+from planner.launchers import megatron_arguments as args
+from planner.launchers.node_table import node_table
+from planner.launchers.pipeline_layout import pipeline_layout
+from planner.launchers.placement import place_hosts
+from planner.launchers.readme import hosts_step, notes_text, stage_table, summary
+from planner.launchers.slurm import slurm_text
+from planner.launchers.template_text import fill, template
+
+MIXED_PRECISION: dict[Precision, str] = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8_block": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+"""Megatron-Bridge's name of each number format (0.6.2, training/mixed_precision.py)."""
+
+_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh", "environment.sh")
+
+Overrides = dict[str, str]
+"""Field -> value, as Hydra reads it."""
+
+
+def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> dict[str, str]:
+    """Text of every file of the directory but `plan.yaml`, by its path in it.
+
+    Raises
+    ------
+    PlanRefusedError
+        Where the fields of Megatron-Bridge cannot state the model or the plan.
+    """
+    refusals = args.refusals(problem, plan)
+    if refusals:
+        raise PlanRefusedError("megatron-bridge cannot run this plan: " + "; ".join(refusals))
+    places = place_hosts(problem, plan)
+    recipe = bridge_model.RECIPES.get(problem.model.id)
+    names = {"version": planner.__version__, "problem_name": " ".join(problem.name.split())}
+    files = {
+        "launch.sh": fill(
+            "bridge_launch.sh",
+            {
+                **names,
+                "num_nodes": len(places),
+                "world_size": plan.world_size,
+                "data_parallel": plan.data_parallel,
+                "num_microbatches": plan.num_microbatches,
+                "virtual_stages": plan.virtual_stages,
+                "num_layers": problem.model.num_layers,
+                "mtp_num_layers": problem.model.mtp_num_layers,
+                "node_table": node_table(problem, places, None, has_stage_args=False),
+            },
+        ),
+        "overrides.txt": "".join(f"{key}={value}\n" for key, value in overrides(problem, plan).items()),
+        "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
+        "submit.sbatch": slurm_text(problem, places),
+        "lib/train.py": fill("bridge_train.py.txt", _train_values(problem, recipe)),
+        "README.md": fill(
+            "bridge_README.md",
+            {
+                **names,
+                "summary": summary(problem, plan, places, evaluation),
+                "recipe": f"its recipe `{recipe[0]}.{recipe[1]}`"
+                if recipe
+                else "`lib/recipe.py`, as it has no recipe of this model",
+                "hosts_step": hosts_step(problem, places),
+                "stage_table": stage_table(plan, places, evaluation),
+                "notes": notes_text(problem, plan, evaluation),
+            },
+        ),
+    }
+    if recipe is None:
+        files["lib/recipe.py"] = _recipe_file(problem, plan)
+    return files | {f"lib/{name}": template(name) for name in _LIBRARY}
+
+
+def overrides(problem: Problem, plan: Plan) -> Overrides:
+    """Every decision of the plan, and null for what a recipe may have decided in its place."""
+    layout = pipeline_layout(plan, problem.model.mtp_num_layers)
+    interleaved = plan.virtual_stages > 1
+    fields: dict[str, object] = {
+        "model.tensor_model_parallel_size": plan.tensor_parallel,
+        "model.pipeline_model_parallel_size": plan.pipeline_parallel,
+        "model.virtual_pipeline_model_parallel_size": plan.virtual_stages if interleaved else None,
+        "model.context_parallel_size": plan.context_parallel,
+        "model.expert_model_parallel_size": plan.expert_parallel,
+        "model.expert_tensor_parallel_size": plan.expert_tensor_parallel
+        if problem.model.moe is not None
+        else None,
+        "model.sequence_parallel": plan.sequence_parallel,
+        "model.pipeline_model_parallel_layout": f'"{layout}"',
+        "model.num_layers_in_first_pipeline_stage": None,
+        "model.num_layers_in_last_pipeline_stage": None,
+        "model.account_for_embedding_in_pipeline_split": False,
+        "model.account_for_loss_in_pipeline_split": False,
+        # Megatron-LM switches both by itself where chunks interleave; here they are fields.
+        "model.overlap_p2p_comm": interleaved,
+        "model.batch_p2p_comm": not interleaved,
+        "model.cp_comm_type": "p2p" if plan.context_parallel > 1 else None,
+        **_recompute(plan),
+        "model.seq_length": problem.workload.seq_length,
+        "model.cross_entropy_loss_fusion": problem.stack.fused_cross_entropy,
+        "dataset.seq_length": problem.workload.seq_length,
+        "train.micro_batch_size": plan.microbatch_size,
+        "train.global_batch_size": problem.workload.global_batch_size,
+        "train.train_iters": problem.workload.train_iters,
+        "tokenizer.vocab_size": problem.model.vocab_size,
+        **_optimizer(problem, plan),
+        "dist.use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp",
+        "mixed_precision": MIXED_PRECISION[problem.workload.precision],
+        "comm_overlap": None,
+    }
+    return {key: _hydra(value) for key, value in fields.items()}
+
+
+def _recompute(plan: Plan) -> dict[str, object]:
+    stage = plan.stages[0]
+    granularity = None if stage.recompute == "none" else stage.recompute
+    return {
+        "model.recompute_granularity": granularity,
+        "model.recompute_method": "block" if granularity == "full" else None,
+        "model.recompute_num_layers": stage.recompute_layers if granularity == "full" else None,
+        "model.recompute_modules": "[core_attn]" if granularity == "selective" else None,
+    }
+
+
+def _optimizer(problem: Problem, plan: Plan) -> dict[str, object]:
+    sharded = plan.dp_mode == "distopt"
+    gathers_behind = sharded and problem.stack.dp_overlap
+    return {
+        "ddp.use_distributed_optimizer": sharded,
+        "ddp.overlap_grad_reduce": problem.stack.dp_overlap,
+        "ddp.overlap_param_gather": gathers_behind,
+        "ddp.grad_reduce_in_fp32": problem.stack.gradient_bytes == 4,
+        "optimizer.use_distributed_optimizer": sharded,
+        "optimizer.overlap_param_gather": gathers_behind,
+    }
+
+
+def _hydra(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _train_values(problem: Problem, recipe: tuple[str, str] | None) -> dict[str, str]:
+    module, function = recipe or ("recipe", "pretrain_config")
+    shape = bridge_model.shape_fields(problem.model)
+    return {
+        "recipe_module": module,
+        "recipe_function": function,
+        "model_id": problem.model.id,
+        "shape": "\n".join(f'    "{name}": {value},' for name, value in shape.items()),
+    }
+
+
+def _recipe_file(problem: Problem, plan: Plan) -> str:
+    model = problem.model
+    fields = bridge_model.provider_fields(model, args.grouped_gemm_runs(problem, plan))
+    provider = "MLAModelProvider" if model.mla is not None else "GPTModelProvider"
+    module = "mla_provider" if model.mla is not None else "gpt_provider"
+    imports = [f"from megatron.bridge.models.{module} import {provider}"]
+    bare_module, bare = bridge_model.BARE_RECIPE
+    imports.append(f"from {bare_module} import {bare}")
+    function = fields["activation_func"]
+    if function.startswith("torch."):
+        imports.insert(0, "import torch")
+    elif function == "squared_relu":
+        imports.append("from megatron.core.activations import squared_relu")
+    else:
+        imports.append("from megatron.core.fusions.fused_bias_geglu import quick_gelu")
+    return fill(
+        "bridge_recipe.py.txt",
+        {
+            "model_id": model.id,
+            "imports": "\n".join(imports),
+            "bare": bare,
+            "provider": provider,
+            "fields": "\n".join(f"        {name}={value}," for name, value in fields.items()),
+        },
+    )

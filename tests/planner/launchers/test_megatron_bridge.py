@@ -1,0 +1,189 @@
+"""Megatron-Bridge: every field we set exists, every decision has its field, scripts start what they say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from planner.data.load import load_model, names
+from planner.errors import PlanRefusedError
+from planner.launchers import bridge_model
+from planner.launchers.directory import export_plan, files_of
+from planner.launchers.megatron_bridge import MIXED_PRECISION, overrides
+from planner.launchers.megatron_model import inexpressible
+from tests.planner.launchers import plans
+
+# Names read from the wheels megatron-bridge 0.6.2 and megatron-core 0.19.2, of which the file tells.
+WHEEL = json.loads((Path(__file__).parent / "bridge_fields.json").read_text())
+FIELDS = {section: set(text.split()) for section, text in WHEEL["sections"].items()}
+RECIPES = {module: set(text.split()) for module, text in WHEEL["recipes"].items()}
+
+
+def alike(case: plans.Case) -> plans.Case:
+    """The case with the recomputation of its first stage on all stages."""
+    problem, plan = case
+    first = plan.stages[0]
+    changes = {"recompute": first.recompute, "recompute_layers": first.recompute_layers}
+    stages = tuple(stage.model_copy(update=changes) for stage in plan.stages)
+    return problem, plan.model_copy(update={"stages": stages})
+
+
+def files(case: plans.Case) -> dict[str, str]:
+    return files_of(*alike(case), "megatron-bridge")
+
+
+@pytest.mark.parametrize("name", plans.CASES)
+def test_every_override_is_a_field_of_the_wheel(name: str) -> None:
+    for key in overrides(*alike(plans.CASES[name]())):
+        section, _, field = key.rpartition(".")
+        assert field in FIELDS[section], key
+
+
+@pytest.mark.parametrize("name", [n for n in names("models") if not inexpressible(load_model(n))])
+def test_every_field_of_a_recipe_file_is_a_field_of_the_wheel(name: str) -> None:
+    fields = bridge_model.provider_fields(load_model(name), grouped_gemm=True)
+    assert set(fields) <= FIELDS["model"]
+    for value in fields.values():
+        ast.parse(value, mode="eval")
+
+
+def test_named_recipes_and_precisions_exist() -> None:
+    for module, function in [*bridge_model.RECIPES.values(), bridge_model.BARE_RECIPE]:
+        assert function in RECIPES[module]
+    assert set(bridge_model.RECIPES) <= set(names("models"))
+    assert set(MIXED_PRECISION.values()) <= set(WHEEL["precisions"].split())
+
+
+def test_decisions_stand_in_the_overrides_and_no_left_over_of_the_recipe() -> None:
+    problem, plan = alike(plans.mixed_128())
+    found = overrides(problem, plan)
+    assert found["model.tensor_model_parallel_size"] == "8"
+    assert found["model.pipeline_model_parallel_layout"] == '"Et*26|t*28|t*13|t*13L"'
+    assert found["model.virtual_pipeline_model_parallel_size"] == "null"  # the recipe has 5
+    assert found["comm_overlap"] == "null"  # the recipe tunes it for tensor parallel 4
+    assert (found["model.recompute_method"], found["model.recompute_num_layers"]) == ("block", "4")
+    assert (found["train.micro_batch_size"], found["train.global_batch_size"]) == ("1", "16")
+    assert found["tokenizer.vocab_size"] == "128256"
+
+
+def test_virtual_stages_match_the_stages_of_the_layout() -> None:
+    found = overrides(*alike(plans.virtual_stages()))
+    layout, virtual, stages = (
+        found[f"model.{name}"]
+        for name in (
+            "pipeline_model_parallel_layout",
+            "virtual_pipeline_model_parallel_size",
+            "pipeline_model_parallel_size",
+        )
+    )
+    assert layout.count("|") + 1 == int(virtual) * int(stages) == 4
+    assert found["model.overlap_p2p_comm"] == "true"
+
+
+def test_stages_that_recompute_differently_are_refused() -> None:
+    with pytest.raises(PlanRefusedError, match="target megatron-bridge has one setting for all"):
+        files_of(*plans.mixed_128(), "megatron-bridge")
+
+
+def test_a_model_without_a_recipe_gets_a_file_that_is_one() -> None:
+    made = files(plans.latent_attention_and_prediction())
+    tree = ast.parse(made["lib/recipe.py"])
+    call = next(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "MLAModelProvider"
+    )
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    assert (given["q_lora_rank"], given["num_moe_experts"], given["mtp_num_layers"]) == ("1536", "8", "1")
+    assert given["moe_layer_freq"] == "[0, 1, 1, 1, 1]"
+    assert 'RECIPE = ("recipe", "pretrain_config")' in made["lib/train.py"]
+    ast.parse(made["lib/train.py"])
+    named = files(plans.uniform())
+    assert "lib/recipe.py" not in named
+    assert 'RECIPE = ("megatron.bridge.recipes.llama", "llama3_8b_pretrain_config")' in named["lib/train.py"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    problem, plan = alike(plans.mixed_128())
+    return export_plan(problem, plan, "megatron-bridge", tmp_path_factory.mktemp("bridge") / "launch")
+
+
+def start(directory: Path, programs: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    (programs / "torchrun").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    (programs / "torchrun").chmod(0o755)
+    return subprocess.run(
+        ["bash", str(directory / "launch.sh")],
+        env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_each_node_starts_its_share_with_the_overrides(directory: Path, tmp_path: Path) -> None:
+    done = start(directory, tmp_path, NODE_RANK="9", EXTRA_OVERRIDES="train.train_iters=5")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    assert words[words.index("--node-rank") + 1] == "9"
+    assert words[-3:] == [
+        str(directory / "lib/train.py"), str(directory / "overrides.txt"), "train.train_iters=5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("|t*13L", "|t*12L", "places 79 layers, the model has 80"),
+        ("train.global_batch_size=16", "train.global_batch_size=18", "the global batch is 18"),
+        ("model.tensor_model_parallel_size=8", "model.tensor_model_parallel_size=4", "is 64 ranks"),
+    ],
+)
+def test_overrides_that_no_longer_add_up_stop_the_start(
+    old: str, new: str, complaint: str, directory: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(directory, tmp_path / "launch")
+    text = (copy / "overrides.txt").read_text()
+    assert old in text
+    (copy / "overrides.txt").write_text(text.replace(old, new))
+    done = start(copy, tmp_path, NODE_RANK="0")
+    assert done.returncode == 1
+    assert complaint in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_scripts_of_other_targets_pass_shellcheck(directory: Path, tmp_path: Path) -> None:
+    problem, plan = plans.uniform()
+    other = export_plan(problem, plan, "flagscale", tmp_path / "flagscale")
+    scripts = [out / "launch.sh" for out in (directory, other)]
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", "SCRIPTDIR", *map(str, scripts)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_model_fields_of_megatron_and_bridge_tell_the_same_sizes() -> None:
+    # The same numbers must stand in both exports of a plan, under either name.
+    problem, plan = alike(plans.experts())
+    bridge = bridge_model.provider_fields(problem.model, True)
+    script = files_of(problem, plan, "megatron-lm")["launch.sh"]
+    for field, flag in {
+        "num_layers": "--num-layers",
+        "hidden_size": "--hidden-size",
+        "ffn_hidden_size": "--ffn-hidden-size",
+        "num_query_groups": "--num-query-groups",
+        "num_moe_experts": "--num-experts",
+        "moe_router_topk": "--moe-router-topk",
+        "moe_ffn_hidden_size": "--moe-ffn-hidden-size",
+    }.items():
+        assert re.search(rf"{flag} {bridge[field]}$", script, re.M), flag
