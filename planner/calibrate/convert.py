@@ -31,6 +31,10 @@ NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
 PROFILED_STACKS = ("sailor",)
 """Stacks on which the shipped layer times were measured."""
 
+NO_WHOLE_LAYER_STACKS = ("megatron-bridge",)
+"""Stacks whose recipes recompute modules or move activations to the host, and never whole layers (all recipes
+that the published rows show)."""
+
 WHOLE_EXPERT_STACKS = ("megatron-bridge",)
 """Stacks whose recipes never split an expert where they do not say so (every other row of their tables, and
 NVIDIA's own, github.com/yanring/Megatron-MoE-ModelZoo, column ETP)."""
@@ -246,6 +250,8 @@ def _recompute(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
     if stack_id(run) in NO_RECOMPUTE_STACKS:
         assumptions.append("nothing recomputed")
         return ("none",)
+    if stack_id(run) in NO_WHOLE_LAYER_STACKS:
+        return ("none", "selective")
     return ("none", "selective", "full")
 
 
