@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from planner import __version__
-from planner.commands import screen
+from planner.commands import batch_flags, screen
 from planner.commands.screen import ExitCode
 from planner.errors import PlannerError, SolverError
 
@@ -218,6 +218,9 @@ def schema(
     from planner.commands.schema import run
 
     return run(kind)
+
+
+batch_flags.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,199 @@
+"""Read a jobs file: entries one by one, and grids as all combinations of their values.
+
+What is wrong with the file itself (unknown key, wrong type, value out of range) refuses all of it. An
+entry that reads well and still gives no problem (a name that nobody knows, a cluster without enough
+chips) is kept with its message, so that one of them does not hold up thousands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.batch.job_spec import JobSpec, Limits, job_spec, limits_of
+from planner.batch.key import job_key, refused_key
+from planner.batch.records import Records
+from planner.data.problem import Problem
+from planner.data.read import read_file
+from planner.errors import InstanceError
+
+SCHEMA = "hetplan/jobs/v1"
+"""The `schema:` line of a jobs file."""
+
+MAX_JOBS = 1_000_000
+"""More combinations than this are a slip of the hand."""
+
+_KEYS = ("schema", "defaults", "jobs", "grid")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One question to be answered, or why there is none.
+
+    Parameters
+    ----------
+    name
+        Unique in the file.
+    key
+        Hash of the question; jobs of the same key share one answer.
+    problem
+        None where the entry gave none.
+    refused
+        Why there is no problem.
+    asked
+        Model, cluster and target as the entry names them.
+    """
+
+    name: str
+    key: str
+    limits: Limits
+    problem: Problem | None
+    refused: str | None = None
+    asked: dict[str, str | None] | None = None
+
+
+def read_jobs(path: str | Path) -> tuple[Job, ...]:
+    """All jobs of a file, in its order; the grid comes after the list.
+
+    Raises
+    ------
+    InstanceError
+        Where the file itself is wrong.
+    """
+    where = str(path)
+    values = read_file(Path(path), where)
+    _check_frame(values, where)
+    defaults = values.get("defaults") or {}
+    job_spec(defaults, where, "defaults")
+    records = Records(Path(path).parent)
+    names: dict[str, str] = {}
+    jobs = []
+    for place, spec in itertools.chain(
+        _listed(values.get("jobs") or [], defaults, where), _combined(values.get("grid"), defaults, where)
+    ):
+        jobs.append(_job(spec, f"{where}: {place}", records, names))
+    if not jobs:
+        raise InstanceError("holds no job; list them under `jobs:` or give a `grid:`", where)
+    return tuple(jobs)
+
+
+def _check_frame(values: Any, where: str) -> None:
+    if not isinstance(values, dict):
+        raise InstanceError(f"must be a table of keys that starts with `schema: {SCHEMA}`", where)
+    found = values.get("schema")
+    if found is None:
+        raise InstanceError(f"has no `schema:` line; add `schema: {SCHEMA}`", where)
+    if found != SCHEMA:
+        raise InstanceError(f"`schema: {str(found)[:60]}` is no jobs file; expected `{SCHEMA}`", where)
+    for key in values:
+        if key not in _KEYS:
+            raise InstanceError(f"unknown key {key[:60]!r}; known are {', '.join(_KEYS)}", where)
+    if not isinstance(values.get("jobs") or [], list):
+        raise InstanceError("must be a list of jobs", f"{where}: jobs")
+
+
+def _listed(entries: list[Any], defaults: dict[str, Any], where: str) -> Iterator[tuple[str, JobSpec]]:
+    for i, entry in enumerate(entries):
+        place = f"jobs[{i}]"
+        if not isinstance(entry, dict):
+            raise InstanceError("must be a table of keys", f"{where}: {place}")
+        yield place, job_spec(defaults | entry, where, place)
+
+
+def _combined(grid: Any, defaults: dict[str, Any], where: str) -> Iterator[tuple[str, JobSpec]]:
+    """Entries of a grid, or of each grid of a list; the last axis changes fastest."""
+    several = isinstance(grid, list)
+    for i, axes in enumerate(grid if several else [] if grid is None else [grid]):
+        yield from _combinations(axes, defaults, where, f"grid[{i}]" if several else "grid")
+
+
+def _combinations(
+    axes: Any, defaults: dict[str, Any], where: str, place: str
+) -> Iterator[tuple[str, JobSpec]]:
+    if not isinstance(axes, dict) or not axes:
+        raise InstanceError("must be a table of lists, such as `model: [llama3-8b]`", f"{where}: {place}")
+    base = job_spec(defaults, where, "defaults")
+    choices: list[list[tuple[str, Any]]] = []
+    number = 1
+    for axis, given in axes.items():
+        if axis == "name":
+            raise InstanceError("a grid names its jobs itself; leave it out", f"{where}: {place}.name")
+        options = given if isinstance(given, list) else [given]
+        if not options:
+            raise InstanceError("must have at least one value", f"{where}: {place}.{axis}")
+        # Each value is checked alone: a combination of checked values needs no other check.
+        choices.append([_axis_value(axis, option, where, place) for option in options])
+        number *= len(options)
+    if number > MAX_JOBS:
+        raise InstanceError(f"gives {number:,} jobs, the limit is {MAX_JOBS:,}", f"{where}: {place}")
+    for i, combination in enumerate(itertools.product(*choices)):
+        yield f"{place} (combination {i + 1})", base.model_copy(update=dict(combination))
+
+
+def _axis_value(axis: str, option: Any, where: str, place: str) -> tuple[str, Any]:
+    spec = job_spec({axis: option}, where, place)
+    (name,) = spec.model_fields_set
+    return name, getattr(spec, name)
+
+
+def _job(spec: JobSpec, where: str, records: Records, names: dict[str, str]) -> Job:
+    """The job of an entry, with its problem or the reason why there is none."""
+    name = _unique(spec, where, names)
+    try:
+        problem = records.problem(spec, where)
+    except InstanceError as refusal:
+        return Job(
+            name,
+            refused_key([str(refusal), spec.model_dump(mode="json", exclude={"name"})]),
+            Limits(),
+            None,
+            refused=str(refusal),
+            asked={
+                "model": _shown(spec.model) or spec.problem,
+                "cluster": _shown(spec.cluster),
+                "target": spec.target,
+            },
+        )
+    named = problem.model_copy(update={"name": name})
+    return Job(name, job_key(problem), limits_of(spec, problem.options), named)
+
+
+def _unique(spec: JobSpec, where: str, names: dict[str, str]) -> str:
+    """A name that no job of the file has yet."""
+    if spec.name is not None and spec.name in names:
+        raise InstanceError(f"name {spec.name!r} is taken by {names[spec.name]}", where)
+    wanted = spec.name or described(spec)
+    name = wanted
+    for number in itertools.count(2):
+        if name not in names:
+            break
+        name = f"{wanted} ({number})"
+    names[name] = where
+    return name
+
+
+def described(spec: JobSpec) -> str:
+    """What an entry asks, in a line: `llama3-8b on dgx-h100-8, 128 x 8192, gap 0.03`."""
+    model, cluster = _shown(spec.model), _shown(spec.cluster)
+    head = spec.problem or model or "no model"
+    if spec.problem and model:
+        head += f" with {model}"
+    if cluster:
+        head += f" on {cluster}"
+    batch, seq = spec.global_batch_size, spec.seq_length
+    work = f"{batch} x {seq}" if batch and seq else f"batch {batch}" if batch else f"sequence {seq}"
+    parts = [head] + ([work] if batch or seq else [])
+    parts += [_shown(v) for v in (spec.precision, spec.target, spec.stack) if v is not None]
+    limits = ("time_limit_s", "workers")
+    parts += [f"{key} {value}" for key, value in spec.options().items() if key not in limits]
+    return ", ".join(parts)
+
+
+def _shown(value: Any) -> str:
+    """A record by its id, a name as it stands."""
+    if value is None:
+        return ""
+    return str(value if isinstance(value, str) else value.id)

@@ -1,0 +1,129 @@
+"""Jobs on a Ray cluster: the same answers, the same store; only who computes them differs.
+
+The store stays with the process that started the batch: Ray tasks are handed a problem and give an
+answer back, so that nothing is lost when a machine of the cluster goes. Ray's own retries are off; the
+batch counts attempts itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from planner.batch.answer import Answer, failure
+from planner.batch.executor import Task
+from planner.batch.job_spec import Limits
+from planner.batch.worker import ONE_THREAD
+from planner.errors import InstanceError
+
+QUEUED_PER_CORE = 2
+"""Tasks handed to Ray for each core, so that no core waits for the next one."""
+
+
+class RayExecutor:
+    """Tasks of one core each on a Ray cluster.
+
+    Parameters
+    ----------
+    num_workers
+        Tasks at a time; all cores of the cluster where None.
+    address
+        Cluster to join; None starts one on this machine, which ends with the batch.
+
+    Raises
+    ------
+    InstanceError
+        Where Ray is not installed, or the cluster does not answer.
+    """
+
+    def __init__(self, num_workers: int | None, address: str | None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise InstanceError(
+                "Ray is not installed; `pip install 'hetplan[cluster]'`", "--executor"
+            ) from None
+        self._ray: Any = ray
+        try:
+            ray.init(
+                address=address,
+                num_cpus=num_workers if address is None else None,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": ONE_THREAD},
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise InstanceError(f"Ray does not start: {str(error).splitlines()[0]}", "--address") from None
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        self._most = QUEUED_PER_CORE * min(cores, num_workers or cores)
+        self._remote = ray.remote(num_cpus=1, max_retries=0)(_solve)
+        self._tasks: dict[Any, _Running] = {}
+
+    @property
+    def room(self) -> int:
+        """How many more tasks may be under way."""
+        return self._most - len(self._tasks)
+
+    def submit(self, task: Task) -> None:
+        """Hand a task to the cluster."""
+        limits = task.limits
+        reference = self._remote.remote(task.key, task.problem_text, limits)
+        self._tasks[reference] = _Running(task)
+
+    def wait(self, timeout_s: float) -> list[Answer]:
+        """Answers that have come in; tasks past their time are killed.
+
+        Time counts from when a task was handed over; queued ones get the time of those ahead on top.
+        """
+        ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout_s)
+        answers = [self._answer(reference) for reference in ready]
+        now_s = time.monotonic()
+        for reference, running in list(self._tasks.items()):
+            if running.is_late(now_s):
+                self._ray.cancel(reference, force=True)
+                del self._tasks[reference]
+                limit_s = running.task.limits.kill_after_s or 0.0
+                answers.append(
+                    failure(running.task.key, "timeout", f"killed after {limit_s:g} s", seconds=limit_s)
+                )
+        return answers
+
+    def _answer(self, reference: Any) -> Answer:
+        task = self._tasks.pop(reference).task
+        try:
+            answer: Answer = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            return failure(task.key, "fault", f"our bug: {str(error).splitlines()[-1]}")
+        except self._ray.exceptions.RayError as error:
+            words = " ".join(str(error).split())[:200]
+            return failure(task.key, "crash", f"the worker died: {words}", may_retry=True)
+        return answer
+
+    def close(self) -> None:
+        """Cancel what is under way and leave the cluster."""
+        for reference in self._tasks:
+            self._ray.cancel(reference, force=True)
+        self._ray.shutdown()
+
+
+@dataclass
+class _Running:
+    task: Task
+    begun_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.begun_s = time.monotonic()
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the task, with one of the same length ahead of it, is past its time."""
+        limit_s = self.task.limits.kill_after_s
+        return limit_s is not None and now_s - self.begun_s > QUEUED_PER_CORE * limit_s
+
+
+def _solve(key: str, problem_text: str, limits: Limits) -> Answer:
+    from planner.batch.solving import solve
+
+    return solve(key, problem_text, limits)
