@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -157,7 +158,21 @@ def _anchorable(scored: Scored) -> Anchorable:
         layout=layout,
         ratio=run.measured.step_s / prediction.step_s,
         kind=layer_family(run),
+        place=_place(candidate),
         launch_bound=prediction.breakdown_s.get("host", 0.0) > LAUNCH_BOUND * prediction.step_s,
+    )
+
+
+def _place(candidate: Candidate) -> tuple[float, ...]:
+    """Coordinates by which runs are alike: half as far apart for twice the tokens as for twice the width."""
+    plan, workload = candidate.plans[0], candidate.problem.workload
+    degree = plan.tensor_parallel * plan.pipeline_parallel * plan.context_parallel
+    return (
+        math.log(candidate.problem.model.hidden_size),
+        0.5 * math.log(plan.microbatch_size * workload.seq_length),
+        0.5 * math.log(degree),
+        0.3 * (workload.precision in ("bf16", "fp16")),
+        0.3 * (plan.stages[0].recompute == "full"),
     )
 
 

@@ -6,7 +6,8 @@ time, nor a repetition of it, helps to predict it (leave one out).
 Dense models and mixtures of experts have factors of their own where both were measured: what the model of
 costs misses on experts (imbalance, dispatch) says nothing of matrix products, and the other way round. So
 have runs that wait for the host's launches. The median of one or two runs is their noise: fewer than
-`ENOUGH_RUNS` give way to more runs of the same stack and kind on other chips, where there are.
+`ENOUGH_RUNS` give way to more runs of the same stack and kind on other chips, where there are. Of hundreds of
+runs the `NEAREST_RUNS` most alike count, by width, tokens of a micro-batch and parallel degree.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class Anchorable:
     """`dense` or `moe`."""
     launch_bound: bool = False
     """Whether the prediction waits for the host's launches."""
+    place: tuple[float, ...] = ()
+    """Where it lies among runs: coordinates whose differences, added up, say how unlike two runs are; all
+    runs have equally many."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,9 @@ class Anchor:
 
 ENOUGH_RUNS = 3
 """Runs whose median says more than their noise (guess)."""
+
+NEAREST_RUNS = 50
+"""Most runs that a factor rests on (guess: enough that none of them decides)."""
 
 Key = Callable[[Anchorable, int], Hashable]
 
@@ -91,12 +101,20 @@ def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]
         if len(run.chips) == 1:
             for basis, key in every.items():
                 pools[basis, key(run, 0)].append(run)
-    found: dict[tuple[str, Hashable, Hashable], Anchor | None] = {}
+    found: dict[tuple[str, Hashable, Hashable, tuple[float, ...]], Anchor | None] = {}
+    places: dict[tuple[str, Hashable], NDArray[np.float64]] = {}
 
-    def look_up(basis: str, key: Hashable, layout: Hashable) -> Anchor | None:
-        at = (basis, key, layout)
+    def look_up(basis: str, key: Hashable, run: Anchorable) -> Anchor | None:
+        at = (basis, key, run.layout, run.place)
         if at not in found:
-            ratios = [other.ratio for other in pools.get((basis, key), ()) if other.layout != layout]
+            pool = pools.get((basis, key), [])
+            others = [i for i, other in enumerate(pool) if other.layout != run.layout]
+            if len(others) > NEAREST_RUNS:
+                if (basis, key) not in places:
+                    places[basis, key] = np.array([other.place for other in pool])
+                unlike = np.abs(places[basis, key][others] - np.array(run.place)).sum(axis=1)
+                others = [others[i] for i in np.argsort(unlike, kind="stable")[:NEAREST_RUNS]]
+            ratios = [pool[i].ratio for i in others]
             found[at] = Anchor(median(ratios), basis, len(ratios)) if ratios else None
         return found[at]
 
@@ -104,7 +122,7 @@ def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]
         uniform = len(run.chips) == 1
         nearest: Anchor | None = None
         for place, (basis, key) in enumerate(_UNIFORM if uniform else _MIXED):
-            anchor = look_up(basis, key(run, chip), run.layout)
+            anchor = look_up(basis, key(run, chip), run)
             nearest = nearest or anchor
             if uniform and place < _OF_THIS_KIND:
                 if anchor is not None and anchor.num_runs >= ENOUGH_RUNS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from planner.calibrate.anchors import Anchorable, leave_one_out
+from dataclasses import replace
+
+from planner.calibrate.anchors import NEAREST_RUNS, Anchorable, leave_one_out
 
 
 def anchorable(
@@ -90,6 +92,16 @@ def test_runs_that_wait_for_launches_anchor_each_other() -> None:
     runs += [anchorable(1.2, f"large {i}") for i in range(5)]
     anchors = leave_one_out(runs)
     assert [a.factor for (a,) in anchors if a is not None] == [0.8] * 4 + [1.2] * 5
+
+
+def test_of_many_runs_the_most_alike_count() -> None:
+    near = [replace(anchorable(1.0, f"near {i}"), place=(float(i), 0.0)) for i in range(NEAREST_RUNS + 1)]
+    far = [replace(anchorable(9.0, f"far {i}"), place=(0.0, 1000.0 + i)) for i in range(3 * NEAREST_RUNS)]
+    anchors = leave_one_out(near + far)
+    first, last = anchors[0][0], anchors[-1][0]
+    # Three of four others are far, and would set the median.
+    assert first is not None and (first.factor, first.num_runs) == (1.0, NEAREST_RUNS)
+    assert last is not None and last.factor == 9.0
 
 
 def test_mixed_run_takes_each_chips_own_factor_and_anchors_none() -> None:
