@@ -36,6 +36,10 @@ OPTIMIZER_RATE = 0.83
 """Rate of a fused AdamW over that of copies: 28 bytes for each of 500 million parameters took 5.68 ms on one
 H100 (`instances/tables/README.md`)."""
 
+CAST_WEIGHT_BYTES = 4.0
+"""Bytes moved for each parameter of a rank to cast its 16-bit weight and the transpose to a narrow format,
+once a step, as Transformer Engine keeps both until the weights change (is_first_microbatch)."""
+
 ZERO_GRADIENT_BYTES = 4.0
 """Bytes written for each parameter of the rank to clear its gradient."""
 
@@ -110,7 +114,8 @@ class Synchronisation:
         dense, expert = self._rank_parameters(counts)
         moved = OPTIMIZER_SHARD_BYTES / OPTIMIZER_RATE
         shard = dense / self.dense.shard + expert / self.expert.shard
-        total = shard * moved + (dense + expert) * ZERO_GRADIENT_BYTES
+        narrow = CAST_WEIGHT_BYTES if self.relative.gemm_precision != "bf16" else 0.0
+        total = shard * moved + (dense + expert) * (ZERO_GRADIENT_BYTES + narrow)
         return total / self.relative.memory_bytes_per_s
 
     @property

@@ -79,3 +79,9 @@ def test_chips_without_tables_scale_by_the_fastest_product_found_on_them() -> No
     # 1,565 of 2,500 TFLOP/s, where the relative reaches 794.5 of 989.4: 28% slower than peaks promise.
     ratio = found.layer_forward_s[..., 0] / by_peak.layer_forward_s[..., 0]
     assert np.all((ratio > 1.2) & (ratio < 1.29))
+
+
+def test_narrow_weights_are_cast_once_a_step() -> None:
+    half, eight = prices(problem()), prices(problem(precision="fp8"))
+    more = eight.layer_optimizer_s - half.layer_optimizer_s
+    assert np.all(more > 0) and np.all(more < 0.2 * half.layer_optimizer_s)
