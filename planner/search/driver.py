@@ -12,6 +12,7 @@ judged once and then excluded; the program goes on until its bound passes the be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -31,8 +32,12 @@ from planner.search.space import list_groups, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.tolerances import GAP_TOL
 
-DIVES = 60
-"""Groups tried for a first plan before the search begins."""
+LOOKS = 400
+"""Pairs looked at for a first plan before the search begins."""
+DIVES = 120
+"""Orders tried in them that some split fits."""
+DIVES_OF_A_KIND = 10
+"""Those of them with the same tensor and context parallelism."""
 STALE_PARTS = 400
 """Parts opened without a better plan after which a bound that nothing can raise ends the search."""
 
@@ -81,7 +86,7 @@ class Search:
             self.bounds = bound_data(
                 self.problem.model.num_layers, kinds, prices, sends_block=not self.problem.stack.p2p_overlap
             )
-            self.pairs = list_pairs(self.problem, self.table, self.bounds)
+            self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
             self.frontier.queue.stream(
                 self.pairs.bound_s,
                 lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
@@ -96,10 +101,16 @@ class Search:
 
     def _dive(self, opener: Opener) -> None:
         """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""
-        for i in range(min(DIVES, len(self.pairs))):
-            if self.clock.is_up:
+        degrees = self.table.degrees
+        tried: Counter[tuple[int, int]] = Counter()
+        looked = 0
+        for choice, stages in zip(self.pairs.choice.tolist(), self.pairs.stages.tolist(), strict=True):
+            kind = int(degrees.tensor_parallel[choice]), int(degrees.context_parallel[choice])
+            if tried[kind] >= DIVES_OF_A_KIND:
+                continue
+            looked += 1
+            if self.clock.is_up or tried.total() > DIVES or looked > LOOKS:
                 return
-            choice, stages = int(self.pairs.choice[i]), int(self.pairs.stages[i])
             groups = list_groups(self.table, self.bounds, choice, stages, 0.0)
             if len(groups) == 0 or groups.bound_s[0] >= self.incumbent.worth_judging_s:
                 continue
@@ -109,8 +120,8 @@ class Search:
             sequences = [sorted(blocks)] if self.problem.options.keep_class_order else [blocks, blocks[::-1]]
             for sequence in sequences[: len(blocks)]:
                 order = tuple(c for c in sequence for _ in range(counts[c]))
-                if opener.is_allowed(choice, order):
-                    opener.try_order(choice, order)
+                if opener.is_allowed(choice, order) and opener.try_order(choice, order):
+                    tried[kind] += 1
             self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
     def _loop(self, opener: Opener) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.prices import Floats
+from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bounds import BoundData, group_bounds, relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
@@ -46,18 +46,33 @@ class Groups:
         return len(self.counts)
 
 
-def list_pairs(problem: Problem, table: DegreeTable, data: BoundData) -> Pairs:
-    """Every row of degrees with every number of stages that its classes can hold."""
+def list_pairs(problem: Problem, table: DegreeTable, prices: Prices, data: BoundData) -> Pairs:
+    """Every row of degrees with every number of stages that its classes can hold, and that can hold it."""
     most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
     limits = np.minimum(table.max_stages.sum(axis=1), most)
     allowed = [allowed_stages(problem.options, int(limit)) for limit in limits]
     choice = np.repeat(np.arange(len(table)), [len(counts) for counts in allowed])
     stages = np.array([count for counts in allowed for count in counts], dtype=np.int64)
+    holds = stages >= _fewest_stages(problem, table, prices)[choice]
+    choice, stages = choice[holds], stages[holds]
     if len(stages) == 0:
         return Pairs(choice, stages, np.zeros(0))
     bounds = relaxed_bounds(data, choice, table.num_microbatches[choice], table.max_stages[choice], stages)
     order = np.argsort(bounds, kind="stable")
     return Pairs(choice[order], stages[order], bounds[order])
+
+
+def _fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floats:
+    """Stages below which not even weights, gradients, optimizer and layer inputs fit, [choice].
+
+    As if every stage had the roomiest class that a row can use, and held one micro-batch.
+    """
+    index_of = {kind: i for i, kind in enumerate(prices.kinds)}
+    layer = prices.layer_state_bytes.sum(axis=2) + prices.layer_activation_full_bytes
+    need = sum(layer[:, index_of[kind]] for kind in problem.model.kind_of_layer)
+    room = np.where(table.max_stages > 0, prices.limit_bytes - prices.fixed_bytes, 0.0).max(axis=1)
+    fewest: Floats = need / prices.allocated_fraction / np.maximum(room, 1.0)
+    return fewest * (1 - 1e-9)
 
 
 def list_groups(table: DegreeTable, data: BoundData, choice: int, stages: int, least_s: float) -> Groups:
