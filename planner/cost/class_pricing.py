@@ -144,7 +144,9 @@ class ClassPricing:
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
         if stack.ep_overlap:
             ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
-        dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
+        dp: tuple[Floats | float, Floats | float] = (0.0, 0.0)
+        if self.sharding.scatters:
+            dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
         count = launches(self.model, kind, sizes)
         once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), count)
         return LayerTimes(
@@ -157,19 +159,18 @@ class ClassPricing:
 
     def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats) -> Floats:
         """Forward of the modules that selective recomputation runs again."""
-        modules, zero, compute = self.stack.selective_modules, np.zeros_like(core), np.zeros_like(core)
-        names = [x.name for x in piece.matmuls]
+        modules, zero = self.stack.selective_modules, np.zeros_like(core)
+        if modules == ("core_attn",):
+            return _parts(self.factor * core, zero, cp, zero)
         again: tuple[str, ...] = ()
-        if "core_attn" in modules:
-            compute = compute + core
         if "mla_up_proj" in modules:
             again += ("kv_up", "q_up")
         if "mlp" in modules and kind in ("dense", "mlp"):
             again += ("fc1", "fc2")
-        rows = piece.rows(self.times.forward_s)
-        for i, name in enumerate(names):
-            if name in again:
-                compute = compute + rows[i]
+        times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
+        compute = zero + sum(time for product, time in times if product.name in again)
+        if "core_attn" in modules:
+            compute = compute + core
         moved = selective_traffic(self.model, kind, self.stack, self.sizes)
         compute = self.factor * (compute + traffic_s(self.relative, moved))
         return _parts(compute, zero, cp if "core_attn" in modules else zero, zero)
@@ -227,7 +228,10 @@ class ClassPricing:
         gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), self.stack.tp_overlap_fraction)
         # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
         behind = np.where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
-        dp = self.sharding.layer_s(head_parameters(self.model, self.vocab), (forward, backward))  # type: ignore[arg-type]
+        dp: tuple[Floats | float, Floats | float] = (0.0, 0.0)
+        if self.sharding.scatters:
+            counts = head_parameters(self.model, self.vocab)  # type: ignore[arg-type]
+            dp = self.sharding.layer_s(counts, (forward, backward))
         return (
             self._launched(_parts(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
             self._launched(
@@ -239,8 +243,9 @@ class ClassPricing:
 def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats, dp: Floats | float = 0.0) -> Floats:
     """Array [choice, part] in the order of PARTS, the host's part zero."""
     assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
-    zero = np.zeros_like(compute)
-    return np.stack([compute, tp, cp, ep, zero + dp, zero], axis=-1)
+    parts = np.zeros((len(compute), len(PARTS)))
+    parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3], parts[:, 4] = compute, tp, cp, ep, dp
+    return parts
 
 
 def with_host_floor(parts: Floats, floor_s: Floats | float) -> Floats:

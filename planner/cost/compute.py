@@ -82,8 +82,10 @@ def _pass_times(
         isolated = np.minimum(isolated, tables.gemm_grid(relative.measured.table, "bf16").latency_s(*shapes))
     isolated = isolated * relative.compute_scale * relative.precision_scale
     single = np.array([_gemm_factor(relative, name) for name in PASSES])[:, None, None]
-    group = np.array([_grouped_factor(relative, name, m) for name in PASSES])
-    latency = isolated * np.where(grouped, group, single)
+    latency = isolated * np.where(grouped, 1.0, single)
+    at = np.flatnonzero(grouped)
+    if len(at):
+        latency[:, at] *= np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
     if relative.sustained_flop_per_s is not None:
         limited = 2.0 * m * n * k / relative.sustained_flop_per_s
         accumulating = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")

@@ -6,6 +6,8 @@ number means stands in `prices.py`, where it comes from in the module that makes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from planner.cost import memory
@@ -58,6 +60,11 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     return with_profiles(problem, degrees, prices)
 
 
+def _stacked(arrays: Sequence[Floats], axis: int) -> Floats:
+    """Arrays along a new axis; one alone, which most clusters have, without a copy."""
+    return np.expand_dims(arrays[0], axis) if len(arrays) == 1 else np.stack(arrays, axis=axis)
+
+
 def _assumptions(problem: Problem, classes: list[ClassPricing]) -> tuple[str, ...]:
     """What was taken for granted: scaled chips, missing adapters, layers that nobody measured."""
     notes = [note for c in classes for note in c.relative.assumptions]
@@ -77,17 +84,17 @@ def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
     ends = [(c.embedding(), c.head()) for c in classes]
 
     def by_kind(name: str) -> Floats:
-        return np.stack([np.stack([getattr(x, name) for x in row], axis=1) for row in layers], axis=1)
+        return _stacked([_stacked([getattr(x, name) for x in row], axis=1) for row in layers], axis=1)
 
     return {
         "layer_forward_s": by_kind("forward"),
         "layer_backward_s": by_kind("backward"),
         "layer_selective_s": by_kind("selective"),
         "layer_full_s": by_kind("full"),
-        "embedding_forward_s": np.stack([e[0] for e, _ in ends], axis=1),
-        "embedding_backward_s": np.stack([e[1] for e, _ in ends], axis=1),
-        "head_forward_s": np.stack([h[0] for _, h in ends], axis=1),
-        "head_backward_s": np.stack([h[1] for _, h in ends], axis=1),
+        "embedding_forward_s": _stacked([e[0] for e, _ in ends], axis=1),
+        "embedding_backward_s": _stacked([e[1] for e, _ in ends], axis=1),
+        "head_forward_s": _stacked([h[0] for _, h in ends], axis=1),
+        "head_backward_s": _stacked([h[1] for _, h in ends], axis=1),
     }
 
 
@@ -136,12 +143,12 @@ def _once_a_step(
     embedding, head = _end_parameters(problem, vocab)
 
     def by_kind(method: str) -> Floats:
-        return np.stack(
-            [np.stack([getattr(c.sync, method)(p) for c in classes], axis=1) for p in layers], axis=1
+        return _stacked(
+            [_stacked([getattr(c.sync, method)(p) for c in classes], axis=1) for p in layers], axis=1
         )
 
     def by_class(method: str, counts: ParameterCounts) -> Floats:
-        return np.stack([getattr(c.sync, method)(counts) for c in classes], axis=1)
+        return _stacked([getattr(c.sync, method)(counts) for c in classes], axis=1)
 
     tails = [c.sync.tail_s for c in classes]
     ones = np.ones((len(sizes.tp), len(classes)))
@@ -155,8 +162,8 @@ def _once_a_step(
         "head_reduce_s": by_class("reduce_s", head),
         "head_gather_s": by_class("gather_s", head),
         "head_optimizer_s": by_class("optimizer_s", head),
-        "reduce_tail_s": np.stack([t[0] for t in tails], axis=1),
-        "gather_tail_s": np.stack([t[1] for t in tails], axis=1),
+        "reduce_tail_s": _stacked([t[0] for t in tails], axis=1),
+        "gather_tail_s": _stacked([t[1] for t in tails], axis=1),
         "step_fixed_s": ones * STEP_HOST_S,
         "tied_sync_s": _tied_sync_s(problem, sizes, vocab),
     }
@@ -208,14 +215,14 @@ def _memory(
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     fixed = (stack.context_gib + stack.communicator_gib) * GIB
     return {
-        "layer_state_bytes": np.stack(states, axis=1),
+        "layer_state_bytes": _stacked(states, axis=1),
         "embedding_state_bytes": memory.state_bytes(embedding, sizes, dp_mode, width),
         "head_state_bytes": memory.state_bytes(head, sizes, dp_mode, width),
-        "layer_activation_bytes": np.stack([a.whole for a in acts], axis=1),
-        "layer_activation_selective_bytes": np.stack([a.selective for a in acts], axis=1),
-        "layer_activation_full_bytes": np.stack([a.full for a in acts], axis=1),
-        "layer_working_bytes": np.stack([a.working for a in acts], axis=1),
-        "layer_recompute_peak_bytes": np.stack([a.whole - a.full for a in acts], axis=1),
+        "layer_activation_bytes": _stacked([a.whole for a in acts], axis=1),
+        "layer_activation_selective_bytes": _stacked([a.selective for a in acts], axis=1),
+        "layer_activation_full_bytes": _stacked([a.full for a in acts], axis=1),
+        "layer_working_bytes": _stacked([a.working for a in acts], axis=1),
+        "layer_recompute_peak_bytes": _stacked([a.whole - a.full for a in acts], axis=1),
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes),
         "head_peak_bytes": memory.logits_peak_bytes(stack, vocab, sizes),
