@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(batch)
+    app.command()(results)
+    app.command()(compare)
 
 
 def batch(
@@ -40,3 +44,48 @@ def batch(
         retry_failed=retry_failed,
         quiet=quiet,
     )
+
+
+def results(
+    store: Annotated[Path, typer.Argument(help="Store that `hetplan batch` has filled.", show_default=False)],
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Only rows such as model=llama3-8b, step_s<2, name~h100; repeatable."),
+    ] = None,
+    sort: Annotated[
+        list[str] | None, typer.Option(help="Order by a field, -FIELD for descending; repeatable.")
+    ] = None,
+    pareto: Annotated[
+        str | None,
+        typer.Option(help="chips, nodes or cost: only rows that nothing beats in step time for no more."),
+    ] = None,
+    result: Annotated[
+        str | None, typer.Option(help="The whole result of one job, by its name or key, as JSON.")
+    ] = None,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+) -> int:
+    """List the jobs of a store with their answers."""
+    from planner.commands.results import run
+
+    return run(
+        store,
+        where=where or [],
+        sort=sort or [],
+        front=pareto,
+        result=result,
+        as_json=as_json,
+        as_csv=as_csv,
+    )
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="Plan file, result file, or job of --store.", show_default=False)],
+    b: Annotated[str, typer.Argument(help="The other one.", show_default=False)],
+    store: Annotated[Path | None, typer.Option(help="Store that holds the jobs named.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Say what changed between two plans, and why one is faster."""
+    from planner.commands.compare import run
+
+    return run(a, b, store=store, as_json=as_json)

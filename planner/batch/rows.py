@@ -1,0 +1,151 @@
+"""What a store holds, one row a job, read without disturbing a batch that writes to it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from planner.batch import run_lock
+from planner.batch.pack import unpacked
+from planner.batch.store_schema import STORE_SCHEMA, explained
+from planner.data import load
+from planner.data.problem import Problem, ProblemFile
+from planner.data.result import Result
+from planner.errors import InstanceError
+
+FIELDS = (
+    "name", "key", "study", "variant", "model", "cluster", "target", "seq_length", "global_batch_size",
+    "precision", "nodes", "chips", "usd_per_hour", "status", "termination", "step_s", "bound_s", "gap",
+    "tokens_per_s", "mfu", "usd_per_million_tokens", "chips_used", "peak_memory_gib", "error_band", "plan",
+    "message", "cause", "attempts", "interrupted", "seconds", "time_limit_s", "version",
+)  # fmt: skip
+"""Fields of a row, in the order of columns; null where there is no value."""
+
+_SELECT = """
+SELECT job.name, job.key, job.facts, answer.status, answer.cause, answer.attempts, answer.facts, claim.run
+FROM job LEFT JOIN answer USING (key) LEFT JOIN claim USING (key) ORDER BY job.place
+"""
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """One row a job, in the order in which jobs came in; `pandas.DataFrame` takes them as they are.
+
+    `status` is done (answered; that no plan exists is an answer), failed, running or queued.
+
+    Raises
+    ------
+    InstanceError
+        Where there is no such store, or it is damaged.
+    """
+    store = Path(path)
+    alive: dict[str, bool] = {}
+    with _reading(store) as db:
+        return [_row(store, alive, *values) for values in db.execute(_SELECT)]
+
+
+def _row(
+    store: Path,
+    alive: dict[str, bool],
+    name: str,
+    key: str,
+    asked: str,
+    status: str | None,
+    cause: str | None,
+    attempts: int | None,
+    found: str | None,
+    run: str | None,
+) -> dict[str, Any]:
+    facts = json.loads(asked) | json.loads(found or "{}")
+    if status is None:
+        if run is not None and run not in alive:
+            alive[run] = run_lock.is_alive(store, run)
+        status = "running" if run is not None and alive[run] else "queued"
+    facts |= {"name": name, "key": key, "status": status, "cause": cause, "attempts": attempts or 0}
+    if facts.get("usd_per_hour") is not None and facts.get("tokens_per_s"):
+        usd_per_s = facts["usd_per_hour"] / 3600
+        facts["usd_per_million_tokens"] = usd_per_s / facts["tokens_per_s"] * 1e6
+    return {field: facts.get(field) for field in FIELDS}
+
+
+def read_answer(path: str | Path, name: str) -> tuple[Problem, Result]:
+    """Problem and result of a job, by its name or by the beginning of its key.
+
+    Raises
+    ------
+    InstanceError
+        Where no job or more than one is meant, or it has no answer.
+    """
+    with _reading(Path(path)) as db:
+        sql = "SELECT job.name, problem, result, answer.facts FROM job LEFT JOIN answer USING (key) WHERE"
+        found = db.execute(f"{sql} job.name = ?", (name,)).fetchall()
+        if not found and name.isalnum():
+            found = db.execute(f"{sql} job.key GLOB ? || '*'", (name,)).fetchall()
+    if not found:
+        raise InstanceError(f"no job is named {name!r} and no key begins so", str(path))
+    if len(found) > 1 and len({row[2] for row in found}) > 1:
+        raise InstanceError(f"{name!r} fits {len(found)} jobs: {found[0][0]!r}, {found[1][0]!r}", str(path))
+    job_name, problem, result, facts = found[0]
+    if result is None:
+        message = json.loads(facts)["message"] if facts else "it has not been answered yet"
+        raise InstanceError(f"job {job_name!r} has no answer: {message}", str(path))
+    file = ProblemFile.model_validate_json(unpacked(problem))
+    return load.resolve_problem(file, job_name), _with_problem(
+        file, Result.model_validate_json(unpacked(result))
+    )
+
+
+def _with_problem(file: ProblemFile, result: Result) -> Result:
+    """The result with the problem put back into its best plan, which the store keeps apart."""
+    plan = result.plan and result.plan.model_copy(update={"problem": file})
+    return result.model_copy(update={"plan": plan, "problem": file.name})
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write."""
+    if not path.is_file():
+        raise InstanceError(
+            "there is no such store; `hetplan batch JOBS.yaml --store ...` makes one", str(path)
+        )
+    try:
+        with closing(_connection(path)) as db:
+            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            if "about" not in known:
+                raise InstanceError("is no store of `hetplan batch`", str(path))
+            (schema,) = db.execute("SELECT value FROM about WHERE name = 'schema'").fetchone()
+            if schema != STORE_SCHEMA:
+                raise InstanceError(
+                    f"is a store of {schema!r}; this release reads {STORE_SCHEMA!r}", str(path)
+                )
+            yield db
+    except sqlite3.Error as fault:
+        raise explained(fault, str(path)) from None
+
+
+def _connection(path: Path) -> sqlite3.Connection:
+    """A connection for reading, by the gentlest way that the folder allows.
+
+    A writable one can clear SQLite's log away behind it. Where the folder may not be written a
+    read-only one does; where SQLite cannot even make the index of its log, and there is none, nothing is
+    missed when the file is read as it stands.
+    """
+    ways = ["rw", "ro"]
+    if not path.with_name(f"{path.name}-wal").exists():
+        ways.append("ro&immutable=1")
+    refusal: sqlite3.Error | None = None
+    for way in ways:
+        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode={way}", uri=True, timeout=10.0)
+        try:
+            db.execute("PRAGMA query_only = 1")
+            db.execute("SELECT 1 FROM sqlite_master").fetchone()
+            return db
+        except sqlite3.OperationalError as fault:
+            db.close()
+            refusal = fault
+    assert refusal is not None
+    raise refusal

@@ -1,0 +1,75 @@
+"""`hetplan results`: what a store holds, as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.batch.query import Row, in_order, matching, pareto
+from planner.batch.rows import FIELDS, read_answer, read_rows
+from planner.commands import screen
+from planner.commands.plan import result_json
+from planner.commands.screen import ExitCode
+from planner.errors import InstanceError
+from planner.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def run(
+    store: Path,
+    *,
+    where: Sequence[str],
+    sort: Sequence[str],
+    front: str | None,
+    result: str | None,
+    as_json: bool,
+    as_csv: bool,
+) -> ExitCode:
+    """Print rows, or the whole result of one job as `hetplan plan --json` does."""
+    if as_json and as_csv:
+        raise InstanceError("give --json or --csv, not both", "command line")
+    if result is not None:
+        _, found = read_answer(store, result)
+        screen.show_json(result_json(found))
+        return ExitCode.PLAN
+    rows = matching(read_rows(store), where)
+    if front is not None:
+        rows = pareto(rows, front)
+    rows = in_order(rows, sort)
+    if as_json:
+        screen.show_json(rows)
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        screen.show(results_table(rows))
+    return ExitCode.PLAN
+
+
+def results_table(rows: Sequence[Row]) -> Table:
+    """Rows for a reader: how each job ended, how fast its plan is, and which plan it is."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("job", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for heading in ("step", "gap", "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("plan, or what happened", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            row["termination"] if row["status"] == "done" else row["status"],
+            "-" if row["step_s"] is None else format_seconds(row["step_s"]),
+            "-" if row["gap"] is None else format_percent(row["gap"]),
+            "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
+            screen.one_line(row["plan"] or row["message"] or ""),
+        )
+    return table
