@@ -148,6 +148,7 @@ def export(
     out_dir: str | Path,
     *,
     problem: Problem | None = None,
+    version: str | None = None,
     force: bool = False,
 ) -> Path:
     """Write the launch directory of a plan; nothing is written where the plan breaks a rule.
@@ -162,6 +163,8 @@ def export(
         Directory to make; refused where it exists, unless `force`.
     problem
         The problem that the plan answers; the one inside the plan where absent.
+    version
+        Version of Megatron core, such as "0.17", with target megatron-lm; the newest where absent.
 
     Returns
     -------
@@ -175,6 +178,57 @@ def export(
     PlanRefusedError
         Where there is no plan, or the referee finds violations in it.
     """
+    from planner.launchers.directory import export_plan
+
+    problem, chosen, evaluation = _ready_for_export(result_or_plan, target, problem, version)
+    return export_plan(
+        problem, chosen, chosen.target, out_dir, evaluation=evaluation, version=version, force=force
+    )
+
+
+def export_texts(
+    result_or_plan: Result | Plan,
+    target: str,
+    *,
+    problem: Problem | None = None,
+    version: str | None = None,
+) -> dict[str, str]:
+    """The files that `export` would write, text by path; nothing is written.
+
+    Raises
+    ------
+    InstanceError, PlanRefusedError
+        As `export`.
+    """
+    from planner.launchers.directory import files_of
+
+    problem, chosen, evaluation = _ready_for_export(result_or_plan, target, problem, version)
+    return files_of(problem, chosen, chosen.target, evaluation=evaluation, version=version)
+
+
+def nearest_plan(
+    problem: Problem, plan: Plan, target: str, version: str | None = None
+) -> tuple[Plan, Evaluation] | None:
+    """The fastest of the plans of a target that lie next to a plan which it cannot run; None without any."""
+    from planner.launchers import nearest
+
+    check_export_target(target)
+    named = plan.model_copy(update={"target": target}).target
+    return nearest.nearest_plan(problem, plan, named, version)
+
+
+def _ready_for_export(
+    result_or_plan: Result | Plan, target: str, problem: Problem | None, version: str | None
+) -> tuple[Problem, Plan, Evaluation | None]:
+    """Problem and plan for a target, and what the referee says of it.
+
+    The evaluation is None where stages differ in degrees, which the referee does not price; the rules
+    are checked all the same.
+    """
+    from planner.launchers.directory import check_version
+    from planner.rules.megatron import violations
+    from planner.rules.versions import NEWEST, version_violations
+
     check_export_target(target)
     chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
     if chosen is None:
@@ -185,24 +239,33 @@ def export(
                 "the plan does not carry its problem; name the problem as well", "plan.problem"
             )
         problem = load.resolve_problem(chosen.problem, "plan.problem")
-    from planner.launchers.directory import export_plan
+    plan = chosen.model_copy(update={"target": target})
+    check_version(plan.target, version)
+    evaluation = None if plan.degrees_differ else predict(problem, plan)
+    broken = evaluation.violations if evaluation is not None else violations(problem, plan)
+    broken += version_violations(problem, plan, version or NEWEST)
+    if broken:
+        way_out = _nearest_in_words(problem, chosen, target, version)
+        raise PlanRefusedError(_refusal(broken) + way_out)
+    return _portable(problem), plan, evaluation
 
-    chosen, evaluation = _checked_for_export(problem, chosen, target)
-    return export_plan(_portable(problem), chosen, chosen.target, out_dir, evaluation=evaluation, force=force)
 
+def _nearest_in_words(problem: Problem, plan: Plan, target: str, version: str | None) -> str:
+    """What to change so that the target can run the plan; empty where we know nothing."""
+    from planner.report.words import differences
+    from planner.units import format_seconds
 
-def _checked_for_export(problem: Problem, plan: Plan, target: str) -> tuple[Plan, Evaluation | None]:
-    """The plan as one of the target, and what the referee says of it.
-
-    None where stages differ in degrees, which the referee does not price; the rules still hold then.
-    """
-    plan = plan.model_copy(update={"target": target})
-    if plan.degrees_differ:
-        return plan, None
-    evaluation = predict(problem, plan)
-    if evaluation.violations:
-        raise PlanRefusedError(_refusal(evaluation.violations))
-    return plan, evaluation
+    try:
+        found = nearest_plan(problem, plan, target, version)
+    except InstanceError:
+        return ""
+    if found is None:
+        return ""
+    changed, evaluation = found
+    return (
+        f"; nearest plan that {target} can run: {differences(plan, changed)}, "
+        f"{format_seconds(evaluation.step_s)} a step"
+    )
 
 
 def _refusal(violations: tuple[str, ...]) -> str:

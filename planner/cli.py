@@ -160,18 +160,32 @@ def predict(
 @app.command()
 def export(
     plan: Annotated[Path, typer.Argument(help="Plan file.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Directory to make.")],
+    out: Annotated[Path | None, typer.Option(help="Directory to make.")] = None,
     target: Target = None,
     problem: Annotated[
         str | None, typer.Option(help="Problem name or file; the one inside the plan where absent.")
     ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(help="Megatron core that will run it: 0.15 to 0.19. [default: 0.19]"),
+    ] = None,
     force: Force = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, write nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not name the files written.")] = False,
 ) -> int:
-    """Write the launch directory of a plan."""
+    """Write the launch directory of a plan, for any launcher that can run it."""
     from planner.commands.export import run
 
-    return run(plan, target=target, out=out, problem_name=problem, force=force, quiet=quiet)
+    return run(
+        plan,
+        target=target,
+        out=out,
+        problem_name=problem,
+        version=version,
+        force=force,
+        dry_run=dry_run,
+        quiet=quiet,
+    )
 
 
 @app.command()

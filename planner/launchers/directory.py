@@ -14,8 +14,9 @@ from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
-from planner.launchers import flagscale, megatron_bridge, megatron_lm
+from planner.launchers import flagscale, megatron_bridge, megatron_lm, unrestricted
 from planner.rules.megatron import violations
+from planner.rules.versions import VERSIONS
 
 PLAN_FILE = "plan.yaml"
 _SCHEMA_LINE = "schema: hetplan/plan/"
@@ -31,13 +32,17 @@ _OURS = (
     "train",
     "hostfile",
     "overrides.txt",
+    "plan.json",
+    "plan.schema.json",
+    "forms",
 )
 """Names that a launch directory of any target may have at its top."""
 
-_WRITERS: dict[TargetName, Callable[[Problem, Plan, Evaluation | None], dict[str, str]]] = {
+_WRITERS: dict[TargetName, Callable[..., dict[str, str]]] = {
     "megatron-lm": megatron_lm.launch_files,
     "megatron-bridge": megatron_bridge.launch_files,
     "flagscale": flagscale.launch_files,
+    "unrestricted": unrestricted.launch_files,
 }
 
 
@@ -48,6 +53,7 @@ def export_plan(
     out_dir: str | Path,
     *,
     evaluation: Evaluation | None = None,
+    version: str | None = None,
     force: bool = False,
 ) -> Path:
     """Write the launch directory of a plan and return its path.
@@ -60,6 +66,8 @@ def export_plan(
         The directory to make; its parents are made where missing.
     evaluation
         What the referee says of the plan, for the page that goes with it.
+    version
+        Version of Megatron core to write for, with target megatron-lm; the newest where absent.
     force
         Replace an earlier launch directory. Files in it that are not ours move into the new one.
 
@@ -71,30 +79,49 @@ def export_plan(
         Where `out_dir` exists and may not be replaced.
     """
     out = Path(os.path.abspath(out_dir))
-    files = files_of(problem, plan, target, evaluation=evaluation)
+    files = files_of(problem, plan, target, evaluation=evaluation, version=version)
     check_replaceable(out, force)
     _write_directory(out, files)
     return out
 
 
 def files_of(
-    problem: Problem, plan: Plan, target: TargetName, *, evaluation: Evaluation | None = None
+    problem: Problem,
+    plan: Plan,
+    target: TargetName,
+    *,
+    evaluation: Evaluation | None = None,
+    version: str | None = None,
 ) -> dict[str, str]:
     """Text of every file of a plan's launch directory, by its path in it; nothing is written.
 
     Raises
     ------
     PlanRefusedError
-        As `export_plan`.
+        Where the target cannot express the plan, or the plan breaks one of its rules.
+    InstanceError
+        Where the version is unknown, or goes with another target.
     """
+    check_version(target, version)
     plan = plan.model_copy(update={"target": target})
     problem = problem.model_copy(update={"target": target})
     broken = violations(problem, plan)
     if broken:
         raise PlanRefusedError(f"the plan breaks the rules of {target}: " + "; ".join(broken))
-    files = _WRITERS[target](problem, plan, evaluation)
+    chosen = {"version": version} if version is not None else {}
+    files = _WRITERS[target](problem, plan, evaluation, **chosen)
     files[PLAN_FILE] = to_yaml(plan.model_copy(update={"problem": problem_file(problem)}))
     return files
+
+
+def check_version(target: TargetName, version: str | None) -> None:
+    """Refuse a version of Megatron core that we know nothing of, or one for a target that has its own."""
+    if version is None:
+        return
+    if target != "megatron-lm":
+        raise InstanceError(f"goes with target megatron-lm only, not with {target}", "--version")
+    if version not in VERSIONS:
+        raise InstanceError(f"unknown version {version!r}; there are {', '.join(VERSIONS)}", "--version")
 
 
 def check_replaceable(out: Path, force: bool) -> None:

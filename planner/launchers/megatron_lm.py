@@ -23,28 +23,31 @@ from planner.launchers.placement import HostPlace, place_hosts
 from planner.launchers.readme import readme_text
 from planner.launchers.slurm import slurm_text
 from planner.launchers.template_text import fill, template
+from planner.rules.versions import NEWEST, version_violations
 
 _LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh", "environment.sh")
 
 
-def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> dict[str, str]:
-    """Text of every file of the directory but `plan.yaml`, by its path in it.
+def launch_files(
+    problem: Problem, plan: Plan, evaluation: Evaluation | None, version: str = NEWEST
+) -> dict[str, str]:
+    """Text of every file of the directory but `plan.yaml`, by its path in it, for a version of core.
 
     Raises
     ------
     PlanRefusedError
         Where Megatron-LM's command line cannot state the model or the plan.
     """
-    refusals = args.refusals(problem, plan)
+    refusals = (*args.refusals(problem, plan), *version_violations(problem, plan, version))
     if refusals:
         raise PlanRefusedError("megatron-lm cannot run this plan: " + "; ".join(refusals))
     places = place_hosts(problem, plan)
     by_rank = needs_arguments_by_rank(plan, places)
     files = {
-        "launch.sh": _launch_script(problem, plan, places, by_rank),
+        "launch.sh": _launch_script(problem, plan, places, by_rank, version),
         "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
         "submit.sbatch": slurm_text(problem, places),
-        "README.md": readme_text(problem, plan, places, evaluation),
+        "README.md": readme_text(problem, plan, places, evaluation, version),
     }
     files |= {f"lib/{name}": template(name) for name in _LIBRARY}
     if by_rank:
@@ -63,13 +66,16 @@ def stage_arguments(plan: Plan) -> Callable[[HostPlace], tuple[str, ...]]:
     return lambda place: words(args.recompute_arguments(plan.stages[place.stages[0]]))
 
 
-def _launch_script(problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool) -> str:
+def _launch_script(
+    problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool, version: str
+) -> str:
     model, workload = problem.model, problem.workload
     moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan))
     return fill(
         "launch.sh",
         {
             "version": planner.__version__,
+            "core_version": version,
             "problem_name": _one_line(problem.name),
             "num_nodes": len(places),
             "world_size": plan.world_size,

@@ -12,13 +12,18 @@ from planner.units import format_percent, format_seconds
 
 
 def readme_text(
-    problem: Problem, plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None
+    problem: Problem,
+    plan: Plan,
+    places: tuple[HostPlace, ...],
+    evaluation: Evaluation | None,
+    core_version: str,
 ) -> str:
     """Text of `README.md`."""
     return fill(
         "README.md",
         {
             "version": planner.__version__,
+            "core_version": core_version,
             "problem_name": " ".join(problem.name.split()),
             "summary": summary(problem, plan, places, evaluation),
             "hosts_step": hosts_step(problem, places),

@@ -72,7 +72,11 @@ def _let_attention_be_plain() -> None:
 
 def _let_queries_be_uncompressed() -> None:
     from megatron.core.transformer.identity_op import IdentityOp
-    from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
+
+    try:
+        from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
+    except ModuleNotFoundError:
+        return  # before core 0.19 the model itself chose these modules
 
     if hasattr(QKNormConfigResolver, "plain_resolve"):
         return

@@ -46,7 +46,10 @@ def read_arguments(arguments: Sequence[str], world_size: int, rank: int = 0) -> 
 
 def transformer_config(args: Namespace) -> Any:
     """The model's configuration, with the checks that its constructor makes."""
-    from megatron.training.argument_utils import core_transformer_config_from_args
+    try:
+        from megatron.training.argument_utils import core_transformer_config_from_args
+    except ImportError:  # where it stood up to core 0.17
+        from megatron.training.arguments import core_transformer_config_from_args
 
     return core_transformer_config_from_args(args)
 
@@ -178,7 +181,6 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
     import torch
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
-    from megatron.training.vocab_utils import calculate_padded_vocab_size
 
     one_layer = gpt_layer_specs.get_gpt_layer_local_spec(
         config.num_moe_experts,
@@ -197,9 +199,7 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
         prediction = gpt_layer_specs.get_gpt_mtp_block_spec(
             config, one_layer, use_transformer_engine=False, vp_stage=chunk
         )
-    vocab = calculate_padded_vocab_size(
-        args.vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size, False
-    )
+    vocab = _padded_vocab_size(args)
     with torch.device("meta"):
         return GPTModel(
             config,
@@ -213,3 +213,13 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
             mtp_block_spec=prediction,
             vp_stage=chunk,
         )
+
+
+def _padded_vocab_size(args: Namespace) -> int:
+    """Size of the vocabulary that Megatron pads to."""
+    multiple, tp = args.make_vocab_size_divisible_by, args.tensor_model_parallel_size
+    try:
+        from megatron.training.vocab_utils import calculate_padded_vocab_size
+    except ModuleNotFoundError:  # up to core 0.17 a private function of the tokenizers did it
+        return -(-args.vocab_size // (multiple * tp)) * multiple * tp
+    return calculate_padded_vocab_size(args.vocab_size, multiple, tp, False)

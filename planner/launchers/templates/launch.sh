@@ -23,7 +23,7 @@ source "$HERE/lib/preflight.sh"
 # shellcheck source=lib/check_sums.sh
 source "$HERE/lib/check_sums.sh"
 
-# Where the Megatron-LM checkout (core 0.19) lies on every node.
+# Where the Megatron-LM checkout (core @{core_version}) lies on every node.
 MEGATRON_PATH=${MEGATRON_PATH:-$HOME/Megatron-LM}
 
 NNODES=@{num_nodes}

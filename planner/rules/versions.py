@@ -1,0 +1,40 @@
+"""What older versions of Megatron-LM ask beyond the rules of core 0.19.
+
+The rules of all other modules hold from 0.15 on: layouts by string with virtual stages (whose group size
+is checked by `schedules.py` of every version alike) and recomputation per node. Sources: the wheels
+megatron-core 0.15.3, 0.16.1, 0.17.1, 0.18.2 and 0.19.2 (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+
+VERSIONS = ("0.15", "0.16", "0.17", "0.18", "0.19")
+"""Versions of Megatron core that plans are written for, oldest first."""
+
+NEWEST = VERSIONS[-1]
+"""The version that is meant where none is named."""
+
+
+def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str, ...]:
+    """Sentences on what this version refuses though newer ones accept it; empty where there is nothing."""
+    found = []
+    if VERSIONS.index(version) < VERSIONS.index("0.16"):
+        found.append(kv_heads_are_not_copied(problem, plan, version))
+    return tuple(message for message in found if message is not None)
+
+
+def kv_heads_are_not_copied(problem: Problem, plan: Plan, version: str) -> str | None:
+    """Key-value heads split over the ranks without being copied: kv_heads % tp == 0.
+
+    Source: megatron-core 0.15.3, megatron/core/transformer/transformer_config.py:758; from 0.16 on (0.16.1,
+    line 940) a multiple of the heads serves too.
+    """
+    heads, tp = problem.model.num_query_groups, plan.tensor_parallel
+    if problem.model.mla is not None or heads % tp == 0:
+        return None
+    return (
+        f"tensor_parallel {tp}: Megatron core {version} does not copy the {heads} key-value heads of "
+        f"{problem.model.id}; use at most {heads}, or version 0.16 or newer"
+    )

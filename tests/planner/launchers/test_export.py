@@ -1,0 +1,116 @@
+"""`export` to every target: refusals with the nearest plan that can run, versions, dry runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner import api
+from planner.cli import main
+from planner.data.load import load_plan, problem_file
+from planner.data.save import to_yaml
+from planner.errors import InstanceError, PlanRefusedError
+from planner.launchers.directory import files_of
+from planner.launchers.nearest import near_plans, nearest_plan
+from planner.rules.versions import VERSIONS, version_violations
+from tests.planner.launchers import plans
+from tests.planner.launchers.test_flagscale import degrees_by_stage
+from tests.planner.stubs import two_class_problem, two_stage_plan
+
+
+def test_a_plan_that_bridge_cannot_run_is_refused_with_the_nearest_that_it_can(tmp_path: Path) -> None:
+    problem = two_class_problem()
+    plan = two_stage_plan(problem)  # the A100 stage recomputes 3 layers, the H100 stage none
+    with pytest.raises(PlanRefusedError) as refused:
+        api.export(plan, "megatron-bridge", tmp_path / "out", problem=problem)
+    said = str(refused.value)
+    assert "target megatron-bridge has one setting for all" in said
+    assert "nearest plan that megatron-bridge can run: recompute 2 x none" in said  # it fits without
+    changed, evaluation = nearest_plan(problem, plan, "megatron-bridge") or pytest.fail("no plan")
+    assert len({(stage.recompute, stage.recompute_layers) for stage in changed.stages}) == 1
+    assert evaluation.violations == ()
+    out = api.export(changed, "megatron-bridge", tmp_path / "out", problem=problem)
+    assert load_plan(out / "plan.yaml").stages == changed.stages
+
+
+def test_flagscale_gets_chunks_stacked_and_context_turned_into_replicas() -> None:
+    problem, plan = plans.virtual_stages()
+    stacked = near_plans(problem, plan, "flagscale")
+    assert [stage.layers for stage in stacked[0].stages] == [(0, 16), (17, 31)]
+    assert [stage.recompute_layers for stage in stacked[0].stages] == [0, 6]
+    problem, plan = plans.context_parallel()
+    degrees = {(p.tensor_parallel, p.data_parallel) for p in near_plans(problem, plan, "flagscale")}
+    assert degrees == {(4, 2)}  # 2 sequences do not fill 4 replicas
+
+
+def test_megatron_gets_the_degrees_of_one_of_the_stages() -> None:
+    problem, plan = degrees_by_stage()
+    found = near_plans(problem, plan, "megatron-lm")
+    assert {(p.tensor_parallel, p.data_parallel, p.microbatch_size) for p in found} == {(8, 4, 2), (4, 8, 2)}
+    assert all(p.num_microbatches * p.microbatch_size * p.data_parallel == 32 for p in found)
+
+
+def test_core_0_15_does_not_copy_key_value_heads(tmp_path: Path) -> None:
+    sketch = plans.Sketch(
+        [[16], [16]], [0, 0], tensor_parallel=16, data_parallel=1, sequence_parallel=True, num_microbatches=8
+    )
+    problem, plan = plans.case("llama3-8b", "2x16 h100-sxm-80gb", 8, 8192, sketch)
+    for version in VERSIONS[1:]:
+        assert version_violations(problem, plan, version) == ()
+        assert f"(core {version})" in files_of(problem, plan, "megatron-lm", version=version)["launch.sh"]
+    with pytest.raises(PlanRefusedError, match=r"0\.15 does not copy the 8 key-value heads.*tp 8 \(not 16\)"):
+        api.export(plan, "megatron-lm", tmp_path / "out", problem=problem, version="0.15")
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "complaint"),
+    [("megatron-lm", "0.14", "0.15, 0.16"), ("flagscale", "0.17", "goes with target megatron-lm only")],
+)
+def test_a_version_that_means_nothing_is_refused(target: str, version: str, complaint: str) -> None:
+    problem, plan = plans.uniform()
+    with pytest.raises(InstanceError, match=complaint):
+        api.export_texts(plan, target, problem=problem, version=version)
+
+
+def test_unrestricted_plan_leaves_as_json_and_says_who_could_run_it() -> None:
+    problem, plan = degrees_by_stage()
+    files = files_of(problem, plan, "unrestricted")
+    assert set(files) == {"plan.json", "plan.schema.json", "plan.yaml", "README.md"}
+    values = json.loads(files["plan.json"])
+    schema = json.loads(files["plan.schema.json"])
+    assert values["schema"] == schema["properties"]["schema"]["const"]
+    assert set(schema["required"]) <= set(values) <= set(schema["properties"])
+    said = files["README.md"]
+    assert "**flagscale** can run it" in said
+    assert "**megatron-lm** cannot:\n  - stage 2: tensor_parallel 4 differs from the plan's 8" in said
+
+
+def test_json_of_an_unrestricted_plan_reads_back_as_the_plan(tmp_path: Path) -> None:
+    problem, plan = degrees_by_stage()
+    (tmp_path / "plan.json").write_text(files_of(problem, plan, "unrestricted")["plan.json"])
+    again = load_plan(tmp_path / "plan.json")
+    assert again.stages == plan.stages
+    assert again.target == "unrestricted"
+
+
+def test_a_plan_for_another_target_is_exported_where_it_can_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    problem, plan = plans.uniform()
+    plan_file = tmp_path / "plan.yaml"
+    plan_file.write_text(to_yaml(plan.model_copy(update={"problem": problem_file(problem)})))
+    for target in ("flagscale", "megatron-bridge", "unrestricted"):
+        out = tmp_path / target
+        assert main(["export", str(plan_file), "--target", target, "--out", str(out)]) == 0
+        assert load_plan(out / "plan.yaml").target == target
+        assert len(list(out.glob("*.sh"))) == (target != "unrestricted")
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    assert main(["export", str(plan_file), "--version", "0.17", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "==> launch.sh <==" in printed and "(core 0.17)" in printed
+    assert sorted(tmp_path.iterdir()) == before
+    assert main(["export", str(plan_file)]) == 2
+    assert "--out" in capsys.readouterr().err
