@@ -220,14 +220,9 @@ def nearest_plan(
 def _ready_for_export(
     result_or_plan: Result | Plan, target: str, problem: Problem | None, version: str | None
 ) -> tuple[Problem, Plan, Evaluation | None]:
-    """Problem and plan for a target, and what the referee says of it.
-
-    The evaluation is None where stages differ in degrees, which the referee does not price; the rules
-    are checked all the same.
-    """
-    from planner.launchers.directory import check_version
-    from planner.rules.megatron import violations
-    from planner.rules.versions import NEWEST, version_violations
+    """Problem and plan for a target, and what the referee says of it where it prices such plans."""
+    from planner.launchers.ready import ready_for_export
+    from planner.report.words import differences
 
     check_export_target(target)
     chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
@@ -240,38 +235,8 @@ def _ready_for_export(
             )
         problem = load.resolve_problem(chosen.problem, "plan.problem")
     plan = chosen.model_copy(update={"target": target})
-    check_version(plan.target, version)
-    evaluation = None if plan.degrees_differ else predict(problem, plan)
-    broken = evaluation.violations if evaluation is not None else violations(problem, plan)
-    broken += version_violations(problem, plan, version or NEWEST)
-    if broken:
-        way_out = _nearest_in_words(problem, chosen, target, version)
-        raise PlanRefusedError(_refusal(broken) + way_out)
+    evaluation = ready_for_export(problem, chosen, plan.target, version, in_words=differences)
     return _portable(problem), plan, evaluation
-
-
-def _nearest_in_words(problem: Problem, plan: Plan, target: str, version: str | None) -> str:
-    """What to change so that the target can run the plan; empty where we know nothing."""
-    from planner.report.words import differences
-    from planner.units import format_seconds
-
-    try:
-        found = nearest_plan(problem, plan, target, version)
-    except InstanceError:
-        return ""
-    if found is None:
-        return ""
-    changed, evaluation = found
-    return (
-        f"; nearest plan that {target} can run: {differences(plan, changed)}, "
-        f"{format_seconds(evaluation.step_s)} a step"
-    )
-
-
-def _refusal(violations: tuple[str, ...]) -> str:
-    """The first violation, and how many more there are."""
-    more = len(violations) - 1
-    return f"the plan breaks a rule: {violations[0]}" + (f" (and {more} more)" if more else "")
 
 
 def _with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:

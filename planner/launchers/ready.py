@@ -1,0 +1,78 @@
+"""The last look at a plan before it is written for a target, and the way out where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem, TargetName
+from planner.data.result import Evaluation
+from planner.errors import InstanceError, PlanRefusedError
+from planner.launchers.directory import check_version
+from planner.launchers.nearest import nearest_plan
+from planner.rules.megatron import violations
+from planner.rules.versions import NEWEST, version_violations
+from planner.units import format_seconds
+
+
+def ready_for_export(
+    problem: Problem,
+    plan: Plan,
+    target: TargetName,
+    version: str | None,
+    *,
+    in_words: Callable[[Plan, Plan], str],
+) -> Evaluation | None:
+    """What the referee says of a plan on a target; None where its stages differ in degrees.
+
+    Such plans the referee does not price yet; the rules are checked all the same.
+
+    Parameters
+    ----------
+    in_words
+        Says what a second plan decides differently from the first.
+
+    Raises
+    ------
+    InstanceError
+        Where the version is unknown, or goes with another target.
+    PlanRefusedError
+        Where the plan breaks a rule; with the nearest plan of the target that breaks none.
+    """
+    from planner.simulate.evaluate import evaluate
+
+    check_version(target, version)
+    made_for = plan.model_copy(update={"target": target})
+    evaluation = None if made_for.degrees_differ else evaluate(problem, made_for)
+    broken = evaluation.violations if evaluation is not None else violations(problem, made_for)
+    broken += version_violations(problem, made_for, version or NEWEST)
+    if broken:
+        raise PlanRefusedError(_first_of(broken) + _way_out(problem, plan, target, version, in_words))
+    return evaluation
+
+
+def _first_of(broken: tuple[str, ...]) -> str:
+    """The first violation, and how many more there are."""
+    more = len(broken) - 1
+    return f"the plan breaks a rule: {broken[0]}" + (f" (and {more} more)" if more else "")
+
+
+def _way_out(
+    problem: Problem,
+    plan: Plan,
+    target: TargetName,
+    version: str | None,
+    in_words: Callable[[Plan, Plan], str],
+) -> str:
+    """What to change so that the target can run the plan; empty where we know nothing."""
+    try:
+        found = nearest_plan(problem, plan, target, version)
+    except InstanceError:  # a layer profile lacks the degrees of a repaired plan
+        return ""
+    if found is None:
+        return ""
+    changed, evaluation = found
+    return (
+        f"; nearest plan that {target} can run: {in_words(plan, changed)}, "
+        f"{format_seconds(evaluation.step_s)} a step"
+    )
