@@ -21,7 +21,7 @@ pytestmark = [
 @lru_cache(maxsize=8)
 def groups(suite: str) -> dict[str, Any]:
     """Errors by suite, precision and kind of model."""
-    # The suite of 2021 also holds three ZeRO-3 runs of DeepSpeed, which overlapped far less than the model says.
+    # The suite of 2021 also holds three ZeRO-3 runs of DeepSpeed, which overlapped less than the model says.
     where = {"stack": "megatron-2022"} if suite == "sc21-megatron" else {}
     return score(RUNS, suite=suite, where=where)["groups"]
 
