@@ -77,27 +77,29 @@ class Search:
 
     def run(self) -> Result:
         """List, bound, open, judge."""
-        interrupted = False
-        if len(self.table):
-            self.reporter.report("listing choices", None, None, 0, 0)
-            prices = price(self.problem, self.table.degrees)
-            kinds = layer_kinds(self.problem.model)
-            assert kinds is not None
-            self.bounds = bound_data(
-                self.problem.model.num_layers, kinds, prices, sends_block=not self.problem.stack.p2p_overlap
-            )
-            self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
-            self.frontier.queue.stream(
-                self.pairs.bound_s,
-                lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
-            )
-            self.opener = Opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
-            try:
-                self._dive(self.opener)
-                interrupted = self._loop(self.opener)
-            except KeyboardInterrupt:
-                interrupted = True
+        try:
+            interrupted = bool(len(self.table)) and self._search()
+        except KeyboardInterrupt:
+            interrupted = True
         return self._result(interrupted)
+
+    def _search(self) -> bool:
+        """The search itself; whether the time limit cut it."""
+        self.reporter.report("listing choices", None, None, 0, 0)
+        prices = price(self.problem, self.table.degrees)
+        kinds = layer_kinds(self.problem.model)
+        assert kinds is not None
+        sends_block = not self.problem.stack.p2p_overlap
+        num_layers = self.problem.model.num_layers
+        self.bounds = bound_data(num_layers, kinds, prices, sends_block=sends_block)
+        self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
+        self.frontier.queue.stream(
+            self.pairs.bound_s,
+            lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
+        )
+        self.opener = Opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
+        self._dive(self.opener)
+        return self._loop(self.opener)
 
     def _dive(self, opener: Opener) -> None:
         """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""
@@ -188,7 +190,7 @@ class Search:
             runners_up=tuple(ranked[1:]),
             statistics={
                 "degrees": float(len(self.table)),
-                "pairs": float(len(self.pairs)) if len(self.table) else 0.0,
+                "pairs": float(len(self.pairs)) if self.opener else 0.0,
                 "opened": float(self.opened),
                 "programs": float(self.opener.programs) if self.opener else 0.0,
                 "evaluated": float(self.opener.evaluated) if self.opener else 0.0,
