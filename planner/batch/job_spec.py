@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -26,6 +26,21 @@ GRACE_S = 30.0
 """A search that ignores its time limit for this long beyond half as much again is killed [s]; a guess."""
 
 
+Kind = Literal["plan", "node_loss", "growth", "sweep"]
+"""One plan; or a study, which asks for the plan as it stands and for variants of it."""
+
+
+class Candidate(Data):
+    """Nodes that may be bought."""
+
+    add: str
+    """Nodes in short form, such as `2x8 h100-sxm-80gb`."""
+    price_usd: float | None = Field(default=None, gt=0)
+    """Price of all of them [$]."""
+    name: str | None = None
+    """Name in the results; the nodes where absent."""
+
+
 if TYPE_CHECKING:
     Wishes = Data
 else:
@@ -42,6 +57,14 @@ class JobSpec(Wishes):
 
     name: str | None = Field(default=None, min_length=1)
     """Name in the list of results; made of the other fields where absent."""
+    kind: Kind = "plan"
+    """What is asked."""
+    lose: int | None = Field(default=None, ge=1)
+    """Of `node_loss`: each class without 1 to this many nodes. [default: 1]"""
+    candidates: tuple[Candidate, ...] | None = None
+    """Of `growth`: what may be bought; each is added alone."""
+    values: dict[str, tuple[int, ...]] | None = None
+    """Of `sweep`: values of global_batch_size and seq_length, each changed alone."""
     problem: str | None = None
     """Shipped problem or problem file; the fields below replace its own."""
     cluster: str | Cluster | None = None

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from planner.batch.job_spec import JobSpec, Limits, job_spec, limits_of
 from planner.batch.key import job_key, refused_key
 from planner.batch.records import Records
+from planner.batch.what_if import check_study, variants
 from planner.data.problem import Problem
 from planner.data.read import read_file
 from planner.errors import InstanceError
@@ -45,6 +46,8 @@ class Job:
         Why there is no problem.
     asked
         Model, cluster and target as the entry names them.
+    study, variant, nodes_changed, price_usd
+        Of a job that a study made: see `what_if.Variant`.
     """
 
     name: str
@@ -53,6 +56,10 @@ class Job:
     problem: Problem | None
     refused: str | None = None
     asked: dict[str, str | None] | None = None
+    study: str | None = None
+    variant: str | None = None
+    nodes_changed: int | None = None
+    price_usd: float | None = None
 
 
 def read_jobs(path: str | Path) -> tuple[Job, ...]:
@@ -70,11 +77,11 @@ def read_jobs(path: str | Path) -> tuple[Job, ...]:
     job_spec(defaults, where, "defaults")
     records = Records(Path(path).parent)
     names: dict[str, str] = {}
-    jobs = []
+    jobs: list[Job] = []
     for place, spec in itertools.chain(
         _listed(values.get("jobs") or [], defaults, where), _combined(values.get("grid"), defaults, where)
     ):
-        jobs.append(_job(spec, f"{where}: {place}", records, names))
+        jobs += _jobs(spec, f"{where}: {place}", records, names)
     if not jobs:
         raise InstanceError("holds no job; list them under `jobs:` or give a `grid:`", where)
     return tuple(jobs)
@@ -139,26 +146,48 @@ def _axis_value(axis: str, option: Any, where: str, place: str) -> tuple[str, An
     return name, getattr(spec, name)
 
 
-def _job(spec: JobSpec, where: str, records: Records, names: dict[str, str]) -> Job:
-    """The job of an entry, with its problem or the reason why there is none."""
+def _jobs(spec: JobSpec, where: str, records: Records, names: dict[str, str]) -> Iterator[Job]:
+    """The job of an entry, or the jobs of its study; with the reason where it gives no problem."""
+    check_study(spec, where)
     name = _unique(spec, where, names)
     try:
         problem = records.problem(spec, where)
     except InstanceError as refusal:
-        return Job(
-            name,
-            refused_key([str(refusal), spec.model_dump(mode="json", exclude={"name"})]),
-            Limits(),
-            None,
-            refused=str(refusal),
-            asked={
-                "model": _shown(spec.model) or spec.problem,
-                "cluster": _shown(spec.cluster),
-                "target": spec.target,
-            },
+        asked = {
+            "model": _shown(spec.model) or spec.problem,
+            "cluster": _shown(spec.cluster) or None,
+            "target": spec.target,
+        }
+        yield _refused(name, str(refusal), asked)
+        return
+    limits = limits_of(spec, problem.options)
+    if spec.kind == "plan":
+        yield _sound(name, problem, limits)
+        return
+    for variant in variants(spec, problem, where):
+        title = f"{name}: {variant.name}"
+        names[title] = where
+        if variant.problem is None:
+            job = _refused(
+                title, variant.refused or "", {"model": problem.model.id, "target": problem.target}
+            )
+        else:
+            job = _sound(title, variant.problem, limits)
+        yield replace(
+            job,
+            study=name,
+            variant=variant.name,
+            nodes_changed=variant.nodes_changed,
+            price_usd=variant.price_usd,
         )
-    named = problem.model_copy(update={"name": name})
-    return Job(name, job_key(problem), limits_of(spec, problem.options), named)
+
+
+def _sound(name: str, problem: Problem, limits: Limits) -> Job:
+    return Job(name, job_key(problem), limits, problem.model_copy(update={"name": name}))
+
+
+def _refused(name: str, reason: str, asked: dict[str, str | None]) -> Job:
+    return Job(name, refused_key([reason, name]), Limits(), None, refused=reason, asked=asked)
 
 
 def _unique(spec: JobSpec, where: str, names: dict[str, str]) -> str:
@@ -188,6 +217,7 @@ def described(spec: JobSpec) -> str:
     parts = [head] + ([work] if batch or seq else [])
     parts += [_shown(v) for v in (spec.precision, spec.target, spec.stack) if v is not None]
     limits = ("time_limit_s", "workers")
+    parts += [] if spec.kind == "plan" else [spec.kind.replace("_", " ")]
     parts += [f"{key} {value}" for key, value in spec.options().items() if key not in limits]
     return ", ".join(parts)
 

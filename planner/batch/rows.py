@@ -13,13 +13,15 @@ from urllib.parse import quote
 from planner.batch import run_lock
 from planner.batch.pack import unpacked
 from planner.batch.store_schema import STORE_SCHEMA, explained
+from planner.batch.study import add_changes
 from planner.data import load
 from planner.data.problem import Problem, ProblemFile
 from planner.data.result import Result
 from planner.errors import InstanceError
 
 FIELDS = (
-    "name", "key", "study", "variant", "model", "cluster", "target", "seq_length", "global_batch_size",
+    "name", "key", "study", "variant", "nodes_changed", "price_usd", "step_change", "tokens_per_s_change",
+    "gain_per_node", "gain_per_million_usd", "model", "cluster", "target", "seq_length", "global_batch_size",
     "precision", "nodes", "chips", "usd_per_hour", "status", "termination", "step_s", "bound_s", "gap",
     "tokens_per_s", "mfu", "usd_per_million_tokens", "chips_used", "peak_memory_gib", "error_band", "plan",
     "message", "cause", "attempts", "interrupted", "seconds", "time_limit_s", "version",
@@ -45,7 +47,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     store = Path(path)
     alive: dict[str, bool] = {}
     with _reading(store) as db:
-        return [_row(store, alive, *values) for values in db.execute(_SELECT)]
+        rows = [_row(store, alive, *values) for values in db.execute(_SELECT)]
+    add_changes(rows)
+    return rows
 
 
 def _row(

@@ -199,12 +199,18 @@ def checksum(*values: Any) -> str:
 
 def job_facts(job: Job) -> dict[str, Any]:
     """What a list of results shows of a job itself."""
+    study = {
+        "study": job.study,
+        "variant": job.variant,
+        "nodes_changed": job.nodes_changed,
+        "price_usd": job.price_usd,
+    }
     if job.problem is None:
-        return dict(job.asked or {}) | {"refused": job.refused}
+        return dict(job.asked or {}) | study
     problem = job.problem
     prices = [c.price_usd_per_hour for c in problem.cluster.classes]
     cost = sum(p * c.num_nodes for p, c in zip(prices, problem.cluster.classes, strict=True) if p is not None)
-    return {
+    return study | {
         "model": problem.model.id,
         "cluster": problem.cluster.id,
         "target": problem.target,

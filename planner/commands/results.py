@@ -57,19 +57,23 @@ def results_table(rows: Sequence[Row]) -> Table:
     from rich import box
     from rich.table import Table
 
+    studied = any(row["step_change"] is not None for row in rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", overflow="fold")
     table.add_column("status", no_wrap=True)
-    for heading in ("step", "gap", "tokens/s"):
+    for heading in ("step", "gap", "tokens/s", *(("change", "a node", "a million $") if studied else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("plan, or what happened", overflow="fold")
     for row in rows:
-        table.add_row(
+        cells = [
             row["name"],
             row["termination"] if row["status"] == "done" else row["status"],
             "-" if row["step_s"] is None else format_seconds(row["step_s"]),
             "-" if row["gap"] is None else format_percent(row["gap"]),
             "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
-            screen.one_line(row["plan"] or row["message"] or ""),
-        )
+        ]
+        if studied:
+            changes = ("tokens_per_s_change", "gain_per_node", "gain_per_million_usd")
+            cells += ["-" if row[field] is None else f"{100 * row[field]:+.1f}%" for field in changes]
+        table.add_row(*cells, screen.one_line(row["plan"] or row["message"] or ""))
     return table

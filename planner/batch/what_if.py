@@ -1,0 +1,178 @@
+"""Ready questions about one problem: what if nodes are lost, bought, or the batch is another one.
+
+Each becomes ordinary jobs, the problem as it stands and its variants, so that they are kept, resumed
+and shared as any other. `study.py` puts their answers beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.batch.job_spec import Candidate, JobSpec
+from planner.data import load
+from planner.data.cluster import Cluster, NodeClass
+from planner.data.problem import Problem
+from planner.errors import InstanceError
+
+BASE = "as it stands"
+"""Name of the variant that changes nothing."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One answer that a study needs.
+
+    Parameters
+    ----------
+    name
+        What is changed.
+    problem
+        None where the change leaves no problem.
+    refused
+        Why it leaves none.
+    nodes_changed
+        Nodes added (or, below zero, lost).
+    price_usd
+        Price of what is bought [$].
+    """
+
+    name: str
+    problem: Problem | None
+    refused: str | None = None
+    nodes_changed: int = 0
+    price_usd: float | None = None
+
+
+def variants(spec: JobSpec, problem: Problem, where: str) -> Iterator[Variant]:
+    """The problem as it stands, then everything that the study changes in it, one change at a time."""
+    yield Variant(BASE, problem)
+    if spec.kind == "node_loss":
+        yield from _losses(problem, spec.lose or 1, where)
+    elif spec.kind == "growth":
+        for candidate in spec.candidates or ():
+            yield _bought(problem, candidate, where)
+    elif spec.kind == "sweep":
+        for axis in ("global_batch_size", "seq_length"):
+            for value in (spec.values or {}).get(axis, ()):
+                workload = problem.workload.model_copy(update={axis: value})
+                changed = problem.model_copy(update={"workload": workload})
+                if changed != problem:
+                    yield _checked(f"{axis} {value}", changed, where)
+
+
+def check_study(spec: JobSpec, where: str) -> None:
+    """Refuse a kind without what it needs, and fields that belong to another kind.
+
+    Raises
+    ------
+    InstanceError
+        With the field that is missing or out of place.
+    """
+    needs = {"growth": "candidates", "sweep": "values"}
+    own = {"node_loss": "lose", **needs}
+    for kind, field in own.items():
+        given = getattr(spec, field)
+        if kind != spec.kind and given is not None:
+            raise InstanceError(
+                f"belongs to `kind: {kind}`, this job is of kind {spec.kind}", f"{where}.{field}"
+            )
+    field_needed = needs.get(spec.kind)
+    if field_needed is not None and not getattr(spec, field_needed):
+        raise InstanceError(f"`kind: {spec.kind}` needs `{field_needed}:`", where)
+    for axis, values in (spec.values or {}).items():
+        if axis not in ("global_batch_size", "seq_length"):
+            raise InstanceError(
+                f"unknown key {axis!r}; there are global_batch_size and seq_length", f"{where}.values"
+            )
+        if min(values, default=0) < 1:
+            raise InstanceError("must be whole numbers of at least 1", f"{where}.values.{axis}")
+
+
+def _checked(
+    name: str, problem: Problem, where: str, *, nodes_changed: int = 0, price_usd: float | None = None
+) -> Variant:
+    """A variant, checked as a whole."""
+    try:
+        sound = load.resolve_problem(load.problem_file(problem), where)
+    except InstanceError as refusal:
+        return Variant(name, None, str(refusal), nodes_changed, price_usd)
+    return Variant(name, sound, None, nodes_changed, price_usd)
+
+
+def _losses(problem: Problem, most: int, where: str) -> Iterator[Variant]:
+    """Each class without its last 1 to `most` nodes."""
+    for i, node_class in enumerate(problem.cluster.classes):
+        for lost in range(1, min(most, node_class.num_nodes) + 1):
+            name = f"without {lost} {'node' if lost == 1 else 'nodes'} of {node_class.name}"
+            smaller = _with_nodes(problem.cluster, i, node_class.num_nodes - lost)
+            if smaller is None:
+                yield Variant(name, None, f"{where}: {name} nothing is left", -lost)
+            else:
+                changed = problem.model_copy(update={"cluster": smaller})
+                yield _checked(name, changed, where, nodes_changed=-lost)
+
+
+def _with_nodes(cluster: Cluster, class_index: int, num_nodes: int) -> Cluster | None:
+    """The cluster with another number of nodes in a class; None where no node is left at all."""
+    old = cluster.classes[class_index]
+    classes = list(cluster.classes)
+    if num_nodes == 0:
+        del classes[class_index]
+    else:
+        classes[class_index] = resized(old, num_nodes)
+    if not classes:
+        return None
+    kept = {node_class.name for node_class in classes}
+    links = tuple(link for link in cluster.links if kept.issuperset(link.between))
+    return cluster.model_copy(update={"classes": tuple(classes), "links": links})
+
+
+def resized(node_class: NodeClass, num_nodes: int) -> NodeClass:
+    """A class with another number of nodes: its first hosts, and made-up names for new ones."""
+    hosts = node_class.hosts
+    if hosts is not None:
+        new = (f"new-{node_class.name}-{i}" for i in range(max(0, num_nodes - len(hosts))))
+        hosts = (*hosts[:num_nodes], *new)
+    return node_class.model_copy(update={"num_nodes": num_nodes, "hosts": hosts})
+
+
+def _bought(problem: Problem, candidate: Candidate, where: str) -> Variant:
+    """The problem with a candidate's nodes: more of a class that has such nodes, or classes of their own."""
+    try:
+        bought = load.load_cluster(candidate.add)
+    except InstanceError as refusal:
+        return Variant(f"with {candidate.add}", None, f"{where}: candidates: {refusal}")
+    classes, chips = list(problem.cluster.classes), dict(problem.chips)
+    links = [*problem.cluster.links, *bought.links]
+    for new in bought.classes:
+        same = [
+            i for i, c in enumerate(classes) if (c.chip, c.chips_per_node) == (new.chip, new.chips_per_node)
+        ]
+        if same:
+            old = classes[same[0]]
+            classes[same[0]] = resized(old, old.num_nodes + new.num_nodes)
+        else:
+            classes.append(new.model_copy(update={"name": _free_name(new.name, classes)}))
+            chips.setdefault(new.chip, load.load_chip(new.chip))
+    names = {c.name for c in classes}
+    cluster = problem.cluster.model_copy(
+        update={
+            "classes": tuple(classes),
+            "links": tuple(link for link in links if names.issuperset(link.between)),
+            "assumptions": problem.cluster.assumptions + bought.assumptions,
+        }
+    )
+    changed = problem.model_copy(update={"cluster": cluster, "chips": chips})
+    return _checked(
+        f"with {candidate.name or candidate.add}",
+        changed,
+        where,
+        nodes_changed=bought.num_nodes,
+        price_usd=candidate.price_usd,
+    )
+
+
+def _free_name(name: str, classes: list[NodeClass]) -> str:
+    taken = {c.name for c in classes}
+    return name if name not in taken else f"{name}-new"

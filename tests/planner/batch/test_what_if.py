@@ -1,0 +1,116 @@
+"""Studies: which jobs they become, and what their answers say of each change."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from planner.batch.answer import Answer
+from planner.batch.executor import Task
+from planner.batch.jobs_file import Job, read_jobs
+from planner.batch.rows import read_rows
+from planner.batch.run import Batch
+from planner.batch.store import Store
+from planner.data.problem import ProblemFile
+from planner.errors import InstanceError
+from tests.planner.batch.samples import InstantExecutor, jobs_text, write_jobs
+
+CLUSTER = "3x8 h100-sxm-80gb, 1x8 a100-sxm-80gb"
+MIXED = f"model: llama3-8b, cluster: '{CLUSTER}', seq_length: 4096, global_batch_size: 48"
+
+
+def read(folder: Path, entry: str) -> tuple[Job, ...]:
+    return read_jobs(write_jobs(folder, jobs_text(jobs=[f"{{name: s, {MIXED}, {entry}}}"])))
+
+
+def nodes(job: Job) -> list[tuple[str, int]]:
+    assert job.problem is not None
+    return [(c.chip, c.num_nodes) for c in job.problem.cluster.classes]
+
+
+def test_node_loss_takes_nodes_from_each_class_in_turn(tmp_path: Path) -> None:
+    jobs = read(tmp_path, "kind: node_loss, lose: 2")
+    assert [(job.variant, nodes(job)) for job in jobs] == [
+        ("as it stands", [("h100-sxm-80gb", 3), ("a100-sxm-80gb", 1)]),
+        ("without 1 node of h100-sxm-80gb", [("h100-sxm-80gb", 2), ("a100-sxm-80gb", 1)]),
+        ("without 2 nodes of h100-sxm-80gb", [("h100-sxm-80gb", 1), ("a100-sxm-80gb", 1)]),
+        ("without 1 node of a100-sxm-80gb", [("h100-sxm-80gb", 3)]),
+    ]
+    assert {job.study for job in jobs} == {"s"} and len({job.key for job in jobs}) == 4
+
+
+def test_loss_of_the_only_node_is_kept_as_a_refused_job(tmp_path: Path) -> None:
+    text = jobs_text(jobs=["{problem: llama3-8b-h100-8, kind: node_loss}"])
+    base, lost = read_jobs(write_jobs(tmp_path, text))
+    assert base.problem is not None and lost.problem is None
+    assert "nothing is left" in (lost.refused or "")
+
+
+def test_hosts_of_lost_nodes_go_from_the_end(tmp_path: Path) -> None:
+    cluster = (
+        "{id: c, classes: [{name: n, chip: h100-sxm-80gb, num_nodes: 3, chips_per_node: 8, nics_per_node: 8,"
+        " nic_gbit_per_s: 400, hosts: [x, y, z]}]}"
+    )
+    text = jobs_text(jobs=[f"{{problem: llama3-8b-h100-8, cluster: {cluster}, kind: node_loss}}"])
+    _, lost = read_jobs(write_jobs(tmp_path, text))
+    assert lost.problem is not None and lost.problem.cluster.hosts_of(0) == ("x", "y")
+
+
+def test_growth_adds_each_candidate_alone(tmp_path: Path) -> None:
+    jobs = read(
+        tmp_path,
+        "kind: growth, candidates:"
+        " [{add: 2x8 h100-sxm-80gb, price_usd: 600000}, {add: 1x8 b200-180gb, name: new}]",
+    )
+    assert [(job.variant, nodes(job)) for job in jobs[1:]] == [
+        ("with 2x8 h100-sxm-80gb", [("h100-sxm-80gb", 5), ("a100-sxm-80gb", 1)]),
+        ("with new", [("h100-sxm-80gb", 3), ("a100-sxm-80gb", 1), ("b200-180gb", 1)]),
+    ]
+
+
+def test_sweep_changes_one_value_at_a_time(tmp_path: Path) -> None:
+    jobs = read(tmp_path, "kind: sweep, values: {global_batch_size: [48, 96], seq_length: [2048]}")
+    assert [job.variant for job in jobs] == ["as it stands", "global_batch_size 96", "seq_length 2048"]
+
+
+def test_rows_say_what_each_change_gains(tmp_path: Path) -> None:
+    """Twice the nodes at 1.5 times the speed: a gain of 50%, 12.5% a node, 25% a million dollars."""
+    jobs = read(tmp_path, "kind: growth, candidates: [{add: 4x8 h100-sxm-80gb, price_usd: 2000000}]")
+
+    def answer(task: Task) -> Answer:
+        problem = ProblemFile.model_validate_json(task.problem_text)
+        step_s = 2.0 if problem.cluster.num_nodes > 4 else 3.0  # type: ignore[union-attr]
+        return Answer(task.key, None, {"step_s": step_s, "tokens_per_s": 48 * 4096 / step_s})
+
+    with closing(Store(tmp_path / "plans.db")) as store:
+        Batch(jobs, store).run(InstantExecutor(answer))
+    base, bought = read_rows(tmp_path / "plans.db")
+    assert (base["step_change"], base["gain_per_node"]) == (0.0, None)
+    assert bought["step_change"] == pytest.approx(-1 / 3)
+    assert bought["tokens_per_s_change"] == pytest.approx(0.5)
+    assert bought["gain_per_node"] == pytest.approx(0.125)
+    assert bought["gain_per_million_usd"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("kind: growth", "`kind: growth` needs `candidates:`"),
+        ("kind: sweep", "`kind: sweep` needs `values:`"),
+        ("lose: 2", "belongs to `kind: node_loss`, this job is of kind plan"),
+        ("kind: sweep, values: {gap: [1]}", "unknown key 'gap'; there are global_batch_size and seq_length"),
+        ("kind: sweep, values: {seq_length: [0]}", "values.seq_length: must be whole numbers of at least 1"),
+        ("kind: node_los", "must be one of"),
+    ],
+)
+def test_study_without_what_it_needs_is_refused(tmp_path: Path, entry: str, words: str) -> None:
+    with pytest.raises(InstanceError) as refused:
+        read(tmp_path, entry)
+    assert words in str(refused.value)
+
+
+def test_candidate_of_unknown_chips_is_kept_with_its_reason(tmp_path: Path) -> None:
+    _, refused = read(tmp_path, "kind: growth, candidates: [{add: 2x8 h101}]")
+    assert refused.problem is None and "unknown chip 'h101'" in (refused.refused or "")
