@@ -20,7 +20,7 @@ from planner.rules.versions import VERSIONS
 
 PLAN_FILE = "plan.yaml"
 _SCHEMA_LINE = "schema: hetplan/plan/"
-_EXECUTABLE = ("launch.sh",)
+_EXECUTABLE = ("launch.sh", "forms/mpi/run.sh", "forms/mpi/start_rank.sh")
 _OURS = (
     "launch.sh",
     "submit.sbatch",

@@ -17,7 +17,9 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments, words
+from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.mpi import mpi_files
 from planner.launchers.node_table import node_table
 from planner.launchers.placement import HostPlace, place_hosts
 from planner.launchers.readme import readme_text
@@ -52,7 +54,8 @@ def launch_files(
     files |= {f"lib/{name}": template(name) for name in _LIBRARY}
     if by_rank:
         files["lib/run_stage.py"] = _stage_runner(plan)
-    return files
+    library = sorted(name.removeprefix("lib/") for name in files if name.startswith("lib/"))
+    return files | mpi_files(places) | kubernetes_files(problem, places, library)
 
 
 def needs_arguments_by_rank(plan: Plan, places: Iterable[HostPlace]) -> bool:

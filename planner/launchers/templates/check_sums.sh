@@ -39,6 +39,23 @@ check_processes() {
     fi
 }
 
+# check_rank NODE_RANK RANK LOCAL_RANK WORLD_SIZE WORLD_SIZE_OF_PLAN
+# Is this rank where the plan puts it? For ranks that another launcher numbered.
+check_rank() {
+    local node first=0
+    if (($4 != $5)); then
+        fail "$4 ranks were started, the plan has $5"
+    fi
+    for ((node = 0; node < $1; node++)); do
+        describe_node "$node"
+        first=$((first + PROCESSES))
+    done
+    describe_node "$1"
+    if (($2 != first + $3 || $3 >= PROCESSES)); then
+        fail "rank $2 was started as process $3 of node $1, where the plan has ranks $first to $((first + PROCESSES - 1)); order the hosts as in hosts.txt"
+    fi
+}
+
 # check_sums WORLD_SIZE DATA_PARALLEL NUM_MICROBATCHES VIRTUAL_STAGES ARGUMENT...
 check_sums() {
     local world=$1 dp=$2 microbatches=$3 virtual=$4

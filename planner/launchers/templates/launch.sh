@@ -151,6 +151,13 @@ export MEGATRON_PATH
 MASTER_ADDR=${MASTER_ADDR:-$(first_host "$HERE/hosts.txt")}
 MASTER_PORT=${MASTER_PORT:-29500}
 
+# Somebody else has started this very rank (forms/mpi): become it, if it is where the plan puts it.
+if [[ ${HETPLAN_RANK_IS_STARTED:-0} == 1 ]]; then
+    check_rank "$NODE_RANK" "$RANK" "$LOCAL_RANK" "$WORLD_SIZE" "$WORLD_SIZE_OF_PLAN"
+    export RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
+    exec python -u "@{entry_point}" "${COMMON_ARGS[@]}" "${STAGE_ARGS[@]}"
+fi
+
 # Static rendezvous: with --rdzv-backend c10d torchrun would number the nodes itself, not as planned.
 exec torchrun \
     --nnodes "$NNODES" \

@@ -31,6 +31,7 @@ def test_directory_holds_one_top_level_script_and_the_files_of_the_contract(tmp_
         "plan.yaml",
         "hosts.txt",
         "README.md",
+        "forms",
     }
     assert (out / "launch.sh").stat().st_mode & 0o111
 

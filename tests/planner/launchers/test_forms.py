@@ -1,0 +1,163 @@
+"""Other ways to start a launch directory: MPI numbers ranks as planned or stops, Kubernetes takes objects."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.launchers.directory import export_plan
+from planner.launchers.kubernetes import CLASS_LABEL
+from planner.launchers.placement import place_hosts
+from tests.planner.launchers import plans
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for a node of 8 H100 that holds two stages, and one of 4 A100."""
+    case = plans.stages_share_a_host()
+    return export_plan(*case, "megatron-lm", tmp_path_factory.mktemp("forms") / "launch")
+
+
+def start_rank(directory: Path, programs: Path, host: str, rank: int, local: int, size: int = 12) -> Any:
+    """Run one rank as mpirun would, with a python that only says what it was told."""
+    for name, body in {
+        "python": 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $2"',
+        "nvidia-smi": f"for i in {{1..{8 if host == 'node000' else 4}}}; do echo NVIDIA "
+        f"{'H100 80GB HBM3' if host == 'node000' else 'A100-SXM4-80GB'}; done",
+    }.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    return subprocess.run(
+        ["bash", str(directory / "forms/mpi/start_rank.sh")],
+        env=os.environ
+        | {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "HETPLAN_HOST": host,
+            "NODE_RANK": "1",
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": str(size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_mpi_hosts_stand_in_rank_order_with_their_processes(mixed: Path) -> None:
+    assert (mixed / "forms/mpi/hostfile").read_text() == "node000 slots=8\nnode001 slots=4\n"
+    ranks = (mixed / "forms/mpi/rankfile").read_text().splitlines()
+    assert (ranks[0], ranks[7], ranks[8], len(ranks)) == (
+        "rank 0=node000 slot=0",
+        "rank 7=node000 slot=7",
+        "rank 8=node001 slot=0",
+        12,
+    )
+
+
+def test_a_rank_of_mpi_becomes_the_rank_of_megatron(mixed: Path, tmp_path: Path) -> None:
+    done = start_rank(mixed, tmp_path, "node001", 9, 1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:4] == ["9", "1", "12", "node000"]
+    assert done.stdout.split()[4].endswith("lib/run_stage.py")
+
+
+@pytest.mark.parametrize(
+    ("host", "rank", "local", "size", "complaint"),
+    [
+        ("node001", 1, 1, 12, "where the plan has ranks 8 to 11"),
+        ("node000", 8, 8, 12, "where the plan has ranks 0 to 7"),
+        ("node000", 0, 0, 16, "16 ranks were started, the plan has 12"),
+    ],
+)
+def test_a_rank_that_mpi_put_elsewhere_stops(
+    host: str, rank: int, local: int, size: int, complaint: str, mixed: Path, tmp_path: Path
+) -> None:
+    done = start_rank(mixed, tmp_path, host, rank, local, size)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+
+
+def objects(directory: Path, name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((directory / "forms/kubernetes" / name).read_text()))
+
+
+def test_pods_of_a_jobset_get_the_node_ranks_of_their_class(tmp_path: Path) -> None:
+    problem, plan = plans.mixed_128()
+    out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+    (jobset,) = objects(out, "jobset.yaml")
+    ranks: list[int] = []
+    classes: list[str] = []
+    for group in jobset["spec"]["replicatedJobs"]:
+        job = group["template"]["spec"]
+        assert (job["completionMode"], job["parallelism"]) == ("Indexed", job["completions"])
+        pod = job["template"]["spec"]
+        command = pod["containers"][0]["command"][2]
+        for index in range(job["completions"]):
+            script = command.replace("exec bash /hetplan/launch.sh", "printenv NODE_RANK")
+            ran = subprocess.run(
+                ["bash", "-c", script],
+                env=os.environ | {"JOB_COMPLETION_INDEX": str(index)},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            ranks.append(int(ran.stdout))
+            classes.append(pod["nodeSelector"][CLASS_LABEL])
+            assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert ranks == list(range(16))
+    assert classes == [place.chip for place in place_hosts(problem, plan)]
+    name = jobset["metadata"]["name"]
+    address = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}["MASTER_ADDR"]
+    assert address == f"{name}-g0-0-0.{jobset['spec']['network']['subdomain']}"
+
+
+def test_each_class_is_a_pytorchjob_with_its_offset(mixed: Path) -> None:
+    first, second = objects(mixed, "pytorchjobs.yaml")
+    workers = [job["spec"]["pytorchReplicaSpecs"]["Worker"] for job in (first, second)]
+    commands = [w["template"]["spec"]["containers"][0]["command"][2] for w in workers]
+    assert [c.split("((")[1].split(" ")[0] for c in commands] == ["0", "1"]
+    assert [w["replicas"] for w in workers] == [1, 1]
+    limits = [w["template"]["spec"]["containers"][0]["resources"]["limits"] for w in workers]
+    assert limits == [{"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 4}]
+
+
+def test_every_file_of_the_directory_that_pods_need_is_in_the_config_map(mixed: Path) -> None:
+    (jobset,) = objects(mixed, "jobset.yaml")
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    items = {item["path"] for item in pod["volumes"][0]["configMap"]["items"]}
+    files = {str(p.relative_to(mixed)) for p in (mixed / "lib").rglob("*") if p.is_file()}
+    assert items == files | {"launch.sh", "hosts.txt"}
+    heading = (mixed / "forms/kubernetes/jobset.yaml").read_text().splitlines()[1]
+    assert all(f"--from-file={path}" in heading for path in items)
+
+
+@pytest.mark.parametrize("name", ["jobset.yaml", "pytorchjobs.yaml"])
+def test_pods_and_jobs_meet_the_published_schemas(name: str, mixed: Path) -> None:
+    # JobSet and PyTorchJob are defined by their operators; what they wrap are Jobs and Pods of Kubernetes.
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for tree in objects(mixed, name):
+        wrapped = []
+        for group in tree["spec"].get("replicatedJobs", []):
+            wrapped.append(("batch/v1", "Job", group["template"]["spec"]))
+            wrapped.append(("v1", "Pod", group["template"]["spec"]["template"]["spec"]))
+        for replica in tree["spec"].get("pytorchReplicaSpecs", {}).values():
+            wrapped.append(("v1", "Pod", replica["template"]["spec"]))
+        assert wrapped
+        for version, kind, spec in wrapped:
+            whole = {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+            kubernetes_validate.validate(whole, "1.30", strict=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_scripts_for_mpi_pass_shellcheck(mixed: Path) -> None:
+    scripts = [str(path) for path in (mixed / "forms/mpi").glob("*.sh")]
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert len(scripts) == 2
+    assert done.returncode == 0, done.stdout
