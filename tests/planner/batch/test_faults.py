@@ -1,0 +1,145 @@
+"""Kills at random moments, of the whole program and of its workers: zero answers lost, zero doubled."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.batch.rows import read_rows
+from tests.planner.batch.samples import jobs_text, rows, write_jobs
+
+JOBS = 6
+GRID = "{problem: llama3-8b-h100-8, gap: 0.1, global_batch_size: [8, 16, 24, 32, 40, 48]}"
+KILLS = int(os.environ.get("HETPLAN_TEST_KILLS", "3"))
+"""Kills of one trial; set more of them for a long one."""
+COMMAND = (sys.executable, "-m", "planner.cli", "batch")
+
+
+def start(folder: Path, *, workers: int = 2) -> subprocess.Popen[bytes]:
+    """A batch in a process group of its own, as a shell would start it."""
+    jobs = write_jobs(folder, jobs_text(grid=GRID))
+    command = (*COMMAND, str(jobs), "--store", str(folder / "plans.db"), "--workers", str(workers))
+    return subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[bytes]) -> str:
+    """What a batch says until its end."""
+    _, said = process.communicate(timeout=120)
+    return said.decode()
+
+
+def children(process: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def answered(store: Path) -> dict[object, object]:
+    """Every answer that an outsider finds in the store, with how often it was worked on."""
+    if not store.exists() or not rows(store, "SELECT 1 FROM sqlite_master WHERE name = 'answer'"):
+        return {}
+    return dict(rows(store, "SELECT key, attempts || facts FROM answer"))  # type: ignore[arg-type]
+
+
+def check_whole(store: Path, attempts: int = 1) -> None:
+    """Each job answered once, all sound, nothing left behind."""
+    found = read_rows(store)
+    assert len(found) == JOBS == len(answered(store))
+    assert {row["status"] for row in found} == {"done"}
+    assert max(row["attempts"] for row in found) <= attempts
+    assert [row["termination"] for row in found] == ["optimal"] * JOBS
+    assert rows(store, "SELECT * FROM claim") == []
+    assert sorted(p.name for p in store.parent.iterdir()) == ["jobs.yaml", "plans.db"]
+
+
+@pytest.mark.slow
+def test_batch_killed_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    store = tmp_path / "plans.db"
+    kept: dict[object, object] = {}
+    for _ in range(KILLS):
+        process = start(tmp_path)
+        time.sleep(moments.uniform(0.1, 3.5))
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+        now = answered(store)
+        assert kept.items() <= now.items(), "an answer was lost or made again"
+        kept = now
+    finish(start(tmp_path))
+    assert kept.items() <= answered(store).items()
+    check_whole(store)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_workers_killed_at_random_moments_cost_attempts_and_no_answers(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    process = start(tmp_path)
+    killed = 0
+    while process.poll() is None and killed < 2:
+        time.sleep(moments.uniform(1.5, 3.0))
+        workers = children(process.pid) if process.poll() is None else []
+        if workers:
+            os.kill(moments.choice(workers), signal.SIGKILL)
+            killed += 1
+    said = finish(process)
+    assert process.returncode in (0, 1), said
+    # Where chance kills the same job twice it is kept as failed; that is what a second run is for.
+    retry = start(tmp_path) if process.returncode == 0 else None
+    if retry is not None:
+        finish(retry)
+        check_whole(tmp_path / "plans.db", attempts=2)
+    assert len(answered(tmp_path / "plans.db")) == JOBS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_workers_end_with_their_batch(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    while not (workers := children(process.pid)):
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.kill()
+    process.wait()
+    deadline_s = time.monotonic() + 10
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_answered_and_says_how_to_go_on(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    store = tmp_path / "plans.db"
+    while len(answered(store)) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    said = finish(process)
+    assert process.returncode == 130 and "interrupted; run the same command to go on" in said
+    kept = answered(store)
+    assert len(kept) >= 2
+    assert rows(store, "SELECT * FROM claim") == []
+    finish(start(tmp_path))
+    assert kept.items() <= answered(store).items()
+    check_whole(store)
+
+
+@pytest.mark.slow
+def test_two_programs_on_one_store_share_the_work_and_both_end(tmp_path: Path) -> None:
+    both = [start(tmp_path, workers=1) for _ in range(2)]
+    said = [finish(process) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert all(f"{JOBS} of {JOBS} done" in words for words in said)
+    check_whole(tmp_path / "plans.db")
