@@ -59,7 +59,6 @@ class Store:
             try:
                 self._check(where)
                 self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = FULL")
                 with self._writing():
                     for statement in TABLES.split(";\n"):
                         self._db.execute(statement)
@@ -84,9 +83,10 @@ class Store:
                 raise InstanceError(f"is a store of {schema!r}; this release uses {STORE_SCHEMA!r}", where)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction, whole or not at all."""
+    def _writing(self, *, flushed: bool = True) -> Iterator[None]:
+        """One transaction, whole or not at all; flushed to disk, unless a power cut may undo it."""
         try:
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if flushed else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -144,7 +144,7 @@ class Store:
         seen_attempts
             Attempts of the answer that is to be replaced; 0 where there was none.
         """
-        with self._writing():
+        with self._writing(flushed=False):
             found = self._db.execute("SELECT run FROM claim WHERE key = ?", (key,)).fetchone()
             if found and found[0] != self.run and run_lock.is_alive(self.path, found[0]):
                 return False
