@@ -29,7 +29,7 @@ from planner.cost.prices import Floats
 
 PRICE_STEPS = 10
 """Halvings of the interval of mu."""
-MAX_STATES = 6_000
+MAX_STATES = 8_000
 """Points of the lattice beyond which no bound is computed."""
 
 

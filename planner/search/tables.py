@@ -233,7 +233,7 @@ def _most_layers(most: np.ndarray, counts: Sequence[int]) -> float:
     """
     if len(counts) == 1:
         return float(most[0].sum())
-    price = most.mean(axis=1) - most[0].mean()
+    price = np.median(most, axis=1) - float(np.median(most[0]))
     best = float((most - price[:, None]).max(axis=0).sum() + price @ counts)
     for _ in range(1 if len(counts) == 2 else 3):
         for c in range(1, len(counts)):
