@@ -68,7 +68,7 @@ def accuracy_block(runs: str) -> str:
 NOTE = """\
 Error: mean of |predicted / measured - 1|. *Anchored*: each prediction scaled by a factor from **other** runs
 of the same chip and software in the same file, never of the same model and layout; where such runs have
-little in common this makes it worse. {scored} runs are scored, {left_out} are left out (full sharding, low
+little in common this makes it worse. {scored} runs are scored, {left_out} are left out (low
 quality, fields that the source does not state), whole suites among them.
 
 These runs were at hand while the cost model was written: read the figures as errors on known runs, not as a

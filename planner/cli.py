@@ -80,7 +80,9 @@ def plan(
         typer.Option(help="Stop at this proven gap to the best plan, as a fraction. [default: 0.01]"),
     ] = None,
     top: Annotated[int | None, typer.Option(help="How many plans to show. [default: 3]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; the plan does not depend on it.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; the plan does not depend on it (one is used so far).")
+    ] = None,
     solver: Annotated[str | None, typer.Option(help="highs, cp_sat, scip or cbc. [default: highs]")] = None,
     memory_reserve: Annotated[
         float | None, typer.Option(help="Share of usable memory left free, as a fraction. [default: 0.04]")

@@ -33,6 +33,7 @@ _PARTS = {
     "ep": ("exposed EP", "expert-parallel communication that nothing hides"),
     "pp": ("exposed PP", "sends between stages that nothing hides"),
     "dp": ("exposed DP", "gradient and parameter exchange that nothing hides"),
+    "host": ("host", "chips waiting for the host to launch their work"),
     "bubble": ("bubble", "idle while the pipeline fills, drains or waits"),
     "optimizer": ("optimizer", "update of the weights"),
     "other": ("other", "gradient norm and host work, once a step"),
