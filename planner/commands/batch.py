@@ -36,6 +36,7 @@ def run(
     executor: str,
     address: str | None,
     retry_failed: bool,
+    repair: bool,
     quiet: bool,
 ) -> ExitCode:
     """Answer every job that the store has no answer to; the exit code says whether any failed."""
@@ -43,6 +44,8 @@ def run(
     if workers is not None and workers < 1:
         raise InstanceError(f"must be at least 1, got {workers}", "--workers")
     jobs = read_jobs(jobs_path)
+    if repair:
+        _repair(store_path)
     with ExitStack() as stack:
         store = stack.enter_context(closing(Store(store_path)))
         if dropped := store.drop_damaged():
@@ -61,6 +64,16 @@ def run(
     if not quiet:
         screen.note(f"{sentence(end)}; see `hetplan results {store_path}`")
     return ExitCode.FAULT if end.failed else ExitCode.PLAN
+
+
+def _repair(store_path: Path) -> None:
+    """Save what can be read of a damaged store, and say how much that was."""
+    from planner.batch.repair import repair
+
+    old, saved = repair(store_path)
+    screen.note(
+        f"{store_path}: saved {saved['job']} jobs and {saved['answer']} answers; the old file is {old.name}"
+    )
 
 
 def check_executor(name: str, address: str | None) -> None:

@@ -30,6 +30,9 @@ def batch(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try again what failed in an earlier run.")
     ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First save what can be read of a damaged store.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
 ) -> int:
     """Plan many problems into a store; goes on where an earlier run ended. Exit code 1 where any failed."""
@@ -42,6 +45,7 @@ def batch(
         executor=executor,
         address=address,
         retry_failed=retry_failed,
+        repair=repair,
         quiet=quiet,
     )
 

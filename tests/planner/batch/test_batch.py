@@ -12,6 +12,7 @@ import pytest
 from planner.batch.answer import Answer, failure
 from planner.batch.executor import Task
 from planner.batch.jobs_file import Job, read_jobs
+from planner.batch.repair import repair
 from planner.batch.run import Batch, BatchProgress
 from planner.batch.store import Store
 from planner.errors import InstanceError
@@ -208,15 +209,30 @@ def test_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "other.db"]
 
 
-def test_store_broken_in_the_middle_is_detected_and_named(tmp_path: Path) -> None:
+def test_store_broken_in_the_middle_is_detected_named_and_the_rest_saved(tmp_path: Path) -> None:
     store, jobs = tmp_path / "plans.db", some_jobs(tmp_path, 20)
     run(store, jobs, InstantExecutor())
     raw = bytearray(store.read_bytes())
-    raw[4096 * 4 : 4096 * 6] = b"\xff" * 8192
+    # From page 5 on lie rows: a page of jobs and a page of answers are lost, or an index over them.
+    raw[4096 * 12 : 4096 * 14] = b"\xff" * 8192
     store.write_bytes(raw)
     with pytest.raises(InstanceError) as refused:
         Store(store)
     assert "plans.db: is damaged" in str(refused.value) and "--repair" in str(refused.value)
+    old, saved = repair(store)
+    assert old.read_bytes() == raw
+    assert 20 <= saved["job"] + saved["answer"] <= 39
+    executor = InstantExecutor()
+    assert run(store, jobs, executor).done == 20
+    assert len(executor.given) == 20 - saved["answer"]
+
+
+def test_store_in_use_is_not_repaired(tmp_path: Path) -> None:
+    with (
+        closing(Store(tmp_path / "plans.db")),
+        pytest.raises(InstanceError, match="a batch is running on it"),
+    ):
+        repair(tmp_path / "plans.db")
 
 
 def test_full_disk_ends_the_batch_with_what_was_answered_kept(tmp_path: Path) -> None:

@@ -152,3 +152,12 @@ def test_entry_without_a_problem_is_kept_with_its_reason(tmp_path: Path, entry: 
     assert bad.problem is None and bad.refused is not None
     assert words in bad.refused and "jobs[0]" in bad.refused
     assert good.problem is not None
+
+
+def test_example_of_the_readme_is_a_jobs_file(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (example,) = [block for block in text.split("```") if block.startswith("yaml\nschema: hetplan/jobs/v1")]
+    jobs = read(tmp_path, example.removeprefix("yaml\n"))
+    assert [job.refused for job in jobs if job.refused] == []
+    assert {job.study for job in jobs} >= {"spares", "purchase", "batches"}
+    assert len(jobs) == 2 + 3 + 3 + 4 + 8
