@@ -18,8 +18,10 @@ from planner.search.tables import Tables
 from planner.units import MS
 from tests.random_problems import random_problem
 
+SEEDS = [*range(300, 312), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(312, 350))]
 
-@pytest.mark.parametrize("seed", range(300, 340))
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
     """Pair, group, group with memory, order: each bounds every split of every order inside it."""
     problem = random_problem(seed, most_layers=12)

@@ -148,7 +148,7 @@ def test_forbidden_recomputation_is_never_chosen() -> None:
 
 
 def test_spare_classes_stay_idle_and_the_class_order_is_kept() -> None:
-    problem = load_problem("llama3-70b-h100-a100-128")
+    problem = load_problem(SMALL)
     spare = problem.cluster.classes[1].name
     result = driver.search(with_options(problem, spare=(spare,)))
     assert result.plan is not None
