@@ -139,8 +139,7 @@ class Opener:
         bounds = self._group_bound_s(group.choice, group.counts, [b for _, b in kept], sends)
         weighed = self.tables.order_bounds_s(group.choice, [o for o, _ in kept])
         for (order, _), better, dual in zip(kept, bounds, weighed, strict=True):
-            if np.isfinite(dual) or dual < 0:
-                self.frontier.push(max(bound_s, better, float(dual)), Order(group.choice, order))
+            self.frontier.push(max(bound_s, better, float(dual)), Order(group.choice, order))
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that an order takes, and the user lets it be."""

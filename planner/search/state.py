@@ -177,7 +177,9 @@ class Frontier(Generic[T]):
         self.floor_s = min(self.floor_s, bound_s)
 
     def push(self, bound_s: float, part: T) -> None:
-        """Keep a part open, or note its bound where it cannot win any more."""
+        """Keep a part open, or note its bound where it cannot win any more; an infinite one holds no plan."""
+        if bound_s == float("inf"):
+            return
         if bound_s >= self.cutoff_s:
             self.close(bound_s)
         else:
