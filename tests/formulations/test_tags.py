@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import formulations
-from formulations import row_search, stage_selection, stage_selection_cp
+from formulations import fleet_split, row_search, stage_selection, stage_selection_cp
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -40,7 +40,15 @@ def stage_selection_cp_names(data: StageSelectionData) -> Iterable[str]:
     return [constraint.name for constraint in model.proto.constraints]
 
 
+def fleet_split_names(data: StageSelectionData) -> Iterable[str]:
+    options = ((fleet_split.Option(1.0, 1.0, (1,)),),)
+    first, _ = fleet_split.build(fleet_split.FleetSplitData(options, (1,), "slowest"))
+    second, _ = fleet_split.build(fleet_split.FleetSplitData(options, (1,), "slowest"), floor=0.5)
+    return [*first.constraints, *second.constraints]
+
+
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
+    "fleet_split": fleet_split_names,
     "stage_selection": stage_selection_names,
     "stage_selection_cp": stage_selection_cp_names,
 }
