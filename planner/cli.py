@@ -17,7 +17,7 @@ import typer
 from planner import __version__
 from planner.commands import batch_flags, screen
 from planner.commands.screen import ExitCode
-from planner.errors import PlannerError, SolverError
+from planner.errors import InstanceError, PlannerError, SolverError
 
 app = typer.Typer(
     name="hetplan",
@@ -150,13 +150,35 @@ def predict(
         ),
     ] = None,
     *,
-    plan: Annotated[Path, typer.Option(help="Plan file.")],
+    plan: Annotated[Path | None, typer.Option(help="Plan file.")] = None,
+    from_script: Annotated[
+        Path | None,
+        typer.Option(help="Megatron-LM launch script instead; it runs with its launchers replaced."),
+    ] = None,
+    from_args: Annotated[Path | None, typer.Option(help="File with arguments of pretrain_gpt.py.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Chips that the script or arguments run on, as for `plan`.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes to run the script as.", min=1)] = None,
+    stack: Annotated[str | None, typer.Option(help="Training software: see `hetplan list stacks`.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Predict time and memory of a given plan. Exit code 3 where it breaks a rule."""
-    from planner.commands.predict import run
+    """Predict time and memory of a plan, or of a launch script. Exit code 3 where it breaks a rule."""
+    from planner.commands import predict as command
 
-    return run(problem, plan, as_json=as_json)
+    if sum(given is not None for given in (plan, from_script, from_args)) != 1:
+        raise InstanceError("give one of --plan, --from-script and --from-args", "command line")
+    if plan is not None:
+        return command.run(problem, plan, as_json=as_json)
+    return command.run_from(
+        problem,
+        script=from_script,
+        arguments=from_args,
+        cluster=cluster,
+        num_nodes=nodes,
+        stack=stack,
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`hetplan predict`: what a given plan would cost."""
+"""`hetplan predict`: what a given plan, or a launch script of your own, would cost."""
 
 from __future__ import annotations
 
@@ -11,20 +11,88 @@ from planner.data import load
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
+from planner.launchers import read_megatron
 
 
 def run(problem_name: str | None, plan_path: Path, *, as_json: bool) -> ExitCode:
     """Print the prediction; a plan that breaks a rule is predicted as well, and reported."""
     plan = load.load_plan(plan_path)
-    problem = problem_of(problem_name, plan, str(plan_path))
+    return _show(problem_of(problem_name, plan, str(plan_path)), plan, as_json=as_json)
+
+
+def run_from(
+    problem_name: str | None,
+    *,
+    script: Path | None,
+    arguments: Path | None,
+    cluster: str | None,
+    num_nodes: int | None,
+    stack: str | None,
+    as_json: bool,
+) -> ExitCode:
+    """Read a Megatron-LM launch script or argument list, and print what it would cost.
+
+    Raises
+    ------
+    InstanceError
+        Where no cluster is named, or the script cannot be read back.
+    """
+    if problem_name is not None and cluster is not None:
+        raise InstanceError("give PROBLEM, whose cluster counts, or --cluster, not both", "command line")
+    if problem_name is None and cluster is None:
+        raise InstanceError(
+            "a script does not say what chips it runs on; add --cluster, such as '4x8 h100-sxm-80gb'",
+            "command line",
+        )
+    chips = load.load_problem(problem_name).cluster if problem_name is not None else str(cluster)
+    chosen = stack or "megatron-core"
+    if script is not None:
+        back = read_megatron.read_script(script, chips, num_nodes=num_nodes, stack=chosen)
+    else:
+        assert arguments is not None
+        try:
+            text = arguments.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InstanceError(f"cannot be read: {error}", str(arguments)) from None
+        back = read_megatron.read_arguments(text, chips, where=str(arguments), stack=chosen)
+    return _show(back.problem, back.plan, as_json=as_json, read_back=back)
+
+
+def _show(
+    problem: Problem, plan: Plan, *, as_json: bool, read_back: read_megatron.ReadBack | None = None
+) -> ExitCode:
     evaluation = api.predict(problem, plan)
     if as_json:
-        screen.show_json({"schema": "hetplan/evaluation/v1", **evaluation.model_dump(mode="json")})
+        data = {"schema": "hetplan/evaluation/v1", **evaluation.model_dump(mode="json")}
+        if read_back is not None:
+            data |= {
+                "plan": plan.model_dump(mode="json", exclude={"problem"}),
+                "model": problem.model.model_dump(mode="json"),
+                "unknown_flags": list(read_back.unknown_flags),
+                "notes": list(read_back.notes),
+            }
+        screen.show_json(data)
     else:
         from planner.report.tables import prediction_report
 
         screen.show(prediction_report(problem, plan, evaluation, width=screen.console().width))
+        if read_back is not None:
+            from rich.text import Text
+
+            screen.show(Text("\n" + "\n".join(_in_words(read_back))))
     return ExitCode.INFEASIBLE if evaluation.violations else ExitCode.PLAN
+
+
+def _in_words(read_back: read_megatron.ReadBack) -> list[str]:
+    """What the script does not say, and what we do not know of it."""
+    lines = [f"assumed      {note}" for note in read_back.notes]
+    if read_back.unknown_flags:
+        lines.append(
+            f"not known    {', '.join(read_back.unknown_flags)}: the prediction leaves these flags out"
+        )
+    else:
+        lines.append("not known    nothing: every flag of the script is understood")
+    return lines
 
 
 def problem_of(problem_name: str | None, plan: Plan, where: str) -> Problem:

@@ -1,0 +1,74 @@
+"""Flags of a Megatron-LM command line, read back: their values, and which of them we know.
+
+A flag is known where it decides something that we model, or where it changes neither the time of a
+step nor its memory. All others are told to the user: what they do is not in the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from planner.errors import InstanceError
+from planner.launchers.template_text import template
+
+DECIDING = frozenset(template("deciding_flags.txt").split())
+"""Flags that we turn into model, workload, plan or software."""
+
+HARMLESS = frozenset(template("harmless_flags.txt").split())
+"""Flags that change neither the time of a step nor its memory, as far as we model them."""
+
+
+class Flags:
+    """The flags of one command line; of a flag given twice the last counts, as for Megatron's parser."""
+
+    def __init__(self, words: Sequence[str], where: str = "arguments") -> None:
+        self.where = where
+        self.values: dict[str, tuple[str, ...]] = {}
+        flag = ""
+        for word in words:
+            if word.startswith("--"):
+                flag, equals, value = word.partition("=")
+                flag = "--" + flag[2:].replace("_", "-")
+                self.values[flag] = (value,) if equals else ()
+            elif flag:
+                self.values[flag] += (word,)
+
+    def __contains__(self, flag: str) -> bool:
+        return flag in self.values
+
+    def text(self, flag: str, default: str | None = None) -> str:
+        """Value of a flag.
+
+        Raises
+        ------
+        InstanceError
+            Where it is missing and has no default, or has no value.
+        """
+        values = self.values.get(flag)
+        if values is None:
+            if default is None:
+                raise InstanceError(f"{flag} is missing; Megatron-LM has no default for it", self.where)
+            return default
+        if not values:
+            raise InstanceError(f"{flag} has no value", self.where)
+        return values[0]
+
+    def number(self, flag: str, default: int | None = None) -> int:
+        """Value of a flag as a whole number."""
+        text = self.text(flag, None if default is None else str(default))
+        try:
+            return int(text)
+        except ValueError:
+            raise InstanceError(f"{flag} is {text!r}, which is no whole number", self.where) from None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Flags that we know nothing of, in the order in which they stand."""
+        return tuple(flag for flag in self.values if flag not in DECIDING | HARMLESS)
+
+
+def differing(lines: Iterable[Flags]) -> frozenset[str]:
+    """Flags whose values are not the same on all lines."""
+    all_lines = list(lines)
+    flags = {flag for line in all_lines for flag in line.values}
+    return frozenset(f for f in flags if len({line.values.get(f) for line in all_lines}) > 1)

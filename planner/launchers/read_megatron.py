@@ -1,0 +1,216 @@
+"""The way back: a Megatron-LM launch script or argument list, as the problem and plan that it is."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner.data.cluster import Cluster
+from planner.data.load import build_problem
+from planner.data.plan import DpMode, Plan
+from planner.data.problem import Problem
+from planner.errors import InstanceError
+from planner.launchers.read_flags import Flags, differing
+from planner.launchers.read_model import read_model, read_precision, read_stack
+from planner.launchers.read_stages import read_stages
+from planner.launchers.run_script import arguments_of_rank, run_as_nodes
+
+MAY_DIFFER = frozenset(
+    {
+        "--recompute-activations",
+        "--recompute-granularity",
+        "--recompute-method",
+        "--recompute-num-layers",
+        "--recompute-modules",
+    }
+)
+"""Flags that may differ between stages without harm, and that a plan can tell apart."""
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """What a script turned out to be."""
+
+    problem: Problem
+    """Model, batch, precision and software of the script, on the cluster."""
+    plan: Plan
+    """Its decisions."""
+    unknown_flags: tuple[str, ...] = ()
+    """Flags that we know nothing of, so that the prediction leaves them out."""
+    notes: tuple[str, ...] = field(default=())
+    """What the script does not say, and what was taken in its place."""
+
+
+def read_script(
+    script: str | Path, cluster: str | Cluster, *, num_nodes: int | None = None, stack: str = "megatron-core"
+) -> ReadBack:
+    """Run a launch script with recorders in place of its launchers, and read what it starts.
+
+    Parameters
+    ----------
+    cluster
+        The chips that it runs on; node k of the script is the cluster's k-th node, class by class, unless
+        `hosts.txt` beside the script names them.
+    num_nodes
+        Nodes to run it as; what the script itself says where absent.
+
+    Raises
+    ------
+    InstanceError
+        Where the script starts nothing, or something in it cannot be read back.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise InstanceError("no such file", str(path))
+    starts = run_as_nodes(path, num_nodes)
+    counts = [start.num_processes for start in starts]
+    if any(count is None for count in counts):
+        raise InstanceError(
+            "does not say how many processes a node starts (--nproc-per-node, --ntasks-per-node)", str(path)
+        )
+    ranks: list[tuple[str, ...]] = []
+    hosts: list[int] = []
+    for node, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        for _ in range(count or 0):
+            ranks.append(arguments_of_rank(start, len(ranks), str(path)))
+            hosts.append(node)
+    return _assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt")
+
+
+def read_arguments(
+    text: str, cluster: str | Cluster, *, where: str, stack: str = "megatron-core"
+) -> ReadBack:
+    """Read an argument list, as one would hand it to `pretrain_gpt.py`, on all chips of a cluster.
+
+    Raises
+    ------
+    InstanceError
+        Where something in it cannot be read back.
+    """
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    words = tuple(shlex.split(" ".join(line.rstrip().removesuffix("\\") for line in lines)))
+    chosen = _cluster(words, cluster, where)
+    hosts = [
+        node
+        for node, node_class in enumerate(c for c in chosen.classes for _ in range(c.num_nodes))
+        for _ in range(node_class.chips_per_node)
+    ]
+    return _assemble([words] * len(hosts), hosts, chosen, stack, where, None)
+
+
+def _cluster(words: Sequence[str], cluster: str | Cluster, where: str) -> Cluster:
+    if isinstance(cluster, Cluster):
+        return cluster
+    return _problem(Flags(words, where), cluster, "megatron-core", []).cluster
+
+
+def _problem(flags: Flags, cluster: str | Cluster, stack: str, notes: list[str]) -> Problem:
+    """Everything but the plan."""
+    seq_length = flags.number("--seq-length")
+    problem = build_problem(
+        cluster=cluster,
+        model=read_model(flags, notes),
+        seq_length=seq_length,
+        global_batch_size=flags.number("--global-batch-size", 1),
+        precision=read_precision(flags),
+        stack=stack,
+    )
+    workload = problem.workload.model_copy(update={"train_iters": flags.number("--train-iters", 500_000)})
+    return problem.model_copy(
+        update={
+            "workload": workload,
+            "stack": read_stack(flags, problem.stack, notes),
+            "name": Path(flags.where).stem,
+        }
+    )
+
+
+def _assemble(
+    ranks: list[tuple[str, ...]],
+    node_of_rank: list[int],
+    cluster: str | Cluster,
+    stack: str,
+    where: str,
+    hosts_file: Path | None,
+) -> ReadBack:
+    lines = {words: Flags(words, where) for words in dict.fromkeys(ranks)}
+    flags = lines[ranks[0]]
+    torn = differing(lines.values()) - MAY_DIFFER
+    if torn:
+        raise InstanceError(
+            f"ranks differ in {', '.join(sorted(torn))}, which Megatron-LM does not bear", where
+        )
+    notes: list[str] = []
+    problem = _problem(flags, cluster, stack, notes)
+    shape = _shape(flags, len(ranks), where)
+    if "--global-batch-size" not in flags:
+        batch = shape["microbatch_size"] * shape["data_parallel"]
+        notes.append(f"global batch of {batch}, one micro-batch a replica; no --global-batch-size is given")
+        problem = problem.model_copy(
+            update={"workload": problem.workload.model_copy(update={"global_batch_size": batch})}
+        )
+    per_step = shape["microbatch_size"] * shape["data_parallel"]
+    order = "tp-cp-ep-pp-dp" if "--use-tp-pp-dp-mapping" in flags else "tp-cp-ep-dp-pp"
+    names = _host_names(problem.cluster, node_of_rank[-1] + 1, hosts_file, where, notes)
+    stages = read_stages(
+        problem, flags, lines, ranks, [names[node] for node in node_of_rank], shape, order, where
+    )
+    plan = Plan(
+        target="megatron-lm",
+        **shape,
+        num_microbatches=max(1, problem.workload.global_batch_size // per_step),
+        virtual_stages=len(stages[0].chunks),
+        sequence_parallel="--sequence-parallel" in flags,
+        dp_mode=_dp_mode(flags),
+        rank_order=order,
+        stages=stages,
+    )
+    unknown = dict.fromkeys(flag for line in lines.values() for flag in line.unknown)
+    return ReadBack(problem, plan, tuple(unknown), tuple(dict.fromkeys(notes)))
+
+
+def _shape(flags: Flags, world_size: int, where: str) -> dict[str, int]:
+    """Degrees and micro-batch of the plan, by its field names."""
+    tp = flags.number("--tensor-model-parallel-size", 1)
+    pp = flags.number("--pipeline-model-parallel-size", 1)
+    cp = flags.number("--context-parallel-size", 1)
+    if min(tp, pp, cp) < 1 or world_size % (tp * pp * cp):
+        raise InstanceError(
+            f"{world_size} ranks are no multiple of tensor {tp} x pipeline {pp} x context {cp} parallel",
+            where,
+        )
+    return {
+        "tensor_parallel": tp,
+        "context_parallel": cp,
+        "expert_parallel": flags.number("--expert-model-parallel-size", 1),
+        "expert_tensor_parallel": flags.number("--expert-tensor-parallel-size", tp),
+        "data_parallel": world_size // (tp * pp * cp),
+        "microbatch_size": flags.number("--micro-batch-size"),
+    }
+
+
+def _dp_mode(flags: Flags) -> DpMode:
+    if "--use-megatron-fsdp" in flags or "--use-torch-fsdp2" in flags:
+        return "fsdp"
+    return "distopt" if "--use-distributed-optimizer" in flags else "ddp"
+
+
+def _host_names(
+    cluster: Cluster, num_nodes: int, hosts_file: Path | None, where: str, notes: list[str]
+) -> list[str]:
+    """Host of every node of the script."""
+    known = [host for i in range(len(cluster.classes)) for host in cluster.hosts_of(i)]
+    if hosts_file is not None and hosts_file.is_file():
+        listed = [line.split()[0] for line in hosts_file.read_text().splitlines() if line.split()]
+        if len(listed) == num_nodes and set(listed) <= set(known):
+            return listed
+    if num_nodes > len(known):
+        raise InstanceError(f"runs on {num_nodes} nodes, the cluster has {len(known)}", where)
+    if len(cluster.classes) > 1:
+        notes.append(
+            "nodes taken in the order of the cluster's classes: "
+            + ", ".join(f"{c.num_nodes} x {c.chip}" for c in cluster.classes)
+        )
+    return known[:num_nodes]

@@ -1,0 +1,259 @@
+"""The network, the workload and the software that a Megatron-LM command line states.
+
+Defaults are those of megatron-core 0.19.2, `megatron/training/arguments.py` and
+`megatron/core/transformer/transformer_config.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from planner.data.catalog import names
+from planner.data.chip import Precision
+from planner.data.load import load_model
+from planner.data.model_spec import LayerKind, MlaSpec, ModelSpec, MoeSpec
+from planner.data.stack import SelectiveModule, SoftwareStack
+from planner.errors import InstanceError
+from planner.launchers.arguments import words
+from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
+from planner.launchers.read_flags import Flags
+
+_SELECTIVE: tuple[SelectiveModule, ...] = ("core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp")
+
+
+def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
+    """The network; a shipped one where every flag of its shape agrees.
+
+    Raises
+    ------
+    InstanceError
+        Where something needed is missing, or our models cannot describe it.
+    """
+    if any(flag in flags for flag in ("--hybrid-override-pattern", "--hybrid-layer-pattern", "--spec")):
+        raise InstanceError("layers of several kinds (Mamba, own specs) cannot be read back", flags.where)
+    shipped = _shipped(flags)
+    if shipped is not None:
+        return shipped
+    moe = _experts(flags, notes)
+    hidden, heads = flags.number("--hidden-size"), flags.number("--num-attention-heads")
+    fields: dict[str, Any] = {
+        "id": "from-script",
+        "family": "read from a launch script",
+        "num_layers": flags.number("--num-layers"),
+        "hidden_size": hidden,
+        "ffn_hidden_size": _ffn(flags, moe),
+        "num_attention_heads": heads,
+        "num_query_groups": flags.number("--num-query-groups", 1)
+        if "--group-query-attention" in flags
+        else heads,
+        "head_dim": flags.number("--kv-channels", hidden // heads),
+        "vocab_size": _vocabulary(flags, notes),
+        "max_position_embeddings": flags.number("--max-position-embeddings"),
+        "tied_embeddings": "--untie-embeddings-and-output-weights" not in flags,
+        "position_embedding": _positions(flags),
+        **_activation(flags),
+        "normalization": "rms" if flags.text("--normalization", "LayerNorm") == "RMSNorm" else "layer",
+        "qk_norm": "--qk-layernorm" in flags and "--multi-latent-attention" not in flags,
+        "linear_bias": _biases(flags),
+        **_window(flags),
+        "attention_sinks": flags.text("--softmax-type", "vanilla") == "learnable",
+        "mla": _latent(flags),
+        "moe": moe,
+        "mtp_num_layers": flags.number("--mtp-num-layers", 0),
+        "source": flags.where,
+    }
+    return ModelSpec(**fields)
+
+
+def _shipped(flags: Flags) -> ModelSpec | None:
+    """The shipped model whose own arguments are all there, with no other word on its shape."""
+    size = (flags.number("--num-layers"), flags.number("--hidden-size"))
+    length = flags.number("--seq-length")
+    vocabulary = flags.values.get("--vocab-size")
+    found = []
+    for name in names("models"):
+        model = load_model(name)
+        if (model.num_layers, model.hidden_size) != size or inexpressible(model):
+            continue
+        if vocabulary not in (None, (str(model.vocab_size),)):
+            continue
+        shape = Flags(words((*model_arguments(model, length), *moe_arguments(model, grouped_gemm=False))))
+        if all(flags.values.get(flag) == values for flag, values in shape.values.items()) and not (
+            _SHAPE & flags.values.keys() - shape.values.keys()
+        ):
+            found.append(model)
+    return found[0] if len(found) == 1 else None
+
+
+_SHAPE = {
+    "--group-query-attention", "--kv-channels", "--qk-layernorm", "--softmax-type", "--window-size",
+    "--multi-latent-attention", "--swiglu", "--squared-relu", "--quick-geglu", "--disable-bias-linear",
+    "--add-qkv-bias", "--num-experts", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
+    "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
+}  # fmt: skip
+
+
+def _ffn(flags: Flags, moe: MoeSpec | None) -> int:
+    hidden = flags.number("--hidden-size")
+    # Megatron shrinks the default block of a gated unit to two thirds, in whole multiples of 64.
+    default = int(4 * hidden * 2 / 3) // 64 * 64 if "--swiglu" in flags else 4 * hidden
+    width = flags.number("--ffn-hidden-size", default)
+    every_layer_has_experts = moe is not None and moe.first_dense_layers == 0 and moe.layer_freq == 1
+    return 0 if every_layer_has_experts else width
+
+
+def _vocabulary(flags: Flags, notes: list[str]) -> int:
+    if "--vocab-size" in flags:
+        return flags.number("--vocab-size")
+    size = (flags.number("--num-layers"), flags.number("--hidden-size"))
+    for name in names("models"):
+        model = load_model(name)
+        if (model.num_layers, model.hidden_size) == size:
+            notes.append(
+                f"vocabulary of {model.vocab_size:,} entries, as {name} has; no --vocab-size is given"
+            )
+            return model.vocab_size
+    notes.append("vocabulary of 128,256 entries: no --vocab-size is given, and a tokenizer is not read")
+    return 128_256
+
+
+def _positions(flags: Flags) -> str:
+    if "--use-rotary-position-embeddings" in flags:
+        return "rope"
+    kind = flags.text("--position-embedding-type", "learned_absolute")
+    known = {"rope": "rope", "yarn": "rope", "mrope": "rope", "learned_absolute": "learned", "none": "none"}
+    if kind not in known:
+        raise InstanceError(f"--position-embedding-type {kind} is not known", flags.where)
+    return known[kind]
+
+
+def _activation(flags: Flags) -> dict[str, Any]:
+    if "--quick-geglu" in flags:
+        return {"gated_mlp": True, "activation": "swiglu-clamped"}
+    if "--swiglu" in flags:
+        return {"gated_mlp": True, "activation": "silu"}
+    return {"gated_mlp": False, "activation": "squared-relu" if "--squared-relu" in flags else "gelu"}
+
+
+def _biases(flags: Flags) -> str:
+    if "--disable-bias-linear" not in flags:
+        return "all"
+    return "qkv" if "--add-qkv-bias" in flags else "none"
+
+
+def _window(flags: Flags) -> dict[str, Any]:
+    if "--window-size" not in flags:
+        return {}
+    left = re.match(r"\(?\s*(\d+)", ",".join(flags.values["--window-size"]))
+    if left is None:
+        raise InstanceError(f"--window-size {flags.text('--window-size')} is not understood", flags.where)
+    every = flags.number("--window-attn-skip-freq", 1)
+    return {"sliding_window": int(left[1]) + 1, "global_layer_every": every}
+
+
+def _latent(flags: Flags) -> MlaSpec | None:
+    if "--multi-latent-attention" not in flags:
+        return None
+    return MlaSpec(
+        q_lora_rank=flags.number("--q-lora-rank") if "--q-lora-rank" in flags else None,
+        kv_lora_rank=flags.number("--kv-lora-rank", 32),
+        qk_nope_head_dim=flags.number("--qk-head-dim", 128),
+        qk_rope_head_dim=flags.number("--qk-pos-emb-head-dim", 64),
+        v_head_dim=flags.number("--v-head-dim", 128),
+    )
+
+
+def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
+    if "--num-experts" not in flags:
+        return None
+    pattern = layers_with_experts(flags)
+    dense, every = _spacing(pattern, notes)
+    has_bias = "--disable-bias-linear" not in flags
+    return MoeSpec(
+        num_experts=flags.number("--num-experts"),
+        top_k=flags.number("--moe-router-topk", 2),
+        ffn_hidden_size=flags.number("--moe-ffn-hidden-size", flags.number("--ffn-hidden-size", 0) or None),
+        shared_ffn_hidden_size=flags.number("--moe-shared-expert-intermediate-size", 0),
+        first_dense_layers=dense,
+        layer_freq=every,
+        router_bias=has_bias or "--moe-router-enable-expert-bias" in flags,
+        expert_bias=has_bias,
+    )
+
+
+def layers_with_experts(flags: Flags) -> tuple[bool, ...]:
+    """Which layers have experts, by `--moe-layer-freq`: every how many, or a list expression."""
+    count = flags.number("--num-layers")
+    text = "".join(flags.values.get("--moe-layer-freq", ("1",))).replace(" ", "")
+    if text.isdigit():
+        return tuple(i % int(text) == 0 for i in range(count))
+    parts = text.strip("()").split("+")
+    found: list[bool] = []
+    for part in parts:
+        matched = re.fullmatch(r"\(?\[([01,]*)\](?:\*(\d+))?\)?", part)
+        if matched is None:
+            raise InstanceError(f"--moe-layer-freq {text} is not understood", flags.where)
+        found += [digit == "1" for digit in matched[1].split(",") if digit] * int(matched[2] or 1)
+    if len(found) != count:
+        raise InstanceError(f"--moe-layer-freq {text} names {len(found)} layers of {count}", flags.where)
+    return tuple(found)
+
+
+def _spacing(pattern: Sequence[bool], notes: list[str]) -> tuple[int, int]:
+    """Leading dense layers and the distance of layers with experts; the nearest where none is exact."""
+    dense = pattern.index(True) if True in pattern else len(pattern)
+    rest = pattern[dense:]
+    every = next((i for i in range(1, len(rest)) if rest[i]), 1)
+    kinds: list[LayerKind] = [
+        "moe" if i >= dense and (i + 1) % every == 0 else "dense" for i in range(len(pattern))
+    ]
+    if [kind == "moe" for kind in kinds] != list(pattern):
+        notes.append("layers with experts are spread otherwise than our models say; their number may differ")
+    return dense if every == 1 else 0, every
+
+
+def read_precision(flags: Flags) -> Precision:
+    """Number format of the matrix products.
+
+    Raises
+    ------
+    InstanceError
+        For fp32, which we do not price.
+    """
+    if "--fp4-format" in flags:
+        return "nvfp4"
+    if "--fp8-format" in flags:
+        recipe = flags.text("--fp8-recipe", "delayed")
+        by_recipe: dict[str, Precision] = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
+        return by_recipe.get(recipe, "fp8")
+    if "--bf16" in flags:
+        return "bf16"
+    if "--fp16" in flags:
+        return "fp16"
+    raise InstanceError("neither --bf16 nor --fp16: training in fp32 is not predicted", flags.where)
+
+
+def read_stack(flags: Flags, base: SoftwareStack, notes: list[str]) -> SoftwareStack:
+    """The software with the overlaps and kernels that the flags switch."""
+    dropout = any(float(flags.text(name, "0.1")) > 0 for name in ("--attention-dropout", "--hidden-dropout"))
+    changes: dict[str, Any] = {
+        "dp_overlap": "--overlap-grad-reduce" in flags,
+        "dropout": dropout,
+        "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
+        "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
+        "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
+    }
+    if "--tp-comm-overlap" in flags and base.tp_overlap_fraction == 0:
+        changes["tp_overlap_fraction"] = 0.5
+        notes.append("half of the tensor-parallel communication hidden, for --tp-comm-overlap")
+    modules = flags.values.get("--recompute-modules", ("core_attn",))
+    known = tuple(name for name in _SELECTIVE if name in modules)
+    if len(known) < len(modules):
+        notes.append(
+            f"of --recompute-modules {' '.join(modules)} only {' '.join(known) or 'none'} is modelled"
+        )
+    if known and flags.text("--recompute-granularity", "none") == "selective":
+        changes["selective_modules"] = known
+    return base.model_copy(update=changes)

@@ -1,0 +1,281 @@
+"""The way back: scripts and argument lists read as the problem and plan that they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.cli import main
+from planner.cost.parameters import total_parameters
+from planner.data.load import load_model, names
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.errors import InstanceError
+from planner.launchers import run_script
+from planner.launchers.arguments import words
+from planner.launchers.directory import export_plan
+from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
+from planner.launchers.read_flags import Flags
+from planner.launchers.read_layout import layer_counts, layout_stages
+from planner.launchers.read_megatron import read_arguments, read_script
+from planner.launchers.read_model import layers_with_experts, read_model
+from tests.planner.launchers import plans
+
+SLOW = {"mixed_128", "stages_share_a_host", "biases_and_learned_positions", "experts", "replicas_outermost"}
+MODELS = [name for name in names("models") if not inexpressible(load_model(name))]
+
+
+def as_read(problem: Problem, plan: Plan) -> Plan:
+    """The plan as a script can tell it: without experts, their tensor parallelism is Megatron's default."""
+    if problem.model.moe is not None:
+        return plan
+    return plan.model_copy(update={"expert_tensor_parallel": plan.tensor_parallel})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in plans.CASES]
+)
+def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) -> None:
+    problem, plan = plans.CASES[name]()
+    out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+    back = read_script(out / "launch.sh", problem.cluster)
+    assert back.plan == as_read(problem, plan)
+    assert (back.problem.workload, back.problem.stack) == (problem.workload, problem.stack)
+    assert total_parameters(back.problem.model) == total_parameters(problem.model)
+    assert (back.unknown_flags, back.notes) == ((), ())
+
+
+def arguments_of(name: str) -> tuple[str, ...]:
+    model = load_model(name)
+    return words((*model_arguments(model, 1024), *moe_arguments(model, grouped_gemm=True)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_arguments_of_a_shipped_model_read_back_as_it(name: str) -> None:
+    flags = Flags((*arguments_of(name), "--vocab-size", str(load_model(name).vocab_size)))
+    found = read_model(flags, [])
+    assert flags.unknown == ()
+    assert found.id == name or found == load_model(name).model_copy(update={"id": found.id})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_the_users_own_is_built_from_its_flags(name: str) -> None:
+    # Another vocabulary makes it nobody's model; all else must come from the flags.
+    changed = load_model(name).model_copy(update={"vocab_size": 77_777})
+    found = read_model(Flags((*arguments_of(name), "--vocab-size", "77777")), [])
+    assert found.id == "from-script"
+    assert found.kind_of_layer == changed.kind_of_layer
+    if changed.linear_bias != "attention":  # Megatron has biases everywhere or on qkv
+        assert total_parameters(found) == total_parameters(changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("Et*2|t*3L", ["Ett", "tttL"]),
+        ("Ett,t|(tt|)*2tmL", ["Ettt", "tt", "tt", "tmL"]),
+        ("E|(t|t|)*2L", ["E", "t", "t", "t", "t", "L"]),
+    ],
+)
+def test_layout_strings_are_written_out(text: str, stages: list[str]) -> None:
+    assert layout_stages(text) == stages
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ("--num-layers 8 --pipeline-model-parallel-size 4", [[2]] * 4),
+        (
+            "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
+            [[2, 2], [2, 2]],
+        ),
+        (
+            "--num-layers 9 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
+            "--decoder-last-pipeline-num-layers 2",
+            [[1], [3], [3], [2]],
+        ),
+        (
+            "--num-layers 6 --pipeline-model-parallel-size 4 --account-for-loss-in-pipeline-split "
+            "--account-for-embedding-in-pipeline-split",
+            [[1], [2], [2], [1]],
+        ),
+        (
+            "--num-layers 8 --pipeline-model-parallel-size 2 "
+            "--pipeline-model-parallel-layout Et*3|t*2|t|t*2L",
+            [[3, 1], [2, 2]],
+        ),
+    ],
+)
+def test_every_way_to_place_layers_is_read(given: str, counts: list[list[int]]) -> None:
+    assert layer_counts(Flags(given.split())) == counts
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("--num-layers 9 --pipeline-model-parallel-size 4", "9 layers do not split evenly over 4 stages"),
+        (
+            "--num-layers 80 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett*40|t*40L",
+            "the stages hold 81 layers, --num-layers is 80",
+        ),
+        (
+            "--num-layers 4 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ett|tm|tL|L",
+            "needs one E, first, and one L, last",
+        ),
+    ],
+)
+def test_layers_that_do_not_add_up_are_told(given: str, complaint: str) -> None:
+    with pytest.raises(InstanceError, match=complaint):
+        layer_counts(Flags(given.split()))
+
+
+def test_layers_with_experts_come_from_a_number_or_a_list() -> None:
+    base = ("--num-layers", "4", "--moe-layer-freq")
+    assert layers_with_experts(Flags((*base, "2"))) == (True, False, True, False)
+    assert layers_with_experts(Flags((*base, "([0]*1+[1]*3)"))) == (False, True, True, True)
+    assert layers_with_experts(Flags((*base, "[0,1]*2"))) == (False, True, False, True)
+
+
+# In the manner of the examples that come with Megatron-LM.
+TORCHRUN = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+MASTER_ADDR=localhost
+NUM_NODES=2
+NODE_RANK=${NODE_RANK:-0}
+CHECKPOINT_PATH=$1
+mkdir -p logs
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --node_rank $NODE_RANK
+    --master_addr $MASTER_ADDR
+)
+GPT_MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048
+    --max-position-embeddings 2048 --attention-backend auto
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1 --global-batch-size 64 --train-iters 500 --weight-decay 0.1 --clip-grad 1.0
+    --bf16 --lr 6.0e-5 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+    --exotic-feature 3
+)
+MODEL_PARALLEL_ARGS=(--tensor-model-parallel-size 8 --pipeline-model-parallel-size 2)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${GPT_MODEL_ARGS[@]} ${TRAINING_ARGS[@]} \\
+    ${MODEL_PARALLEL_ARGS[@]} --save $CHECKPOINT_PATH
+"""
+
+SBATCH = """#!/bin/bash
+#SBATCH -N 2 --ntasks-per-node=8
+options=" --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 \\
+    --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --fp16 --vocab-size 50257 \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --use-distributed-optimizer"
+run_cmd="python -u ${DIR}/pretrain_gpt.py ${options}"
+srun -l --container-image image --output=log sh -c "${run_cmd}"
+"""
+
+
+def written(folder: Path, text: str, name: str = "train.sh") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_a_script_with_torchrun_reads_as_it_would_start(tmp_path: Path) -> None:
+    back = read_script(written(tmp_path, TORCHRUN), "2x8 a100-sxm-80gb")
+    plan = back.plan
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (8, 2, 1)
+    assert [stage.layers for stage in plan.stages] == [(0, 15), (16, 31)]
+    assert [(stage.recompute, stage.recompute_layers) for stage in plan.stages] == [("full", 16)] * 2
+    assert [stage.hosts for stage in plan.stages] == [("node000",), ("node001",)]
+    assert (plan.num_microbatches, plan.dp_mode) == (64, "ddp")
+    model = back.problem.model
+    assert (model.ffn_hidden_size, model.position_embedding, model.linear_bias) == (16384, "learned", "all")
+    assert back.problem.stack.dropout and not back.problem.stack.dp_overlap
+    assert back.unknown_flags == ("--exotic-feature",)
+    assert any("vocabulary" in note for note in back.notes)
+    assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]  # its mkdir happened elsewhere
+
+
+def test_a_batch_script_with_srun_reads_as_it_would_start(tmp_path: Path) -> None:
+    back = read_script(written(tmp_path, SBATCH), "2x8 v100-sxm-32gb")
+    plan = back.plan
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (2, 4, 2)
+    assert (plan.num_microbatches, plan.dp_mode, back.problem.workload.precision) == (16, "distopt", "fp16")
+    assert back.problem.model.vocab_size == 50257
+    assert back.notes == ()
+
+
+def test_a_stage_on_two_classes_lists_its_replicas(tmp_path: Path) -> None:
+    text = TORCHRUN.replace("--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 1")
+    back = read_script(written(tmp_path, text), "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb")
+    replicas = back.plan.stages[0].replicas
+    assert replicas is not None
+    assert [replica.chip for replica in replicas] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    assert any("order of the cluster's classes" in note for note in back.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("echo nothing to do >&2\n", "starts no training: nothing to do"),
+        ("exit 3\n", "starts no training"),
+        (TORCHRUN.replace("--num-layers 32", ""), "--num-layers is missing"),
+        (TORCHRUN.replace("--num-layers 32", "--num-layers many"), "'many', which is no whole number"),
+        (
+            TORCHRUN.replace("tensor-model-parallel-size 8", "tensor-model-parallel-size 3"),
+            "16 ranks are no multiple of tensor 3",
+        ),
+        (TORCHRUN.replace("--bf16", ""), "training in fp32 is not predicted"),
+        (TORCHRUN.replace("NUM_NODES=2", "NUM_NODES=4"), "runs on 4 nodes, the cluster has 2"),
+        (
+            TORCHRUN.replace("--lr 6.0e-5", "--hidden-dropout 0.$NODE_RANK"),
+            "ranks differ in --hidden-dropout",
+        ),
+        ("sleep 20\n", "has not ended"),
+    ],
+)
+def test_a_script_that_cannot_be_read_says_why(
+    text: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_script, "TIME_LIMIT_S", 0.3 if "sleep" in text else 60)
+    with pytest.raises(InstanceError, match=complaint):
+        read_script(written(tmp_path, text), "2x8 a100-sxm-80gb")
+
+
+def test_an_argument_list_fills_the_cluster() -> None:
+    text = " \\\n".join(arguments_of("llama3-8b")) + " --bf16 --micro-batch-size 1 --global-batch-size 32"
+    back = read_arguments(text + " --tensor-model-parallel-size 4", "2x8 h100-sxm-80gb", where="args.txt")
+    assert back.problem.model.id == "llama3-8b"
+    assert (back.plan.data_parallel, back.plan.num_microbatches) == (4, 8)
+
+
+def test_predict_shows_what_a_script_costs_and_what_is_not_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = written(tmp_path, TORCHRUN)
+    command = ["predict", "--from-script", str(script), "--cluster", "2x8 a100-sxm-80gb"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "not known    --exotic-feature" in printed
+    assert "step time" in printed
+    assert main([*command, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["unknown_flags"] == ["--exotic-feature"]
+    assert data["violations"] == [] and data["step_s"] > 0
+    assert main([*command[:3]]) == 2
+    assert "add --cluster" in capsys.readouterr().err
+    assert main(["predict", "--cluster", "1x8 h100-sxm-80gb"]) == 2
+    assert "--from-script" in capsys.readouterr().err
+
+
+def test_predict_says_that_a_script_is_illegal_or_does_not_fit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    big = TORCHRUN.replace("--num-layers 32", "--num-layers 320").replace(
+        "--hidden-size 4096", "--hidden-size 8192"
+    )
+    script = written(tmp_path, big)
+    assert main(["predict", "--from-script", str(script), "--cluster", "2x8 a100-sxm-80gb"]) == 3
+    assert "may use" in capsys.readouterr().out
