@@ -86,6 +86,18 @@ class Problem(Data):
                 raise ValueError(f"class {node_class.name}: chip {node_class.chip!r} is not given")
         return self
 
+    @model_validator(mode="after")
+    def _spare_classes_exist(self) -> Problem:
+        names = [node_class.name for node_class in self.cluster.classes]
+        for name in self.options.spare:
+            if name not in names:
+                raise ValueError(
+                    f"options.spare: no class is named {name!r}; the cluster has {', '.join(names)}"
+                )
+        if set(names) <= set(self.options.spare):
+            raise ValueError("options.spare: keeps every class idle; leave one out")
+        return self
+
     def chip_of(self, class_index: int) -> Chip:
         """Chip in the nodes of a class."""
         return self.chips[self.cluster.classes[class_index].chip]
