@@ -26,7 +26,7 @@ GRACE_S = 30.0
 """A search that ignores its time limit for this long beyond half as much again is killed [s]; a guess."""
 
 
-Kind = Literal["plan", "node_loss", "growth", "sweep"]
+Kind = Literal["plan", "node_loss", "growth", "sweep", "fleet_split"]
 """One plan; or a study, which asks for the plan as it stands and for variants of it."""
 
 
@@ -39,6 +39,25 @@ class Candidate(Data):
     """Price of all of them [$]."""
     name: str | None = None
     """Name in the results; the nodes where absent."""
+
+
+class Training(Data):
+    """One of several trainings that share a cluster."""
+
+    name: str | None = None
+    """Name in the results; the model where absent."""
+    model: str | ModelSpec
+    """Shipped model, model file, or a model inline."""
+    seq_length: int = Field(ge=1)
+    """Tokens of a sequence."""
+    global_batch_size: int = Field(ge=1)
+    """Sequences of a training step."""
+    precision: Precision = "bf16"
+    """Number format of the matrix products."""
+    tokens: float = Field(default=1.0, gt=0)
+    """Tokens to train on in all, against those of the others: the slowest is the last one to finish."""
+    weight: float = Field(default=1.0, gt=0)
+    """What a token of it is worth, against those of the others, where their sum is wanted."""
 
 
 if TYPE_CHECKING:
@@ -65,6 +84,10 @@ class JobSpec(Wishes):
     """Of `growth`: what may be bought; each is added alone."""
     values: dict[str, tuple[int, ...]] | None = None
     """Of `sweep`: values of global_batch_size and seq_length, each changed alone."""
+    trainings: tuple[Training, ...] | None = None
+    """Of `fleet_split`: what shares the cluster."""
+    node_step: int | None = Field(default=None, ge=1)
+    """Of `fleet_split`: shares of a class are multiples of this, and the whole class. [default: 1]"""
     problem: str | None = None
     """Shipped problem or problem file; the fields below replace its own."""
     cluster: str | Cluster | None = None

@@ -16,7 +16,8 @@ from typing import Any
 from planner.batch.job_spec import JobSpec, Limits, job_spec, limits_of
 from planner.batch.key import job_key, refused_key
 from planner.batch.records import Records
-from planner.batch.what_if import check_study, variants
+from planner.batch.shares import shares
+from planner.batch.what_if import Variant, check_study, variants
 from planner.data.problem import Problem
 from planner.data.read import read_file
 from planner.errors import InstanceError
@@ -46,7 +47,7 @@ class Job:
         Why there is no problem.
     asked
         Model, cluster and target as the entry names them.
-    study, variant, nodes_changed, price_usd
+    study, variant, nodes_changed, price_usd, share
         Of a job that a study made: see `what_if.Variant`.
     """
 
@@ -60,6 +61,7 @@ class Job:
     variant: str | None = None
     nodes_changed: int | None = None
     price_usd: float | None = None
+    share: dict[str, Any] | None = None
 
 
 def read_jobs(path: str | Path) -> tuple[Job, ...]:
@@ -74,14 +76,15 @@ def read_jobs(path: str | Path) -> tuple[Job, ...]:
     values = read_file(Path(path), where)
     _check_frame(values, where)
     defaults = values.get("defaults") or {}
-    job_spec(defaults, where, "defaults")
+    common = job_spec(defaults, where, "defaults").options()
     records = Records(Path(path).parent)
     names: dict[str, str] = {}
     jobs: list[Job] = []
     for place, spec in itertools.chain(
         _listed(values.get("jobs") or [], defaults, where), _combined(values.get("grid"), defaults, where)
     ):
-        jobs += _jobs(spec, f"{where}: {place}", records, names)
+        at = f"{where}: {place}"
+        jobs += _jobs(spec, at, _unique(spec, at, common, names), records, names)
     if not jobs:
         raise InstanceError("holds no job; list them under `jobs:` or give a `grid:`", where)
     return tuple(jobs)
@@ -146,12 +149,15 @@ def _axis_value(axis: str, option: Any, where: str, place: str) -> tuple[str, An
     return name, getattr(spec, name)
 
 
-def _jobs(spec: JobSpec, where: str, records: Records, names: dict[str, str]) -> Iterator[Job]:
+def _jobs(spec: JobSpec, where: str, name: str, records: Records, names: dict[str, str]) -> Iterator[Job]:
     """The job of an entry, or the jobs of its study; with the reason where it gives no problem."""
     check_study(spec, where)
-    name = _unique(spec, where, names)
     try:
-        problem = records.problem(spec, where)
+        if spec.kind == "fleet_split":
+            made = list(shares(spec, records, where))
+        else:
+            problem = records.problem(spec, where)
+            made = [] if spec.kind == "plan" else list(variants(spec, problem, where))
     except InstanceError as refusal:
         asked = {
             "model": _shown(spec.model) or spec.problem,
@@ -160,26 +166,28 @@ def _jobs(spec: JobSpec, where: str, records: Records, names: dict[str, str]) ->
         }
         yield _refused(name, str(refusal), asked)
         return
-    limits = limits_of(spec, problem.options)
     if spec.kind == "plan":
-        yield _sound(name, problem, limits)
-        return
-    for variant in variants(spec, problem, where):
-        title = f"{name}: {variant.name}"
-        names[title] = where
-        if variant.problem is None:
-            job = _refused(
-                title, variant.refused or "", {"model": problem.model.id, "target": problem.target}
-            )
-        else:
-            job = _sound(title, variant.problem, limits)
-        yield replace(
-            job,
-            study=name,
-            variant=variant.name,
-            nodes_changed=variant.nodes_changed,
-            price_usd=variant.price_usd,
-        )
+        yield _sound(name, problem, limits_of(spec, problem.options))
+    for variant in made:
+        yield _variant(name, variant, spec, where, names)
+
+
+def _variant(study: str, variant: Variant, spec: JobSpec, where: str, names: dict[str, str]) -> Job:
+    """The job of a variant, marked as one of its study."""
+    title = f"{study}: {variant.name}"
+    names[title] = where
+    if variant.problem is None:
+        job = _refused(title, variant.refused or "", {"target": spec.target})
+    else:
+        job = _sound(title, variant.problem, limits_of(spec, variant.problem.options))
+    return replace(
+        job,
+        study=study,
+        variant=variant.name,
+        nodes_changed=variant.nodes_changed,
+        price_usd=variant.price_usd,
+        share=variant.share,
+    )
 
 
 def _sound(name: str, problem: Problem, limits: Limits) -> Job:
@@ -190,11 +198,11 @@ def _refused(name: str, reason: str, asked: dict[str, str | None]) -> Job:
     return Job(name, refused_key([reason, name]), Limits(), None, refused=reason, asked=asked)
 
 
-def _unique(spec: JobSpec, where: str, names: dict[str, str]) -> str:
+def _unique(spec: JobSpec, where: str, common: dict[str, Any], names: dict[str, str]) -> str:
     """A name that no job of the file has yet."""
     if spec.name is not None and spec.name in names:
         raise InstanceError(f"name {spec.name!r} is taken by {names[spec.name]}", where)
-    wanted = spec.name or described(spec)
+    wanted = spec.name or described(spec, common)
     name = wanted
     for number in itertools.count(2):
         if name not in names:
@@ -204,10 +212,10 @@ def _unique(spec: JobSpec, where: str, names: dict[str, str]) -> str:
     return name
 
 
-def described(spec: JobSpec) -> str:
-    """What an entry asks, in a line: `llama3-8b on dgx-h100-8, 128 x 8192, gap 0.03`."""
+def described(spec: JobSpec, common: dict[str, Any]) -> str:
+    """What an entry asks beside what all ask: `llama3-8b on dgx-h100-8, 128 x 8192, gap 0.03`."""
     model, cluster = _shown(spec.model), _shown(spec.cluster)
-    head = spec.problem or model or "no model"
+    head = spec.problem or model or ("no model" if spec.trainings is None else "trainings")
     if spec.problem and model:
         head += f" with {model}"
     if cluster:
@@ -216,9 +224,10 @@ def described(spec: JobSpec) -> str:
     work = f"{batch} x {seq}" if batch and seq else f"batch {batch}" if batch else f"sequence {seq}"
     parts = [head] + ([work] if batch or seq else [])
     parts += [_shown(v) for v in (spec.precision, spec.target, spec.stack) if v is not None]
-    limits = ("time_limit_s", "workers")
     parts += [] if spec.kind == "plan" else [spec.kind.replace("_", " ")]
-    parts += [f"{key} {value}" for key, value in spec.options().items() if key not in limits]
+    for key, value in spec.options().items():
+        if key not in ("time_limit_s", "workers") and common.get(key) != value:
+            parts.append(f"{key} {value}")
     return ", ".join(parts)
 
 

@@ -204,6 +204,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "variant": job.variant,
         "nodes_changed": job.nodes_changed,
         "price_usd": job.price_usd,
+        "share": job.share,
     }
     if job.problem is None:
         return dict(job.asked or {}) | study

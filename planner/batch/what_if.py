@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from planner.batch.job_spec import Candidate, JobSpec
 from planner.data import load
@@ -35,6 +36,8 @@ class Variant:
         Nodes added (or, below zero, lost).
     price_usd
         Price of what is bought [$].
+    share
+        Of a fleet split: the training, its nodes of every class, and how its tokens count.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Variant:
     refused: str | None = None
     nodes_changed: int = 0
     price_usd: float | None = None
+    share: dict[str, Any] | None = None
 
 
 def variants(spec: JobSpec, problem: Problem, where: str) -> Iterator[Variant]:
@@ -69,9 +73,9 @@ def check_study(spec: JobSpec, where: str) -> None:
     InstanceError
         With the field that is missing or out of place.
     """
-    needs = {"growth": "candidates", "sweep": "values"}
-    own = {"node_loss": "lose", **needs}
-    for kind, field in own.items():
+    needs = {"growth": "candidates", "sweep": "values", "fleet_split": "trainings"}
+    own = {"lose": "node_loss", "node_step": "fleet_split", **{field: kind for kind, field in needs.items()}}
+    for field, kind in own.items():
         given = getattr(spec, field)
         if kind != spec.kind and given is not None:
             raise InstanceError(
@@ -105,7 +109,7 @@ def _losses(problem: Problem, most: int, where: str) -> Iterator[Variant]:
     for i, node_class in enumerate(problem.cluster.classes):
         for lost in range(1, min(most, node_class.num_nodes) + 1):
             name = f"without {lost} {'node' if lost == 1 else 'nodes'} of {node_class.name}"
-            smaller = _with_nodes(problem.cluster, i, node_class.num_nodes - lost)
+            smaller = with_nodes(problem.cluster, i, node_class.num_nodes - lost)
             if smaller is None:
                 yield Variant(name, None, f"{where}: {name} nothing is left", -lost)
             else:
@@ -113,7 +117,7 @@ def _losses(problem: Problem, most: int, where: str) -> Iterator[Variant]:
                 yield _checked(name, changed, where, nodes_changed=-lost)
 
 
-def _with_nodes(cluster: Cluster, class_index: int, num_nodes: int) -> Cluster | None:
+def with_nodes(cluster: Cluster, class_index: int, num_nodes: int) -> Cluster | None:
     """The cluster with another number of nodes in a class; None where no node is left at all."""
     old = cluster.classes[class_index]
     classes = list(cluster.classes)

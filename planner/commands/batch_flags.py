@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command()(batch)
     app.command()(results)
     app.command()(compare)
+    app.command()(split)
 
 
 def batch(
@@ -93,3 +94,17 @@ def compare(
     from planner.commands.compare import run
 
     return run(a, b, store=store, as_json=as_json)
+
+
+def split(
+    store: Annotated[Path, typer.Argument(help="Store that `hetplan batch` has filled.", show_default=False)],
+    study: Annotated[str, typer.Argument(help="Name of a job of `kind: fleet_split`.", show_default=False)],
+    objective: Annotated[
+        str, typer.Option(help="sum of tokens a second, or slowest: the last training to finish.")
+    ] = "sum",
+    as_json: Json = False,
+) -> int:
+    """Divide a cluster's nodes among trainings, from the plans of a batch. Exit code 3 where it cannot be."""
+    from planner.commands.split import run
+
+    return run(store, study, objective=objective, as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,8 @@ def run(
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        share = ({"share": json.dumps(row["share"])} if row["share"] else {} for row in rows)
+        writer.writerows(row | text for row, text in zip(rows, share, strict=True))
     else:
         screen.show(results_table(rows))
     return ExitCode.PLAN
