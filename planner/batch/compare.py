@@ -72,7 +72,7 @@ def compare(a: Side, b: Side) -> Comparison:
     """
     question = _question(a.problem, b.problem)
     same_plan = _bare(a.plan) == _bare(b.plan)
-    decisions = "" if same_plan else words.differences(a.plan, b.plan)
+    decisions = "" if same_plan else _decisions(a.plan, b.plan)
     parts = _parts(a.evaluation, b.evaluation)
     reasons = [_speed(a, b), *_memory(a, b)]
     if question and not same_plan:
@@ -96,6 +96,13 @@ def _question(a: Problem, b: Problem) -> tuple[tuple[str, str, str], ...]:
     if not differing and a.model_copy(update={"name": b.name, "options": b.options}) != b:
         differing.append(("figures", "of chips, links, model or software", "other ones"))
     return tuple(differing)
+
+
+def _decisions(a: Plan, b: Plan) -> str:
+    """What the second plan decides otherwise; a count of micro-batches alone follows from the batch."""
+    if _bare(a).model_copy(update={"num_microbatches": b.num_microbatches}) == _bare(b):
+        return f"{b.num_microbatches} micro-batches a step (not {a.num_microbatches}), as the batch asks"
+    return words.differences(a, b)
 
 
 def _bare(plan: Plan) -> Plan:

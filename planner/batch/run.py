@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,23 +28,21 @@ class Best:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """State of a batch at one moment, in questions: jobs that ask the same count once."""
+    """State of a batch at one moment."""
 
     total: int
+    """Jobs."""
     done: int
     failed: int
     running: int
     elsewhere: int
     """Being answered by another process on the same store."""
+    left: int
+    """Questions without an answer: jobs that ask the same count once, as in `solved_now`."""
     solved_now: int
-    """Answered by this run."""
+    """Questions answered by this run."""
     elapsed_s: float
     best: Best | None
-
-    @property
-    def left(self) -> int:
-        """Questions without an answer."""
-        return self.total - self.done - self.failed
 
     @property
     def rate_per_s(self) -> float:
@@ -83,7 +81,8 @@ class Batch:
         store.add_jobs(jobs)
         known = store.answered()
         self._answers: dict[str, Answer] = {}
-        self._failed = 0
+        self._askers = Counter(job.key for job in jobs)
+        self._done = self._failed = 0
         self._best: Best | None = None
         self._attempts: dict[str, int] = {}
         self._todo: deque[str] = deque()
@@ -105,11 +104,12 @@ class Batch:
     def progress(self) -> BatchProgress:
         """Where it stands."""
         return BatchProgress(
-            total=len(self._questions),
-            done=len(self._answers) - self._failed,
+            total=self._askers.total(),
+            done=self._done,
             failed=self._failed,
             running=len(self._running),
             elsewhere=len(self._elsewhere),
+            left=len(self._questions) - len(self._answers),
             solved_now=self._solved_now,
             elapsed_s=time.monotonic() - self._started_s,
             best=self._best,
@@ -182,7 +182,10 @@ class Batch:
 
     def _keep(self, answer: Answer) -> None:
         self._answers[answer.key] = answer
-        self._failed += answer.cause is not None
+        if answer.cause is None:
+            self._done += self._askers[answer.key]
+        else:
+            self._failed += self._askers[answer.key]
         step_s = answer.facts.get("step_s")
         if step_s is not None and (self._best is None or step_s < self._best.step_s):
             self._best = Best(self._questions[answer.key].name, step_s)

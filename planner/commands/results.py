@@ -20,6 +20,12 @@ from planner.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
+WIDE = 120
+"""From this width on a plan is shown whole, not its degrees alone."""
+
+_CHANGES = (("change", "tokens_per_s_change"), ("a node", "gain_per_node"), ("a M$", "gain_per_million_usd"))
+"""Columns of studies: heading and field."""
+
 
 def run(
     store: Path,
@@ -55,27 +61,27 @@ def run(
 
 
 def results_table(rows: Sequence[Row]) -> Table:
-    """Rows for a reader: how each job ended, how fast its plan is, and which plan it is."""
+    """Rows for a reader: how each job ended, how fast its plan is, what its study changes, which plan."""
     from rich import box
     from rich.table import Table
 
-    studied = any(row["step_change"] is not None for row in rows)
+    changes = [column for column in _CHANGES if any(row[column[1]] is not None for row in rows)]
+    wide = screen.console().width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("job", overflow="fold")
+    table.add_column("job", overflow="fold", min_width=16)
     table.add_column("status", no_wrap=True)
-    for heading in ("step", "gap", "tokens/s", *(("change", "a node", "a million $") if studied else ())):
+    for heading in ("step", "gap", "tokens/s", *(heading for heading, _ in changes)):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("plan, or what happened", overflow="fold")
+    table.add_column("plan, or what happened", overflow="fold", min_width=16)
     for row in rows:
-        cells = [
+        plan = row["plan"] and (row["plan"] if wide else row["plan"].split(";")[0])
+        table.add_row(
             row["name"],
             row["termination"] if row["status"] == "done" else row["status"],
             "-" if row["step_s"] is None else format_seconds(row["step_s"]),
             "-" if row["gap"] is None else format_percent(row["gap"]),
             "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
-        ]
-        if studied:
-            changes = ("tokens_per_s_change", "gain_per_node", "gain_per_million_usd")
-            cells += ["-" if row[field] is None else f"{100 * row[field]:+.1f}%" for field in changes]
-        table.add_row(*cells, screen.one_line(row["plan"] or row["message"] or ""))
+            *("-" if row[field] is None else f"{100 * row[field]:+.1f}%" for _, field in changes),
+            screen.one_line(plan or row["message"] or ""),
+        )
     return table
