@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from planner.data.problem import Problem
 from planner.launchers.directory import export_plan
 from tests.megatron_check.expectation import expectation
 from tests.planner.launchers import plans
+from tests.planner.launchers.random_plans import random_case
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +96,26 @@ def test_megatron_builds_the_models_that_the_plans_counted(megatron_python: str,
     done = run_check(megatron_python, *options)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.count("ACCEPTED") == len(names)
+
+
+NUM_RANDOM = 20
+"""Random plans of one run."""
+
+
+def test_megatron_accepts_random_plans_and_places_them_alike(megatron_python: str, tmp_path: Path) -> None:
+    # New plans every time; HETPLAN_SEED repeats a run.
+    first = int(os.environ.get("HETPLAN_SEED", random.randrange(10**9)))
+    options: list[str] = []
+    for seed in range(first, first + NUM_RANDOM):
+        problem, plan = random_case(seed)
+        out = write(tmp_path / f"seed-{seed}", problem, plan)
+        nodes = len((out / "hosts.txt").read_text().splitlines())
+        options += ["--script", str(out / "launch.sh"), "--nodes", str(nodes)]
+        options += ["--expect", str(tmp_path / f"seed-{seed}" / "expected.json")]
+    print(f"seeds {first} to {first + NUM_RANDOM - 1}")
+    done = run_check(megatron_python, *options)
+    assert done.returncode == 0, f"HETPLAN_SEED={first}\n{done.stdout}{done.stderr[-2000:]}"
+    assert done.stdout.count("ACCEPTED") == NUM_RANDOM
 
 
 DAMAGES = {
