@@ -101,9 +101,12 @@ class Store:
     def add_jobs(self, jobs: Iterable[Job]) -> None:
         """Put jobs in, all or none; one of a known name takes its place."""
         with self._writing():
+            known = {row[0]: row[1:] for row in self._db.execute("SELECT name, key, facts, limits FROM job")}
             (last,) = self._db.execute("SELECT coalesce(max(place), 0) FROM job").fetchone()
             for place, job in enumerate(jobs, start=last + 1):
                 facts, limits = json.dumps(job_facts(job)), json.dumps(asdict(job.limits))
+                if known.get(job.name) == (job.key, facts, limits):
+                    continue
                 problem = None
                 if job.problem is not None:
                     problem = packed(load.problem_file(job.problem).model_dump_json())

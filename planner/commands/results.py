@@ -70,17 +70,22 @@ def results_table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", overflow="fold", min_width=16)
     table.add_column("status", no_wrap=True)
-    for heading in ("step", "gap", "tokens/s", *(heading for heading, _ in changes)):
+    # On a narrow screen what a study changes takes the room of the gap and the rate.
+    plain = ("step",) if changes and not wide else ("step", "gap", "tokens/s")
+    for heading in (*plain, *(heading for heading, _ in changes)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("plan, or what happened", overflow="fold", min_width=16)
     for row in rows:
         plan = row["plan"] and (row["plan"] if wide else row["plan"].split(";")[0])
+        cells = {
+            "step": "-" if row["step_s"] is None else format_seconds(row["step_s"]),
+            "gap": "-" if row["gap"] is None else format_percent(row["gap"]),
+            "tokens/s": "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
+        }
         table.add_row(
             row["name"],
             row["termination"] if row["status"] == "done" else row["status"],
-            "-" if row["step_s"] is None else format_seconds(row["step_s"]),
-            "-" if row["gap"] is None else format_percent(row["gap"]),
-            "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
+            *(cells[heading] for heading in plain),
             *("-" if row[field] is None else f"{100 * row[field]:+.1f}%" for _, field in changes),
             screen.one_line(plan or row["message"] or ""),
         )
