@@ -161,3 +161,37 @@ def test_scripts_for_mpi_pass_shellcheck(mixed: Path) -> None:
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert len(scripts) == 2
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_open_mpi_deals_the_ranks_in_the_order_of_the_hostfile(tmp_path: Path) -> None:
+    if "(Open MPI) 4" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("only Open MPI 4 shows its map without starting anything")
+    problem, plan = plans.stages_share_a_host()
+    old, new = problem.cluster.classes
+    names = {"node000": "zeta", "node001": "alpha"}  # sorted, they would stand the other way round
+    classes = (old.model_copy(update={"hosts": ("zeta",)}), new.model_copy(update={"hosts": ("alpha",)}))
+    cluster = problem.cluster.model_copy(update={"classes": classes})
+    stages = tuple(
+        stage.model_copy(update={"hosts": tuple(names[host] for host in stage.hosts)})
+        for stage in plan.stages
+    )
+    out = export_plan(
+        problem.model_copy(update={"cluster": cluster}),
+        plan.model_copy(update={"stages": stages}),
+        "megatron-lm",
+        tmp_path / "launch",
+    )
+    command = ["mpirun", "-np", "12", "--hostfile", str(out / "forms/mpi/hostfile"), "--map-by", "slot"]
+    command += ["--bind-to", "none", "--display-map", "--do-not-launch", "true"]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    shown = subprocess.run(
+        command, env=os.environ | allowed, capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    host, found = "", []
+    for line in shown.splitlines():
+        if "Data for node:" in line:
+            host = line.split()[3]
+        if "Process rank:" in line:
+            found.append((int(line.split("Process rank:")[1].split()[0]), host))
+    assert found == [(rank, "zeta" if rank < 8 else "alpha") for rank in range(12)]
