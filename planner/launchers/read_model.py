@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from planner.data.catalog import names
@@ -73,8 +74,7 @@ def _shipped(flags: Flags) -> ModelSpec | None:
     length = flags.number("--seq-length")
     vocabulary = flags.values.get("--vocab-size")
     found = []
-    for name in names("models"):
-        model = load_model(name)
+    for model in _shipped_models():
         if (model.num_layers, model.hidden_size) != size or inexpressible(model):
             continue
         if vocabulary not in (None, (str(model.vocab_size),)):
@@ -85,6 +85,11 @@ def _shipped(flags: Flags) -> ModelSpec | None:
         ):
             found.append(model)
     return found[0] if len(found) == 1 else None
+
+
+@cache
+def _shipped_models() -> tuple[ModelSpec, ...]:
+    return tuple(load_model(name) for name in names("models"))
 
 
 _SHAPE = {
@@ -108,11 +113,10 @@ def _vocabulary(flags: Flags, notes: list[str]) -> int:
     if "--vocab-size" in flags:
         return flags.number("--vocab-size")
     size = (flags.number("--num-layers"), flags.number("--hidden-size"))
-    for name in names("models"):
-        model = load_model(name)
+    for model in _shipped_models():
         if (model.num_layers, model.hidden_size) == size:
             notes.append(
-                f"vocabulary of {model.vocab_size:,} entries, as {name} has; no --vocab-size is given"
+                f"vocabulary of {model.vocab_size:,} entries, as {model.id} has; no --vocab-size is given"
             )
             return model.vocab_size
     notes.append("vocabulary of 128,256 entries: no --vocab-size is given, and a tokenizer is not read")

@@ -23,7 +23,7 @@ from planner.launchers.read_megatron import read_arguments, read_script
 from planner.launchers.read_model import layers_with_experts, read_model
 from tests.planner.launchers import plans
 
-SLOW = {"mixed_128", "stages_share_a_host", "biases_and_learned_positions", "experts", "replicas_outermost"}
+FAST = {"virtual_stages", "latent_attention_and_prediction"}
 MODELS = [name for name in names("models") if not inexpressible(load_model(name))]
 
 
@@ -35,7 +35,7 @@ def as_read(problem: Problem, plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in plans.CASES]
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in plans.CASES]
 )
 def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) -> None:
     problem, plan = plans.CASES[name]()
@@ -220,20 +220,17 @@ def test_a_stage_on_two_classes_lists_its_replicas(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("echo nothing to do >&2\n", "starts no training: nothing to do"),
-        ("exit 3\n", "starts no training"),
-        (TORCHRUN.replace("--num-layers 32", ""), "--num-layers is missing"),
-        (TORCHRUN.replace("--num-layers 32", "--num-layers many"), "'many', which is no whole number"),
-        (
-            TORCHRUN.replace("tensor-model-parallel-size 8", "tensor-model-parallel-size 3"),
-            "16 ranks are no multiple of tensor 3",
+        ("sleep 20\n", "has not ended"),
+        pytest.param(
+            TORCHRUN.replace("NUM_NODES=2", "NUM_NODES=4"),
+            "runs on 4 nodes, the cluster has 2",
+            marks=pytest.mark.slow,
         ),
-        (TORCHRUN.replace("--bf16", ""), "training in fp32 is not predicted"),
-        (TORCHRUN.replace("NUM_NODES=2", "NUM_NODES=4"), "runs on 4 nodes, the cluster has 2"),
-        (
+        pytest.param(
             TORCHRUN.replace("--lr 6.0e-5", "--hidden-dropout 0.$NODE_RANK"),
             "ranks differ in --hidden-dropout",
+            marks=pytest.mark.slow,
         ),
-        ("sleep 20\n", "has not ended"),
     ],
 )
 def test_a_script_that_cannot_be_read_says_why(
@@ -242,6 +239,33 @@ def test_a_script_that_cannot_be_read_says_why(
     monkeypatch.setattr(run_script, "TIME_LIMIT_S", 0.3 if "sleep" in text else 60)
     with pytest.raises(InstanceError, match=complaint):
         read_script(written(tmp_path, text), "2x8 a100-sxm-80gb")
+
+
+SOUND = " ".join(
+    (
+        "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --bf16",
+        "--max-position-embeddings 2048 --micro-batch-size 1 --tensor-model-parallel-size 8",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("--num-layers 32", "", "--num-layers is missing"),
+        ("--num-layers 32", "--num-layers many", "'many', which is no whole number"),
+        ("--num-layers 32", "--num-layers", "--num-layers has no value"),
+        ("-parallel-size 8", "-parallel-size 3", "16 ranks are no multiple of tensor 3"),
+        ("--bf16", "", "training in fp32 is not predicted"),
+        ("--bf16", "--bf16 --hybrid-override-pattern M*M-", "several kinds"),
+        ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq [0]*3", "names 3 layers of 32"),
+        ("--bf16", "--bf16 --position-embedding-type alibi", "alibi is not known"),
+    ],
+)
+def test_arguments_that_cannot_be_read_say_why(old: str, new: str, complaint: str) -> None:
+    assert read_arguments(SOUND, "2x8 a100-sxm-80gb", where="args").plan.data_parallel == 2
+    with pytest.raises(InstanceError, match=complaint):
+        read_arguments(SOUND.replace(old, new), "2x8 a100-sxm-80gb", where="args")
 
 
 def test_an_argument_list_fills_the_cluster() -> None:
@@ -260,7 +284,8 @@ def test_predict_shows_what_a_script_costs_and_what_is_not_known(
     printed = capsys.readouterr().out
     assert "not known    --exotic-feature" in printed
     assert "step time" in printed
-    assert main([*command, "--json"]) == 0
+    arguments = written(tmp_path, SOUND + " --exotic-feature", "args.txt")
+    assert main(["predict", "--from-args", str(arguments), *command[3:], "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["unknown_flags"] == ["--exotic-feature"]
     assert data["violations"] == [] and data["step_s"] > 0
@@ -273,9 +298,7 @@ def test_predict_shows_what_a_script_costs_and_what_is_not_known(
 def test_predict_says_that_a_script_is_illegal_or_does_not_fit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    big = TORCHRUN.replace("--num-layers 32", "--num-layers 320").replace(
-        "--hidden-size 4096", "--hidden-size 8192"
-    )
-    script = written(tmp_path, big)
-    assert main(["predict", "--from-script", str(script), "--cluster", "2x8 a100-sxm-80gb"]) == 3
+    big = SOUND.replace("--num-layers 32", "--num-layers 320").replace("size 4096", "size 8192")
+    arguments = written(tmp_path, big, "args.txt")
+    assert main(["predict", "--from-args", str(arguments), "--cluster", "2x8 a100-sxm-80gb"]) == 3
     assert "may use" in capsys.readouterr().out
