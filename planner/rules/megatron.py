@@ -43,7 +43,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     tp, cp, dp = plan.tensor_parallel, plan.context_parallel, plan.data_parallel
     etp, ep = plan.expert_tensor_parallel, plan.expert_parallel
     for degree in dict.fromkeys([tp, *(d for s in plan.stages for d in s.tensor_parallel_degrees)]):
-        yield from _present(*(rule(model, degree) for rule in tensor.RULES))
+        yield from tensor.tensor_parallel_refusals(model, degree)
     yield from _present(
         sequence.sequence_parallel_has_ranks(tp, plan.sequence_parallel),
         sequence.experts_have_sequence_parallel(model, tp, plan.sequence_parallel),

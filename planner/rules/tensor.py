@@ -1,6 +1,6 @@
 """What tensor parallelism asks of the model: widths that split evenly over its ranks.
 
-Each rule returns None where it holds, else a sentence with the thing, the value and the way out.
+Each rule returns None where it holds, else why not; `tensor_parallel_refusals` adds the way out.
 Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
 """
 
@@ -16,7 +16,7 @@ def heads_split(model: ModelSpec, tp: int) -> str | None:
     """
     if model.num_attention_heads % tp == 0:
         return None
-    return _refuse(model, tp, f"{model.num_attention_heads} attention heads do not split evenly")
+    return f"{model.num_attention_heads} attention heads do not split evenly"
 
 
 def kv_heads_split(model: ModelSpec, tp: int) -> str | None:
@@ -28,7 +28,7 @@ def kv_heads_split(model: ModelSpec, tp: int) -> str | None:
     kv_heads = model.num_query_groups
     if kv_heads % tp == 0 or tp % kv_heads == 0:
         return None
-    return _refuse(model, tp, f"{kv_heads} key-value heads are neither a multiple nor a divisor of it")
+    return f"{kv_heads} key-value heads are neither a multiple nor a divisor of it"
 
 
 def mlp_splits(model: ModelSpec, tp: int) -> str | None:
@@ -41,7 +41,7 @@ def mlp_splits(model: ModelSpec, tp: int) -> str | None:
         widths.append(model.moe.shared_ffn_hidden_size)
     for width in widths:
         if width % tp:
-            return _refuse(model, tp, f"feed-forward width {width} does not split evenly")
+            return f"feed-forward width {width} does not split evenly"
     return None
 
 
@@ -52,7 +52,7 @@ def hidden_splits(model: ModelSpec, tp: int) -> str | None:
     """
     if model.mtp_num_layers == 0 or model.hidden_size % tp == 0:
         return None
-    return _refuse(model, tp, f"hidden width {model.hidden_size} does not split evenly")
+    return f"hidden width {model.hidden_size} does not split evenly"
 
 
 def mamba_splits(model: ModelSpec, tp: int) -> str | None:
@@ -64,7 +64,7 @@ def mamba_splits(model: ModelSpec, tp: int) -> str | None:
         return None
     for name, count in (("heads", model.hybrid.mamba_heads), ("groups", model.hybrid.groups)):
         if count % tp:
-            return _refuse(model, tp, f"{count} Mamba {name} do not split evenly")
+            return f"{count} Mamba {name} do not split evenly"
     return None
 
 
@@ -77,6 +77,12 @@ def tp_is_legal(model: ModelSpec, tp: int) -> bool:
     return all(rule(model, tp) is None for rule in RULES)
 
 
-def _refuse(model: ModelSpec, tp: int, why: str) -> str:
-    legal = [str(degree) for degree in range(1, tp) if tp_is_legal(model, degree)]
-    return f"tensor_parallel {tp}: {why}; legal below it: {', '.join(legal)}"
+def tensor_parallel_refusals(model: ModelSpec, tp: int) -> tuple[str, ...]:
+    """A sentence for every rule that a degree breaks: the value, why not, and what is legal below it."""
+    reasons = [reason for rule in RULES if (reason := rule(model, tp)) is not None]
+    if not reasons:
+        return ()
+    # No legal degree exceeds the number of heads, which it divides.
+    most = min(tp - 1, model.num_attention_heads)
+    legal = ", ".join(str(degree) for degree in range(1, most + 1) if tp_is_legal(model, degree))
+    return tuple(f"tensor_parallel {tp}: {reason}; legal below it: {legal}" for reason in reasons)

@@ -56,7 +56,7 @@ def test_key_value_heads_are_a_multiple_or_a_divisor_of_the_degree() -> None:
     # 12 key-value heads at tp 8: neither divides the other, though 48 heads do split.
     spec = model(num_attention_heads=48, num_query_groups=12)
     assert tensor.heads_split(spec, 8) is None
-    message = tensor.kv_heads_split(spec, 8)
+    message = tensor.tensor_parallel_refusals(spec, 8)[0]
     assert message is not None and "12 key-value heads" in message
     assert message.endswith("legal below it: 1, 2, 4")
     assert tensor.kv_heads_split(spec, 4) is None
@@ -85,8 +85,17 @@ def test_mamba_heads_and_groups_split() -> None:
 
 def test_refused_degree_lists_the_legal_ones() -> None:
     # 7 divides the 28 heads, but not the 4 key-value heads, nor they it.
-    message = tensor.heads_split(model(num_attention_heads=28, num_query_groups=4), 8)
-    assert message == "tensor_parallel 8: 28 attention heads do not split evenly; legal below it: 1, 2, 4"
+    first, *_ = tensor.tensor_parallel_refusals(model(num_attention_heads=28, num_query_groups=4), 8)
+    assert first == "tensor_parallel 8: 28 attention heads do not split evenly; legal below it: 1, 2, 4"
+
+
+def test_a_far_too_large_degree_is_refused_at_once() -> None:
+    """Each refusal once listed the legal degrees below it, and for that refused all of those in turn."""
+    spec = model(num_attention_heads=32, num_query_groups=8)
+    for degree in (31, 96, 1_000_003):
+        assert tensor.tensor_parallel_refusals(spec, degree)[0].endswith(
+            "legal below it: 1, 2, 4, 8, 16" + (", 32" if degree > 32 else "")
+        )
 
 
 def test_sequence_parallelism_needs_several_ranks() -> None:
