@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner import api
+from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
@@ -139,3 +140,11 @@ def test_export_of_a_result_without_a_plan_says_so(tmp_path: Path) -> None:
 def test_export_of_a_plan_that_carries_no_problem_asks_for_it(tmp_path: Path) -> None:
     with pytest.raises(InstanceError, match="name the problem"):
         api.export(two_stage_plan(two_class_problem()), "megatron-lm", tmp_path / "out")
+
+
+def test_network_that_the_target_cannot_build_is_refused_before_planning() -> None:
+    problem = build_problem(
+        cluster="1x8 h100-sxm-80gb", model="gemma2-9b", seq_length=4096, global_batch_size=64
+    )
+    with pytest.raises(InstanceError, match="4 norms in a block"):
+        api.plan(problem)
