@@ -121,6 +121,19 @@ _ALIASES = {"memory_reserve": "memory_reserve_fraction", "max_pp": "max_pipeline
 """Flags of `hetplan plan` that are called otherwise in a problem's options."""
 
 
+def _plain(key: str, value: Any) -> Any:
+    """A wish written as the flag takes it, in the form of the options: `pin: tp=8`, `forbid: tp=8`."""
+    if key not in ("pin", "forbid", "spare") or isinstance(value, dict):
+        return value
+    wishes = [value] if isinstance(value, str) else value
+    if key != "pin" or not isinstance(wishes, list):
+        return wishes
+    parts = [wish.partition("=") if isinstance(wish, str) else ("", "", "") for wish in wishes]
+    if not all(number.isdecimal() for _, _, number in parts):
+        return value  # refused below, as it stands
+    return {name: int(number) for name, _, number in parts}
+
+
 def job_spec(values: Any, where: str, prefix: str) -> JobSpec:
     """An entry from plain values, each value in range.
 
@@ -130,7 +143,7 @@ def job_spec(values: Any, where: str, prefix: str) -> JobSpec:
         On an unknown key or a wrong value, with the entry's place in the file.
     """
     if isinstance(values, dict):
-        values = {_ALIASES.get(key, key): value for key, value in values.items()}
+        values = {_ALIASES.get(key, key): _plain(key, value) for key, value in values.items()}
     spec = validated(JobSpec, values, where, prefix)
     if wishes := spec.options():
         validated(Options, wishes, where, prefix)

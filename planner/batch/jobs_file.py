@@ -227,8 +227,15 @@ def described(spec: JobSpec, common: dict[str, Any]) -> str:
     parts += [] if spec.kind == "plan" else [spec.kind.replace("_", " ")]
     for key, value in spec.options().items():
         if key not in ("time_limit_s", "workers") and common.get(key) != value:
-            parts.append(f"{key} {value}")
+            parts.append(f"{key} {_wish(value)}")
     return ", ".join(parts)
+
+
+def _wish(value: Any) -> str:
+    """The value of an option in a name: `tp=4 dp=2`, `recompute=full`, `0.03`."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={number}" for key, number in value.items())
+    return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _shown(value: Any) -> str:
@@ -236,3 +243,28 @@ def _shown(value: Any) -> str:
     if value is None:
         return ""
     return str(value if isinstance(value, str) else value.id)
+
+
+def jobs_schema() -> dict[str, Any]:
+    """JSON Schema of a jobs file."""
+    entry = JobSpec.model_json_schema(ref_template="#/$defs/{model}")
+    definitions = {**entry.pop("$defs", {}), "Job": entry}
+    axis = {"type": "object", "description": "Each field of a job with one value or a list of them."}
+    properties = {
+        "schema": {"const": SCHEMA, "description": "Kind and version of the file."},
+        "defaults": {"$ref": "#/$defs/Job", "description": "Fields that all jobs have unless they say else."},
+        "jobs": {"type": "array", "items": {"$ref": "#/$defs/Job"}, "description": "Jobs one by one."},
+        "grid": {
+            "anyOf": [axis, {"type": "array", "items": axis}],
+            "description": "All combinations of the values of a grid, or of each grid of a list.",
+        },
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        "type": "object",
+        "properties": properties,
+        "required": ["schema"],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }

@@ -9,5 +9,10 @@ from planner.data.schema import json_schema
 
 def run(kind: str) -> ExitCode:
     """Print the schema."""
+    if kind == "jobs":
+        from planner.batch.jobs_file import jobs_schema
+
+        screen.show_json(jobs_schema())
+        return ExitCode.PLAN
     screen.show_json(json_schema(kind))
     return ExitCode.PLAN

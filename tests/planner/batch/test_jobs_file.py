@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from planner.batch.job_spec import GRACE_S, JobSpec
 from planner.batch.jobs_file import Job, read_jobs
+from planner.cli import main
 from planner.data.load import load_problem
 from planner.data.options import Options
 from planner.errors import InstanceError
@@ -102,6 +104,32 @@ def test_entries_without_a_name_of_their_own_are_numbered(tmp_path: Path) -> Non
     assert [job.name for job in jobs] == ["llama3-8b-h100-8", "llama3-8b-h100-8 (2)", "llama3-8b-h100-8 (3)"]
 
 
+@pytest.mark.parametrize("wish", ["pin: tp=4", "pin: [tp=4]", "pin: {tp: 4}"])
+def test_pins_are_taken_as_flags_write_them_too(tmp_path: Path, wish: str) -> None:
+    (job,) = read(
+        tmp_path, jobs_text(jobs=[f"{{problem: llama3-8b-h100-8, {wish}, forbid: recompute=full}}"])
+    )
+    assert job.problem is not None
+    assert (job.problem.options.pin, job.problem.options.forbid) == ({"tp": 4}, ("recompute=full",))
+
+
+def test_grid_over_pins_makes_a_job_of_each(tmp_path: Path) -> None:
+    jobs = read(
+        tmp_path,
+        jobs_text(grid="{problem: llama3-8b-h100-8, pin: [tp=2, tp=4], forbid: [recompute=full, dp=8]}"),
+    )
+    assert [job.problem and job.problem.options.pin["tp"] for job in jobs] == [2, 2, 4, 4]
+    assert len({job.key for job in jobs}) == 4
+    assert jobs[0].name == "llama3-8b-h100-8, pin tp=2, forbid recompute=full"
+
+
+def test_schema_of_a_jobs_file_knows_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "jobs"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["$defs"]["Job"]["properties"]) == set(JobSpec.model_fields)
+    assert schema["properties"]["schema"]["const"] == "hetplan/jobs/v1"
+
+
 def test_every_option_of_a_problem_can_be_set_in_a_job() -> None:
     assert set(Options.model_fields) <= set(JobSpec.model_fields)
 
@@ -124,6 +152,7 @@ def test_every_option_of_a_problem_can_be_set_in_a_job() -> None:
         (jobs_text(grid="{model: []}"), "grid.model: must have at least one value"),
         (jobs_text(grid="{name: [a, b]}"), "grid.name: "),
         (jobs_text(jobs=["{problem: a, name: x}", "{problem: b, name: x}"]), "name 'x' is taken by"),
+        (jobs_text(jobs=["{problem: llama3-8b-h100-8, pin: tp}"]), "jobs[0].pin: must be a table of keys"),
         (jobs_text(jobs=["{problem: llama3-8b-h100-8, target: megatron}"]), "jobs[0].target: must be one of"),
     ],
 )
@@ -145,6 +174,7 @@ def test_mistake_in_the_file_refuses_it_and_says_where(tmp_path: Path, text: str
         ("{model: llama3-8b, cluster: dgx-h100-8, seq_length: 8}", "says no global_batch_size"),
         ("{model: llama3-8b}", "says no cluster"),
         ("{problem: missing.yaml}", "no such file"),
+        ("{problem: llama3-8b-h100-8, spare: a100}", "no class is named 'a100'; the cluster has h100"),
     ],
 )
 def test_entry_without_a_problem_is_kept_with_its_reason(tmp_path: Path, entry: str, words: str) -> None:
