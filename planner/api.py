@@ -52,9 +52,7 @@ def check_target(target: str, where: str = "target") -> None:
     supported = ", ".join(SUPPORTED_TARGETS)
     if target == "all":
         raise InstanceError(f"comparing all targets is not supported yet; supported: {supported}", where)
-    if target not in KNOWN_TARGETS:
-        hint = did_you_mean(target, KNOWN_TARGETS) or f"; there are {', '.join(KNOWN_TARGETS)}"
-        raise InstanceError(f"unknown target {target!r}{hint}", where)
+    check_export_target(target, where)
     if target not in SUPPORTED_TARGETS:
         raise InstanceError(f"target {target!r} is not supported yet; supported: {supported}", where)
 
@@ -226,34 +224,18 @@ def export_texts(
     return files_of(problem, chosen, chosen.target, evaluation=evaluation, version=version)
 
 
-def nearest_plan(
-    problem: Problem, plan: Plan, target: str, version: str | None = None
-) -> tuple[Plan, Evaluation] | None:
-    """The fastest of the plans of a target that lie next to a plan which it cannot run; None without any."""
-    from planner.launchers import nearest
-
-    check_export_target(target)
-    named = plan.model_copy(update={"target": target}).target
-    return nearest.nearest_plan(problem, plan, named, version)
-
-
 def _ready_for_export(
     result_or_plan: Result | Plan, target: str, problem: Problem | None, version: str | None
 ) -> tuple[Problem, Plan, Evaluation | None]:
     """Problem and plan for a target, and what the referee says of it where it prices such plans."""
-    from planner.launchers.ready import ready_for_export
+    from planner.launchers.ready import problem_inside, ready_for_export
     from planner.report.words import differences
 
     check_export_target(target)
     chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
     if chosen is None:
         raise PlanRefusedError("there is no plan to export: the search found none")
-    if problem is None:
-        if chosen.problem is None:
-            raise InstanceError(
-                "the plan does not carry its problem; name the problem as well", "plan.problem"
-            )
-        problem = load.resolve_problem(chosen.problem, "plan.problem")
+    problem = problem if problem is not None else problem_inside(chosen)
     plan = chosen.model_copy(update={"target": target})
     evaluation = ready_for_export(problem, chosen, plan.target, version, in_words=differences)
     return _portable(problem), plan, evaluation

@@ -114,6 +114,9 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.batch_p2p_comm": not interleaved,
         "model.cp_comm_type": "p2p" if plan.context_parallel > 1 else None,
         **_recompute(plan),
+        **_experts(problem, plan),
+        "model.cpu_offloading": False,
+        "model.fine_grained_activation_offloading": False,
         "model.seq_length": problem.workload.seq_length,
         "model.cross_entropy_loss_fusion": problem.stack.fused_cross_entropy,
         "dataset.seq_length": problem.workload.seq_length,
@@ -140,16 +143,31 @@ def _recompute(plan: Plan) -> dict[str, object]:
     }
 
 
+def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
+    """How tokens reach experts, as it is priced and as Megatron-LM's export has it."""
+    if problem.model.moe is None:
+        return {}
+    return {
+        "model.moe_token_dispatcher_type": "alltoall",
+        "model.moe_permute_fusion": True,
+        "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),
+    }
+
+
 def _optimizer(problem: Problem, plan: Plan) -> dict[str, object]:
     sharded = plan.dp_mode == "distopt"
     gathers_behind = sharded and problem.stack.dp_overlap
     return {
+        "ddp.use_megatron_fsdp": False,
         "ddp.use_distributed_optimizer": sharded,
         "ddp.overlap_grad_reduce": problem.stack.dp_overlap,
         "ddp.overlap_param_gather": gathers_behind,
         "ddp.grad_reduce_in_fp32": problem.stack.gradient_bytes == 4,
         "optimizer.use_distributed_optimizer": sharded,
         "optimizer.overlap_param_gather": gathers_behind,
+        # Either would change memory behind the plan's back.
+        "optimizer.use_precision_aware_optimizer": False,
+        "optimizer.optimizer_cpu_offload": False,
     }
 
 

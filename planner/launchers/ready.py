@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.data.load import resolve_problem
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
@@ -13,6 +14,19 @@ from planner.launchers.nearest import nearest_plan
 from planner.rules.megatron import violations
 from planner.rules.versions import NEWEST, version_violations
 from planner.units import format_seconds
+
+
+def problem_inside(plan: Plan) -> Problem:
+    """The problem that a plan carries.
+
+    Raises
+    ------
+    InstanceError
+        Where it carries none.
+    """
+    if plan.problem is None:
+        raise InstanceError("the plan does not carry its problem; name the problem as well", "plan.problem")
+    return resolve_problem(plan.problem, "plan.problem")
 
 
 def ready_for_export(

@@ -17,7 +17,9 @@ from planner.cost.stage import StageContent, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
+from planner.errors import InstanceError
 from planner.rules.megatron import violations
+from planner.rules.target import TARGETS
 from planner.simulate.mixed import mixed_step_times
 from planner.simulate.pipeline import simulate
 from planner.simulate.replicas import degrees_of_replicas, pipelines_of
@@ -42,8 +44,15 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
     ------
     InstanceError
         Where a stage names a node class that the cluster does not have, or one whose layer profile lacks
-        the plan's degree or micro-batch, so that nothing can be priced.
+        the plan's degree or micro-batch, or where a target lets stages differ in degrees and they do, so
+        that nothing can be priced.
     """
+    if plan.degrees_differ and TARGETS[plan.target].data_parallel_per_stage:
+        raise InstanceError(
+            "stages differ in tensor_parallel or data_parallel; time and memory of such plans are not "
+            "predicted yet, `hetplan export` checks and writes them",
+            "plan.stages",
+        )
     if plan.mixes_chips:
         return _evaluate_mixed(problem, plan, timeline=timeline)
     for s, node_class in enumerate(class_of_stage(problem, plan)):

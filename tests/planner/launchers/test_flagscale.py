@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from planner import api
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.errors import PlanRefusedError
+from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan, files_of
 from planner.launchers.placement import place_hosts, stage_of_rank
 from planner.rules.flagscale import hetero_config, microbatch_size_of
@@ -208,6 +209,15 @@ def test_a_plan_that_flagscale_cannot_run_is_refused(
     problem, plan = degrees_by_stage()
     with pytest.raises(PlanRefusedError, match=complaint):
         files_of(problem, with_stages(plan, changes, **others), "flagscale")
+
+
+def test_degrees_by_stage_are_written_but_not_priced_as_if_they_were_the_same() -> None:
+    problem, plan = degrees_by_stage()
+    with pytest.raises(InstanceError, match="not predicted yet"):
+        api.predict(problem, plan)
+    assert "Expected" not in api.export_texts(plan, "flagscale", problem=problem)["README.md"]
+    alike = with_stages(plans.uniform()[1], {})
+    assert "Expected" in api.export_texts(alike, "flagscale", problem=plans.uniform()[0])["README.md"]
 
 
 def test_start_script_stops_when_the_files_no_longer_add_up(tmp_path: Path) -> None:
