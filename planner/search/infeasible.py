@@ -10,7 +10,7 @@ from planner.search.orders import block_orders
 from planner.search.tables import Tables
 from planner.units import GIB
 
-MAX_LAYOUTS = 400
+MAX_LAYOUTS = 100
 """Layouts tried for the least shortage; the ones on most chips come first."""
 
 
