@@ -5,6 +5,7 @@ Runs in the workers of every executor, so that a job's answer does not depend on
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -44,7 +45,8 @@ def solve(key: str, problem_text: str, limits: Limits) -> Answer:
         return failure(key, "fault", str(fault), seconds=time.monotonic() - started_s)
     except MemoryError:
         seconds = time.monotonic() - started_s
-        return failure(key, "memory", f"needs more than its {limits.memory_gib:g} GiB", seconds=seconds)
+        limit = "this machine has" if limits.memory_gib is None else f"its {limits.memory_gib:g} GiB"
+        return failure(key, "memory", f"needs more memory than {limit}", seconds=seconds)
     return Answer(key, None, facts_of(result), packed(without_problem(result).model_dump_json()))
 
 
@@ -100,7 +102,8 @@ def facts_of(result: Result) -> dict[str, Any]:
             "peak_memory_gib": max(stage.peak_memory_gib for stage in result.evaluation.stages),
             "plan": plan_in_words(result),
         }
-    return facts
+    # JSON has no infinity; a bound that says nothing is none.
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
 
 
 def plan_in_words(result: Result) -> str:
