@@ -17,7 +17,7 @@ every stage), `layers` (the same with their numbers), `rank_coords` (rank: {axis
 Exit status: 0 accepted; 1 refused, by Megatron-LM, by the script itself or because the nodes do not
 fit together; 2 accepted, but not what was expected.
 
-With PYTHONPATH at an unpacked wheel of core 0.17 or 0.18, those read the script instead, without `--simulate`.
+With PYTHONPATH at an unpacked wheel of core 0.17 or 0.18, that one reads the script, without `--simulate`.
 
 What this cannot show: whether memory suffices, speed, kernels of Transformer Engine, NCCL itself.
 """
