@@ -108,32 +108,15 @@ def plan(
     if options is not None:
         problem = problem.model_copy(update={"options": options})
     check_target(problem.target, f"{problem.name}: target")
-    _check_expressible(problem)
+    from planner.launchers.expressible import check_expressible
     from planner.search.driver import search
+
+    check_expressible(problem)
 
     elapsed_s += time.monotonic() - started_s
     result = search(_with_remaining_time(problem, elapsed_s), on_progress=on_progress)
     _check_again(problem, result)
     return _with_problem_inside(result, problem)
-
-
-def _check_expressible(problem: Problem) -> None:
-    """Refuse a network that the target cannot build, before any plan is made for it.
-
-    Raises
-    ------
-    InstanceError
-        With every feature that the launcher has no argument for.
-    """
-    from planner.launchers.megatron_model import inexpressible
-
-    reasons = inexpressible(problem.model)
-    if reasons:
-        raise InstanceError(
-            f"target {problem.target} cannot run this model: {'; '.join(reasons)}; "
-            "`predict` evaluates a plan of your own",
-            f"{problem.name}: model",
-        )
 
 
 def predict(problem: Problem | str | Path, plan: Plan | str | Path) -> Evaluation:
