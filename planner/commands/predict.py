@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from planner import api
@@ -55,7 +56,20 @@ def run_from(
         except (OSError, UnicodeDecodeError) as error:
             raise InstanceError(f"cannot be read: {error}", str(arguments)) from None
         back = read_megatron.read_arguments(text, chips, where=str(arguments), stack=chosen)
-    return _show(back.problem, back.plan, as_json=as_json, read_back=back)
+    code = _show(back.problem, back.plan, as_json=as_json, read_back=back)
+    if not as_json and cluster is not None and back.problem.model.id in load.names("models"):
+        screen.note(f"what a better plan would gain: {_plan_command(back.problem, cluster)}")
+    return code
+
+
+def _plan_command(problem: Problem, cluster: str) -> str:
+    """The command that plans the same training anew."""
+    work = problem.workload
+    flags = ["--seq-length", work.seq_length, "--global-batch-size", work.global_batch_size]
+    flags += ["--precision", work.precision]
+    return shlex.join(
+        ["hetplan", "plan", "--cluster", cluster, "--model", problem.model.id, *map(str, flags)]
+    )
 
 
 def _show(

@@ -295,6 +295,19 @@ def test_predict_shows_what_a_script_costs_and_what_is_not_known(
     assert "--from-script" in capsys.readouterr().err
 
 
+def test_predict_tells_how_to_look_for_a_better_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = " ".join(arguments_of("llama3-8b")).replace("(", "'(").replace(")", ")'")
+    text += " --bf16 --micro-batch-size 1 --global-batch-size 32 --tensor-model-parallel-size 8"
+    arguments = written(tmp_path, text, "args.txt")
+    assert main(["predict", "--from-args", str(arguments), "--cluster", "1x8 h100-sxm-80gb"]) in (0, 3)
+    assert (
+        "hetplan plan --cluster '1x8 h100-sxm-80gb' --model llama3-8b --seq-length 1024 "
+        "--global-batch-size 32 --precision bf16" in capsys.readouterr().err
+    )
+
+
 def test_predict_says_that_a_script_is_illegal_or_does_not_fit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
