@@ -43,12 +43,16 @@ set_up_tests() {
     touch "$stamp"
 }
 
-set_up_shellcheck() {
-    command -v shellcheck >/dev/null && return
+# Debian's packages that some tests use: without them those tests are skipped, and say so.
+set_up_packages() {
+    local tool missing=false
+    for tool in shellcheck slurmctld munged mpirun; do
+        command -v "$tool" >/dev/null || missing=true
+    done
+    $missing || return 0
     if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        # Only the scripts' own check needs it: without it that check is skipped, and says so.
-        { apt-get update && apt-get install -y shellcheck; } >/dev/null 2>&1 \
-            || echo "shellcheck could not be installed; the scripts are not checked" >&2
+        { apt-get update && apt-get install -y shellcheck slurm-wlm munge openmpi-bin; } >/dev/null 2>&1 \
+            || echo "not all of shellcheck, Slurm and Open MPI could be installed; their tests are skipped" >&2
     fi
 }
 
@@ -57,7 +61,7 @@ export HETPLAN_PYTHON
 
 say "set up"
 set_up_tests "$HETPLAN_PYTHON"
-set_up_shellcheck
+set_up_packages
 if ! $fast; then
     bash tests/setup_megatron.sh
     # Where CI is set, a missing Megatron environment is a failure; elsewhere its tests are skipped.

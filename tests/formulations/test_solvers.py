@@ -66,6 +66,7 @@ def test_program_without_solution_is_infeasible(solver: SolverName) -> None:
     assert (solution.objective, solution.bound, dict(solution.values)) == (None, None, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["highs", "scip"])
 def test_time_limit_with_a_plan_in_hand_keeps_plan_and_bound(solver: SolverName) -> None:
     solution = solvers.solve(market_split(), SolveOptions(solver=solver, time_limit_s=1.0))
@@ -75,6 +76,7 @@ def test_time_limit_with_a_plan_in_hand_keeps_plan_and_bound(solver: SolverName)
     assert all(solution.integer(f"x_{i}") in (0, 1) for i in range(40))
 
 
+@pytest.mark.slow
 def test_cbc_cut_by_a_limit_has_a_plan_and_no_bound() -> None:
     """PuLP calls such a plan Optimal in `status`; only `sol_status` tells."""
     solution = solvers.solve(market_split(), SolveOptions(solver="cbc", time_limit_s=1.0))

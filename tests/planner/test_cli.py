@@ -467,6 +467,7 @@ def hetplan(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+@pytest.mark.slow
 def test_reader_that_leaves_early_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
@@ -481,6 +482,7 @@ def test_shell_sees_the_exit_code_and_no_traceback() -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 def test_tables_survive_a_screen_without_unicode() -> None:
     done = hetplan("list", "targets", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "megatron-lm" in done.stdout

@@ -43,6 +43,7 @@ def test_mixed_pair_of_nodes_is_planned_proven_and_exported(
         assert (again / written.relative_to(out)).read_bytes() == written.read_bytes()
 
 
+@pytest.mark.slow
 def test_same_problem_gives_the_same_plan_whatever_the_workers(capsys: pytest.CaptureFixture[str]) -> None:
     one = planned(capsys, "llama3-8b-h100-8", "--workers", "1")
     two = planned(capsys, "llama3-8b-h100-8", "--workers", "2")

@@ -24,6 +24,7 @@ def row(suite: str, predicted: float | None, measured: float | None) -> dict[str
 ROWS = [row("a", 1.1, 1.0), row("b", 3.0, 4.0), row("a", 2.0, 2.0), row("b", None, 1.0)]
 
 
+@pytest.mark.slow
 def test_every_scored_run_is_a_point_of_its_suite() -> None:
     figure = accuracy_figure(ROWS)
     points = {trace.name: list(zip(trace.x, trace.y, strict=True)) for trace in figure.data[:2]}

@@ -46,6 +46,7 @@ def test_gap_is_kept_and_bound_lies_below_the_plan() -> None:
     assert result.bound_s <= result.evaluation.step_s
 
 
+@pytest.mark.slow
 def test_a_smaller_gap_never_gives_a_slower_plan() -> None:
     wide = driver.search(with_options(load_problem(SMALL), gap=0.2))
     narrow = driver.search(with_options(load_problem(SMALL), gap=0.005))
@@ -61,6 +62,7 @@ def test_runners_up_are_slower_and_differ_in_degrees() -> None:
     assert len(steps) == 4 and steps == sorted(steps)
 
 
+@pytest.mark.slow
 def test_more_memory_never_slows_the_plan() -> None:
     problem = load_problem(SMALL)
     tight = driver.search(with_options(problem, gap=0.0, memory_reserve_fraction=0.5))
@@ -139,6 +141,7 @@ def test_pins_and_prohibitions_are_kept() -> None:
     assert other.plan is not None and other.plan.tensor_parallel != best_tp
 
 
+@pytest.mark.slow
 def test_forbidden_recomputation_is_never_chosen() -> None:
     problem = with_options(load_problem(SMALL), memory_reserve_fraction=0.6)
     free = driver.search(problem)
@@ -147,6 +150,7 @@ def test_forbidden_recomputation_is_never_chosen() -> None:
     assert without.plan is None or all(stage.recompute == "none" for stage in without.plan.stages)
 
 
+@pytest.mark.slow
 def test_spare_classes_stay_idle_and_the_class_order_is_kept() -> None:
     problem = load_problem(SMALL)
     spare = problem.cluster.classes[1].name
@@ -159,6 +163,7 @@ def test_spare_classes_stay_idle_and_the_class_order_is_kept() -> None:
     assert classes == sorted(classes)
 
 
+@pytest.mark.slow
 def test_long_sequences_are_split_by_context_parallelism() -> None:
     """At 128k tokens the activations of one sequence do not fit a chip, nor eight with tensor parallelism."""
     problem = build_problem(
