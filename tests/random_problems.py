@@ -69,7 +69,7 @@ def random_problem(
             seq_length=int(rng.choice([512, 1024, 2048, 4096])), global_batch_size=int(rng.integers(1, 9))
         ),
         stack=stack,
-        options=Options(gap=gap, max_context_parallel=most_context),
+        options=Options(gap=gap, max_context_parallel=most_context, least_context_tokens=1),
     )
 
 

@@ -41,6 +41,9 @@ class Options(Data):
     """Largest micro-batch [sequences]."""
     max_context_parallel: int = Field(default=32, ge=1)
     """Largest context-parallel degree."""
+    least_context_tokens: int = Field(default=4096, ge=1)
+    """Fewest tokens of a sequence that a context-parallel rank gets. Of the published runs with context
+    parallelism that predictions were compared with, nearly all have this many or more."""
     pin: dict[str, int] = Field(default_factory=dict)
     """Values that a plan must have, by name: tp, cp, pp, dp, ep, etp, mbs, sp (0 or 1)."""
     forbid: tuple[str, ...] = ()

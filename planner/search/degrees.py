@@ -138,12 +138,17 @@ def _rows(problem: Problem) -> Iterator[Row]:
 
 
 def _context_degrees(problem: Problem) -> list[int]:
-    """Context-parallel degrees: powers of two that deal the sequence evenly; 1 without full attention."""
+    """Context-parallel degrees: powers of two that deal the sequence evenly, in pieces not too short.
+
+    1 without fused attention, which the exchange of keys and values is made for.
+    """
     if not problem.stack.flash_attention or problem.model.hybrid is not None:
         return [1]
     degrees, degree = [], 1
     while degree <= problem.options.max_context_parallel:
-        if context_splits(problem.workload, degree) is None:
+        tokens = problem.workload.seq_length // degree
+        long_enough = degree == 1 or tokens >= problem.options.least_context_tokens
+        if long_enough and context_splits(problem.workload, degree) is None:
             degrees.append(degree)
         degree *= 2
     return degrees
