@@ -74,7 +74,11 @@ def test_search_gets_its_time_limit_and_a_deaf_one_is_killed(one_worker: LocalEx
 
 @pytest.mark.slow
 def test_job_beyond_its_memory_fails_alone(one_worker: LocalExecutor) -> None:
-    refused = answer_to(one_worker, task(LONG, memory_gib=0.25))
+    # Sequences dealt as finely as can be make so many layouts that listing them alone takes more.
+    problem = load.load_problem(LONG)
+    options = problem.options.model_copy(update={"least_context_tokens": 1})
+    text = load.problem_file(problem.model_copy(update={"options": options})).model_dump_json()
+    refused = answer_to(one_worker, Task("k", text, replace(Limits(), memory_gib=0.25)))
     assert refused.cause in ("memory", "crash") and "0.25 GiB" in refused.facts["message"]
     assert answer_to(one_worker, task(memory_gib=2.0)).cause is None
 
