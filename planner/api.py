@@ -17,8 +17,7 @@ from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation, Result
-from planner.errors import InstanceError, PlanRefusedError, SolverError
-from planner.tolerances import BOUND_TOL
+from planner.errors import InstanceError, PlanRefusedError
 
 if TYPE_CHECKING:
     from planner.search.progress import Progress
@@ -109,14 +108,15 @@ def plan(
         problem = problem.model_copy(update={"options": options})
     check_target(problem.target, f"{problem.name}: target")
     from planner.launchers.expressible import check_expressible
+    from planner.leaving import check_again, with_problem_inside, with_remaining_time
     from planner.search.driver import search
 
     check_expressible(problem)
 
     elapsed_s += time.monotonic() - started_s
-    result = search(_with_remaining_time(problem, elapsed_s), on_progress=on_progress)
-    _check_again(problem, result)
-    return _with_problem_inside(result, problem)
+    result = search(with_remaining_time(problem, elapsed_s), on_progress=on_progress)
+    check_again(problem, result)
+    return with_problem_inside(result, problem)
 
 
 def predict(problem: Problem | str | Path, plan: Plan | str | Path) -> Evaluation:
@@ -212,6 +212,7 @@ def _ready_for_export(
 ) -> tuple[Problem, Plan, Evaluation | None]:
     """Problem and plan for a target, and what the referee says of it where it prices such plans."""
     from planner.launchers.ready import problem_inside, ready_for_export
+    from planner.leaving import portable
     from planner.report.words import differences
 
     check_export_target(target)
@@ -221,62 +222,4 @@ def _ready_for_export(
     problem = problem if problem is not None else problem_inside(chosen)
     plan = chosen.model_copy(update={"target": target})
     evaluation = ready_for_export(problem, chosen, plan.target, version, in_words=differences)
-    return _portable(problem), plan, evaluation
-
-
-def _with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:
-    """The same problem with the time already spent taken off its limit."""
-    limit_s = problem.options.time_limit_s
-    if limit_s is None:
-        return problem
-    # A search that starts too late still ends in the ordinary way, at its first look at the clock.
-    remaining_s = max(limit_s - elapsed_s, 1e-3)
-    options = problem.options.model_copy(update={"time_limit_s": remaining_s})
-    return problem.model_copy(update={"options": options})
-
-
-def _check_again(problem: Problem, result: Result) -> None:
-    """Let the referee look at every plan of a result, whatever the search says of it."""
-    from planner.simulate.evaluate import evaluate
-
-    if result.plan is None:
-        return
-    best = evaluate(problem, result.plan)
-    others = [evaluate(problem, other.plan) for other in result.runners_up]
-    for number, evaluation in enumerate([best, *others], start=1):
-        if evaluation.violations:
-            raise SolverError(
-                f"our bug: plan {number} of {problem.name!r} breaks a rule ({evaluation.violations[0]}); "
-                "it is withheld"
-            )
-    if result.evaluation is None or abs(result.evaluation.step_s - best.step_s) > BOUND_TOL * best.step_s:
-        raise SolverError(
-            f"our bug: the search states another step time for {problem.name!r} than the referee"
-        )
-    if result.bound_s is not None and result.bound_s > best.step_s * (1 + BOUND_TOL):
-        raise SolverError(
-            f"our bug: the bound of {problem.name!r}, {result.bound_s:.9g} s, lies above the step time of "
-            f"its plan, {best.step_s:.9g} s"
-        )
-
-
-def _with_problem_inside(result: Result, problem: Problem) -> Result:
-    """The same result, whose plans carry the problem that they answer."""
-    if result.plan is None:
-        return result
-    inside = load.problem_file(_portable(problem))
-    runners_up = tuple(
-        other.model_copy(update={"plan": other.plan.model_copy(update={"problem": inside})})
-        for other in result.runners_up
-    )
-    best = result.plan.model_copy(update={"problem": inside})
-    return result.model_copy(update={"plan": best, "runners_up": runners_up})
-
-
-def _portable(problem: Problem) -> Problem:
-    """The problem without how long and on how many workers it was searched.
-
-    Those two change no plan, so a plan's file must not differ by them.
-    """
-    options = problem.options.model_copy(update={"time_limit_s": None, "workers": 1})
-    return problem.model_copy(update={"options": options})
+    return portable(problem), plan, evaluation

@@ -21,7 +21,7 @@ LAYERS = (
     ("planner.rules", "planner.cost"),
     ("planner.simulate", "formulations"),
     ("planner.search",),
-    ("planner.launchers", "planner.report"),
+    ("planner.launchers", "planner.report", "planner.leaving"),
     ("planner.api",),
     ("planner.batch", "planner.calibrate"),
     ("planner.cli", "planner.commands"),
