@@ -9,7 +9,7 @@ from planner.data import load
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import SolverError
-from planner.simulate.evaluate import evaluate
+from planner.simulate import evaluate as referee
 from planner.tolerances import BOUND_TOL
 
 
@@ -28,8 +28,8 @@ def check_again(problem: Problem, result: Result) -> None:
     """Let the referee look at every plan of a result, whatever the search says of it."""
     if result.plan is None:
         return
-    best = evaluate(problem, result.plan)
-    others = [evaluate(problem, other.plan) for other in result.runners_up]
+    best = referee.evaluate(problem, result.plan)
+    others = [referee.evaluate(problem, other.plan) for other in result.runners_up]
     for number, evaluation in enumerate([best, *others], start=1):
         if evaluation.violations:
             raise SolverError(
