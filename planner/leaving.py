@@ -9,7 +9,6 @@ from planner.data import load
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import SolverError
-from planner.simulate import evaluate as referee
 from planner.tolerances import BOUND_TOL
 
 
@@ -26,10 +25,12 @@ def with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:
 
 def check_again(problem: Problem, result: Result) -> None:
     """Let the referee look at every plan of a result, whatever the search says of it."""
+    from planner.simulate.evaluate import evaluate
+
     if result.plan is None:
         return
-    best = referee.evaluate(problem, result.plan)
-    others = [referee.evaluate(problem, other.plan) for other in result.runners_up]
+    best = evaluate(problem, result.plan)
+    others = [evaluate(problem, other.plan) for other in result.runners_up]
     for number, evaluation in enumerate([best, *others], start=1):
         if evaluation.violations:
             raise SolverError(
