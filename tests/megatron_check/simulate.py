@@ -100,19 +100,20 @@ def run_iteration(arguments: Sequence[str], world_size: int, rank: int, recorder
         standins.pretend_transformer_engine(None)
         prepare_local_modules()
         _record_phases(recorder)
-        _skip_data_and_compilation()
-        _pretrain(shrunk_arguments(arguments, args))
+        skip_data_and_compilation()
+        run_training(shrunk_arguments(arguments, args))
+    return {"rank": rank, "coordinates": coordinates(), "collectives": recorder.table()}
+
+
+def coordinates() -> dict[str, int]:
+    """Place of this process along every axis."""
     from megatron.core import parallel_state
 
     return {
-        "rank": rank,
-        "coordinates": {
-            "tp": parallel_state.get_tensor_model_parallel_rank(),
-            "cp": parallel_state.get_context_parallel_rank(),
-            "dp": parallel_state.get_data_parallel_rank(),
-            "pp": parallel_state.get_pipeline_model_parallel_rank(),
-        },
-        "collectives": recorder.table(),
+        "tp": parallel_state.get_tensor_model_parallel_rank(),
+        "cp": parallel_state.get_context_parallel_rank(),
+        "dp": parallel_state.get_data_parallel_rank(),
+        "pp": parallel_state.get_pipeline_model_parallel_rank(),
     }
 
 
@@ -160,7 +161,8 @@ def _record_phases(recorder: Recorder) -> None:
     training.train_step = recorder.only_during(training.train_step)
 
 
-def _skip_data_and_compilation() -> None:
+def skip_data_and_compilation() -> None:
+    """Let the training loop go without a dataset and without building kernels."""
     from megatron.core.rerun_state_machine import RerunDataIterator
     from megatron.training import get_args, initialize, training
 
@@ -174,7 +176,8 @@ def _skip_data_and_compilation() -> None:
     initialize._compile_dependencies = lambda: None
 
 
-def _pretrain(arguments: list[str]) -> None:
+def run_training(arguments: list[str]) -> None:
+    """Run the training loop that the command line asks for, on made-up tokens."""
     from megatron.core.enums import ModelType
     from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args
@@ -184,10 +187,10 @@ def _pretrain(arguments: list[str]) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         args = parse_and_validate_args()
         config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
-        pretrain(config, lambda _samples, vp_stage=None: None, ModelType.encoder_or_decoder, _forward)
+        pretrain(config, lambda _samples, vp_stage=None: None, ModelType.encoder_or_decoder, forward_step)
 
 
-def _forward(_batches: Any, model: Any, *_args: Any) -> tuple[Any, Any]:
+def forward_step(_batches: Any, model: Any, *_args: Any) -> tuple[Any, Any]:
     """The forward step of pretrain_gpt.py, on made-up tokens."""
     import torch
     from megatron.training import get_args
