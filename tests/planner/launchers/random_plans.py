@@ -1,13 +1,11 @@
-"""Random legal plans for Megatron-LM, and plans spoilt in one way each."""
+"""Random legal plans for Megatron-LM."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 from planner.data.load import load_model
-from planner.data.plan import Plan, Recompute
+from planner.data.plan import Recompute
 from planner.launchers.nearest import is_legal
 from planner.rules.tensor import tp_is_legal
 from tests.planner.launchers import plans
@@ -78,124 +76,3 @@ def _split(rng: random.Random, layers: int, parts: int) -> list[int] | None:
 def _recompute(rng: random.Random, layers: list[int]) -> tuple[Recompute, int]:
     kind: Recompute = rng.choice(["none", "selective", "full"])
     return kind, rng.randint(1, min(layers)) if kind == "full" else 0
-
-
-def stage(plan: Plan, s: int, **changes: Any) -> Plan:
-    """The plan with one stage changed."""
-    stages = list(plan.stages)
-    stages[s] = stages[s].model_copy(update=changes)
-    return plan.model_copy(update={"stages": tuple(stages)})
-
-
-def everywhere(plan: Plan, **changes: Any) -> Plan:
-    """The plan with all stages changed, and its own degrees with them."""
-    stages = tuple(one.model_copy(update=changes) for one in plan.stages)
-    return plan.model_copy(update={"stages": stages, **changes})
-
-
-def plan_with(**changes: Any) -> Callable[[Plan], Plan]:
-    """A change of the plan's own fields."""
-    return lambda plan: plan.model_copy(update=changes)
-
-
-# Way of spoiling -> sound plan, how, and words of the refusal. The plan of most has 4 stages of tensor 8 x
-# data 4 on 128 chips with 26, 28, 13 and 13 layers of llama3-70b, and 4 micro-batches of 1 sequence.
-SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] = {
-    "a layer lost at the end": (
-        plans.mixed_128, lambda p: stage(p, 3, layers=(67, 78)), "has layers 0 to 79",
-    ),
-    "a layer lost between": (
-        plans.mixed_128, lambda p: stage(p, 1, layers=(27, 53)), "layer 26 is due and is lost",
-    ),
-    "a layer twice": (
-        plans.mixed_128, lambda p: stage(p, 1, layers=(25, 53)), "layer 26 is due and comes twice",
-    ),
-    "a layer too many": (plans.mixed_128, lambda p: stage(p, 3, layers=(67, 80)), "correct the ranges"),
-    "an empty stage": (plans.mixed_128, lambda p: stage(p, 1, layers=(26, 25)), "is empty"),
-    "stages swapped": (
-        plans.mixed_128,
-        lambda p: p.model_copy(update={"stages": (p.stages[1], p.stages[0], *p.stages[2:])}),
-        "starts at layer 26, but layer 0 is due",
-    ),
-    "a batch that does not divide": (
-        plans.mixed_128, plan_with(microbatch_size=3), "is no multiple of microbatch_size 3",
-    ),
-    "a wrong number of micro-batches": (plans.mixed_128, plan_with(num_microbatches=5), "is 4; write 4"),
-    "heads that do not split": (
-        plans.mixed_128, lambda p: everywhere(p, tensor_parallel=3), "64 attention heads do not split",
-    ),
-    "a group across nodes": (
-        plans.mixed_128,
-        lambda p: everywhere(p, tensor_parallel=16, data_parallel=2),
-        "a node of class .* has 8 chips; take a divisor",
-    ),
-    "another degree on one stage": (
-        plans.mixed_128,
-        lambda p: stage(p, 2, tensor_parallel=4),
-        "stage 2: tensor_parallel 4 differs from the plan's 8; target megatron-lm has one for all stages",
-    ),
-    "other replicas on one stage": (
-        plans.mixed_128,
-        lambda p: stage(p, 2, data_parallel=8),
-        "stage 2: data_parallel 8 differs from the plan's 4; target megatron-lm has one for all stages",
-    ),
-    "more chips than there are": (
-        plans.mixed_128, lambda p: everywhere(p, data_parallel=16), "the plan uses 256 chips, it has 64",
-    ),
-    "too many layers recomputed": (
-        plans.mixed_128, lambda p: stage(p, 3, recompute_layers=14), "must lie between 1 and 13",
-    ),
-    "layers recomputed by nothing": (
-        plans.mixed_128, lambda p: stage(p, 1, recompute_layers=2), "goes with recompute=full only",
-    ),
-    "sequence parallelism without ranks": (
-        plans.biases_and_learned_positions,
-        plan_with(sequence_parallel=True),
-        "needs tensor_parallel above 1",
-    ),
-    "a sequence that does not split": (
-        plans.mixed_128, plan_with(context_parallel=3), "seq_length 8192 is no multiple of 6",
-    ),
-    "a host that is not there": (
-        plans.mixed_128,
-        lambda p: stage(p, 0, hosts=("nowhere", *p.stages[0].hosts[1:])),
-        "host nowhere is not in the cluster",
-    ),
-    "a host twice": (
-        plans.mixed_128,
-        lambda p: stage(p, 0, hosts=(p.stages[0].hosts[0],) * 4),
-        "lists a host twice",
-    ),
-    "a host of another stage": (
-        plans.mixed_128,
-        lambda p: stage(p, 1, hosts=p.stages[0].hosts),
-        "no chip may be used twice",
-    ),
-    "another chip than the class has": (
-        plans.mixed_128, lambda p: stage(p, 0, chip="a100-sxm-80gb"), "is not that of class",
-    ),
-    "a class that is not there": (
-        plans.mixed_128, lambda p: stage(p, 0, node_class="b200"), "node class 'b200' is not in the cluster",
-    ),
-    "experts without experts": (
-        plans.mixed_128, plan_with(expert_parallel=2), "has no experts; set it to 1",
-    ),
-    "experts that do not split": (
-        plans.experts, plan_with(expert_parallel=3), "8 experts do not split evenly",
-    ),
-    "more expert ranks than a stage has": (
-        plans.experts, plan_with(expert_tensor_parallel=2), "does not divide the 8 ranks of a stage",
-    ),
-    "micro-batches that fill no group of stages": (
-        lambda: _with_batch(plans.virtual_stages(), 6),
-        plan_with(num_microbatches=3),
-        "must be a multiple of the 2",
-    ),
-    "full sharding": (plans.mixed_128, plan_with(dp_mode="zero3"), 'use "distopt" or "ddp"'),
-}  # fmt: skip
-
-
-def _with_batch(case: plans.Case, batch: int) -> plans.Case:
-    problem, plan = case
-    workload = problem.workload.model_copy(update={"global_batch_size": batch})
-    return problem.model_copy(update={"workload": workload}), plan

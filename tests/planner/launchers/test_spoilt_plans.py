@@ -6,7 +6,8 @@ import pytest
 
 from planner.errors import PlanRefusedError
 from planner.launchers.directory import files_of
-from tests.planner.launchers.random_plans import SPOILT, random_case
+from tests.planner.launchers.random_plans import random_case
+from tests.planner.launchers.spoilt_plans import SPOILT
 
 
 @pytest.mark.parametrize("way", SPOILT)
