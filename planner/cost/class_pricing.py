@@ -221,8 +221,7 @@ class ClassPricing:
         sp, zero = sizes.sequence_parallel > 0, np.zeros_like(sizes.tp)
         rows = 4.0 * sizes.tokens
         if self.stack.fused_cross_entropy:
-            loss = inside_s(self.network, "all_reduce", rows, sizes.tp)
-            loss = loss + inside_s(self.network, "all_reduce", 2 * rows, sizes.tp)
+            loss = inside_s(self.network, "all_reduce", np.array([rows, 2 * rows]), sizes.tp).sum(axis=0)
         else:
             loss = 3 * inside_s(self.network, "all_reduce", rows, sizes.tp)
         gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), self.stack.tp_overlap_fraction)

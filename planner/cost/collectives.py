@@ -7,11 +7,15 @@ sets the rate, and the other overlaps with it but for a tenth.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost import tables
+from planner.cost.grid import LogGrid
 from planner.cost.placement import Spread
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
@@ -90,49 +94,97 @@ class Network:
         return self.latency_s + TRANSPORT_LATENCY_S[self.transport]
 
 
-def inside_s(network: Network, op: str, size_bytes: Floats, ranks: Floats) -> Floats:
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured of some operations inside a node: numbers, or arrays [operation, 1] for several."""
+
+    grid: LogGrid
+    most_ranks: int
+    plane: NDArray[np.intp]
+    scale: Floats
+    """Latency over the grid's."""
+    passes: Floats
+    """`WIRE_PASSES` of the operations."""
+    fit_fixed_s: Floats
+    fit_step_s: Floats
+    fit_bytes_per_s: Floats
+    """The other source's line; zero seconds where there is none."""
+    has_line: bool
+
+
+@lru_cache(maxsize=256)
+def _measured(table: str, ops: str | tuple[str, ...]) -> _Measured:
+    """What a table holds of one operation or of several."""
+    listed = (ops,) if isinstance(ops, str) else ops
+    shape = () if isinstance(ops, str) else (-1, 1)
+    own = [tables.collective_table_exists(table, op) for op in listed]
+    # Where only all-reduce was measured: it is a reduce-scatter and a gather.
+    lookups = [op if exists else "all_reduce" for op, exists in zip(listed, own, strict=True)]
+    fits = [tables.collective_fit(FITS.get(table, table), op) for op in listed]
+    grid, most = tables.collective_grid(table, *lookups)
+
+    def array(values: Sequence[float]) -> Floats:
+        return np.array(values, dtype=np.float64).reshape(shape)
+
+    return _Measured(
+        grid,
+        most,
+        np.arange(len(listed)).reshape(shape),
+        array([1.0 if exists else 0.5 for exists in own]),
+        array([WIRE_PASSES[op] for op in listed]),
+        array([0.0 if fit is None else fit.fixed_s for fit in fits]),
+        array([0.0 if fit is None else fit.step_s for fit in fits]),
+        array([np.inf if fit is None else fit.bytes_per_s for fit in fits]),
+        any(fit is not None for fit in fits),
+    )
+
+
+def inside_s(network: Network, op: str | tuple[str, ...], size_bytes: Floats, ranks: Floats) -> Floats:
     """Time of a collective among the ranks of one node [s]; zero for one rank.
 
     Parameters
     ----------
+    op
+        The operation, or several: one a row of the result.
     size_bytes
         The full buffer: what each rank holds after a gather, or before a reduction or an exchange.
     """
-    if not np.any(ranks > 1):
-        return np.zeros_like(ranks + size_bytes)
+    several = ranks > 1
+    if not several.any():
+        return np.zeros(np.broadcast(ranks, size_bytes, _rows(op)).shape)
     relative = network.relative
-    table, scale = relative.collective_table, 1.0
-    lookup = op
-    if not tables.collective_table_exists(table, op):
-        # Only all-reduce was measured there: it is a reduce-scatter and a gather.
-        lookup, scale = "all_reduce", 0.5
-    grid, most = tables.collective_grid(table, lookup)
+    of = _measured(relative.collective_table, op)
     n = np.maximum(ranks, 2.0)
-    measured = np.minimum(n, most)
-    size = np.maximum(size_bytes, 1.0) + np.zeros_like(measured)
-    sizes = np.stack([size, np.full_like(size, SMALLEST_BYTES)])
-    latency, floor = scale * grid.latency_s(measured, sizes)
-    if table in BRIDGED:
+    measured = np.minimum(n, of.most_ranks)
+    sizes = np.empty((2, *np.broadcast(size_bytes, measured, of.plane).shape))
+    sizes[0], sizes[1] = np.maximum(size_bytes, 1.0), SMALLEST_BYTES
+    latency, floor = of.scale * of.grid.latency_s(measured, sizes, plane=of.plane)
+    if relative.collective_table in BRIDGED:
         # All groups of the node work at once and share its bridges: the rate is that of one group of all.
-        everyone = np.maximum(measured, min(network.chips_per_node, float(most)))
-        shared, shared_floor = scale * grid.latency_s(everyone, sizes)
+        everyone = np.maximum(measured, min(network.chips_per_node, float(of.most_ranks)))
+        shared, shared_floor = of.scale * of.grid.latency_s(everyone, sizes, plane=of.plane)
         share = ((measured - 1) / measured) / ((everyone - 1) / everyone)
         latency = np.maximum(latency, floor + (shared - shared_floor) * share)
-    wire = ((n - 1) / n) / ((measured - 1) / measured)
+    over = (n - 1) / n
+    wire = over / ((measured - 1) / measured)
     # Beyond the largest group measured the wire grows by its share, the latency by the steps.
     latency = floor * (n / measured) + (latency - floor) * relative.link_scale * wire
-    fit = tables.collective_fit(FITS.get(table, table), op)
-    if fit is not None:
-        steps = WIRE_PASSES[op] * (np.minimum(n, most) - 1)  # larger groups take trees for small buffers
-        sent = WIRE_PASSES[op] * (n - 1) / n * size_bytes
-        line = fit.fixed_s + steps * fit.step_s + sent / fit.bytes_per_s * relative.link_scale
+    if of.has_line:
+        steps = of.passes * (measured - 1)  # larger groups take trees for small buffers
+        sent = of.passes * over * size_bytes
+        line = of.fit_fixed_s + steps * of.fit_step_s + sent / of.fit_bytes_per_s * relative.link_scale
         latency = np.maximum(latency, line)
-    return np.where((ranks > 1) & (size_bytes > 0), np.maximum(latency, 0.0), 0.0)
+    return np.where(several & (size_bytes > 0), np.maximum(latency, 0.0), 0.0)
+
+
+def _rows(op: str | tuple[str, ...]) -> NDArray[np.float64]:
+    """An array with the shape that operations add to a result."""
+    return np.zeros(()) if isinstance(op, str) else np.zeros((len(op), 1))
 
 
 def collective_s(
     network: Network,
-    op: str,
+    op: str | tuple[str, ...],
     size_bytes: Floats,
     spread: Spread,
     sharing: Floats,
@@ -142,6 +194,8 @@ def collective_s(
 
     Parameters
     ----------
+    op
+        The operation, or several of the same kind of traffic: one a row of the result.
     size_bytes
         The full buffer on a rank [bytes].
     sharing
@@ -150,13 +204,13 @@ def collective_s(
         Share of the adapters' rate that the library reaches, where it is not NCCL's by nodes and size.
     """
     inside = inside_s(network, op, size_bytes, np.minimum(spread.inside, spread.ranks))
-    across = spread.nodes > 1
-    if not np.any(across & (spread.ranks > 1)):
-        return np.where(spread.ranks > 1, inside, 0.0)
+    several, across = spread.ranks > 1, spread.nodes > 1
+    if not (across & several).any():
+        return np.where(several, inside, 0.0)
     rate = network.chip_bytes_per_s * network.domain_chips / sharing
     rate = np.minimum(rate, spread.inside * network.link_bytes_per_s)
     nodes = np.maximum(spread.nodes, 2.0)
-    passes = WIRE_PASSES[op]
+    passes = _measured(network.relative.collective_table, op).passes
     if op == "all_to_all":
         # Each rank sends the share of the other nodes' ranks; a node's ranks send at once.
         outside = (nodes - 1) / nodes * size_bytes * spread.inside
@@ -167,11 +221,11 @@ def collective_s(
     reached: Floats | float | None = efficiency
     if reached is None:
         reached = tables.scale_grid(table).latency_s(nodes, np.maximum(size_bytes * sharing, 1.0))
+        reached = np.minimum(np.maximum(reached, 0.01), 1.0)
     latency = LAUNCH_S + passes * np.ceil(np.log2(nodes)) * network.step_latency_s
-    between = outside / (rate * np.clip(reached, 0.01, 1.0)) + latency
-    slower, faster = np.maximum(inside, between), np.minimum(inside, between)
-    hierarchical = slower + (1 - PHASE_OVERLAP) * faster
-    return np.where(spread.ranks > 1, np.where(across, hierarchical, inside), 0.0)
+    between = outside / (rate * reached) + latency
+    hierarchical = np.maximum(inside, between) + (1 - PHASE_OVERLAP) * np.minimum(inside, between)
+    return np.where(several, np.where(across, hierarchical, inside), 0.0)
 
 
 def send_s(size_bytes: Floats, rate_bytes_per_s: Floats | float, latency_s: float) -> Floats:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+
+CHUNK = 4096
+"""Points interpolated at once: what they need on the way then stays in the processor's cache."""
 
 
 class LogGrid:
@@ -22,7 +26,8 @@ class LogGrid:
     axes
         Sizes of each axis, ascending.
     latency_s
-        Latency [axis 0, axis 1, ...] in seconds, NaN where nobody measured.
+        Latency [axis 0, axis 1, ...] in seconds, NaN where nobody measured; with one axis more before them,
+        *planes*: several quantities measured at the same sizes.
     below, above
         Power of each size below its first and above its last grid point.
     """
@@ -30,50 +35,68 @@ class LogGrid:
     def __init__(
         self, axes: Sequence[ArrayLike], latency_s: Floats, below: Sequence[float], above: Sequence[float]
     ) -> None:
-        self._axes = [np.log(np.asarray(axis, dtype=np.float64)) for axis in axes]
+        log_axes = [np.log(np.asarray(axis, dtype=np.float64)) for axis in axes]
         values = np.log(np.asarray(latency_s, dtype=np.float64))
-        for axis in range(values.ndim):
-            values = _extend(values, self._axes[axis], axis, above[axis])
-        self._inner = [axis[1:-1] for axis in self._axes]
-        self._inverse_steps = [1.0 / np.diff(axis) for axis in self._axes]
+        values = values.reshape(-1, *(len(axis) for axis in log_axes))
+        for axis in range(len(log_axes)):
+            values = _extend(values, log_axes[axis], axis + 1, above[axis])
+        self._plane_size = values[0].size
         self._flat = np.ascontiguousarray(values).ravel()
-        self._strides = [int(np.prod(values.shape[i + 1 :])) for i in range(values.ndim)]
-        self._below, self._above = tuple(below), tuple(above)
+        # All axes one after the other, so that few numpy calls serve them all: [axis, 1] what a size meets
+        # first and last and where its axis starts; then the points and the widths of the cells between.
+        self._inner = [axis[1:-1] for axis in log_axes]
+        self._first, self._last = (np.array([[axis[end]] for axis in log_axes]) for end in (0, -1))
+        self._starts = np.cumsum([[0], *([len(axis)] for axis in log_axes[:-1])], axis=0)
+        self._points = np.concatenate(log_axes)
+        self._inverse_steps = np.concatenate([np.append(1.0 / np.diff(axis), 0.0) for axis in log_axes])
+        self._below, self._above = np.array(below)[:, None], np.array(above)[:, None]
+        # An axis of one point has no upper neighbour: its cell is the point.
+        shape = values.shape[1:]
+        self._strides = np.array([int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))])
+        self._wide = [axis for axis in range(len(shape)) if shape[axis] > 1]
+        corners = product(*((0, self._strides[axis]) for axis in self._wide))
+        self._corners = np.array([sum(corner) for corner in corners])[:, None]
 
-    def latency_s(self, *sizes: ArrayLike) -> Floats:
-        """Latency at the given sizes [s]; the arguments broadcast, one an axis."""
-        base: NDArray[np.int64] | int = 0
-        weights: list[Floats] = []
-        outside: Floats | float = 0.0
-        for i, size in enumerate(sizes):
-            axis = self._axes[i]
-            x = np.log(size)
-            inside = np.minimum(np.maximum(x, axis[0]), axis[-1])
-            outside = outside + _power(x - inside, self._below[i], self._above[i])
-            if len(axis) == 1:
-                weights.append(np.zeros_like(x))
-                continue
-            low = self._inner[i].searchsorted(inside, side="right")
-            weights.append((inside - axis[low]) * self._inverse_steps[i][low])
-            base = base + low * self._strides[i]
-        return np.exp(self._corners(np.asarray(base), weights) + outside)
+    def latency_s(self, *sizes: ArrayLike, plane: ArrayLike | None = None) -> Floats:
+        """Latency at the given sizes [s]; the arguments broadcast, one an axis.
 
-    def _corners(self, base: NDArray[np.int64], weights: list[Floats], axis: int = 0) -> Floats:
-        """Interpolate the axes one after the other, from the last."""
-        if axis == len(weights):
-            return self._flat[base]
-        low = self._corners(base, weights, axis + 1)
-        if len(self._axes[axis]) == 1:
-            return low
-        high = self._corners(base + self._strides[axis], weights, axis + 1)
-        return low + weights[axis] * (high - low)
+        Parameters
+        ----------
+        plane
+            Which of the grid's planes counts at each of the sizes; the first where absent.
+        """
+        shape = np.broadcast(*sizes).shape
+        points = np.empty((len(sizes), *shape))
+        for axis, size in enumerate(sizes):
+            points[axis] = size
+        x = np.log(points).reshape(len(sizes), -1)
+        first: NDArray[np.intp] | None = None
+        if plane is not None:
+            first = np.broadcast_to(np.asarray(plane) * self._plane_size, shape).ravel()
+        if x.shape[1] <= CHUNK:
+            return self._interpolate(x, first).reshape(shape)
+        parts = [slice(start, start + CHUNK) for start in range(0, x.shape[1], CHUNK)]
+        chunks = [self._interpolate(x[:, part], first if first is None else first[part]) for part in parts]
+        return np.concatenate(chunks).reshape(shape)
 
-
-def _power(log_excess: Floats, below: float, above: float) -> Floats:
-    """Logarithm of the factor that a size outside the grid brings."""
-    if below == above:
-        return below * log_excess
-    return np.where(log_excess > 0, above, below) * log_excess
+    def _interpolate(self, x: Floats, first: NDArray[np.intp] | None) -> Floats:
+        """Latency [point] at the logarithms of sizes [axis, point], on planes that begin at `first` [s]."""
+        inside = np.minimum(np.maximum(x, self._first), self._last)
+        low = np.zeros(x.shape, dtype=np.intp)
+        for axis in self._wide:
+            low[axis] = self._inner[axis].searchsorted(inside[axis], side="right")
+        cell = low + self._starts
+        weight = (inside - self._points.take(cell)) * self._inverse_steps.take(cell)
+        base = self._strides @ low if first is None else self._strides @ low + first
+        corners = self._flat.take(base + self._corners)
+        for axis in reversed(self._wide):  # corners of the last axis lie next to each other
+            below, above = corners[0::2], corners[1::2]
+            corners = below + weight[axis] * (above - below)
+        excess = x - inside
+        if excess.any():
+            powers = np.where(excess > 0, self._above, self._below) * excess
+            corners = corners + powers.sum(axis=0)
+        return np.exp(corners[0])
 
 
 def _extend(values: Floats, log_axis: Floats, axis: int, power: float) -> Floats:

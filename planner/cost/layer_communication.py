@@ -55,19 +55,16 @@ def tensor_collectives(
     """
     values = sizes.tokens * model.hidden_size
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
-
-    def once(op: str, value_bytes: float, wanted: bool) -> Floats:
-        if not wanted:
-            return np.zeros_like(values)
-        return collective_s(network, op, values * value_bytes, spread, sizes.ones)
-
-    some_split = bool(np.any(sizes.sequence_parallel > 0))
-    some_whole = bool(np.any(sizes.sequence_parallel == 0)) or model.position_embedding == "learned"
-    return TensorCollectives(
-        once("all_gather", GATHERED_BYTES[precision], some_split),
-        once("reduce_scatter", HALF, some_split),
-        once("all_reduce", HALF, some_whole),
-    )
+    split = sizes.sequence_parallel > 0
+    wanted: dict[str, float] = {}
+    if split.any():
+        wanted |= {"all_gather": GATHERED_BYTES[precision], "reduce_scatter": HALF}
+    if not split.all() or model.position_embedding == "learned":
+        wanted["all_reduce"] = HALF
+    size = values * np.array(list(wanted.values()))[:, None]
+    times = dict(zip(wanted, collective_s(network, tuple(wanted), size, spread, sizes.ones), strict=True))
+    zero = np.zeros_like(values)
+    return TensorCollectives(*(times.get(op, zero) for op in ("all_gather", "reduce_scatter", "all_reduce")))
 
 
 def exposed_behind(communication_s: Floats, computation_s: Floats) -> Floats:

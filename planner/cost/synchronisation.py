@@ -72,8 +72,8 @@ def gradient_group(
         reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
         gather = np.zeros_like(reduce)
     else:
-        reduce = collective_s(network, "reduce_scatter", bucket * stack.gradient_bytes, spread, sharing)
-        gather = collective_s(network, "all_gather", bucket * WEIGHT_BYTES, spread, sharing)
+        size = bucket * np.array([[stack.gradient_bytes], [WEIGHT_BYTES]])
+        reduce, gather = collective_s(network, ("reduce_scatter", "all_gather"), size, spread, sharing)
     if dp_mode in SCATTERS_EACH_MICROBATCH:
         reduce = np.zeros_like(reduce)
     if dp_mode in GATHERS_IN_FORWARD:

@@ -138,12 +138,15 @@ def collective_table_exists(table: str, op: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def collective_grid(table: str, op: str) -> tuple[LogGrid, int]:
-    """Latency of a collective by ranks and bytes of the full buffer, and the most ranks measured."""
-    name = f"collective/{table}/{op}"
-    ranks = _array(f"{name}/ranks")
-    grid = LogGrid([ranks, _array(f"{name}/bytes")], _array(name) * MS, (0.0, 0.0), (0.0, 1.0))
-    return grid, int(ranks[-1])
+def collective_grid(table: str, *ops: str) -> tuple[LogGrid, int]:
+    """Latency of collectives by ranks and bytes of the full buffer, a plane each; the most ranks measured.
+
+    A source measures all its collectives at the same ranks and bytes.
+    """
+    names = [f"collective/{table}/{op}" for op in ops]
+    ranks, sizes = (_array(f"{names[0]}/{axis}") for axis in ("ranks", "bytes"))
+    latency_ms = np.stack([_array(name) for name in names])
+    return LogGrid([ranks, sizes], latency_ms * MS, (0.0, 0.0), (0.0, 1.0)), int(ranks[-1])
 
 
 @dataclass(frozen=True)
