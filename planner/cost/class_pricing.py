@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.collective_counts import tensor_blocks
 from planner.cost.collectives import Network, inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
-from planner.cost.launches import HEAD_LAUNCHES, launches
+from planner.cost.launches import HEAD_LAUNCHES
 from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
@@ -19,20 +18,13 @@ from planner.cost.layer_communication import (
     tensor_collectives,
     tensor_layer_s,
 )
-from planner.cost.operators import Matmul, head_matmul, layer_matmuls, merge_matmul, score_matmuls
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS, Floats
 from planner.cost.relatives import relative_of
 from planner.cost.sharding import Sharding
-from planner.cost.sizes import Sizes
 from planner.cost.synchronisation import Synchronisation, synchronisation
-from planner.cost.traffic import (
-    embedding_traffic,
-    head_traffic,
-    layer_traffic,
-    score_traffic,
-    selective_traffic,
-)
+from planner.cost.traffic import selective_traffic
+from planner.cost.work import Piece, Work
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 from planner.units import GB, MS
@@ -54,29 +46,18 @@ class LayerTimes:
     full: Floats
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Products of a piece and where they stand in the joint evaluation."""
-
-    matmuls: list[Matmul]
-    first: int
-
-    def rows(self, times: Floats) -> Floats:
-        """The piece's rows of an array [product, choice]."""
-        return times[self.first : self.first + len(self.matmuls)]
-
-
 class ClassPricing:
     """Prices on one node class: evaluates all products once, then each piece."""
 
-    def __init__(self, problem: Problem, sizes: Sizes, vocab: Floats, class_index: int, dp_mode: str) -> None:
-        self.problem, self.sizes, self.vocab = problem, sizes, vocab
+    def __init__(self, problem: Problem, work: Work, class_index: int, dp_mode: str) -> None:
+        self.problem, self.work, self.sizes, self.vocab = problem, work, work.sizes, work.vocab
         self.model, self.stack = problem.model, problem.stack
-        self.kinds = self.model.layer_kinds
-        chip = problem.chip_of(class_index)
+        self.kinds, self.pieces = work.kinds, work.pieces
+        chip, sizes = problem.chip_of(class_index), work.sizes
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
+        self.zero = np.zeros_like(sizes.tp)
         self.sync: Synchronisation = synchronisation(
             self.network, sizes, dp_mode, self.stack, self.model.moe is not None
         )
@@ -84,21 +65,10 @@ class ClassPricing:
         self.tensor: TensorCollectives = tensor_collectives(
             self.network, self.model, sizes, problem.workload.precision
         )
-        self.pieces: dict[str, Piece] = {}
         self.layers: dict[LayerKind, LayerTimes] = {}
-        matmuls: list[Matmul] = []
-        groups: list[tuple[str, list[Matmul]]] = [
-            (kind, layer_matmuls(self.model, kind, sizes)) for kind in self.kinds
-        ]
-        groups.append(("head", [head_matmul(self.model, vocab, sizes)]))
-        if self.model.mtp_num_layers:
-            groups.append(("merge", [merge_matmul(self.model, sizes)]))
-        if not self.stack.flash_attention:
-            groups.append(("scores", score_matmuls(self.model, sizes)))
-        for name, group in groups:
-            self.pieces[name] = Piece(group, len(matmuls))
-            matmuls += group
-        self.times: MatmulTimes = matmul_times(self.relative, matmuls, problem.workload.precision, self.stack)
+        self.times: MatmulTimes = matmul_times(
+            self.relative, work.products, problem.workload.precision, self.stack
+        )
         self.attention = self._attention()
 
     def _attention(self) -> tuple[Floats, Floats]:
@@ -106,7 +76,7 @@ class ClassPricing:
         if self.stack.flash_attention:
             return attention_times(self.relative, self.model, self.sizes, self.stack)
         piece = self.pieces["scores"]
-        traffic = score_traffic(self.model, self.stack, self.sizes)
+        traffic = self.work.scores
         forward = piece.rows(self.times.forward_s).sum(axis=0)
         both = piece.rows(self.times.dgrad_s).sum(axis=0) + piece.rows(self.times.wgrad_s).sum(axis=0)
         return (
@@ -125,20 +95,19 @@ class ClassPricing:
         forward = piece.rows(self.times.forward_s).sum(axis=0)
         dgrad, wgrad = piece.rows(self.times.dgrad_s), piece.rows(self.times.wgrad_s)
         backward = dgrad.sum(axis=0) + wgrad.sum(axis=0)
-        traffic = layer_traffic(self.model, kind, stack, sizes)
+        work = self.work.layers[kind]
+        traffic = work.traffic
         forward = forward + traffic_s(self.relative, traffic.forward_bytes)
         backward = backward + traffic_s(self.relative, traffic.backward_bytes)
         has_attention = kind in ("dense", "moe", "attention")
-        core = self.attention if has_attention else (0.0 * forward, 0.0 * forward)
+        core = self.attention if has_attention else (self.zero, self.zero)
         forward, backward = forward + core[0], backward + core[1]
         compute = (self.factor * forward, self.factor * backward)
-        column = np.array([x.split == "column" for x in piece.matmuls])
-        blocks = tensor_blocks(self.model, kind)
+        column = piece.column
         tp = tensor_layer_s(
-            self.tensor, stack, sizes, blocks, dgrad[column].sum(axis=0), wgrad[column].sum(axis=0)
+            self.tensor, stack, sizes, work.blocks, dgrad[column].sum(axis=0), wgrad[column].sum(axis=0)
         )
-        zero = np.zeros_like(forward)
-        cp = (zero, zero)
+        cp = (self.zero, self.zero)
         if has_attention:
             cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
@@ -147,7 +116,7 @@ class ClassPricing:
         dp: tuple[Floats | float, Floats | float] = (0.0, 0.0)
         if self.sharding.scatters:
             dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
-        count = launches(self.model, kind, sizes)
+        count = work.launches
         once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), count)
         return LayerTimes(
             forward=once,
@@ -159,7 +128,7 @@ class ClassPricing:
 
     def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats) -> Floats:
         """Forward of the modules that selective recomputation runs again."""
-        modules, zero = self.stack.selective_modules, np.zeros_like(core)
+        modules, zero = self.stack.selective_modules, self.zero
         if modules == ("core_attn",):
             return _parts(self.factor * core, zero, cp, zero)
         again: tuple[str, ...] = ()
@@ -177,13 +146,15 @@ class ClassPricing:
 
     def _launched(self, parts: Floats, layers: Floats | float) -> Floats:
         """Parts with the time that a chip waits where the host launches more slowly than it computes."""
+        if not self.stack.host_layer_floor_ms:
+            return parts
         return with_host_floor(parts, layers * self.factor * self.stack.host_layer_floor_ms * MS)
 
     def embedding(self) -> tuple[Floats, Floats]:
         """Forward and backward of the embedding, arrays [choice, part] in seconds."""
-        traffic = embedding_traffic(self.model, self.sizes)
+        traffic = self.work.embedding
         rate = EMBEDDING_RATE * self.relative.memory_bytes_per_s
-        sp, t, zero = self.sizes.sequence_parallel > 0, self.tensor, np.zeros_like(self.sizes.tp)
+        sp, t, zero = self.sizes.splits_sequence, self.tensor, self.zero
         learned = self.model.position_embedding == "learned"
         scatter = t.all_reduce_s if learned else t.reduce_scatter_s
         return (
@@ -202,7 +173,7 @@ class ClassPricing:
         if not predictions:
             return forward, backward
         layer, merge = self.layer(self.model.kind_of_layer[-1]), self.pieces["merge"]
-        zero = np.zeros_like(self.sizes.tp)
+        zero = self.zero
         once = self.factor * merge.rows(self.times.forward_s)[0]
         twice = self.factor * (merge.rows(self.times.dgrad_s)[0] + merge.rows(self.times.wgrad_s)[0])
         return (
@@ -213,12 +184,12 @@ class ClassPricing:
     def _one_head(self) -> tuple[Floats, Floats]:
         """Norm, head and loss once."""
         piece, sizes, t = self.pieces["head"], self.sizes, self.tensor
-        traffic = head_traffic(self.model, self.stack, self.vocab, sizes)
+        traffic = self.work.head
         forward = piece.rows(self.times.forward_s).sum(axis=0)
         dgrad, wgrad = piece.rows(self.times.dgrad_s)[0], piece.rows(self.times.wgrad_s)[0]
         forward = self.factor * (forward + traffic_s(self.relative, traffic.forward_bytes))
         backward = self.factor * (dgrad + wgrad + traffic_s(self.relative, traffic.backward_bytes))
-        sp, zero = sizes.sequence_parallel > 0, np.zeros_like(sizes.tp)
+        sp, zero = sizes.splits_sequence, self.zero
         rows = 4.0 * sizes.tokens
         if self.stack.fused_cross_entropy:
             loss = inside_s(self.network, "all_reduce", np.array([rows, 2 * rows]), sizes.tp).sum(axis=0)

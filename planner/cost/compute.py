@@ -7,16 +7,16 @@ shapes. Attention: measured forward by sequence, heads and head width; backward 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import tables
-from planner.cost.operators import HALF, Matmul, attention_dims
+from planner.cost.operators import HALF, Products, attention_dims
 from planner.cost.prices import Floats
-from planner.cost.relatives import Relative, sixteen_bit
+from planner.cost.relatives import MeasuredChip, Relative, sixteen_bit
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
 from planner.data.model_spec import ModelSpec
@@ -49,43 +49,37 @@ class MatmulTimes:
 
 
 def matmul_times(
-    relative: Relative, matmuls: Sequence[Matmul], precision: Precision, stack: SoftwareStack
+    relative: Relative, products: Products, precision: Precision, stack: SoftwareStack
 ) -> MatmulTimes:
     """Forward, dgrad and wgrad of several products on one chip; those that are not narrow in 16 bits."""
-    wide = [i for i, x in enumerate(matmuls) if not x.narrow]
-    if relative.gemm_precision == "bf16" or not wide:
-        return MatmulTimes(*_pass_times(relative, matmuls, precision, stack))
-    narrow = [i for i, x in enumerate(matmuls) if x.narrow]
-    first = _pass_times(sixteen_bit(relative), [matmuls[i] for i in wide], "bf16", stack)
-    out = np.empty((3, len(matmuls), first.shape[-1]))
+    if relative.gemm_precision == "bf16":
+        return MatmulTimes(*_pass_times(relative, products, precision, stack))
+    wide, in_16_bits, narrow, in_few_bits = products.split
+    if not wide:
+        return MatmulTimes(*_pass_times(relative, products, precision, stack))
+    first = _pass_times(sixteen_bit(relative), in_16_bits, "bf16", stack)
+    out = np.empty((3, len(products.matmuls), first.shape[-1]))
     out[:, wide] = first
     if narrow:
-        out[:, narrow] = _pass_times(relative, [matmuls[i] for i in narrow], precision, stack)
+        out[:, narrow] = _pass_times(relative, in_few_bits, precision, stack)
     return MatmulTimes(*out)
 
 
-def _pass_times(
-    relative: Relative, matmuls: Sequence[Matmul], precision: Precision, stack: SoftwareStack
-) -> Floats:
+def _pass_times(relative: Relative, products: Products, precision: Precision, stack: SoftwareStack) -> Floats:
     """Latency of products in one format, array [pass, product, choice] in seconds."""
-    m = np.array([x.m for x in matmuls])
-    n = np.array([x.n for x in matmuls])
-    k = np.array([x.k for x in matmuls])
-    count = np.array([x.count for x in matmuls])
-    grouped = np.array([x.grouped for x in matmuls])[:, None]
-    weight = np.array([x.has_weight for x in matmuls])[:, None]
-    shapes = [np.array([m, m, n]), np.array([n, k, k]), np.array([k, n, m])]
+    m, n, k, count, weight = products.m, products.n, products.k, products.count, products.weight
+    shapes = products.shapes
     grid = tables.gemm_grid(relative.measured.table, relative.gemm_precision)
     isolated = grid.latency_s(*shapes)
     if relative.gemm_precision != "bf16":
         # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
         isolated = np.minimum(isolated, tables.gemm_grid(relative.measured.table, "bf16").latency_s(*shapes))
     isolated = isolated * relative.compute_scale * relative.precision_scale
-    single = np.array([_gemm_factor(relative, name) for name in PASSES])[:, None, None]
-    latency = isolated * np.where(grouped, 1.0, single)
-    at = np.flatnonzero(grouped)
-    if len(at):
-        latency[:, at] *= np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
+    latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision)
+    at = products.grouped
+    if at:
+        grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
+        latency[:, at] = isolated[:, at] * grouped
     if relative.sustained_flop_per_s is not None:
         limited = 2.0 * m * n * k / relative.sustained_flop_per_s
         accumulating = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
@@ -98,7 +92,7 @@ def _pass_times(
     if cast:
         inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
         if precision in CAST_BY_NORM:
-            inputs = np.where(np.array([x.after_norm for x in matmuls])[:, None], 0.0, inputs)
+            inputs = np.where(products.after_norm, 0.0, inputs)
         latency = latency + np.array([inputs * weight, gradients * weight, np.zeros_like(inputs)])
     if not stack.gradient_accumulation_fusion:
         moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
@@ -120,7 +114,13 @@ def _operand_bytes(
     return np.array([forward, dgrad, wgrad])
 
 
-def _gemm_factor(relative: Relative, name: str) -> float:
+@lru_cache(maxsize=64)
+def _gemm_factors(measured: MeasuredChip, gemm_precision: str) -> Floats:
+    """Latency in a training loop over the isolated kernel's, array [pass, 1, 1]."""
+    return np.array([_gemm_factor(measured, gemm_precision, name) for name in PASSES])[:, None, None]
+
+
+def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str) -> float:
     """Latency in a training loop over the isolated kernel's.
 
     Where wgrad was timed with a 16-bit output, its sum in fp32 costs what both outputs differ by on B200.
@@ -128,14 +128,14 @@ def _gemm_factor(relative: Relative, name: str) -> float:
     to it; elsewhere narrow products lose in a loop what 16-bit ones do. Where the power limit is known, it
     says the rest.
     """
-    training = relative.measured.products or relative.measured.training
+    training = measured.products or measured.training
     sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
     source = training if tables.has_relation(training, "gemm", "forward") else "h100_sxm"
     factor = tables.relation(source, "gemm", name)
     if name == "wgrad" and source in ("h100_sxm", "h200_sxm"):
         factor *= sums
     over_forward = factor / tables.relation(source, "gemm", "forward")
-    if relative.gemm_precision == "bf16" or relative.measured.table not in HOPPER:
+    if gemm_precision == "bf16" or measured.table not in HOPPER:
         return factor if source == training else over_forward
     split = SPLIT_ACCUMULATOR if name != "forward" else 1.0
     return split * over_forward * tables.relation(source, "gemm", "fp8_forward")

@@ -96,7 +96,8 @@ class LogGrid:
         if excess.any():
             powers = np.where(excess > 0, self._above, self._below) * excess
             corners = corners + powers.sum(axis=0)
-        return np.exp(corners[0])
+        latency: Floats = np.exp(corners[0])
+        return latency
 
 
 def _extend(values: Floats, log_axis: Floats, axis: int, power: float) -> Floats:

@@ -55,7 +55,7 @@ def tensor_collectives(
     """
     values = sizes.tokens * model.hidden_size
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
-    split = sizes.sequence_parallel > 0
+    split = sizes.splits_sequence
     wanted: dict[str, float] = {}
     if split.any():
         wanted |= {"all_gather": GATHERED_BYTES[precision], "reduce_scatter": HALF}
@@ -96,7 +96,7 @@ def tensor_layer_s(
         Time of these passes over all column-parallel products of the layer [s].
     """
     c, hidden = collectives, stack.tp_overlap_fraction
-    sp = sizes.sequence_parallel > 0
+    sp = sizes.splits_sequence
     forward = partly_hidden(np.where(sp, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s), hidden)
     behind_dgrad = blocks * np.where(sp, c.all_gather_s, 0.0)
     behind_wgrad = blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s)

@@ -8,7 +8,9 @@ moe/experts.py, moe/shared_experts.py, moe/router.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -49,6 +51,38 @@ class Matmul:
     def flop(self) -> Floats:
         """FLOP of the forward product."""
         return 2.0 * self.count * self.m * self.n * self.k
+
+
+class Products:
+    """Several products, so that one numpy call serves them all: arrays [product, choice]."""
+
+    def __init__(self, matmuls: Sequence[Matmul]) -> None:
+        self.matmuls = matmuls
+        self.m = np.array([x.m for x in matmuls])
+        self.n = np.array([x.n for x in matmuls])
+        self.k = np.array([x.k for x in matmuls])
+        self.count = np.array([x.count for x in matmuls])
+        self.weight = np.array([x.has_weight for x in matmuls])[:, None]
+        self.after_norm = np.array([x.after_norm for x in matmuls])[:, None]
+        self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
+
+    @cached_property
+    def shapes(self) -> Floats:
+        """Rows, columns and depth of forward, dgrad and wgrad, array [dimension, pass, product, choice]."""
+        m, n, k = self.m, self.n, self.k
+        return np.array([[m, m, n], [n, k, k], [k, n, m]])
+
+    @cached_property
+    def split(self) -> tuple[list[int], Products, list[int], Products]:
+        """Products that stay in 16 bits, and those that run in the workload's format, with their places."""
+        wide = [i for i, x in enumerate(self.matmuls) if not x.narrow]
+        narrow = [i for i, x in enumerate(self.matmuls) if x.narrow]
+        return (
+            wide,
+            Products([self.matmuls[i] for i in wide]),
+            narrow,
+            Products([self.matmuls[i] for i in narrow]),
+        )
 
 
 def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> list[Matmul]:

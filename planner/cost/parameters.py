@@ -15,6 +15,10 @@ decides where its bias lives. Totals agree with the public checkpoints (tests).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.data.model_spec import LayerKind, MlaSpec, ModelSpec, MoeSpec
 
@@ -60,10 +64,19 @@ class ParameterCounts:
         )
 
 
-def padded_vocab(vocab_size: int, tp: int) -> int:
-    """Vocabulary rounded up to a multiple of 128 x tp, as Megatron-LM pads it."""
+@overload
+def padded_vocab(vocab_size: int, tp: int) -> int: ...
+
+
+@overload
+def padded_vocab(vocab_size: int, tp: NDArray[np.int64]) -> NDArray[np.float64]: ...
+
+
+def padded_vocab(vocab_size: int, tp: int | NDArray[np.int64]) -> int | NDArray[np.float64]:
+    """Vocabulary rounded up to a multiple of 128 x tp, as Megatron-LM pads it; one for each of several tp."""
     multiple = VOCAB_MULTIPLE * tp
-    return -(-vocab_size // multiple) * multiple
+    padded = -(-vocab_size // multiple) * multiple
+    return padded if isinstance(padded, int) else padded.astype(np.float64)
 
 
 def layer_parameters(model: ModelSpec, kind: LayerKind) -> ParameterCounts:

@@ -6,8 +6,6 @@ number means stands in `prices.py`, where it comes from in the module that makes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from planner.cost import memory
@@ -23,10 +21,10 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
-from planner.cost.prices import Degrees, Floats, Prices
+from planner.cost.prices import PARTS, Degrees, Floats, Prices
 from planner.cost.profiles import value_bytes, with_profiles
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import LayerKind
+from planner.cost.work import Work
 from planner.data.problem import Problem
 from planner.units import GIB
 
@@ -41,15 +39,17 @@ STEP_HOST_S = 5e-3
 def price(problem: Problem, degrees: Degrees) -> Prices:
     """Prices of every piece for every choice of degrees on every node class."""
     model, sizes = problem.model, Sizes.of(problem, degrees)
-    vocab = np.array([padded_vocab(model.vocab_size, int(t)) for t in degrees.tensor_parallel], dtype=float)
+    vocab = padded_vocab(model.vocab_size, degrees.tensor_parallel)
     num_classes = len(problem.cluster.classes)
-    classes = [ClassPricing(problem, sizes, vocab, i, degrees.dp_mode) for i in range(num_classes)]
+    work = Work.of(problem, sizes, vocab)
+    classes = [ClassPricing(problem, work, i, degrees.dp_mode) for i in range(num_classes)]
+    counts = _parameters(problem, work)
     prices = Prices(
         kinds=classes[0].kinds,
         **_microbatch_times(classes),
         **_sends(problem, classes, sizes),
-        **_once_a_step(problem, classes, sizes, vocab),
-        **_memory(problem, classes[0].kinds, sizes, vocab, degrees.dp_mode),
+        **_once_a_step(problem, classes, sizes, vocab, counts),
+        **_memory(problem, work, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION if problem.stack.dp_overlap else 0.0,
         head_shares_embedding=model.tied_embeddings,
         allocated_fraction=problem.stack.allocated_fraction,
@@ -58,11 +58,6 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         assumptions=_assumptions(problem, classes),
     )
     return with_profiles(problem, degrees, prices)
-
-
-def _stacked(arrays: Sequence[Floats], axis: int) -> Floats:
-    """Arrays along a new axis; one alone, which most clusters have, without a copy."""
-    return np.expand_dims(arrays[0], axis) if len(arrays) == 1 else np.stack(arrays, axis=axis)
 
 
 def _assumptions(problem: Problem, classes: list[ClassPricing]) -> tuple[str, ...]:
@@ -79,22 +74,23 @@ def _assumptions(problem: Problem, classes: list[ClassPricing]) -> tuple[str, ..
 
 def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
     """Times of one micro-batch; axes choice, (kind,) class, part."""
-    kinds = classes[0].kinds
-    layers = [[c.layer(kind) for c in classes] for kind in kinds]
-    ends = [(c.embedding(), c.head()) for c in classes]
-
-    def by_kind(name: str) -> Floats:
-        return _stacked([_stacked([getattr(x, name) for x in row], axis=1) for row in layers], axis=1)
-
+    kinds, rows = classes[0].kinds, len(classes[0].zero)
+    of_layer, of_end = (rows, len(kinds), len(classes), len(PARTS)), (rows, len(classes), len(PARTS))
+    layer = {name: np.empty(of_layer) for name in ("forward", "backward", "selective", "full")}
+    ends = [np.empty(of_end) for _ in range(4)]  # forward and backward of the embedding, then of the head
+    for c, of in enumerate(classes):
+        for k, kind in enumerate(kinds):
+            times = of.layer(kind)
+            for name, filled in layer.items():
+                filled[:, k, c] = getattr(times, name)
+        for column, end in zip(ends, (*of.embedding(), *of.head()), strict=True):
+            column[:, c] = end
     return {
-        "layer_forward_s": by_kind("forward"),
-        "layer_backward_s": by_kind("backward"),
-        "layer_selective_s": by_kind("selective"),
-        "layer_full_s": by_kind("full"),
-        "embedding_forward_s": _stacked([e[0] for e, _ in ends], axis=1),
-        "embedding_backward_s": _stacked([e[1] for e, _ in ends], axis=1),
-        "head_forward_s": _stacked([h[0] for _, h in ends], axis=1),
-        "head_backward_s": _stacked([h[1] for _, h in ends], axis=1),
+        **{f"layer_{name}_s": filled for name, filled in layer.items()},
+        "embedding_forward_s": ends[0],
+        "embedding_backward_s": ends[1],
+        "head_forward_s": ends[2],
+        "head_backward_s": ends[3],
     }
 
 
@@ -135,51 +131,46 @@ def _send_between(
 
 
 def _once_a_step(
-    problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Floats
+    problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Floats, counts: ParameterCounts
 ) -> dict[str, Floats]:
     """Synchronisation and optimizer; axes choice, (kind,) class."""
-    model = problem.model
-    layers = [layer_parameters(model, kind) for kind in classes[0].kinds]
-    embedding, head = _end_parameters(problem, vocab)
-
-    def by_kind(method: str) -> Floats:
-        return _stacked(
-            [_stacked([getattr(c.sync, method)(p) for c in classes], axis=1) for p in layers], axis=1
-        )
-
-    def by_class(method: str, counts: ParameterCounts) -> Floats:
-        return _stacked([getattr(c.sync, method)(counts) for c in classes], axis=1)
-
-    tails = [c.sync.tail_s for c in classes]
-    ones = np.ones((len(sizes.tp), len(classes)))
-    return {
-        "layer_reduce_s": by_kind("reduce_s"),
-        "layer_gather_s": by_kind("gather_s"),
-        "layer_optimizer_s": by_kind("optimizer_s"),
-        "embedding_reduce_s": by_class("reduce_s", embedding),
-        "embedding_gather_s": by_class("gather_s", embedding),
-        "embedding_optimizer_s": by_class("optimizer_s", embedding),
-        "head_reduce_s": by_class("reduce_s", head),
-        "head_gather_s": by_class("gather_s", head),
-        "head_optimizer_s": by_class("optimizer_s", head),
-        "reduce_tail_s": _stacked([t[0] for t in tails], axis=1),
-        "gather_tail_s": _stacked([t[1] for t in tails], axis=1),
-        "step_fixed_s": ones * STEP_HOST_S,
-        "tied_sync_s": _tied_sync_s(problem, sizes, vocab),
-    }
+    rows, pieces = len(sizes.tp), len(classes[0].kinds) + 2
+    tasks = {name: np.empty((rows, pieces, len(classes))) for name in ("reduce", "gather", "optimizer")}
+    tails = np.empty((2, rows, len(classes)))
+    for c, of in enumerate(classes):
+        tasks["reduce"][:, :, c] = of.sync.reduce_s(counts).T
+        tasks["gather"][:, :, c] = of.sync.gather_s(counts).T
+        tasks["optimizer"][:, :, c] = of.sync.optimizer_s(counts).T
+        tails[0, :, c], tails[1, :, c] = of.sync.tail_s
+    found = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
+    for name, filled in tasks.items():
+        found[f"layer_{name}_s"] = filled[:, :-2]
+        found[f"embedding_{name}_s"], found[f"head_{name}_s"] = filled[:, -2], filled[:, -1]
+    found["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)
+    found["tied_sync_s"] = _tied_sync_s(problem, sizes, vocab)
+    return found
 
 
-def _end_parameters(problem: Problem, vocab: Floats) -> tuple[ParameterCounts, ParameterCounts]:
-    """Parameters of embedding and head with the vocabulary padded; arrays stand in for numbers.
+def _parameters(problem: Problem, work: Work) -> ParameterCounts:
+    """Parameters of each layer kind, of the embedding and of the head, arrays [piece, choice].
 
-    Multi-token-prediction layers live with the head.
+    The vocabulary is padded. Multi-token-prediction layers live with the head.
     """
-    model = problem.model
-    embedding = embedding_parameters(model, vocab)  # type: ignore[arg-type]
+    model, vocab = problem.model, work.vocab
     head = head_parameters(model, vocab)  # type: ignore[arg-type]
     if model.tied_embeddings:
         head = head + ParameterCounts(tensor_sharded=vocab * model.hidden_size)  # type: ignore[arg-type]
-    return embedding, head + mtp_parameters(model)
+    pieces = [layer_parameters(model, kind) for kind in work.kinds]
+    pieces.append(embedding_parameters(model, vocab))  # type: ignore[arg-type]
+    pieces.append(head + mtp_parameters(model))
+    sharded = np.empty((len(pieces), len(vocab)))
+    for row, counts in zip(sharded, pieces, strict=True):
+        row[:] = counts.tensor_sharded
+    return ParameterCounts(
+        sharded,  # type: ignore[arg-type]
+        np.array([[float(counts.replicated)] for counts in pieces]),  # type: ignore[arg-type]
+        np.array([[float(counts.expert)] for counts in pieces]),  # type: ignore[arg-type]
+    )
 
 
 def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
@@ -202,30 +193,30 @@ def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
     return send_s(size, slowest, max(n.step_latency_s for n in networks))
 
 
-def _memory(
-    problem: Problem, kinds: tuple[LayerKind, ...], sizes: Sizes, vocab: Floats, dp_mode: str
-) -> dict[str, Floats]:
+def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
-    model, stack = problem.model, problem.stack
-    width = stack.gradient_bytes
-    states = [memory.state_bytes(layer_parameters(model, k), sizes, dp_mode, width) for k in kinds]
-    precision = problem.workload.precision
-    acts = [memory.layer_activations(model, k, stack, sizes, precision) for k in kinds]
-    embedding, head = _end_parameters(problem, vocab)
+    model, stack, sizes = problem.model, problem.stack, work.sizes
+    states = memory.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes)
+    precision, rows = problem.workload.precision, len(sizes.tp)
+    layer = {
+        name: np.empty((rows, len(work.kinds)))
+        for name in ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
+    }
+    for k, kind in enumerate(work.kinds):
+        of = memory.layer_activations(model, kind, stack, sizes, precision)
+        found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
+        for filled, size in zip(layer.values(), found, strict=True):
+            filled[:, k] = size
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     fixed = (stack.context_gib + stack.communicator_gib) * GIB
     return {
-        "layer_state_bytes": _stacked(states, axis=1),
-        "embedding_state_bytes": memory.state_bytes(embedding, sizes, dp_mode, width),
-        "head_state_bytes": memory.state_bytes(head, sizes, dp_mode, width),
-        "layer_activation_bytes": _stacked([a.whole for a in acts], axis=1),
-        "layer_activation_selective_bytes": _stacked([a.selective for a in acts], axis=1),
-        "layer_activation_full_bytes": _stacked([a.full for a in acts], axis=1),
-        "layer_working_bytes": _stacked([a.working for a in acts], axis=1),
-        "layer_recompute_peak_bytes": _stacked([a.whole - a.full for a in acts], axis=1),
+        **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
+        "layer_state_bytes": states[:-2].transpose(1, 0, 2),
+        "embedding_state_bytes": states[-2],
+        "head_state_bytes": states[-1],
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes),
-        "head_peak_bytes": memory.logits_peak_bytes(stack, vocab, sizes),
+        "head_peak_bytes": memory.logits_peak_bytes(stack, work.vocab, sizes),
         "pipeline_buffer_bytes": 2 * buffer,
-        "fixed_bytes": np.full((len(sizes.tp), len(problem.cluster.classes)), fixed),
+        "fixed_bytes": np.full((rows, len(problem.cluster.classes)), fixed),
     }

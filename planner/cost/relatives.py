@@ -173,6 +173,7 @@ def _sustained(chip: Chip, measured: MeasuredChip, gemm_precision: str, scale: f
     return None if rate is None else rate / scale
 
 
+@lru_cache(maxsize=256)
 def sixteen_bit(relative: Relative) -> Relative:
     """The same chip for products in 16 bits."""
     limit = sustained_flop_per_s(relative.measured, "bf16")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.prices import Degrees, Floats
 from planner.data.problem import Problem
@@ -39,7 +40,7 @@ class Sizes:
             etp=floats(degrees.expert_tensor_parallel),
             dp=floats(degrees.data_parallel),
             microbatch_size=floats(degrees.microbatch_size),
-            sequence_parallel=floats(degrees.sequence_parallel) * (floats(degrees.tensor_parallel) > 1),
+            sequence_parallel=floats(degrees.sequence_parallel & (degrees.tensor_parallel > 1)),
             seq_length=float(problem.workload.seq_length),
         )
 
@@ -49,6 +50,11 @@ class Sizes:
         return np.ones_like(self.tp)
 
     @cached_property
+    def splits_sequence(self) -> NDArray[np.bool_]:
+        """Whether the tensor-parallel ranks split the sequence."""
+        return self.sequence_parallel > 0
+
+    @cached_property
     def tokens(self) -> Floats:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.microbatch_size * self.seq_length / self.cp
@@ -56,7 +62,7 @@ class Sizes:
     @cached_property
     def norm_tokens(self) -> Floats:
         """Tokens whose norms and residuals one rank computes: split with sequence parallelism."""
-        return self.tokens / np.where(self.sequence_parallel > 0, self.tp, 1.0)
+        return self.tokens / np.where(self.splits_sequence, self.tp, 1.0)
 
     @cached_property
     def routed_tokens(self) -> Floats:

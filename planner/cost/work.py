@@ -1,0 +1,109 @@
+"""What the pieces of a stage have to do, whatever the chip: their products and what they move.
+
+Computed once for all node classes; `class_pricing.py` says how long a class takes for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cost.collective_counts import tensor_blocks
+from planner.cost.launches import launches
+from planner.cost.operators import (
+    Matmul,
+    Products,
+    head_matmul,
+    layer_matmuls,
+    merge_matmul,
+    score_matmuls,
+)
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.cost.traffic import (
+    Traffic,
+    embedding_traffic,
+    head_traffic,
+    layer_traffic,
+    score_traffic,
+)
+from planner.data.model_spec import LayerKind
+from planner.data.problem import Problem
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Products of a piece and where they stand in the joint evaluation."""
+
+    matmuls: list[Matmul]
+    first: int
+    column: list[int]
+    """Which of its products are column-parallel."""
+
+    def rows(self, times: Floats) -> Floats:
+        """The piece's rows of an array [product, choice]."""
+        return times[self.first : self.first + len(self.matmuls)]
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """What one layer does beside its products."""
+
+    traffic: Traffic
+    blocks: int
+    """Pairs of a column- and a row-parallel product."""
+    launches: Floats | float
+    """Launches of its forward over those of a dense layer; 0 where no launch is ever waited for."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Products and traffic of all pieces, for every choice of degrees."""
+
+    sizes: Sizes
+    vocab: Floats
+    """[choice] padded vocabulary."""
+    kinds: tuple[LayerKind, ...]
+    pieces: dict[str, Piece]
+    """By layer kind; `head`; `merge` with multi-token prediction; `scores` without fused attention."""
+    products: Products
+    """Those of all pieces, one after the other."""
+    layers: dict[LayerKind, LayerWork]
+    scores: Traffic
+    embedding: Traffic
+    head: Traffic
+
+    @staticmethod
+    def of(problem: Problem, sizes: Sizes, vocab: Floats) -> Work:
+        """What a problem's pieces do."""
+        model, stack = problem.model, problem.stack
+        kinds = model.layer_kinds
+        groups: dict[str, list[Matmul]] = {kind: layer_matmuls(model, kind, sizes) for kind in kinds}
+        groups["head"] = [head_matmul(model, vocab, sizes)]
+        if model.mtp_num_layers:
+            groups["merge"] = [merge_matmul(model, sizes)]
+        if not stack.flash_attention:
+            groups["scores"] = score_matmuls(model, sizes)
+        pieces: dict[str, Piece] = {}
+        matmuls: list[Matmul] = []
+        for name, group in groups.items():
+            column = [i for i, x in enumerate(group) if x.split == "column"]
+            pieces[name] = Piece(group, len(matmuls), column)
+            matmuls += group
+        return Work(
+            sizes=sizes,
+            vocab=vocab,
+            kinds=kinds,
+            pieces=pieces,
+            products=Products(matmuls),
+            layers={
+                kind: LayerWork(
+                    layer_traffic(model, kind, stack, sizes),
+                    tensor_blocks(model, kind),
+                    launches(model, kind, sizes) if stack.host_layer_floor_ms > 0 else 0.0,
+                )
+                for kind in kinds
+            },
+            scores=score_traffic(model, stack, sizes),
+            embedding=embedding_traffic(model, sizes),
+            head=head_traffic(model, stack, vocab, sizes),
+        )
