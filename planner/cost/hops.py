@@ -13,9 +13,12 @@ import numpy as np
 
 from planner.cost.prices import Floats
 
+INSIDE_LATENCY_S = 2e-6
+"""Latency of a message between two chips of a host (guess)."""
+
 
 def hops_inside_host(
-    class_of_stage: Sequence[int], stage_size: int, chips_per_node: Sequence[int]
+    class_of_stage: Sequence[int], stage_size: int | Sequence[int], chips_per_node: Sequence[int]
 ) -> tuple[bool, ...]:
     """Whether each hop s -> s + 1 stays within one host; the last entry is the hop back to the first stage.
 
@@ -24,19 +27,21 @@ def hops_inside_host(
     class_of_stage
         Node class of every stage, in pipeline order.
     stage_size
-        Chips of a stage.
+        Chips of a stage: one number for all, or one a stage.
     chips_per_node
         Chips of a node, by node class.
     """
     num_stages = len(class_of_stage)
+    sizes = [stage_size] * num_stages if isinstance(stage_size, int) else stage_size
     host_of_stage: list[tuple[int, int] | None] = []
-    run, position = -1, 0
-    for s, node_class in enumerate(class_of_stage):
-        same_run = s > 0 and class_of_stage[s - 1] == node_class
-        run, position = (run, position + 1) if same_run else (run + 1, 0)
+    run, start = -1, 0
+    for s, (node_class, size) in enumerate(zip(class_of_stage, sizes, strict=True)):
+        if s == 0 or class_of_stage[s - 1] != node_class:
+            run, start = run + 1, 0
         chips = chips_per_node[node_class]
-        first_host = position * stage_size // chips
-        last_host = ((position + 1) * stage_size - 1) // chips
+        first_host = start // chips
+        start += size
+        last_host = (start - 1) // chips
         host_of_stage.append((run, first_host) if first_host == last_host else None)
     return tuple(
         host_of_stage[s] is not None and host_of_stage[s] == host_of_stage[(s + 1) % num_stages]

@@ -12,6 +12,7 @@ from planner.cost import memory
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
 from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
+from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.operators import HALF
 from planner.cost.parameters import (
     ParameterCounts,
@@ -107,7 +108,7 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
     inside = np.zeros((len(size), num))
     for a in range(num):
         network = classes[a].network
-        inside[:, a] = send_s(size, network.link_bytes_per_s, 0.0) + 2e-6
+        inside[:, a] = send_s(size, network.link_bytes_per_s, INSIDE_LATENCY_S)
         for b in range(num):
             sends[:, a, b] = _send_between(problem, classes, sizes, size, a, b)
     return {"send_s": sends, "send_inside_s": inside}

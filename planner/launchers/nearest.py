@@ -27,15 +27,12 @@ def nearest_plan(
 ) -> tuple[Plan, Evaluation] | None:
     """The fastest plan of a target next to one that it cannot run, and what the referee says of it.
 
-    None where no repair gives a plan that is legal and fits; plans whose stages differ in degrees are
-    left out, as the referee does not price them.
+    None where no repair gives a plan that is legal and fits.
     """
     from planner.simulate.evaluate import evaluate
 
     best: tuple[Plan, Evaluation] | None = None
     for candidate in near_plans(problem, plan, target, version or NEWEST):
-        if candidate.degrees_differ:
-            continue
         evaluation = evaluate(problem, candidate)
         if not evaluation.violations and (best is None or evaluation.step_s < best[1].step_s):
             best = candidate, evaluation

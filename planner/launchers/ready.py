@@ -11,7 +11,6 @@ from planner.data.result import Evaluation
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import check_version
 from planner.launchers.nearest import nearest_plan
-from planner.rules.megatron import violations
 from planner.rules.versions import NEWEST, version_violations
 from planner.units import format_seconds
 
@@ -36,10 +35,8 @@ def ready_for_export(
     version: str | None,
     *,
     in_words: Callable[[Plan, Plan], str],
-) -> Evaluation | None:
-    """What the referee says of a plan on a target; None where its stages differ in degrees.
-
-    Such plans the referee does not price yet; the rules are checked all the same.
+) -> Evaluation:
+    """What the referee says of a plan on a target.
 
     Parameters
     ----------
@@ -57,9 +54,8 @@ def ready_for_export(
 
     check_version(target, version)
     made_for = plan.model_copy(update={"target": target})
-    evaluation = None if made_for.degrees_differ else evaluate(problem, made_for)
-    broken = evaluation.violations if evaluation is not None else violations(problem, made_for)
-    broken += version_violations(problem, made_for, version or NEWEST)
+    evaluation = evaluate(problem, made_for)
+    broken = evaluation.violations + version_violations(problem, made_for, version or NEWEST)
     if broken:
         raise PlanRefusedError(_first_of(broken) + _way_out(problem, plan, target, version, in_words))
     return evaluation

@@ -56,7 +56,7 @@ def _of_launcher(problem: Problem, plan: Plan, name: str) -> str:
 
 def _expected(evaluation: Evaluation | None) -> str:
     if evaluation is None:
-        return "Time and memory of plans whose stages differ in degrees are not predicted yet."
+        return "Time and memory were not predicted."
     return (
         f"Expected: {format_seconds(evaluation.step_s)} a step "
         f"(+-{format_percent(evaluation.error_band)}), {evaluation.tokens_per_s:,.0f} tokens/s."

@@ -6,9 +6,8 @@ replicas; each with a device type of its own, because ranks are sorted by type.
 
 from __future__ import annotations
 
-from planner.data.plan import Plan, Stage
+from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.rules import experts, sequence
 from planner.rules.flagscale_config import HeteroConfig, StageValues, config_violations
 
 
@@ -68,23 +67,9 @@ def plan_violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return tuple(
         [
             *config_violations(hetero_config(problem, plan)),
-            *first_stage_leads(plan),
             *selective_is_for_all(plan),
-            *_stage_degrees(problem, plan),
+            *different_cuts_need_sequence_parallelism(plan),
         ]
-    )
-
-
-def first_stage_leads(plan: Plan) -> tuple[str, ...]:
-    """The plan's own degrees are those of its first stage, from which FlagScale derives all others."""
-    first = plan.stages[0]
-    return tuple(
-        f"{name} {own}: stage 0 has {its}; FlagScale counts from the first mesh, so write {its}"
-        for name, own, its in (
-            ("tensor_parallel", plan.tensor_parallel, first.tensor_parallel),
-            ("data_parallel", plan.data_parallel, first.data_parallel),
-        )
-        if own != its
     )
 
 
@@ -100,37 +85,17 @@ def selective_is_for_all(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _stage_degrees(problem: Problem, plan: Plan) -> list[str]:
-    """Rules on experts and tokens that each stage meets with its own degrees."""
-    found = []
-    own = (plan.tensor_parallel, plan.data_parallel)
-    for s, stage in enumerate(plan.stages):
-        if (stage.tensor_parallel, stage.data_parallel) == own:
-            continue
-        messages = [_sequence_splits(problem, plan, stage)]
-        if problem.model.moe is not None:
-            messages += [
-                sequence.experts_have_sequence_parallel(
-                    problem.model, stage.tensor_parallel, plan.sequence_parallel
-                ),
-                experts.expert_ranks_divide_stage(
-                    stage.tensor_parallel,
-                    plan.context_parallel,
-                    stage.data_parallel,
-                    plan.expert_tensor_parallel,
-                    plan.expert_parallel,
-                ),
-            ]
-        found += [f"stage {s}: {message}" for message in messages if message is not None]
-    return found
+def different_cuts_need_sequence_parallelism(plan: Plan) -> tuple[str, ...]:
+    """Stages that differ in tensor parallelism pass on pieces of the sequence, so it must be cut.
 
-
-def _sequence_splits(problem: Problem, plan: Plan, stage: Stage) -> str | None:
-    if not plan.sequence_parallel or stage.tensor_parallel == 1:
-        return None
-    return sequence.sequence_splits(problem.workload, stage.tensor_parallel, plan.context_parallel)
-
-
-def microbatch_size_of(plan: Plan, stage: Stage) -> int:
-    """Sequences of a micro-batch on a stage: as many over all its replicas as over the first stage's."""
-    return plan.stages[0].data_parallel * plan.microbatch_size // stage.data_parallel
+    Source: flagscale/train/hetero/parallel_context.py, `get_inter_mesh_tensor_slices`: the length of a
+    rank's activation times the tensor parallel degree of its mesh counts as the whole sequence.
+    """
+    degrees = [stage.tensor_parallel for stage in plan.stages]
+    if plan.sequence_parallel or len(set(degrees)) == 1:
+        return ()
+    s = next(s for s, degree in enumerate(degrees) if degree != degrees[0])
+    return (
+        f"stage {s}: tensor_parallel {degrees[s]} differs from stage 0 ({degrees[0]}), and FlagScale then "
+        "sends pieces of the sequence; switch sequence_parallel on",
+    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.rules import batch, chips, experts, flagscale, hosts, pipeline, sequence, tensor
+from planner.rules import batch, chips, experts, flagscale, hosts, meshes, pipeline, sequence, tensor
 from planner.rules.target import target_violations
 
 
@@ -23,6 +23,7 @@ def violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
             [
                 *target_violations(plan),
                 *(flagscale.plan_violations(problem, plan) if plan.target == "flagscale" else ()),
+                *meshes.mesh_violations(problem, plan),
                 *_degree_violations(problem, plan),
                 *_batch_violations(problem, plan),
                 *_pipeline_violations(problem, plan),
@@ -42,10 +43,11 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     model, workload = problem.model, problem.workload
     tp, cp, dp = plan.tensor_parallel, plan.context_parallel, plan.data_parallel
     etp, ep = plan.expert_tensor_parallel, plan.expert_parallel
-    for degree in dict.fromkeys([tp, *(d for s in plan.stages for d in s.tensor_parallel_degrees)]):
+    degrees = dict.fromkeys([tp, *(d for s in plan.stages for d in s.tensor_parallel_degrees)])
+    for degree in degrees:
         yield from tensor.tensor_parallel_refusals(model, degree)
     yield from _present(
-        sequence.sequence_parallel_has_ranks(tp, plan.sequence_parallel),
+        sequence.sequence_parallel_has_ranks(max(degrees), plan.sequence_parallel),
         sequence.experts_have_sequence_parallel(model, tp, plan.sequence_parallel),
         sequence.sequence_splits(workload, tp, cp) if plan.sequence_parallel else None,
         sequence.context_splits(workload, cp),

@@ -7,6 +7,8 @@ nothing with the optimiser but data, cost and rules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from planner.cost.flop import model_flop_per_step
@@ -17,9 +19,9 @@ from planner.cost.stage import StageContent, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
-from planner.errors import InstanceError
 from planner.rules.megatron import violations
-from planner.rules.target import TARGETS
+from planner.rules.meshes import microbatch_size_of
+from planner.simulate.meshes import degrees_of_stages, shapes_of
 from planner.simulate.mixed import mixed_step_times
 from planner.simulate.pipeline import simulate
 from planner.simulate.replicas import degrees_of_replicas, pipelines_of
@@ -44,26 +46,22 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
     ------
     InstanceError
         Where a stage names a node class that the cluster does not have, or one whose layer profile lacks
-        the plan's degree or micro-batch, or where a target lets stages differ in degrees and they do, so
-        that nothing can be priced.
+        the stage's degree or micro-batch, so that nothing can be priced.
     """
-    if plan.degrees_differ and TARGETS[plan.target].data_parallel_per_stage:
-        raise InstanceError(
-            "stages differ in tensor_parallel or data_parallel; time and memory of such plans are not "
-            "predicted yet, `hetplan export` checks and writes them",
-            "plan.stages",
-        )
     if plan.mixes_chips:
         return _evaluate_mixed(problem, plan, timeline=timeline)
     for s, node_class in enumerate(class_of_stage(problem, plan)):
         refuse_unmeasured(
             problem,
             node_class,
-            plan.tensor_parallel,
-            plan.microbatch_size,
+            plan.stages[s].tensor_parallel,
+            max(microbatch_size_of(plan, plan.stages[s]), 1),
             plan.context_parallel,
             f"plan: stages[{s}]",
         )
+    if plan.degrees_differ:
+        degrees, choices = degrees_of_stages(plan)
+        return evaluate_stages(problem, plan, price(problem, degrees), choices, timeline=timeline)
     return evaluate_with_prices(problem, plan, price(problem, degrees_of(plan)), timeline=timeline)
 
 
@@ -86,22 +84,31 @@ def evaluate_with_prices(
 ) -> Evaluation:
     """The same with prices at hand; `choice` is the row of the plan's degrees in them.
 
-    A plan whose stages list their replicas is priced anew, as it may need several rows.
+    A plan whose stages differ in degrees or list their replicas is priced anew, as it may need several rows.
     """
-    if plan.mixes_chips:
-        return _evaluate_mixed(problem, plan, timeline=timeline)
+    if plan.mixes_chips or plan.degrees_differ:
+        return evaluate(problem, plan, timeline=timeline)
+    return evaluate_stages(problem, plan, prices, [choice] * len(plan.stages), timeline=timeline)
+
+
+def evaluate_stages(
+    problem: Problem, plan: Plan, prices: Prices, choices: Sequence[int], *, timeline: bool = False
+) -> Evaluation:
+    """The same with the row of every stage's degrees in `prices`."""
     contents = stage_contents(problem, plan, prices)
-    times = step_times(problem, plan, prices, choice, contents)
-    in_flight = _in_flight(plan, prices, choice, contents)
+    shapes = shapes_of(plan, choices, [content.node_class for content in contents])
+    times = step_times(problem, plan, prices, shapes, contents)
+    in_flight = [_in_flight_of(plan, prices, choices[s], content, s) for s, content in enumerate(contents)]
     memory = [
-        memory_bytes(prices, choice, content, in_flight[s], len(contents))
+        memory_bytes(prices, choices[s], content, in_flight[s], len(contents))
         for s, content in enumerate(contents)
     ]
     limits = [problem.memory_limit_bytes(content.node_class) for content in contents]
     events = _timeline(times) if timeline else None
-    peak_flop_per_s = plan.stage_size * sum(
-        problem.chip_of(content.node_class).peak_flop_per_s(problem.workload.precision) or 0.0
-        for content in contents
+    peak_flop_per_s = sum(
+        shape.num_chips
+        * (problem.chip_of(shape.node_class).peak_flop_per_s(problem.workload.precision) or 0.0)
+        for shape in shapes
     )
     return Evaluation(
         step_s=times.step_s,
@@ -152,13 +159,6 @@ def _evaluate_mixed(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluati
         assumptions=prices.assumptions,
         timeline=_timeline(times) if timeline else None,
     )
-
-
-def _in_flight(
-    plan: Plan, prices: Prices, choice: int, contents: tuple[StageContent, ...]
-) -> list[tuple[int, ...]]:
-    """Micro-batches in flight on each chunk of every stage at the peak of its activations."""
-    return [_in_flight_of(plan, prices, choice, content, s) for s, content in enumerate(contents)]
 
 
 def _in_flight_of(plan: Plan, prices: Prices, choice: int, content: StageContent, s: int) -> tuple[int, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.hops import block_on_sends
 from planner.cost.prices import PARTS, Floats, Prices
+from planner.cost.resharding import StageShape, mesh_hops_s
 from planner.cost.stage import (
     StageContent,
     chunk_times,
@@ -70,28 +72,27 @@ class StepTimes:
 
 
 def step_times(
-    problem: Problem, plan: Plan, prices: Prices, choice: int, contents: tuple[StageContent, ...]
+    problem: Problem,
+    plan: Plan,
+    prices: Prices,
+    shapes: Sequence[StageShape],
+    contents: tuple[StageContent, ...],
 ) -> StepTimes:
-    """Step time and its parts.
+    """Step time and its parts; `shapes` says of every stage which row of the prices it has.
 
     step = max_j (end_j + exposed reduction_j) + tied embeddings + max_j (fixed_j + optimizer_j +
     exposed gathering_j): stages end at different times, and all meet for the norm of the gradients.
     """
-    parts = [chunk_times(prices, choice, content) for content in contents]
+    choices = [shape.choice for shape in shapes]
+    parts = [chunk_times(prices, c, content) for c, content in zip(choices, contents, strict=True)]
     forward_parts = np.array([forward for forward, _ in parts])
     backward_parts = np.array([backward for _, backward in parts])
     forward, backward = forward_parts.sum(axis=2), backward_parts.sum(axis=2)
     num_microbatches = schedulable_microbatches(plan)
-    hops = hop_send_s(
-        prices.send_s[choice],
-        prices.send_inside_s[choice],
-        [content.node_class for content in contents],
-        plan.stage_size,
-        [node_class.chips_per_node for node_class in problem.cluster.classes],
-    )
+    hops = mesh_hops_s(problem, prices, shapes)
     seen, ends, ends_without_sends = run_pipeline(problem, forward, backward, hops, num_microbatches)
     step_s, breakdown = _add_up(
-        prices, choice, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
+        prices, choices, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
     )
     busiest = int(np.argmax((forward + backward).sum(axis=1)))
     by_part = num_microbatches * (forward_parts + backward_parts)[busiest].sum(axis=0)
@@ -150,7 +151,7 @@ def schedulable_microbatches(plan: Plan) -> int:
 
 def _add_up(
     prices: Prices,
-    choice: int,
+    choices: Sequence[int],
     contents: tuple[StageContent, ...],
     forward: Floats,
     backward: Floats,
@@ -159,18 +160,19 @@ def _add_up(
     makespan_without_sends_s: float,
 ) -> tuple[float, dict[str, float]]:
     """Step time, and those of its parts that are not work of the busiest stage [s]."""
+    stages = list(zip(choices, contents, strict=True))
     synced = max(
-        ends[s] + exposed_reduce_s(prices, choice, content, float(backward[s].sum()))
-        for s, content in enumerate(contents)
+        ends[s] + exposed_reduce_s(prices, c, content, float(backward[s].sum()))
+        for s, (c, content) in enumerate(stages)
     )
-    tied = float(prices.tied_sync_s[choice]) if len(contents) > 1 else 0.0
+    tied = max(float(prices.tied_sync_s[c]) for c in (choices[0], choices[-1])) if len(stages) > 1 else 0.0
     optimizer = [
-        float(prices.step_fixed_s[choice, content.node_class]) + optimizer_s(prices, choice, content)
-        for content in contents
+        float(prices.step_fixed_s[c, content.node_class]) + optimizer_s(prices, c, content)
+        for c, content in stages
     ]
     tail = max(
-        optimizer[s] + exposed_gather_s(prices, choice, content, float(forward[s].sum()))
-        for s, content in enumerate(contents)
+        optimizer[s] + exposed_gather_s(prices, c, content, float(forward[s].sum()))
+        for s, (c, content) in enumerate(stages)
     )
     makespan = float(ends.max())
     busy = num_microbatches * float((forward + backward).sum(axis=1).max())

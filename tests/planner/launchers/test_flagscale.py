@@ -15,10 +15,10 @@ import yaml
 from planner import api
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.errors import InstanceError, PlanRefusedError
+from planner.errors import PlanRefusedError
 from planner.launchers.directory import export_plan, files_of
 from planner.launchers.placement import place_hosts, stage_of_rank
-from planner.rules.flagscale import hetero_config, microbatch_size_of
+from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import (
     HeteroConfig,
     config_violations,
@@ -26,6 +26,7 @@ from planner.rules.flagscale_config import (
     stage_of_logical_rank,
 )
 from planner.rules.megatron import violations
+from planner.rules.meshes import microbatch_size_of
 from tests.planner.launchers import plans
 
 
@@ -201,6 +202,7 @@ def test_what_flagscale_refuses_is_refused_with_a_sentence(changes: dict[str, An
         ({}, {"context_parallel": 2}, "target flagscale has none"),
         ({0: {"tensor_parallel": 4}}, {}, "counts from the first mesh, so write 4"),
         ({3: {"data_parallel": 3}}, {}, "data parallel 3 does not divide"),
+        ({}, {"sequence_parallel": False}, "switch sequence_parallel on"),
     ],
 )
 def test_a_plan_that_flagscale_cannot_run_is_refused(
@@ -211,13 +213,13 @@ def test_a_plan_that_flagscale_cannot_run_is_refused(
         files_of(problem, with_stages(plan, changes, **others), "flagscale")
 
 
-def test_degrees_by_stage_are_written_but_not_priced_as_if_they_were_the_same() -> None:
+def test_degrees_by_stage_are_priced_and_written() -> None:
     problem, plan = degrees_by_stage()
-    with pytest.raises(InstanceError, match="not predicted yet"):
-        api.predict(problem, plan)
-    assert "Expected" not in api.export_texts(plan, "flagscale", problem=problem)["README.md"]
-    alike = with_stages(plans.uniform()[1], {})
-    assert "Expected" in api.export_texts(alike, "flagscale", problem=plans.uniform()[0])["README.md"]
+    assert any("stage 0" in said for said in api.predict(problem, plan).violations)  # too full
+    lighter = {s: {"recompute": "full", "recompute_layers": n} for s, n in enumerate((26, 28))}
+    plan = with_stages(plan, lighter)
+    assert api.predict(problem, plan).violations == ()
+    assert "Expected" in api.export_texts(plan, "flagscale", problem=problem)["README.md"]
 
 
 def test_start_script_stops_when_the_files_no_longer_add_up(tmp_path: Path) -> None:
