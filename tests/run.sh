@@ -79,12 +79,15 @@ fi
 say "types"
 "$bin/mypy"
 
+# One process a core; long tests are handed on to whichever is idle.
+several=(--numprocesses auto --maxprocesses 4 --dist worksteal)
+
 say "fast tests"
-"$bin/pytest" -q -m "not slow"
+"$bin/pytest" -q "${several[@]}" -m "not slow"
 
 if ! $fast; then
     say "slow tests"
-    "$bin/pytest" -q -m slow --durations=10
+    "$bin/pytest" -q "${several[@]}" -m slow --durations=15
 fi
 
 say "all passed"

@@ -42,15 +42,24 @@ def check(python: str, directory: Path, *options: str) -> subprocess.CompletedPr
     return run_check(python, "--script", str(directory / "launch.sh"), "--nodes", str(nodes), *options)
 
 
-def run_check(python: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the check with its options."""
+def run_check(
+    python: str, *options: str, older: str | None = None, timeout_s: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """Run the check with its options, on the newest version or an older one."""
     command = [python, "-m", "tests.megatron_check.check_megatron_args", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    environment = dict(os.environ)
+    if older is not None:
+        wheel = Path(python).parents[1] / "older" / older
+        assert wheel.is_dir(), f"{wheel} is missing; run tests/setup_megatron.sh again"
+        environment["PYTHONPATH"] = str(wheel)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
 
 
-def write(directory: Path, problem: Problem, plan: Plan) -> Path:
+def write(directory: Path, problem: Problem, plan: Plan, version: str | None = None) -> Path:
     """Export a plan, and what is expected of it beside."""
-    out = export_plan(problem, plan, "megatron-lm", directory / "launch")
+    out = export_plan(problem, plan, "megatron-lm", directory / "launch", version=version)
     (directory / "expected.json").write_text(json.dumps(expectation(problem, plan)))
     return out
 
@@ -98,24 +107,28 @@ def test_megatron_builds_the_models_that_the_plans_counted(megatron_python: str,
     assert done.stdout.count("ACCEPTED") == len(names)
 
 
-NUM_RANDOM = 20
-"""Random plans of one run."""
+RANDOM_PLANS = {"0.17.1": 40, "0.18.2": 40, "0.19.2": 20}
+"""Versions of Megatron core, and random plans of one run."""
 
 
-def test_megatron_accepts_random_plans_and_places_them_alike(megatron_python: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", RANDOM_PLANS)
+def test_megatron_accepts_random_plans_and_places_them_alike(
+    version: str, megatron_python: str, tmp_path: Path
+) -> None:
     # New plans every time; HETPLAN_SEED repeats a run.
-    first = int(os.environ.get("HETPLAN_SEED", random.randrange(10**9)))
+    first, count = int(os.environ.get("HETPLAN_SEED", random.randrange(10**9))), RANDOM_PLANS[version]
     options: list[str] = []
-    for seed in range(first, first + NUM_RANDOM):
+    for seed in range(first, first + count):
         problem, plan = random_case(seed)
-        out = write(tmp_path / f"seed-{seed}", problem, plan)
+        out = write(tmp_path / f"seed-{seed}", problem, plan, version.rpartition(".")[0])
         nodes = len((out / "hosts.txt").read_text().splitlines())
         options += ["--script", str(out / "launch.sh"), "--nodes", str(nodes)]
         options += ["--expect", str(tmp_path / f"seed-{seed}" / "expected.json")]
-    print(f"seeds {first} to {first + NUM_RANDOM - 1}")
-    done = run_check(megatron_python, *options)
+    print(f"core {version}, seeds {first} to {first + count - 1}")
+    older = version if version != "0.19.2" else None
+    done = run_check(megatron_python, *options, older=older, timeout_s=1200)
     assert done.returncode == 0, f"HETPLAN_SEED={first}\n{done.stdout}{done.stderr[-2000:]}"
-    assert done.stdout.count("ACCEPTED") == NUM_RANDOM
+    assert done.stdout.count("ACCEPTED") == count
 
 
 DAMAGES = {
