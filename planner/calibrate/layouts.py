@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.calibrate.patterns import SkipRun
+from planner.calibrate.patterns import SkipRun, occurs
 from planner.calibrate.runs import Run, RunDevice, RunReplica
 from planner.data.cluster import Cluster
 from planner.data.model_spec import ModelSpec
@@ -32,6 +32,25 @@ def layers_of_chunks(num_layers: int, chunks: int) -> tuple[tuple[int, ...], str
     ends = [min(num_layers, share * (i + 1)) for i in range(chunks)]
     layers = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return tuple(layers), f"{share} layers a virtual stage, the rest on the last"
+
+
+THREE_AT_EITHER_END = r"3 leading pseudo-layers|embedding/transpose/norm/head pseudo-layers"
+"""Words of runs whose layers were counted from pipeline items with three items other than layers at either end."""
+
+
+def _stated_layers(run: Run) -> tuple[int, ...]:
+    """Layers of every stage as the run states them, in pipeline order.
+
+    AMP's fork begins with two items (embedding, transpose) and ends with four (transpose, norm, head,
+    cast to fp32): `GPT2ModelPipe` in megatron/model/gpt2_model.py of DachengLi1/AMP. Where three were taken
+    off at either end, the first stage has a layer more and the last one less.
+    """
+    assert run.plan.stages is not None
+    counts = [stage.num_layers for stage in run.plan.stages]
+    if len(counts) > 1 and counts[-1] > 0 and occurs(THREE_AT_EITHER_END, run.text):
+        counts[0] += 1
+        counts[-1] -= 1
+    return tuple(counts)
 
 
 def _ranges(layers: Sequence[int]) -> tuple[LayerRange, ...]:
@@ -63,7 +82,7 @@ def stages_of(
     if run.plan.stages is not None:
         if len(run.plan.stages) != num_stages or virtual_stages != 1:
             raise SkipRun("layout: stages do not match the pipeline degree")
-        counts = tuple(stage.num_layers for stage in run.plan.stages)
+        counts = _stated_layers(run)
         if sum(counts) != model.num_layers:
             raise SkipRun("layout: stages do not add up to the layers")
     else:

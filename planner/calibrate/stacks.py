@@ -33,14 +33,14 @@ def _stack_id(software: str, source: str) -> str:
 
 def stack_of(run: Run) -> SoftwareStack:
     """Properties of the run's software, with what its notes say changed."""
-    return _stack(stack_id(run), _overrides(run.text))
+    return _stack(stack_id(run), _overrides(run.text, run.source))
 
 
 @lru_cache(maxsize=4096)
-def _overrides(text: str) -> tuple[tuple[str, Setting], ...]:
+def _overrides(text: str, source: str) -> tuple[tuple[str, Setting], ...]:
     changed: dict[str, Setting] = {}
     for rule in table("stack_patterns")["overrides"]:
-        if occurs(rule["pattern"], text):
+        if occurs(rule.get("pattern"), text) and occurs(rule.get("source"), source):
             changed.update((k, tuple(v) if isinstance(v, list) else v) for k, v in rule["set"].items())
     return tuple(changed.items())
 

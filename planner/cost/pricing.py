@@ -104,6 +104,9 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
     num = len(classes)
     tokens = sizes.tokens / sizes.tp if problem.stack.p2p_partitioned else sizes.norm_tokens
     size = tokens * problem.model.hidden_size * value_bytes(problem)
+    if problem.stack.p2p_sends_mask:
+        # Forward only: half of it stands for each way.
+        size = size + sizes.seq_length**2 * HALF / 2
     sends = np.zeros((len(size), num, num))
     inside = np.zeros((len(size), num))
     for a in range(num):

@@ -226,7 +226,7 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
     return Relative(
         measured=measured,
         compute_scale=scale,
-        memory_bytes_per_s=chip.memory_bandwidth_bytes_per_s * measured.memory_efficiency,
+        memory_bytes_per_s=chip.reached_memory_bytes_per_s(measured.memory_efficiency),
         collective_table=collective_table,
         link_scale=link / link_gb_per_s,
         gemm_precision=table_precision,

@@ -44,6 +44,8 @@ class Chip(Data):
     """Power limit of the board where it is below that of the chip's usual build [W]."""
     memory_bandwidth_gb_per_s: float = Field(gt=0)
     """Peak memory bandwidth [GB/s]."""
+    memory_reached_gb_per_s: float | None = Field(default=None, gt=0)
+    """Memory bandwidth that reads and writes reach, where somebody measured it on this chip [GB/s]."""
     intra_node_bandwidth_gb_per_s: float = Field(gt=0)
     """One-way bandwidth of one chip to its neighbours in the node [GB/s]."""
     intra_node_kind: str = ""
@@ -78,6 +80,12 @@ class Chip(Data):
     def memory_bandwidth_bytes_per_s(self) -> float:
         """Peak memory bandwidth [bytes/s]."""
         return self.memory_bandwidth_gb_per_s * GB
+
+    def reached_memory_bytes_per_s(self, efficiency: float) -> float:
+        """Memory bandwidth that reads and writes reach: measured, else a share of the peak [bytes/s]."""
+        if self.memory_reached_gb_per_s is not None:
+            return self.memory_reached_gb_per_s * GB
+        return self.memory_bandwidth_bytes_per_s * efficiency
 
     def peak_flop_per_s(self, precision: Precision) -> float | None:
         """Dense peak in a precision [FLOP/s], None where the chip lacks it."""
