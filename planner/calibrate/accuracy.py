@@ -164,13 +164,17 @@ def _anchorable(scored: Scored) -> Anchorable:
 
 
 def _place(candidate: Candidate) -> tuple[float, ...]:
-    """Coordinates by which runs are alike: half as far apart for twice the tokens as for twice the width."""
+    """Coordinates by which runs are alike: half as far apart for twice the tokens as for twice the width.
+
+    The tensor-parallel degree counts once more than the others, as it changes the shapes of products.
+    """
     plan, workload = candidate.plans[0], candidate.problem.workload
     degree = plan.tensor_parallel * plan.pipeline_parallel * plan.context_parallel
     return (
         math.log(candidate.problem.model.hidden_size),
         0.5 * math.log(plan.microbatch_size * workload.seq_length),
         0.5 * math.log(degree),
+        0.5 * math.log(plan.tensor_parallel),
         0.3 * (workload.precision in ("bf16", "fp16")),
         0.3 * (plan.stages[0].recompute == "full"),
     )

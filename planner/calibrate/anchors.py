@@ -59,7 +59,7 @@ class Anchor:
 ENOUGH_RUNS = 3
 """Runs whose median says more than their noise (guess)."""
 
-NEAREST_RUNS = 50
+NEAREST_RUNS = 30
 """Most runs that a factor rests on (guess: enough that none of them decides)."""
 
 Key = Callable[[Anchorable, int], Hashable]

@@ -35,7 +35,7 @@ def layers_of_chunks(num_layers: int, chunks: int) -> tuple[tuple[int, ...], str
 
 
 THREE_AT_EITHER_END = r"3 leading pseudo-layers|embedding/transpose/norm/head pseudo-layers"
-"""Words of runs whose layers were counted from pipeline items with three items other than layers at either end."""
+"""Words of runs whose layers were counted as pipeline items less three that are no layers at either end."""
 
 
 def _stated_layers(run: Run) -> tuple[int, ...]:

@@ -65,8 +65,8 @@ class SoftwareStack(Data):
     p2p_partitioned: bool = False
     """Whether each tensor-parallel rank sends its share of an activation, which the receivers gather."""
     p2p_sends_mask: bool = False
-    """Whether the attention mask travels forward with an activation: a 16-bit value for every pair of positions,
-    the same for all sequences, whole from every tensor-parallel rank."""
+    """Whether the attention mask travels forward with an activation: a 16-bit value for every pair of
+    positions, the same for all sequences, whole from every tensor-parallel rank."""
     host_layer_floor_ms: float = Field(default=0.0, ge=0)
     """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
     context_gib: float = Field(default=1.0, ge=0)

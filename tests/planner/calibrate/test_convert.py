@@ -201,6 +201,15 @@ def mixed_stages(first: str, second: str) -> list[dict[str, Any]]:
     ]
 
 
+def test_two_items_lead_and_four_trail_in_amps_pipelines() -> None:
+    stages = [{"num_layers": n, "embedding": i == 0, "head": i == 3} for i, n in enumerate((7, 8, 8, 9))]
+    notes = "12 items out of 38 (32 transformer layers + embedding/transpose/norm/head pseudo-layers)"
+    (plan,) = converted(plan__stages=stages, notes=notes).plans
+    assert [last - first + 1 for ((first, last),) in ((s.chunks) for s in plan.stages)] == [8, 8, 8, 8]
+    (as_stated,) = converted(plan__stages=stages).plans
+    assert as_stated.stages[0].layers == (0, 6)
+
+
 def test_mixed_run_puts_each_stage_on_its_chip() -> None:
     candidate = converted(
         cluster=MIXED,

@@ -153,3 +153,13 @@ def test_parted_sends_carry_a_share_of_each_rank(mixed: Problem) -> None:
     assert priced(parted).send_s[0, 0, 1] == pytest.approx(priced(mixed).send_s[0, 0, 1] / 2, rel=0.1)
     alone = {"tensor_parallel": 1}
     assert priced(parted, **alone).send_s[0, 0, 1] == priced(mixed, **alone).send_s[0, 0, 1]
+
+
+def test_a_mask_that_travels_along_adds_half_its_bytes_to_either_way(mixed: Problem) -> None:
+    def sends(**changes: bool) -> float:
+        stack = mixed.stack.model_copy(update=changes)
+        return float(priced(mixed.model_copy(update={"stack": stack})).send_s[0, 0, 1])
+
+    tokens, hidden = mixed.workload.seq_length, mixed.model.hidden_size
+    # The activation has tokens x hidden values of two bytes, the mask tokens x tokens, sent forward alone.
+    assert sends(p2p_sends_mask=True) / sends() == pytest.approx(1 + tokens / (2 * hidden), rel=0.05)
