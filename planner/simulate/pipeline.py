@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.simulate.alternating import alternating_stage_ends_s
 from planner.simulate.schedules import Ints, order_of_work, peak_in_flight
 
 Floats = NDArray[np.float64]
@@ -179,6 +180,8 @@ def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_micr
     p, v = forward_s.shape[1:]
     if p == v == 1:  # one stage is never idle
         return num_microbatches * (forward_s + backward_s)[:, :, 0]
+    if v == 1:
+        return alternating_stage_ends_s(forward_s[:, :, 0], backward_s[:, :, 0], send_s, num_microbatches)
     _, end = _run(
         _waves(p, num_microbatches, v),
         np.moveaxis(forward_s, 0, -1),

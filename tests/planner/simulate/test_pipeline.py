@@ -122,13 +122,17 @@ def test_slower_pieces_or_links_never_end_the_step_earlier(
     assert scaled == pytest.approx(factor * before, rel=1e-12)
 
 
-def test_candidates_side_by_side_equal_candidates_one_by_one() -> None:
+@pytest.mark.parametrize(
+    ("p", "v", "m"), [(4, 2, 8), (4, 1, 8), (5, 1, 2), (2, 1, 1), (7, 1, 7), (7, 1, 8), (1, 1, 3), (3, 1, 30)]
+)
+def test_candidates_side_by_side_equal_candidates_one_by_one(p: int, v: int, m: int) -> None:
     rng = np.random.default_rng(0)
-    forward, backward = rng.uniform(1, 2, (5, 4, 2)), rng.uniform(1, 2, (5, 4, 2))
-    send = rng.uniform(0, 1, (5, 4))
-    together = stage_ends_s(forward, backward, send, 8)
+    forward, backward = rng.uniform(1, 2, (5, p, v)), rng.uniform(1, 2, (5, p, v))
+    send = rng.uniform(0, 1, (5, p))
+    together = stage_ends_s(forward, backward, send, m)
     for i in range(5):
-        assert together[i].tolist() == simulate(forward[i], backward[i], send[i], 8).stage_end_s.tolist()
+        alone = simulate(forward[i], backward[i], send[i], m)
+        assert together[i].tolist() == pytest.approx(alone.stage_end_s.tolist(), rel=1e-14)
 
 
 def test_large_pipelines_are_fast() -> None:
