@@ -13,8 +13,8 @@ import numpy as np
 
 from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
-from planner.cost.pricing import price
 from planner.cost.profiles import refuse_unmeasured
+from planner.cost.remembered import remembered_price
 from planner.cost.stage import StageContent, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -61,8 +61,8 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
         )
     if plan.degrees_differ:
         degrees, choices = degrees_of_stages(plan)
-        return evaluate_stages(problem, plan, price(problem, degrees), choices, timeline=timeline)
-    return evaluate_with_prices(problem, plan, price(problem, degrees_of(plan)), timeline=timeline)
+        return evaluate_stages(problem, plan, remembered_price(problem, degrees), choices, timeline=timeline)
+    return evaluate_with_prices(problem, plan, remembered_price(problem, degrees_of(plan)), timeline=timeline)
 
 
 def degrees_of(plan: Plan) -> Degrees:
@@ -127,7 +127,7 @@ def evaluate_stages(
 
 def _evaluate_mixed(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluation:
     """The same where stages list their replicas; of each stage the fullest chip, relative to its limit."""
-    prices = price(problem, degrees_of_replicas(plan))
+    prices = remembered_price(problem, degrees_of_replicas(plan))
     pipelines = pipelines_of(problem, plan, prices)
     times = mixed_step_times(problem, plan, prices, pipelines)
     in_flight, memory, limits = [], [], []

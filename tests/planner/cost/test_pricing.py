@@ -6,11 +6,13 @@ import time
 from dataclasses import fields
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
+from planner.cost.remembered import remembered_price
 from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -154,3 +156,16 @@ def test_pricing_is_fast_enough_to_enumerate() -> None:
     start = time.process_time()
     price(of, many)
     assert time.process_time() - start < 0.2
+
+
+def test_prices_asked_for_again_are_the_same_and_cannot_be_changed() -> None:
+    of, other = problem(model="llama3-8b"), problem(model="llama3-8b", seq_length=4096)
+    degrees = Degrees.single(tensor_parallel=2, data_parallel=4)
+    first = remembered_price(of, degrees)
+    assert remembered_price(of, Degrees.single(tensor_parallel=2, data_parallel=4)) is first
+    for asked, row in ((other, degrees), (of, Degrees.single(tensor_parallel=4, data_parallel=4))):
+        again, fresh = remembered_price(asked, row), price(asked, row)
+        assert again is not first
+        assert again.layer_forward_s.tolist() == fresh.layer_forward_s.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        first.layer_forward_s[0] = 0.0
