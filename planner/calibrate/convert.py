@@ -262,7 +262,7 @@ def _sequence_parallel(run: Run, tp: int, assumptions: list[str]) -> bool:
 
 
 def _dp_mode(run: Run, dp: int, assumptions: list[str]) -> DpMode:
-    """What the replicas shard; a shard of one rank is no shard, a shard of some is read as one of all."""
+    """What the replicas shard; a shard of one rank is no shard."""
     mode = run.plan.dp_mode
     if mode is None:
         assumptions.append("distributed optimizer")
@@ -270,6 +270,4 @@ def _dp_mode(run: Run, dp: int, assumptions: list[str]) -> DpMode:
     if mode not in get_args(DpMode):
         raise SkipRun(f"dp_mode: {mode} not modelled")
     shards = run.plan.optimizer_shard_size
-    if mode == "distopt" and shards is not None and shards < dp:
-        assumptions.append(f"optimizer state shared by {shards} of {dp} replicas, priced as by all")
     return "ddp" if shards == 1 else cast(DpMode, mode)

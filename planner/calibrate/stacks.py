@@ -33,7 +33,10 @@ def _stack_id(software: str, source: str) -> str:
 
 def stack_of(run: Run) -> SoftwareStack:
     """Properties of the run's software, with what its notes say changed."""
-    return _stack(stack_id(run), _overrides(run.text, run.source))
+    changed = _overrides(run.text, run.source)
+    if run.plan.dp_mode == "distopt" and run.plan.optimizer_shard_size is not None:
+        changed += (("optimizer_shard_size", run.plan.optimizer_shard_size),)
+    return _stack(stack_id(run), changed)
 
 
 @lru_cache(maxsize=4096)

@@ -54,6 +54,11 @@ SMALLEST_BYTES = 4096.0
 PHASE_OVERLAP = 0.9
 """Share of the faster phase (inside, between nodes) that runs behind the slower one."""
 
+TREE_EFFICIENCY, TREE_STEP_S = 0.92 * 0.85, 28e-6
+"""Share of the adapters' rate that double binary trees reach, and the latency of one of their steps [s]: NCCL
+reduces along trees or a ring, whichever is faster (NVIDIA nccl, src/graph/tuning.cc, Tree with Simple). The
+measured efficiency by nodes falls with their number as a ring's does."""
+
 P2P_EFFICIENCY = 0.8
 """Share of the link rate that a single send reaches; constant published by AMD Primus (p2p_bw_eff)."""
 
@@ -224,6 +229,9 @@ def collective_s(
         reached = np.minimum(np.maximum(reached, 0.01), 1.0)
     latency = LAUNCH_S + passes * np.ceil(np.log2(nodes)) * network.step_latency_s
     between = outside / (rate * reached) + latency
+    if op == "all_reduce" and efficiency is None:
+        steps = 2 * np.ceil(np.log2(nodes)) * TREE_STEP_S
+        between = np.minimum(between, outside / (rate * TREE_EFFICIENCY) + steps + LAUNCH_S)
     hierarchical = np.maximum(inside, between) + (1 - PHASE_OVERLAP) * np.minimum(inside, between)
     return np.where(several, np.where(across, hierarchical, inside), 0.0)
 

@@ -35,9 +35,10 @@ def state_bytes(
     expert = counts.expert / (s.ep * s.etp)
     shard, expert_shard = s.gradient_ranks, s.expert_gradient_ranks
     one = s.ones
+    some, some_expert = (np.minimum(ranks, s.optimizer_shard_size) for ranks in (shard, expert_shard))
     by_mode = {
         "ddp": (one, one, one, one, one, one),
-        "distopt": (one, one, shard, one, one, expert_shard),
+        "distopt": (one, one, some, one, one, some_expert),
         "zero2": (one, shard, shard, one, expert_shard, expert_shard),
         "zero3": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
         "fsdp": (shard, shard, shard, expert_shard, expert_shard, expert_shard),

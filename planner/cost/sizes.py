@@ -25,6 +25,8 @@ class Sizes:
     sequence_parallel: Floats
     """1 where the sequence is split between the tensor-parallel ranks, else 0."""
     seq_length: float
+    optimizer_shard_size: float = float("inf")
+    """Most ranks that share the optimizer state of a parameter."""
 
     @staticmethod
     def of(problem: Problem, degrees: Degrees) -> Sizes:
@@ -42,6 +44,7 @@ class Sizes:
             microbatch_size=floats(degrees.microbatch_size),
             sequence_parallel=floats(degrees.sequence_parallel & (degrees.tensor_parallel > 1)),
             seq_length=float(problem.workload.seq_length),
+            optimizer_shard_size=float(problem.stack.optimizer_shard_size or "inf"),
         )
 
     @cached_property

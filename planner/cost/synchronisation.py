@@ -54,23 +54,36 @@ class GradientGroup:
     bucket_gather_s: Floats
     shard: Floats
     """Ranks that share the optimizer state."""
+    spread_s: Floats
+    """Seconds for each parameter that the optimizer's own step takes to spread it."""
+    spread_latency_s: Floats
+    """Seconds of that step whatever the parameters."""
+
+
+RING_STEP_S = (1.9e-6, 4.0e-6)
+"""Latency of a step of a ring inside a node and between nodes [s] (NVIDIA nccl, src/graph/tuning.cc, hwLat
+of Ring with LL128 over NVLink and network)."""
 
 
 def gradient_group(
-    network: Network, spread: Spread, sharing: Floats, dp_mode: str, stack: SoftwareStack
+    network: Network, ranks: Floats, stride: Floats, sharing: Floats, dp_mode: str, stack: SoftwareStack
 ) -> GradientGroup:
     """How fast a group reduces gradients and gathers parameters once a step.
 
     What full sharding does in every micro-batch is no business of the step (`sharding.py`).
     """
-    ranks = spread.ranks
-    if stack.dp_overlap:
+    spread = spread_group(ranks, stride, network.domain_chips)
+    if stack.bucket_parameters is not None:
+        bucket = np.full_like(ranks, stack.bucket_parameters)
+    elif stack.dp_overlap:
         bucket = np.maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
     else:
         bucket = np.full_like(ranks, WHOLE_STAGE_PARAMETERS)
     if dp_mode == "ddp":
         reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
         gather = np.zeros_like(reduce)
+    elif stack.optimizer_shard_size is not None or stack.parameters_broadcast:
+        return _shared_group(network, spread, stride, sharing, bucket, stack)
     else:
         size = bucket * np.array([[stack.gradient_bytes], [WEIGHT_BYTES]])
         reduce, gather = collective_s(network, ("reduce_scatter", "all_gather"), size, spread, sharing)
@@ -81,7 +94,45 @@ def gradient_group(
     alone = ranks <= 1
     reduce, gather = np.where(alone, 0.0, reduce), np.where(alone, 0.0, gather)
     shard = np.ones_like(ranks) if dp_mode == "ddp" else ranks
-    return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard)
+    nothing = np.zeros_like(ranks)
+    return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard, nothing, nothing)
+
+
+def _shared_group(
+    network: Network,
+    spread: Spread,
+    stride: Floats,
+    sharing: Floats,
+    bucket: Floats,
+    stack: SoftwareStack,
+) -> GradientGroup:
+    """A distributed optimizer that neighbouring ranks share, or whose step broadcasts the parameters.
+
+    Gathered: gradients are scattered among the sharers, the shares all-reduced among all that hold the same
+    one, parameters gathered among the sharers. Broadcast: gradients are all-reduced among all ranks, and
+    every sharer in turn sends its parameters along a ring, which takes as long as a gather and the ring's
+    latency for every sharer.
+    """
+    ranks, domain = spread.ranks, network.domain_chips
+    shard = np.minimum(ranks, float(stack.optimizer_shard_size or "inf"))
+    near = spread_group(shard, stride, domain)
+    alone, nothing = ranks <= 1, np.zeros_like(ranks)
+    gradients = bucket * stack.gradient_bytes
+    if stack.parameters_broadcast:
+        whole = WHOLE_STAGE_PARAMETERS * WEIGHT_BYTES * np.ones_like(ranks)
+        reduce = np.where(alone, 0.0, collective_s(network, "all_reduce", gradients, spread, sharing))
+        sent = collective_s(network, "all_gather", whole, near, sharing) / WHOLE_STAGE_PARAMETERS
+        inside, between = RING_STEP_S
+        ring = (shard - near.nodes) * inside + np.where(near.nodes > 1, near.nodes * between, 0.0)
+        sent, latency = np.where(shard > 1, sent, 0.0), np.where(shard > 1, shard * ring, 0.0)
+        return GradientGroup(reduce / bucket, nothing, reduce, nothing, shard, sent, latency)
+    far = spread_group(ranks / shard, stride * shard, domain)
+    scatter = collective_s(network, "reduce_scatter", gradients, near, sharing)
+    across = np.minimum(sharing * near.inside, domain)
+    scatter = scatter + collective_s(network, "all_reduce", gradients / shard, far, across)
+    gather = collective_s(network, "all_gather", bucket * WEIGHT_BYTES, near, sharing)
+    reduce, gather = np.where(alone, 0.0, scatter), np.where(alone, 0.0, gather)
+    return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard, nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -116,16 +167,15 @@ class Synchronisation:
         shard = dense / self.dense.shard + expert / self.expert.shard
         narrow = CAST_WEIGHT_BYTES if self.relative.gemm_precision != "bf16" else 0.0
         total = shard * moved + (dense + expert) * (ZERO_GRADIENT_BYTES + narrow)
-        return total / self.relative.memory_bytes_per_s
+        spread = dense * self.dense.spread_s + expert * self.expert.spread_s
+        return total / self.relative.memory_bytes_per_s + spread
 
     @property
     def tail_s(self) -> tuple[Floats, Floats]:
         """Reduction and gathering of the last and first bucket, which nothing hides [s]."""
         if not self.overlap:
-            zero = np.zeros_like(self.dense.bucket_reduce_s)
-            return zero, zero
-        reduce, gather = self.dense.bucket_reduce_s, self.dense.bucket_gather_s
-        return reduce, gather
+            return np.zeros_like(self.dense.bucket_reduce_s), self.dense.spread_latency_s
+        return self.dense.bucket_reduce_s, self.dense.bucket_gather_s + self.dense.spread_latency_s
 
 
 def synchronisation(
@@ -133,12 +183,10 @@ def synchronisation(
 ) -> Synchronisation:
     """Gradient groups of a stage on one node class."""
     s = sizes
-    spread = spread_group(s.gradient_ranks, s.tp, network.domain_chips)
-    dense = gradient_group(network, spread, s.tp, dp_mode, stack)
+    dense = gradient_group(network, s.gradient_ranks, s.tp, s.tp, dp_mode, stack)
     expert = dense
     if has_experts:
         stride = s.ep * s.etp
-        wide = spread_group(s.expert_gradient_ranks, stride, network.domain_chips)
         sharing = np.minimum(stride, network.domain_chips)
-        expert = gradient_group(network, wide, sharing, dp_mode, stack)
+        expert = gradient_group(network, s.expert_gradient_ranks, stride, sharing, dp_mode, stack)
     return Synchronisation(dense, expert, network.relative, s, has_experts, stack.dp_overlap)

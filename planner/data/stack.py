@@ -41,6 +41,14 @@ class SoftwareStack(Data):
     """Whether the experts' exchanges run behind another micro-batch's computation."""
     gradient_bytes: float = Field(default=4.0, gt=0)
     """Bytes of a gradient where it is summed and reduced [bytes]."""
+    optimizer_shard_size: int | None = Field(default=None, ge=1)
+    """Neighbouring data-parallel ranks that share the optimizer state; null where all of them do (InternEvo's
+    zero1.size; data parallelism over Megatron-LM's --num-distributed-optimizer-instances)."""
+    parameters_broadcast: bool = False
+    """Whether the distributed optimizer's step ends with each rank's parameters broadcast in turn, nothing
+    hidden, and gradients are all-reduced; else they are gathered and scattered."""
+    bucket_parameters: float | None = Field(default=None, gt=0)
+    """Parameters of a bucket whose gradients are reduced at once; null takes Megatron-LM's."""
     tied_gradient_bytes: float | None = Field(default=None, gt=0)
     """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
     `gradient_bytes` [bytes]."""

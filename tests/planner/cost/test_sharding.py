@@ -86,3 +86,33 @@ def test_narrow_gradients_halve_their_reduction_and_their_memory() -> None:
     a, b = prices(wide, data_parallel=8, dp_mode="ddp"), prices(narrow, data_parallel=8, dp_mode="ddp")
     np.testing.assert_allclose(b.layer_state_bytes[..., 1], a.layer_state_bytes[..., 1] / 2)
     assert np.all(b.layer_reduce_s < 0.6 * a.layer_reduce_s)
+
+
+def test_an_optimizer_shared_by_neighbours_gathers_inside_their_node() -> None:
+    of = problem(cluster="16x8 a100-sxm-80gb")
+    near = with_stack(of, optimizer_shard_size=8)
+    all_, some = (prices(x, data_parallel=128, dp_mode="distopt") for x in (of, near))
+    assert np.all(some.layer_gather_s < 0.6 * all_.layer_gather_s)  # NVLink alone, no adapters
+    np.testing.assert_allclose(some.layer_state_bytes[..., 2], all_.layer_state_bytes[..., 2] * 16)
+    np.testing.assert_allclose(some.layer_state_bytes[..., :2], all_.layer_state_bytes[..., :2])
+
+
+def test_an_optimizer_shared_by_all_costs_what_it_does_unsaid() -> None:
+    of = problem(cluster="16x8 a100-sxm-80gb")
+    all_, said = (
+        prices(x, data_parallel=128, dp_mode="distopt")
+        for x in (of, with_stack(of, optimizer_shard_size=128))
+    )
+    for name in ("layer_reduce_s", "layer_gather_s", "layer_optimizer_s", "layer_state_bytes"):
+        np.testing.assert_allclose(getattr(said, name), getattr(all_, name), rtol=1e-9)
+
+
+def test_broadcasts_in_turn_cost_a_ring_for_every_sharer() -> None:
+    of = with_stack(problem(cluster="128x8 a100-sxm-80gb"), parameters_broadcast=True)
+    tails = [
+        float(prices(x, data_parallel=1024, dp_mode="distopt").gather_tail_s[0, 0])
+        for x in (of, with_stack(of, optimizer_shard_size=8))
+    ]
+    # 1,024 broadcasts along 896 links inside nodes and 128 between them; 8 along the 7 links of a node.
+    assert tails[0] == pytest.approx(1024 * (896 * 1.9e-6 + 128 * 4.0e-6))
+    assert tails[1] == pytest.approx(8 * 7 * 1.9e-6)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from planner.cost import tables
 from planner.cost.class_pricing import network_of
-from planner.cost.collectives import inside_s
+from planner.cost.collectives import collective_s, inside_s
 from planner.cost.grid import LogGrid
+from planner.cost.placement import spread_group
 from tests.planner.cost.problems import problem
 
 SIZES = st.integers(min_value=16, max_value=500_000)
@@ -103,3 +104,19 @@ def test_pairs_that_share_bridges_reach_what_a_group_of_all_does() -> None:
     pair, all_four = inside_s(network, "all_reduce", size, np.array([2.0, 4.0]))
     # Two pairs at once: each sends half of what a ring of four sends over 3/4, at the same rate.
     assert pair / all_four == pytest.approx((1 / 2) / (3 / 4), rel=0.02)
+
+
+def test_among_many_nodes_trees_reduce_faster_than_the_ring() -> None:
+    network = network_of(problem(cluster="128x8 a100-sxm-80gb"), 0)
+    one = np.ones(1)
+    spread = spread_group(1024 * one, one, 8.0)
+    size = 2.0**30 * one
+    both = collective_s(network, "all_reduce", size, spread, one)
+    scatter, gather = (
+        collective_s(network, op, size, spread, one) for op in ("reduce_scatter", "all_gather")
+    )
+    # A ring all-reduce is a scatter and a gather; along a ring of 128 nodes 1 GiB reaches 0.31 of the rate.
+    assert both < 0.6 * (scatter + gather)
+    few = spread_group(16 * one, one, 8.0)
+    ring = [collective_s(network, op, size, few, one) for op in ("reduce_scatter", "all_gather")]
+    assert collective_s(network, "all_reduce", size, few, one) > 0.8 * sum(ring)  # two nodes: no better
