@@ -13,7 +13,7 @@ Data       L                              layers of the model
            c[s]                           send to the next stage
            a[s], a0[s]                    memory of a layer with its micro-batches in flight; of all else
            v1[s], v2[s]                   memory that recomputing core attention, or all, of a layer saves
-           w[s]                           more passing memory where any layer is recomputed in full
+           w[s], w1[s]                    more passing memory where any layer is recomputed in full; in part
            M[s]                           memory limit
            r[s], r0[s], rt[s]             gradient reduction a layer; of embedding and head; tail
            o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
@@ -38,7 +38,7 @@ Model      min  T + O
                 k1[s] >= n[s] - N[s] (1 - y[s])                            (selective)
                 x[s] + y[s] <= 1                                           (one_kind)
                 a[s] n[s] - v2[s] u[s] - v1[s] k1[s] - lv[s] y[s]
-                     + w[s] x[s] + a0[s] <= M[s]                           (memory)
+                     + w[s] x[s] + w1[s] y[s] + a0[s] <= M[s]              (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
                 B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
                 Z[s] >= r[s] n[s] + r0[s] - e B[s],  Z[s] >= 0             (reduction)
@@ -253,7 +253,7 @@ def add_memory(model: pulp.LpProblem, data: StageSelectionData, var: Variables) 
             data.layer_gib[s] * var.n[s]
             - full_saves_gib[s] * var.u[s]
             - data.selective_saves_gib[s] * var.k1[s]
-            - lead_saves_gib[s] * var.y[s]
+            - (lead_saves_gib[s] - data.selective_peak_gib[s]) * var.y[s]
             + data.full_peak_gib[s] * var.x[s]
         )
         model += need <= data.limit_gib[s] - data.base_gib[s], f"memory_{s}"

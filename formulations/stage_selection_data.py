@@ -35,6 +35,7 @@ class StageSelectionData:
     selective_saves_gib: Floats
     full_saves_gib: Floats
     full_peak_gib: Floats
+    selective_peak_gib: Floats
     limit_gib: Floats
     reduce_ms: Floats
     base_reduce_ms: Floats

@@ -37,7 +37,8 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     need = data.layer_gib[:, None] * n
     lead = data.lead[:, None].astype(np.float64)
     more_selective = lead * (data.lead_selective_saves_gib - data.selective_saves_gib)[:, None]
-    selective_fits = need - data.selective_saves_gib[:, None] * n - more_selective <= room
+    selective_saves = data.selective_saves_gib[:, None] * n + more_selective
+    selective_fits = need - selective_saves + data.selective_peak_gib[:, None] <= room
     selective_ms = data.selective_ms[:, None] * n
     selective_ms = selective_ms + lead * (data.lead_selective_ms - data.selective_ms)[:, None]
     selective_ms = np.where(selective_fits, selective_ms, np.inf)

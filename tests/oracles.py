@@ -16,7 +16,7 @@ def layer_counts(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
 
 def recomputes_that_fit(data: StageSelectionData, s: int, n: int) -> list[tuple[str, int]]:
     """Every recomputation (kind, whole layers) with which n layers fit on stage s."""
-    saved = {("none", 0): 0.0, ("selective", 0): data.selective_saves_gib[s] * n}
+    saved = {("none", 0): 0.0, ("selective", 0): data.selective_saves_gib[s] * n - data.selective_peak_gib[s]}
     for u in range(1, n + 1):
         saved["full", u] = data.full_saves_gib[s] * u - data.full_peak_gib[s]
     need = data.layer_gib[s] * n + data.base_gib[s]

@@ -16,10 +16,12 @@ from planner.cost.layer_communication import (
     exposed_behind,
     partly_hidden,
     tensor_collectives,
+    tensor_forward_s,
     tensor_layer_s,
 )
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS, Floats
+from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.relatives import relative_of
 from planner.cost.sharding import Sharding
 from planner.cost.synchronisation import Synchronisation, synchronisation
@@ -121,28 +123,29 @@ class ClassPricing:
         return LayerTimes(
             forward=once,
             backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), 2 * count),
-            selective=self._selective(kind, piece, core[0], cp[0]),
+            selective=self._selective(kind, piece, core[0], cp[0], ep[0]),
             # The gathered parameters of the backward are there already.
             full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0]), count),
         )
 
-    def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats) -> Floats:
-        """Forward of the modules that selective recomputation runs again."""
-        modules, zero = self.stack.selective_modules, self.zero
-        if modules == ("core_attn",):
+    def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats, ep: Floats) -> Floats:
+        """Forward of the modules that selective recomputation runs again, with their collectives."""
+        zero = self.zero
+        if self.stack.selective_modules == ("core_attn",):
             return _parts(self.factor * core, zero, cp, zero)
-        again: tuple[str, ...] = ()
-        if "mla_up_proj" in modules:
-            again += ("kv_up", "q_up")
-        if "mlp" in modules and kind in ("dense", "mlp"):
-            again += ("fc1", "fc2")
+        modules = modules_of(self.model, kind, self.stack.selective_modules)
+        again = products_again(modules)
         times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
         compute = zero + sum(time for product, time in times if product.name in again)
-        if "core_attn" in modules:
+        has_core = "core_attn" in modules
+        if has_core:
             compute = compute + core
         moved = selective_traffic(self.model, kind, self.stack, self.sizes)
         compute = self.factor * (compute + traffic_s(self.relative, moved))
-        return _parts(compute, zero, cp if "core_attn" in modules else zero, zero)
+        blocks = tensor_blocks_again(self.model, modules)
+        tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
+        parts = _parts(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
+        return self._launched(parts, launches_again(self.model, modules, self.sizes))
 
     def _launched(self, parts: Floats, layers: Floats | float) -> Floats:
         """Parts with the time that a chip waits where the host launches more slowly than it computes."""

@@ -47,7 +47,15 @@ def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Floats:
         count = count + ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
     if kind in ("dense", "mlp"):
         count = count + MLP_LAUNCHES
-    if kind == "moe" and model.moe is not None:
-        count = count + ROUTING_LAUNCHES + EXPERT_LAUNCHES * np.maximum(model.moe.num_experts / sizes.ep, 1.0)
-        count = count + (SHARED_LAUNCHES if model.moe.shared_ffn_hidden_size else 0.0)
+    if kind == "moe":
+        count = count + moe_launches(model, sizes)
     return count / DENSE_LAUNCHES
+
+
+def moe_launches(model: ModelSpec, sizes: Sizes) -> Floats:
+    """Launches of router, exchanges, experts and shared experts, array [choice]."""
+    moe = model.moe
+    assert moe is not None
+    experts = EXPERT_LAUNCHES * np.maximum(moe.num_experts / sizes.ep, 1.0)
+    launched: Floats = ROUTING_LAUNCHES + experts + (SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0)
+    return launched

@@ -97,14 +97,22 @@ def tensor_layer_s(
     """
     c, hidden = collectives, stack.tp_overlap_fraction
     sp = sizes.splits_sequence
-    forward = partly_hidden(np.where(sp, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s), hidden)
     behind_dgrad = blocks * np.where(sp, c.all_gather_s, 0.0)
     behind_wgrad = blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s)
     if stack.tp_backward_overlap:
         behind_dgrad = exposed_behind(behind_dgrad, dgrad_s)
         behind_wgrad = exposed_behind(behind_wgrad, wgrad_s)
     exposed = partly_hidden(blocks * np.where(sp, c.all_gather_s, 0.0), hidden)
-    return blocks * forward, behind_dgrad + behind_wgrad + exposed
+    return tensor_forward_s(c, stack, sizes, blocks), behind_dgrad + behind_wgrad + exposed
+
+
+def tensor_forward_s(
+    collectives: TensorCollectives, stack: SoftwareStack, sizes: Sizes, blocks: int
+) -> Floats:
+    """Forward of the tensor-parallel collectives of so many pairs of maps [s]."""
+    c = collectives
+    once = np.where(sizes.splits_sequence, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s)
+    return blocks * partly_hidden(once, stack.tp_overlap_fraction)
 
 
 def context_layer_s(

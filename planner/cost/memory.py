@@ -14,6 +14,7 @@ import numpy as np
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.parameters import ParameterCounts
 from planner.cost.prices import Floats
+from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
 from planner.data.model_spec import LayerKind, ModelSpec
@@ -84,8 +85,11 @@ def layer_activations(
     s = sizes
     kept_input = INPUT_BYTES.get(precision, HALF)
     values = s.norm_tokens * model.hidden_size
+    modules = modules_of(model, kind, stack.selective_modules)
+    # A module that is checkpointed whole keeps its input in 16 bits.
+    input_again = values * (HALF - kept_input)
     whole, saved = _norm_bytes(model, kind, stack, s, kept_input), s.ones * 0.0
-    if "layernorm" in stack.selective_modules:
+    if "layernorm" in modules:
         saved = saved + _norm_outputs(model, kind) * values * kept_input
     widest = 2 * s.tokens * model.hidden_size * HALF
     if kind == "mamba":
@@ -100,20 +104,25 @@ def layer_activations(
                 + kept_input * s.tokens * model.num_attention_heads / s.tp * (attention_dims(model)[1])
             )
         whole = whole + attention + core
-        if "core_attn" in stack.selective_modules:
+        if "core_attn" in modules:
             saved = saved + core
-        if "mla_up_proj" in stack.selective_modules and model.mla is not None:
+        if "mla_up_proj" in modules:
             saved = saved + _up_projected_bytes(model, s)
     if kind in ("dense", "mlp"):
         kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
         whole, widest = whole + kept, widest + width
-        if "mlp" in stack.selective_modules:
-            saved = saved + kept
+        if "mlp" in modules:
+            saved = saved + kept - input_again
     elif kind == "moe":
         kept, width = _moe_bytes(model, stack, s, kept_input)
         whole, widest = whole + kept, widest + width
-        if "moe_act" in stack.selective_modules:
+        if "moe" in modules:
+            saved = saved + kept - input_again
+        if "moe_act" in modules:
             saved = saved + _expert_inner(model, s) * kept_input
+        if "shared_experts" in modules and model.moe is not None:
+            shared = _mlp_bytes(model, model.moe.shared_ffn_hidden_size, s, kept_input)[0]
+            saved = saved + shared - input_again
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 

@@ -29,6 +29,8 @@ class StageContent:
     has_head: bool
     recompute: str
     recompute_layers: int
+    recompute_piece: int = 1
+    """Layers of which only the first keeps its input, where all are recomputed."""
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
@@ -140,36 +142,44 @@ def memory_bytes(
         states = states + prices.embedding_state_bytes[c]
     if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
         states = states + prices.head_state_bytes[c]
-    activations = 0.0
+    activations, selective, piece = 0.0, content.recompute == "selective", content.recompute_piece
     for v, chunk in enumerate(content.chunks):
-        selective = content.recompute == "selective"
         kept = prices.layer_activation_selective_bytes if selective else prices.layer_activation_bytes
         recomputed = content.recomputed(chunk)
         for kind, count in Counter(chunk).items():
             in_full = recomputed[kind]
-            size = (count - in_full) * kept[c, kind] + in_full * prices.layer_activation_full_bytes[c, kind]
+            inputs = -(-in_full // piece)
+            size = (count - in_full) * kept[c, kind] + inputs * prices.layer_activation_full_bytes[c, kind]
             activations += in_flight[v] * float(size)
     if content.has_embedding:
         activations += in_flight[0] * float(prices.embedding_activation_bytes[c])
     if content.has_head:
         activations += in_flight[-1] * float(prices.head_activation_bytes[c])
-    working = max((float(prices.layer_working_bytes[c, k]) for k in content.count_of_kind), default=0.0)
-    recompute_peak = max(
-        (
-            float(prices.layer_recompute_peak_bytes[c, k] + prices.layer_working_bytes[c, k])
-            for k in dict.fromkeys(content.recomputed_kinds)
-        ),
-        default=0.0,
-    )
+    working = max((_working_bytes(prices, c, content, k) for k in content.count_of_kind), default=0.0)
     head_peak = float(prices.head_peak_bytes[c]) if content.has_head else 0.0
     buffers = float(prices.pipeline_buffer_bytes[c]) if num_stages > 1 else 0.0
     terms = {name: float(states[i]) for i, name in enumerate(STATES)}
     terms["activations"] = activations
-    terms["working"] = max(working, recompute_peak, head_peak)
+    terms["working"] = max(working, head_peak)
     terms["buffers"] = buffers
     terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
     terms["context"] = float(prices.fixed_bytes[c, content.node_class])
     return terms
+
+
+def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int) -> float:
+    """Passing buffers of a layer's backward, with what exists again while it is recomputed [bytes]."""
+    again: float = 0.0
+    if content.recompute == "selective":
+        whole, kept = prices.layer_activation_bytes, prices.layer_activation_selective_bytes
+        again = float(whole[choice, kind] - kept[choice, kind])
+    elif kind in content.recomputed_kinds:
+        longest = max(content.recomputed(chunk)[kind] for chunk in content.chunks)
+        piece = min(content.recompute_piece, longest)
+        again = piece * float(prices.layer_recompute_peak_bytes[choice, kind])
+        # Of a piece only the first layer's input was kept.
+        again += (piece - 1) * float(prices.layer_activation_full_bytes[choice, kind])
+    return float(prices.layer_working_bytes[choice, kind]) + again
 
 
 def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.prices import Floats
+from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
@@ -136,14 +137,20 @@ def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
 
 
 def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Floats:
-    """Bytes that the memory-bound modules of selective recomputation move again."""
-    modules, moved = stack.selective_modules, 0.0 * s.ones
+    """Bytes that the memory-bound operators of selective recomputation move again."""
+    modules, moved = modules_of(model, kind, stack.selective_modules), 0.0 * s.ones
+    moe = model.moe
     if "layernorm" in modules:
         moved = moved + s.norm_tokens * model.hidden_size * 4 * HALF
-    if "moe_act" in modules and kind == "moe" and model.moe is not None:
-        rows = s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp
+    if "moe" in modules:
+        moved = moved + _moe_traffic(model, stack, s).forward_bytes
+    if "moe_act" in modules and moe is not None:
+        rows = s.expert_rows(moe.top_k) * moe.ffn_hidden_size / s.etp
         moved = moved + _activation_traffic(model, stack, rows).forward_bytes
-    if "mlp" in modules and kind in ("dense", "mlp"):
+    if "shared_experts" in modules and moe is not None:
+        inner = s.tokens * moe.shared_ffn_hidden_size / s.tp
+        moved = moved + _activation_traffic(model, stack, inner).forward_bytes
+    if "mlp" in modules:
         inner = s.tokens * model.ffn_hidden_size / s.tp
         moved = moved + _activation_traffic(model, stack, inner).forward_bytes
     return moved

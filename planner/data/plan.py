@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from planner.data.base import Data
 from planner.data.problem import ProblemFile, TargetName
+from planner.data.stack import SelectiveModule
 
 Recompute = Literal["none", "selective", "full"]
 DpMode = Literal["ddp", "distopt", "zero2", "zero3", "fsdp"]
@@ -46,6 +47,9 @@ class Stage(Data):
     """What is recomputed in the backward pass."""
     recompute_layers: int = Field(default=0, ge=0)
     """With "full": layers of each (virtual) stage that are recomputed, from its start; else 0."""
+    recompute_piece: int = Field(default=1, ge=1)
+    """With "full" of all layers: layers that are recomputed as one piece, of which only the first input is
+    kept (Megatron-LM's uniform method)."""
     replicas: tuple[Replica, ...] | None = None
     """Its data-parallel ranks in order, where they lie on different chips; else all are on its own class."""
 
@@ -101,6 +105,8 @@ class Plan(Data):
     """Whether the tensor-parallel ranks split the sequence between the matrix products."""
     dp_mode: DpMode = "distopt"
     """What the data-parallel ranks shard."""
+    recompute_modules: tuple[SelectiveModule, ...] | None = Field(default=None, min_length=1)
+    """What stages with selective recomputation run again; null takes what the software stack says."""
     rank_order: Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"] = "tp-cp-ep-dp-pp"
     """Axes of the ranks, fastest first."""
     stages: tuple[Stage, ...] = Field(min_length=1)

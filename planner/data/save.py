@@ -24,8 +24,8 @@ _WHOLE: tuple[type[Data], ...] = (
 # Decisions and results show every field, so that an absent value reads as null. Given data leave
 # out what is empty.
 
-_RARE = ("replicas",)
-"""Fields of decisions that few plans have; others leave them out."""
+_RARE = ("replicas", "recompute_piece", "recompute_modules")
+"""Fields of decisions that few plans set; others leave them out."""
 
 _LINE_WIDTH = 110
 _UNUSUAL_LINE_BREAKS = "\x85\u2028\u2029"
@@ -81,13 +81,19 @@ def _plain(value: Any) -> Any:
         return {
             name: _plain(getattr(value, name))
             for name, field in type(value).model_fields.items()
-            if (whole and name not in _RARE) or not _is_empty_default(getattr(value, name), field)
+            if _is_shown(getattr(value, name), name, field, whole=whole)
         }
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _is_shown(value: Any, name: str, field: FieldInfo, *, whole: bool) -> bool:
+    if name in _RARE:
+        return bool(value != field.get_default(call_default_factory=True))
+    return whole or not _is_empty_default(value, field)
 
 
 def _is_empty_default(value: Any, field: FieldInfo) -> bool:

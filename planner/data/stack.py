@@ -8,7 +8,8 @@ from pydantic import Field
 
 from planner.data.base import Data
 
-SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp"]
+SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
+"""Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
 
 
 class SoftwareStack(Data):
@@ -32,8 +33,9 @@ class SoftwareStack(Data):
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
     selective_modules: tuple[SelectiveModule, ...] = ("core_attn",)
-    """What selective recomputation computes again: core attention, up-projections of latent attention, the
-    experts' activation, norms, dense MLPs (Megatron-LM's --recompute-modules)."""
+    """What selective recomputation computes again, unless a plan says otherwise: core attention,
+    up-projections of latent attention, the experts' activation, norms, dense MLPs, all of a layer's experts
+    with their router, shared experts."""
     moe_dispatcher: Literal["alltoall", "deduplicating"] = "alltoall"
     """How tokens reach experts: each copy on its own, or one copy to a rank or node that holds several of a
     token's experts (DeepEP, HybridEP)."""

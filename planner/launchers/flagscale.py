@@ -7,6 +7,7 @@ switch, false is left out, a list is several values (FlagScale 16a2dd5, flagscal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -60,7 +61,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 **names,
                 "summary": summary(problem, plan, places, evaluation),
                 "hosts_step": hosts_step(problem, places),
-                "stage_table": stage_table(plan, places, evaluation),
+                "stage_table": stage_table(problem, plan, places, evaluation),
                 "notes": notes_text(problem, plan, evaluation),
             },
         ),
@@ -131,7 +132,7 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
     system |= _leaves(args.optimizer_arguments(problem, plan))
     system["accumulate_allreduce_grads_in_fp32"] = True
     system["hetero"] = _hetero_tree(config)
-    system["recompute"] = _recompute_tree(config)
+    system["recompute"] = _recompute_tree(config, args.recompute_modules(problem, plan))
     system["logging"] = {"log_interval": 1, "log_throughput": True}
     system["checkpoint"] = {"save_interval": 1000}
     return {
@@ -181,9 +182,9 @@ def _hetero_tree(config: HeteroConfig) -> Tree:
     return tree
 
 
-def _recompute_tree(config: HeteroConfig) -> Tree:
+def _recompute_tree(config: HeteroConfig, modules: Sequence[str]) -> Tree:
     if config.recompute_granularity == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+        return {"recompute_granularity": "selective", "recompute_modules": list(modules)}
     if config.recompute_granularity is None:
         return {}
     tree: Tree = {

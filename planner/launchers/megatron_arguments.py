@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
@@ -32,7 +35,26 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
             f"rank order {plan.rank_order} with context_parallel {plan.context_parallel} needs a model "
             "with experts in Megatron-LM; use tp-cp-ep-dp-pp"
         )
-    return tuple(wrong)
+    return (*wrong, *_recompute_refusals(problem, plan))
+
+
+def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
+    """Modules that Megatron-LM does not recompute here (core 0.19, transformer_config.py:1766)."""
+    if all(stage.recompute != "selective" for stage in plan.stages):
+        return []
+    wrong, modules = [], recompute_modules(problem, plan)
+    if not modules:
+        wrong.append(f'recompute "selective": {problem.model.id} has none of the modules; name others')
+    delayed = problem.workload.precision == "fp8"
+    outputs = [name for name in modules if name in ("moe_act", "layernorm")]
+    if delayed and outputs:
+        wrong.append(
+            f"recompute_modules {', '.join(outputs)}: not with fp8 in delayed scaling; use mxfp8, fp8_block "
+            "or other modules"
+        )
+    if "moe_act" in modules and not grouped_gemm_runs(problem, plan):
+        wrong.append("recompute_modules moe_act: needs grouped products, which a chip of the plan lacks")
+    return wrong
 
 
 def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
@@ -97,16 +119,30 @@ def optimizer_arguments(problem: Problem, plan: Plan) -> Arguments:
     return tuple(arguments)
 
 
-def recompute_arguments(stage: Stage) -> Arguments:
+def recompute_modules(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """What selective recomputation runs again, of the modules that the network has."""
+    wanted = plan.recompute_modules or problem.stack.selective_modules
+    missing = missing_modules(problem.model, wanted)
+    return tuple(name for name in wanted if name not in missing)
+
+
+def recompute_arguments(stage: Stage, modules: Sequence[str]) -> Arguments:
     """What a stage recomputes: the only arguments that differ between stages.
 
-    With `block`, the first `--recompute-num-layers` layers of each virtual stage are recomputed.
-    Nothing that crosses a stage depends on them, so nodes of different stages may differ.
+    With `block`, the first `--recompute-num-layers` layers of each virtual stage are recomputed; with
+    `uniform` all are, in pieces of so many. Nothing that crosses a stage depends on them, so nodes of
+    different stages may differ.
     """
     if stage.recompute == "selective":
         return (
             option("--recompute-granularity", "selective"),
-            option("--recompute-modules", "core_attn"),
+            option("--recompute-modules", *modules),
+        )
+    if stage.recompute == "full" and stage.recompute_piece > 1:
+        return (
+            option("--recompute-granularity", "full"),
+            option("--recompute-method", "uniform"),
+            option("--recompute-num-layers", stage.recompute_piece),
         )
     if stage.recompute == "full" and stage.recompute_layers:
         return (

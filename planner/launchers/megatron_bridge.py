@@ -80,7 +80,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 if recipe
                 else "`lib/recipe.py`, as it has no recipe of this model",
                 "hosts_step": hosts_step(problem, places),
-                "stage_table": stage_table(plan, places, evaluation),
+                "stage_table": stage_table(problem, plan, places, evaluation),
                 "notes": notes_text(problem, plan, evaluation),
             },
         ),
@@ -113,7 +113,7 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.overlap_p2p_comm": interleaved,
         "model.batch_p2p_comm": not interleaved,
         "model.cp_comm_type": "p2p" if plan.context_parallel > 1 else None,
-        **_recompute(plan),
+        **_recompute(problem, plan),
         **_experts(problem, plan),
         "model.cpu_offloading": False,
         "model.fine_grained_activation_offloading": False,
@@ -132,14 +132,17 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
     return {key: _hydra(value) for key, value in fields.items()}
 
 
-def _recompute(plan: Plan) -> dict[str, object]:
+def _recompute(problem: Problem, plan: Plan) -> dict[str, object]:
     stage = plan.stages[0]
     granularity = None if stage.recompute == "none" else stage.recompute
+    uniform = stage.recompute_piece > 1
+    layers = stage.recompute_piece if uniform else stage.recompute_layers
+    modules = f"[{','.join(args.recompute_modules(problem, plan))}]"
     return {
         "model.recompute_granularity": granularity,
-        "model.recompute_method": "block" if granularity == "full" else None,
-        "model.recompute_num_layers": stage.recompute_layers if granularity == "full" else None,
-        "model.recompute_modules": "[core_attn]" if granularity == "selective" else None,
+        "model.recompute_method": ("uniform" if uniform else "block") if granularity == "full" else None,
+        "model.recompute_num_layers": layers if granularity == "full" else None,
+        "model.recompute_modules": modules if granularity == "selective" else None,
     }
 
 

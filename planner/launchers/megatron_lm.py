@@ -44,7 +44,7 @@ def launch_files(
     if refusals:
         raise PlanRefusedError("megatron-lm cannot run this plan: " + "; ".join(refusals))
     places = place_hosts(problem, plan)
-    by_rank = needs_arguments_by_rank(plan, places)
+    by_rank = needs_arguments_by_rank(problem, plan, places)
     files = {
         "launch.sh": _launch_script(problem, plan, places, by_rank, version),
         "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
@@ -53,20 +53,22 @@ def launch_files(
     }
     files |= {f"lib/{name}": template(name) for name in _LIBRARY}
     if by_rank:
-        files["lib/run_stage.py"] = _stage_runner(plan)
+        files["lib/run_stage.py"] = _stage_runner(problem, plan)
     library = sorted(name.removeprefix("lib/") for name in files if name.startswith("lib/"))
     return files | mpi_files(places) | kubernetes_files(problem, places, library)
 
 
-def needs_arguments_by_rank(plan: Plan, places: Iterable[HostPlace]) -> bool:
+def needs_arguments_by_rank(problem: Problem, plan: Plan, places: Iterable[HostPlace]) -> bool:
     """Whether some host holds stages that recompute differently, so that its ranks differ."""
-    recompute = [args.recompute_arguments(stage) for stage in plan.stages]
+    modules = args.recompute_modules(problem, plan)
+    recompute = [args.recompute_arguments(stage, modules) for stage in plan.stages]
     return any(len({recompute[stage] for stage in place.stages}) > 1 for place in places)
 
 
-def stage_arguments(plan: Plan) -> Callable[[HostPlace], tuple[str, ...]]:
+def stage_arguments(problem: Problem, plan: Plan) -> Callable[[HostPlace], tuple[str, ...]]:
     """Words that a host adds for the stages on it, which recompute alike."""
-    return lambda place: words(args.recompute_arguments(plan.stages[place.stages[0]]))
+    modules = args.recompute_modules(problem, plan)
+    return lambda place: words(args.recompute_arguments(plan.stages[place.stages[0]], modules))
 
 
 def _launch_script(
@@ -85,7 +87,7 @@ def _launch_script(
             "data_parallel": plan.data_parallel,
             "num_microbatches": plan.num_microbatches,
             "virtual_stages": plan.virtual_stages,
-            "node_table": node_table(problem, places, None if by_rank else stage_arguments(plan)),
+            "node_table": node_table(problem, places, None if by_rank else stage_arguments(problem, plan)),
             "model_args": _array(model_arguments(model, workload.seq_length)),
             "moe_args": _array(moe),
             "parallel_args": _array(args.parallel_arguments(problem, plan)),
@@ -120,8 +122,9 @@ def _training_placeholders(problem: Problem) -> str:
     return "\n".join("    " + line for line in lines)
 
 
-def _stage_runner(plan: Plan) -> str:
-    rows = (list(words(args.recompute_arguments(stage))) for stage in plan.stages)
+def _stage_runner(problem: Problem, plan: Plan) -> str:
+    modules = args.recompute_modules(problem, plan)
+    rows = (list(words(args.recompute_arguments(stage, modules))) for stage in plan.stages)
     return fill(
         "run_stage.py.txt",
         {

@@ -166,7 +166,7 @@ def _without_selective(stage: Stage, full: bool) -> Stage:
 
 
 def _recomputing(stage: Stage, kind: str, layers: int) -> Stage:
-    return stage.model_copy(update={"recompute": kind, "recompute_layers": layers})
+    return stage.model_copy(update={"recompute": kind, "recompute_layers": layers, "recompute_piece": 1})
 
 
 def _with_degrees(problem: Problem, plan: Plan, tp: int, dp: int) -> Iterator[Plan]:

@@ -13,8 +13,8 @@ from planner.data.plan import DpMode, Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
 from planner.launchers.read_flags import Flags, differing
-from planner.launchers.read_model import read_model, read_precision, read_stack
-from planner.launchers.read_stages import read_stages
+from planner.launchers.read_model import read_model, read_precision, read_recompute_modules, read_stack
+from planner.launchers.read_stages import is_selective, read_stages
 from planner.launchers.run_script import arguments_of_rank, run_as_nodes
 
 MAY_DIFFER = frozenset(
@@ -157,6 +157,7 @@ def _assemble(
     stages = read_stages(
         problem, flags, lines, ranks, [names[node] for node in node_of_rank], shape, order, where
     )
+    selective = [lines[words] for words in lines if is_selective(lines[words])]
     plan = Plan(
         target="megatron-lm",
         **shape,
@@ -164,6 +165,7 @@ def _assemble(
         virtual_stages=len(stages[0].chunks),
         sequence_parallel="--sequence-parallel" in flags,
         dp_mode=_dp_mode(flags),
+        recompute_modules=read_recompute_modules(selective[0], problem.stack, notes) if selective else None,
         rank_order=order,
         stages=stages,
     )

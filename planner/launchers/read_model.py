@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from planner.data.catalog import names
 from planner.data.chip import Precision
@@ -21,7 +21,7 @@ from planner.launchers.arguments import words
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
 
-_SELECTIVE: tuple[SelectiveModule, ...] = ("core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp")
+_SELECTIVE: tuple[SelectiveModule, ...] = get_args(SelectiveModule)
 
 
 def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
@@ -252,12 +252,17 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str]) -> SoftwareS
     if "--tp-comm-overlap" in flags and base.tp_overlap_fraction == 0:
         changes["tp_overlap_fraction"] = 0.5
         notes.append("half of the tensor-parallel communication hidden, for --tp-comm-overlap")
+    return base.model_copy(update=changes)
+
+
+def read_recompute_modules(
+    flags: Flags, stack: SoftwareStack, notes: list[str]
+) -> tuple[SelectiveModule, ...] | None:
+    """Modules that selective recomputation runs again; None where they are those of the stack."""
     modules = flags.values.get("--recompute-modules", ("core_attn",))
     known = tuple(name for name in _SELECTIVE if name in modules)
     if len(known) < len(modules):
         notes.append(
             f"of --recompute-modules {' '.join(modules)} only {' '.join(known) or 'none'} is modelled"
         )
-    if known and flags.text("--recompute-granularity", "none") == "selective":
-        changes["selective_modules"] = known
-    return base.model_copy(update=changes)
+    return None if not known or set(known) == set(stack.selective_modules) else known

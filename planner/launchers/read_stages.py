@@ -53,9 +53,9 @@ def read_stages(
         if len({ranks[r] for r in own}) > 1:
             raise InstanceError(f"ranks of stage {s} have different arguments", where)
         chunks = tuple((ends[u * p + s] - counts[s][u], ends[u * p + s] - 1) for u in range(v))
-        kind, layers = _recompute(lines[ranks[own[0]]], counts[s], where)
+        recompute = _recompute(lines[ranks[own[0]]], counts[s])
         places = [[host_of_rank[r] for r in own[i : i + group]] for i in range(0, len(own), group)]
-        stages.append(_stage(problem, chunks, places, shape, kind, layers))
+        stages.append(_stage(problem, chunks, places, shape, recompute))
     return tuple(stages)
 
 
@@ -64,8 +64,7 @@ def _stage(
     chunks: tuple[LayerRange, ...],
     places: list[list[str]],
     shape: dict[str, int],
-    recompute: Recompute,
-    recompute_layers: int,
+    recompute: tuple[Recompute, int, int],
 ) -> Stage:
     """A stage on the hosts of its replicas, listed one by one where they lie on several classes."""
     class_of = {
@@ -91,20 +90,27 @@ def _stage(
         hosts=tuple(dict.fromkeys(host for hosts in places for host in hosts)),
         tensor_parallel=shape["tensor_parallel"],
         data_parallel=shape["data_parallel"],
-        recompute=recompute,
-        recompute_layers=recompute_layers,
+        recompute=recompute[0],
+        recompute_layers=recompute[1],
+        recompute_piece=recompute[2],
         replicas=replicas if mixed else None,
     )
 
 
-def _recompute(flags: Flags, counts: list[int], where: str) -> tuple[Recompute, int]:
-    """What a stage recomputes; with `uniform` all of its layers, whatever the length of a piece."""
+def is_selective(flags: Flags) -> bool:
+    """Whether a command line asks for selective recomputation."""
+    return "--recompute-activations" in flags or flags.text("--recompute-granularity", "") == "selective"
+
+
+def _recompute(flags: Flags, counts: list[int]) -> tuple[Recompute, int, int]:
+    """Kind, layers and layers of a piece of what a stage recomputes; with `uniform` all of its layers."""
     kind = flags.text("--recompute-granularity", "none")
-    if kind == "selective" or "--recompute-activations" in flags:
-        return "selective", 0
+    if is_selective(flags):
+        return "selective", 0, 1
     if kind == "none":
-        return "none", 0
+        return "none", 0, 1
+    number = flags.number("--recompute-num-layers", 1)
     if flags.text("--recompute-method", "") == "block":
-        layers = min(flags.number("--recompute-num-layers"), min(counts))
-        return ("full", layers) if layers else ("none", 0)
-    return "full", min(counts)
+        layers = min(number, min(counts))
+        return ("full", layers, 1) if layers else ("none", 0, 1)
+    return "full", min(counts), max(1, min(number, max(counts)))

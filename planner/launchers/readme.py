@@ -6,6 +6,7 @@ import planner
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
+from planner.launchers.megatron_arguments import recompute_modules
 from planner.launchers.placement import HostPlace, stage_of_rank
 from planner.launchers.template_text import fill
 from planner.units import format_percent, format_seconds
@@ -27,7 +28,7 @@ def readme_text(
             "problem_name": " ".join(problem.name.split()),
             "summary": summary(problem, plan, places, evaluation),
             "hosts_step": hosts_step(problem, places),
-            "stage_table": stage_table(plan, places, evaluation),
+            "stage_table": stage_table(problem, plan, places, evaluation),
             "notes": notes_text(problem, plan, evaluation),
         },
     )
@@ -71,7 +72,9 @@ def hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:
     )
 
 
-def stage_table(plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None) -> str:
+def stage_table(
+    problem: Problem, plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluation | None
+) -> str:
     """What runs where, a line a stage, as a Markdown table."""
     header = ["stage", "chip", "hosts", "ranks", "layers", "recompute"]
     if plan.degrees_differ:
@@ -86,7 +89,7 @@ def stage_table(plan: Plan, places: tuple[HostPlace, ...], evaluation: Evaluatio
             _span([place.name for place in places if i in place.stages]),
             _ranks(plan, i),
             ", ".join(f"{first}-{last}" for first, last in stage.chunks),
-            _recompute(stage),
+            _recompute(problem, plan, stage),
         ]
         if plan.degrees_differ:
             row[4:4] = [f"{stage.tensor_parallel} x {stage.data_parallel}"]
@@ -108,11 +111,16 @@ def _ranks(plan: Plan, stage: int) -> str:
     return f"{ranks[0]}, ... {ranks[-1]} ({len(ranks)})"
 
 
-def _recompute(stage: Stage) -> str:
+def _recompute(problem: Problem, plan: Plan, stage: Stage) -> str:
+    if stage.recompute == "full" and stage.recompute_piece > 1:
+        return f"all layers, by {stage.recompute_piece}"
     if stage.recompute == "full":
         each = " of each chunk" if len(stage.chunks) > 1 else ""
         return f"first {stage.recompute_layers} layers{each}"
-    return "core attention" if stage.recompute == "selective" else "none"
+    if stage.recompute == "none":
+        return "none"
+    modules = recompute_modules(problem, plan)
+    return "core attention" if modules == ("core_attn",) else ", ".join(modules)
 
 
 def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> str:

@@ -42,11 +42,12 @@ def layers_of(stage: Stage) -> str:
 
 
 def recompute_of(stage: Stage) -> str:
-    """What a stage recomputes: `none`, `selective`, `full 3/25` (layers of how many)."""
+    """What a stage recomputes: `none`, `selective`, `full 3/25` (layers of how many), `full 8/8 by 4`."""
     if stage.recompute != "full":
         return stage.recompute
     recomputed = sum(min(stage.recompute_layers, last - first + 1) for first, last in stage.chunks)
-    return f"full {recomputed}/{stage.num_layers}"
+    pieces = f" by {stage.recompute_piece}" if stage.recompute_piece > 1 else ""
+    return f"full {recomputed}/{stage.num_layers}{pieces}"
 
 
 def chips_of(plan: Plan, stage: Stage) -> str:

@@ -69,6 +69,7 @@ def plan_violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
             *config_violations(hetero_config(problem, plan)),
             *selective_is_for_all(plan),
             *different_cuts_need_sequence_parallelism(plan),
+            *pieces_are_single_layers(plan),
         ]
     )
 
@@ -82,6 +83,16 @@ def selective_is_for_all(plan: Plan) -> tuple[str, ...]:
     return (
         f"stage {stage}: recompute selective, but {' and '.join(sorted(kinds - {'selective'}))} on others; "
         "FlagScale has selective for all stages or none, so use full or none on it",
+    )
+
+
+def pieces_are_single_layers(plan: Plan) -> tuple[str, ...]:
+    """Its configuration is written by block, which recomputes layers one by one."""
+    return tuple(
+        f"stage {s}: recompute_piece {stage.recompute_piece}; target flagscale recomputes layers one by one, "
+        "set it to 1"
+        for s, stage in enumerate(plan.stages)
+        if stage.recompute_piece > 1
     )
 
 

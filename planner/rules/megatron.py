@@ -78,6 +78,7 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     yield from pipeline.virtual_stages_need_stages(plan)
     yield from pipeline.interleaving_has_whole_groups(plan)
     yield from pipeline.recomputed_layers_exist(plan)
+    yield from pipeline.recomputed_pieces_cover_stages(plan)
 
 
 def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:

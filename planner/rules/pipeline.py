@@ -103,3 +103,19 @@ def recomputed_layers_exist(plan: Plan) -> tuple[str, ...]:
                 f"must lie between 1 and {shortest}, the layers of its shortest (virtual) stage"
             )
     return tuple(found)
+
+
+def recomputed_pieces_cover_stages(plan: Plan) -> tuple[str, ...]:
+    """Pieces of several layers are recomputed of whole stages only (the method `uniform`).
+
+    Source: megatron/core/transformer/transformer_block.py, `_checkpointed_forward`.
+    """
+    found = []
+    for s, stage in enumerate(plan.stages):
+        whole = all(last - first + 1 == stage.recompute_layers for first, last in stage.chunks)
+        if stage.recompute_piece > 1 and not (stage.recompute == "full" and whole):
+            found.append(
+                f"stage {s}: recompute_piece {stage.recompute_piece} goes with recompute=full of all its "
+                f"layers; set recompute_layers to {stage.num_layers // len(stage.chunks)} or the piece to 1"
+            )
+    return tuple(found)

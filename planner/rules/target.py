@@ -84,7 +84,8 @@ def recompute_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
         f"stage {s}: recompute {stage.recompute} with recompute_layers {stage.recompute_layers} differs from "
         f"stage 0 ({first.recompute}, {first.recompute_layers}); target {target.name} has one setting for all"
         for s, stage in enumerate(plan.stages)
-        if (stage.recompute, stage.recompute_layers) != (first.recompute, first.recompute_layers)
+        if (stage.recompute, stage.recompute_layers, stage.recompute_piece)
+        != (first.recompute, first.recompute_layers, first.recompute_piece)
     )
 
 

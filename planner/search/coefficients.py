@@ -161,6 +161,9 @@ def _memory(
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
     peaks = prices.layer_working_bytes[c] + prices.layer_recompute_peak_bytes[c]
     peak = np.where(lead > 0, max(peaks[kind] for kind in present), peaks[kinds.main])
+    again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
+    peaks = prices.layer_working_bytes[c] + again
+    selective_peak = np.where(lead > 0, max(peaks[kind] for kind in present), peaks[kinds.main])
     embedding_state = float(prices.embedding_state_bytes[c].sum())
     base = np.where(
         first_stage, embedding_state + in_flight * float(prices.embedding_activation_bytes[c]), 0.0
@@ -181,6 +184,7 @@ def _memory(
         "lead_selective_saves_gib": saved(selective, kinds.lead),
         "lead_full_saves_gib": saved(full, kinds.lead),
         "full_peak_gib": (np.maximum(base_working, peak) - base_working) * scale,
+        "selective_peak_gib": (np.maximum(base_working, selective_peak) - base_working) * scale,
         "base_gib": base * scale + prices.fixed_bytes[c, classes] / GIB,
         "limit_gib": (prices.limit_bytes[classes] + MEMORY_TOL_BYTES / 2) / GIB,
     }

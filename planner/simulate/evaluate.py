@@ -48,6 +48,7 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
         Where a stage names a node class that the cluster does not have, or one whose layer profile lacks
         the stage's degree or micro-batch, so that nothing can be priced.
     """
+    problem = _as_planned(problem, plan)
     if plan.mixes_chips:
         return _evaluate_mixed(problem, plan, timeline=timeline)
     for s, node_class in enumerate(class_of_stage(problem, plan)):
@@ -63,6 +64,14 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
         degrees, choices = degrees_of_stages(plan)
         return evaluate_stages(problem, plan, remembered_price(problem, degrees), choices, timeline=timeline)
     return evaluate_with_prices(problem, plan, remembered_price(problem, degrees_of(plan)), timeline=timeline)
+
+
+def _as_planned(problem: Problem, plan: Plan) -> Problem:
+    """The problem with the software as the plan sets it."""
+    if plan.recompute_modules is None:
+        return problem
+    stack = problem.stack.model_copy(update={"selective_modules": plan.recompute_modules})
+    return problem.model_copy(update={"stack": stack})
 
 
 def degrees_of(plan: Plan) -> Degrees:

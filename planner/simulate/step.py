@@ -36,6 +36,7 @@ def stage_contents(problem: Problem, plan: Plan, prices: Prices) -> tuple[StageC
             has_head=s == last,
             recompute=stage.recompute,
             recompute_layers=stage.recompute_layers,
+            recompute_piece=stage.recompute_piece,
         )
         for s, (stage, node_class) in enumerate(zip(plan.stages, class_of_stage(problem, plan), strict=True))
     )

@@ -47,6 +47,7 @@ def random_data(
         selective_saves_gib=activation * rng.uniform(0.1, 0.6),
         full_saves_gib=activation * rng.uniform(0.7, 0.95),
         full_peak_gib=np.full(p, rng.uniform(0.0, 0.5)),
+        selective_peak_gib=activation * 0.1,
         limit_gib=base + layer * num_layers / p * room * rng.uniform(0.8, 1.2, p),
         reduce_ms=rng.uniform(0.0, 1.0, p),
         base_reduce_ms=rng.uniform(0.0, 1.0, p),

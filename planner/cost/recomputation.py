@@ -1,0 +1,67 @@
+"""What selective recomputation runs again of a layer, and what it therefore need not keep.
+
+Modules are those of Megatron-LM core 0.19 (transformer/transformer_config.py, `recompute_modules`). Core
+attention, dense MLPs, layers of experts and shared experts are checkpointed: their input stays, all inside
+is made anew. Norms, the experts' activation and the up-projections of latent attention drop their output
+alone. `moe` holds `moe_act` and `shared_experts`, which then count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.cost.launches import DENSE_LAUNCHES, MLP_LAUNCHES, SHARED_LAUNCHES, moe_launches
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind, ModelSpec
+
+PRODUCTS = {
+    "mla_up_proj": ("kv_up", "q_up"),
+    "mlp": ("fc1", "fc2"),
+    "moe": ("router", "expert1", "expert2", "shared1", "shared2"),
+    "shared_experts": ("shared1", "shared2"),
+}
+"""Matrix products of a module, by their names in `operators.py`."""
+
+
+def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tuple[str, ...]:
+    """Those modules that a layer of a kind has, each once."""
+    has_attention = kind in ("dense", "moe", "attention")
+    moe = model.moe if kind == "moe" else None
+    present = {
+        "core_attn": has_attention,
+        "mla_up_proj": has_attention and model.mla is not None,
+        "layernorm": True,
+        "mlp": kind in ("dense", "mlp"),
+        "moe": moe is not None,
+        "moe_act": moe is not None and "moe" not in modules,
+        "shared_experts": moe is not None and moe.shared_ffn_hidden_size > 0 and "moe" not in modules,
+    }
+    return tuple(name for name in present if present[name] and name in modules)
+
+
+def missing_modules(model: ModelSpec, modules: Sequence[str]) -> tuple[str, ...]:
+    """Those modules that no layer of the model has."""
+    there = {m for kind in model.layer_kinds for name in modules for m in modules_of(model, kind, (name,))}
+    return tuple(name for name in modules if name not in there)
+
+
+def products_again(modules: Sequence[str]) -> tuple[str, ...]:
+    """Names of the matrix products that run again."""
+    return tuple(product for module in modules for product in PRODUCTS.get(module, ()))
+
+
+def tensor_blocks_again(model: ModelSpec, modules: Sequence[str]) -> int:
+    """Pairs of a column- and a row-parallel map whose collectives run again with them."""
+    shared = model.moe is not None and model.moe.shared_ffn_hidden_size > 0
+    return ("mlp" in modules) + (shared and ("moe" in modules or "shared_experts" in modules))
+
+
+def launches_again(model: ModelSpec, modules: Sequence[str], sizes: Sizes) -> Floats:
+    """Launches of whole blocks that run again, over those of a dense layer; smaller modules count nothing."""
+    count = sizes.ones * (MLP_LAUNCHES if "mlp" in modules else 0.0)
+    if "moe" in modules:
+        count = count + moe_launches(model, sizes)
+    elif "shared_experts" in modules:
+        count = count + SHARED_LAUNCHES
+    return count / DENSE_LAUNCHES
