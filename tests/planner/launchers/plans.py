@@ -188,8 +188,8 @@ def context_parallel() -> Case:
 
 
 def latent_attention_and_prediction() -> Case:
-    """A short DeepSeek-V3: latent attention, a dense layer before the experts, multi-token prediction; one
-    stage recomputes all layers as one piece, the other some modules."""
+    """A short DeepSeek-V3: latent attention, a dense layer before the experts, multi-token prediction,
+    experts recomputed."""
     model = load_model("deepseek-v3")
     assert model.moe is not None
     short = model.model_copy(
@@ -210,12 +210,10 @@ def latent_attention_and_prediction() -> Case:
         data_parallel=4,
         num_microbatches=2,
         sequence_parallel=True,
-        recompute={0: ("full", 3), 1: ("selective", 0)},
+        recompute={0: ("selective", 0), 1: ("selective", 0)},
     )
     problem, plan = case(short, "2x8 h100-sxm-80gb", 8, 4096, sketch)
-    first = plan.stages[0].model_copy(update={"recompute_piece": 3})
-    modules = ("core_attn", "moe")
-    return problem, plan.model_copy(update={"stages": (first, plan.stages[1]), "recompute_modules": modules})
+    return problem, plan.model_copy(update={"recompute_modules": ("core_attn", "moe")})
 
 
 def two_stages(model: str) -> Case:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.launchers.arguments import words as argument_words
 from planner.launchers.directory import export_plan
+from planner.launchers.megatron_arguments import recompute_arguments, recompute_modules, refusals
 from tests.planner.launchers import plans
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -184,6 +186,24 @@ def test_nodes_differ_in_what_they_recompute_only(mixed: Path, on_host: Path) ->
     assert words(0) == [*common, *full, "4"]
     assert words(11) == [*common, "--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
     assert words(15) == [*common, *full, "13"]
+
+
+def test_pieces_and_modules_are_told_as_megatron_names_them() -> None:
+    _, plan = plans.uniform()
+    whole = plan.stages[0].model_copy(
+        update={"recompute": "full", "recompute_layers": 16, "recompute_piece": 4}
+    )
+    full = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "4")
+    assert argument_words(recompute_arguments(whole, ())) == full
+    problem, plan = plans.latent_attention_and_prediction()
+    fp8 = problem.model_copy(update={"workload": problem.workload.model_copy(update={"precision": "fp8"})})
+    assert recompute_modules(problem, plan) == ("core_attn", "moe")
+    norms = plan.model_copy(update={"recompute_modules": ("layernorm", "mlp")})
+    assert refusals(problem, norms) == ()
+    assert any("layernorm: not with fp8" in sentence for sentence in refusals(fp8, norms))
+    dense, selective = plans.mixed_128()
+    experts = selective.model_copy(update={"recompute_modules": ("moe",)})
+    assert any("has none of the modules" in sentence for sentence in refusals(dense, experts))
 
 
 def test_ranks_of_one_host_get_the_arguments_of_their_stage(on_host: Path, tmp_path: Path) -> None:
