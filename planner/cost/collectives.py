@@ -229,9 +229,10 @@ def collective_s(
         reached = np.minimum(np.maximum(reached, 0.01), 1.0)
     latency = LAUNCH_S + passes * np.ceil(np.log2(nodes)) * network.step_latency_s
     between = outside / (rate * reached) + latency
-    if op == "all_reduce" and efficiency is None:
+    if efficiency is None and "all_reduce" in ((op,) if isinstance(op, str) else op):
         steps = 2 * np.ceil(np.log2(nodes)) * TREE_STEP_S
-        between = np.minimum(between, outside / (rate * TREE_EFFICIENCY) + steps + LAUNCH_S)
+        along_trees = np.minimum(between, outside / (rate * TREE_EFFICIENCY) + steps + LAUNCH_S)
+        between = np.where(passes == WIRE_PASSES["all_reduce"], along_trees, between)
     hierarchical = np.maximum(inside, between) + (1 - PHASE_OVERLAP) * np.minimum(inside, between)
     return np.where(several, np.where(across, hierarchical, inside), 0.0)
 

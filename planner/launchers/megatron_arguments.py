@@ -35,7 +35,7 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
             f"rank order {plan.rank_order} with context_parallel {plan.context_parallel} needs a model "
             "with experts in Megatron-LM; use tp-cp-ep-dp-pp"
         )
-    return (*wrong, *_recompute_refusals(problem, plan))
+    return (*wrong, *_recompute_refusals(problem, plan), *_sharing_refusals(problem, plan))
 
 
 def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
@@ -55,6 +55,22 @@ def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
     if "moe_act" in modules and not grouped_gemm_runs(problem, plan):
         wrong.append("recompute_modules moe_act: needs grouped products, which a chip of the plan lacks")
     return wrong
+
+
+def _sharing_refusals(problem: Problem, plan: Plan) -> list[str]:
+    """Why the optimizer state cannot be shared among as few ranks as the software says."""
+    size = problem.stack.optimizer_shard_size
+    ranks = {"data x context": plan.data_parallel * plan.context_parallel}
+    if plan.dp_mode != "distopt" or size is None or size >= ranks["data x context"]:
+        return []
+    if problem.model.moe is not None:
+        experts = plan.expert_parallel * plan.expert_tensor_parallel
+        ranks["expert data"] = plan.stage_size // experts
+    return [
+        f"optimizer_shard_size {size} does not divide the {number} {name} parallel ranks into whole groups"
+        for name, number in ranks.items()
+        if number % size
+    ]
 
 
 def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
@@ -112,10 +128,19 @@ def optimizer_arguments(problem: Problem, plan: Plan) -> Arguments:
     """What the data-parallel ranks shard, and whether their communication runs behind computation."""
     sharded = plan.dp_mode == "distopt"
     arguments = [switch("--use-distributed-optimizer")] if sharded else []
-    if problem.stack.dp_overlap:
+    stack = problem.stack
+    if stack.dp_overlap:
         arguments.append(switch("--overlap-grad-reduce"))
         if sharded:
             arguments.append(switch("--overlap-param-gather"))
+        if stack.bucket_parameters is not None:
+            arguments.append(option("--ddp-bucket-size", round(stack.bucket_parameters)))
+    if stack.gradient_bytes == 2 and problem.workload.precision != "fp16":
+        arguments.append(switch("--grad-reduce-in-bf16"))
+    ranks = plan.data_parallel * plan.context_parallel
+    if sharded and stack.optimizer_shard_size is not None and stack.optimizer_shard_size < ranks:
+        instances = ranks // stack.optimizer_shard_size
+        arguments.append(option("--num-distributed-optimizer-instances", instances))
     return tuple(arguments)
 
 

@@ -160,12 +160,17 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
 def _optimizer(problem: Problem, plan: Plan) -> dict[str, object]:
     sharded = plan.dp_mode == "distopt"
     gathers_behind = sharded and problem.stack.dp_overlap
+    bucket, shard = problem.stack.bucket_parameters, problem.stack.optimizer_shard_size
+    ranks = plan.data_parallel * plan.context_parallel
+    instances = ranks // shard if sharded and shard is not None and shard < ranks else 1
     return {
         "ddp.use_megatron_fsdp": False,
         "ddp.use_distributed_optimizer": sharded,
         "ddp.overlap_grad_reduce": problem.stack.dp_overlap,
         "ddp.overlap_param_gather": gathers_behind,
         "ddp.grad_reduce_in_fp32": problem.stack.gradient_bytes == 4,
+        **({"ddp.bucket_size": round(bucket)} if bucket is not None else {}),
+        **({"ddp.num_distributed_optimizer_instances": instances} if instances > 1 else {}),
         "optimizer.use_distributed_optimizer": sharded,
         "optimizer.overlap_param_gather": gathers_behind,
         # Either would change memory behind the plan's back.

@@ -106,7 +106,9 @@ def _cluster(words: Sequence[str], cluster: str | Cluster, where: str) -> Cluste
     return _problem(Flags(words, where), cluster, "megatron-core", []).cluster
 
 
-def _problem(flags: Flags, cluster: str | Cluster, stack: str, notes: list[str]) -> Problem:
+def _problem(
+    flags: Flags, cluster: str | Cluster, stack: str, notes: list[str], gradient_ranks: int = 1
+) -> Problem:
     """Everything but the plan."""
     seq_length = flags.number("--seq-length")
     problem = build_problem(
@@ -121,7 +123,7 @@ def _problem(flags: Flags, cluster: str | Cluster, stack: str, notes: list[str])
     return problem.model_copy(
         update={
             "workload": workload,
-            "stack": read_stack(flags, problem.stack, notes),
+            "stack": read_stack(flags, problem.stack, notes, gradient_ranks),
             "name": Path(flags.where).stem,
         }
     )
@@ -143,8 +145,9 @@ def _assemble(
             f"ranks differ in {', '.join(sorted(torn))}, which Megatron-LM does not bear", where
         )
     notes: list[str] = []
-    problem = _problem(flags, cluster, stack, notes)
     shape = _shape(flags, len(ranks), where)
+    gradient_ranks = shape["data_parallel"] * shape["context_parallel"]
+    problem = _problem(flags, cluster, stack, notes, gradient_ranks)
     if "--global-batch-size" not in flags:
         batch = shape["microbatch_size"] * shape["data_parallel"]
         notes.append(f"global batch of {batch}, one micro-batch a replica; no --global-batch-size is given")

@@ -239,8 +239,14 @@ def read_precision(flags: Flags) -> Precision:
     raise InstanceError("neither --bf16 nor --fp16: training in fp32 is not predicted", flags.where)
 
 
-def read_stack(flags: Flags, base: SoftwareStack, notes: list[str]) -> SoftwareStack:
-    """The software with the overlaps and kernels that the flags switch."""
+def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ranks: int = 1) -> SoftwareStack:
+    """The software with the overlaps, kernels and gradient exchange that the flags switch.
+
+    Parameters
+    ----------
+    gradient_ranks
+        Ranks that share the gradient of a dense parameter.
+    """
     dropout = any(float(flags.text(name, "0.1")) > 0 for name in ("--attention-dropout", "--hidden-dropout"))
     changes: dict[str, Any] = {
         "dp_overlap": "--overlap-grad-reduce" in flags,
@@ -248,7 +254,16 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str]) -> SoftwareS
         "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
         "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
         "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
+        "optimizer_shard_size": None,
+        "bucket_parameters": None,
     }
+    if "--bf16" in flags:
+        changes["gradient_bytes"] = 2.0 if "--grad-reduce-in-bf16" in flags else 4.0
+    instances = flags.number("--num-distributed-optimizer-instances", 1)
+    if instances > 1:
+        changes["optimizer_shard_size"] = max(gradient_ranks // instances, 1)
+    if "--ddp-bucket-size" in flags:
+        changes["bucket_parameters"] = float(flags.number("--ddp-bucket-size"))
     if "--tp-comm-overlap" in flags and base.tp_overlap_fraction == 0:
         changes["tp_overlap_fraction"] = 0.5
         notes.append("half of the tensor-parallel communication hidden, for --tp-comm-overlap")

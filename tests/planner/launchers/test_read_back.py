@@ -16,11 +16,12 @@ from planner.errors import InstanceError
 from planner.launchers import run_script
 from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
+from planner.launchers.megatron_arguments import optimizer_arguments, refusals
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_layout import layer_counts, layout_stages
 from planner.launchers.read_megatron import read_arguments, read_script
-from planner.launchers.read_model import layers_with_experts, read_model
+from planner.launchers.read_model import layers_with_experts, read_model, read_stack
 from tests.planner.launchers import plans
 
 FAST = {"virtual_stages", "latent_attention_and_prediction"}
@@ -273,6 +274,26 @@ def test_an_argument_list_fills_the_cluster() -> None:
     back = read_arguments(text + " --tensor-model-parallel-size 4", "2x8 h100-sxm-80gb", where="args.txt")
     assert back.problem.model.id == "llama3-8b"
     assert (back.plan.data_parallel, back.plan.num_microbatches) == (4, 8)
+
+
+def test_how_gradients_are_exchanged_survives_the_way_there_and_back() -> None:
+    problem, plan = plans.uniform()
+    changes = {"gradient_bytes": 2.0, "optimizer_shard_size": 2, "bucket_parameters": 1e8}
+    stack = problem.stack.model_copy(update=changes)
+    changed = problem.model_copy(update={"stack": stack})
+    given = words(optimizer_arguments(changed, plan))
+    wanted = "--grad-reduce-in-bf16 --num-distributed-optimizer-instances 2 --ddp-bucket-size 100000000"
+    assert set(wanted.split()) <= set(given)
+    assert not set(wanted.split()) & set(words(optimizer_arguments(problem, plan)))
+    flags = Flags((*given, "--bf16"))
+    assert flags.unknown == ()
+    assert read_stack(flags, problem.stack, [], gradient_ranks=4).model_dump() == {
+        **problem.stack.model_dump(),
+        **changes,
+    } | {"dropout": True}
+    uneven = problem.model_copy(update={"stack": stack.model_copy(update={"optimizer_shard_size": 3})})
+    assert refusals(changed, plan) == ()
+    assert "optimizer_shard_size 3 does not divide the 4" in refusals(uneven, plan)[0]
 
 
 def test_predict_shows_what_a_script_costs_and_what_is_not_known(
