@@ -28,7 +28,7 @@ def stage_tensors(model: ModelSpec, shape: StageShape) -> list[Tensor]:
     With multi-token prediction the last stage has a copy of the embedding.
     """
     degrees = Divisors(shape.tp, shape.ep, shape.etp)
-    copied = shape.num_stages > 1 and (model.tied_embeddings or model.mtp_num_layers > 0)
+    copied = shape.num_stages > 1 and model.copies_embedding
     found: list[Tensor] = []
     if shape.has_embedding or (shape.has_head and model.mtp_num_layers and not model.tied_embeddings):
         found += embedding_tensors(model, shape.tp, copied)
@@ -57,8 +57,7 @@ def gradient_counts(model: ModelSpec, shape: StageShape) -> Iterator[Collective]
         elements = sequence_parallel_gradients(model, shape.kinds, shape.has_head)
         size = float(shape.gradient_bytes * elements)
         yield Collective("gradients", "all_reduce", "tp", size, int(elements > 0))
-    copied = model.tied_embeddings or model.mtp_num_layers > 0
-    if copied and shape.num_stages > 1 and (shape.has_embedding or shape.has_head):
+    if model.copies_embedding and shape.num_stages > 1 and (shape.has_embedding or shape.has_head):
         vocab = padded_vocab(model.vocab_size, shape.tp)
         embedding = shape.gradient_bytes * vocab * model.hidden_size / shape.tp
         yield Collective("gradients", "all_reduce", "embedding", embedding, 1)

@@ -130,7 +130,7 @@ class Prices:
     step_fixed_s: Floats
     """[choice, node_class] gradient norm, scalar reductions, host work: once a step, after all stages met."""
     tied_sync_s: Floats
-    """[choice] all-reduce of tied embeddings between first and last stage; 0 where untied."""
+    """[choice] all-reduce of an embedding that first and last stage both hold; 0 where only one does."""
 
     layer_state_bytes: Floats
     """[choice, kind, state] weights, main gradients and optimizer state of one layer."""

@@ -178,11 +178,11 @@ def _parameters(problem: Problem, work: Work) -> ParameterCounts:
 
 
 def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
-    """All-reduce of the tied embedding's gradients between the first and the last stage.
+    """All-reduce of the gradients of an embedding that the first and the last stage hold.
 
     All chips of the stage on a node send at once.
     """
-    if not problem.model.tied_embeddings:
+    if not problem.model.copies_embedding:
         return np.zeros_like(sizes.tp)
     networks = [network_of(problem, i) for i in range(len(problem.cluster.classes))]
     slowest = np.min(

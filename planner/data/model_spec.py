@@ -160,6 +160,11 @@ class ModelSpec(Data):
         return tuple(kinds)
 
     @property
+    def copies_embedding(self) -> bool:
+        """Whether first and last stage each hold it: the head is tied, or predicts several tokens."""
+        return self.tied_embeddings or self.mtp_num_layers > 0
+
+    @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds that occur, each once, in order of first occurrence."""
         return tuple(dict.fromkeys(self.kind_of_layer))

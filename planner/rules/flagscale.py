@@ -34,7 +34,7 @@ def hetero_config(problem: Problem, plan: Plan) -> HeteroConfig:
         pipeline_parallel=plan.pipeline_parallel,
         microbatch_size=plan.microbatch_size,
         global_batch_size=problem.workload.global_batch_size,
-        tied_or_predicting=problem.model.tied_embeddings or problem.model.mtp_num_layers > 0,
+        tied_or_predicting=problem.model.copies_embedding,
         distributed_optimizer=plan.dp_mode == "distopt",
         virtual_stages=plan.virtual_stages,
         world_size=plan.world_size,

@@ -123,7 +123,7 @@ def mixed_step_times(problem: Problem, plan: Plan, prices: Prices, pipelines: Pi
     ]
     synced = max(float(ends[s]) + syncs[s][0] for s in range(num_stages))
     tied = 0.0
-    if num_stages > 1 and problem.model.tied_embeddings:
+    if num_stages > 1 and problem.model.copies_embedding:
         tied = tied_embedding_s(problem, [(p[0].place, p[-1].place) for p in pipelines])
     optimizer = [
         max(
