@@ -23,7 +23,7 @@ LAYERS = (
     ("planner.search",),
     ("planner.launchers", "planner.report", "planner.leaving"),
     ("planner.api",),
-    ("planner.batch", "planner.calibrate"),
+    ("planner.batch", "planner.calibrate", "planner.explain"),
     ("planner.cli", "planner.commands"),
 )
 """From the ground up. A module imports from its own package and from lower layers, never from a neighbour."""

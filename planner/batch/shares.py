@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from planner.batch.job_spec import JobSpec, Training
 from planner.batch.records import Records
-from planner.batch.what_if import Variant, with_nodes
+from planner.batch.what_if import Variant
+from planner.data.changes import with_nodes
 from planner.data.cluster import Cluster
 from planner.errors import InstanceError
 

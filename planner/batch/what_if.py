@@ -12,7 +12,8 @@ from typing import Any
 
 from planner.batch.job_spec import Candidate, JobSpec
 from planner.data import load
-from planner.data.cluster import Cluster, NodeClass
+from planner.data.changes import resized, with_nodes
+from planner.data.cluster import NodeClass
 from planner.data.problem import Problem
 from planner.errors import InstanceError
 
@@ -115,30 +116,6 @@ def _losses(problem: Problem, most: int, where: str) -> Iterator[Variant]:
             else:
                 changed = problem.model_copy(update={"cluster": smaller})
                 yield _checked(name, changed, where, nodes_changed=-lost)
-
-
-def with_nodes(cluster: Cluster, class_index: int, num_nodes: int) -> Cluster | None:
-    """The cluster with another number of nodes in a class; None where no node is left at all."""
-    old = cluster.classes[class_index]
-    classes = list(cluster.classes)
-    if num_nodes == 0:
-        del classes[class_index]
-    else:
-        classes[class_index] = resized(old, num_nodes)
-    if not classes:
-        return None
-    kept = {node_class.name for node_class in classes}
-    links = tuple(link for link in cluster.links if kept.issuperset(link.between))
-    return cluster.model_copy(update={"classes": tuple(classes), "links": links})
-
-
-def resized(node_class: NodeClass, num_nodes: int) -> NodeClass:
-    """A class with another number of nodes: its first hosts, and made-up names for new ones."""
-    hosts = node_class.hosts
-    if hosts is not None:
-        new = (f"new-{node_class.name}-{i}" for i in range(max(0, num_nodes - len(hosts))))
-        hosts = (*hosts[:num_nodes], *new)
-    return node_class.model_copy(update={"num_nodes": num_nodes, "hosts": hosts})
 
 
 def _bought(problem: Problem, candidate: Candidate, where: str) -> Variant:

@@ -99,7 +99,7 @@ def pins(wishes: list[str]) -> dict[str, int]:
     return found
 
 
-def known_classes(problem: Problem, names: list[str]) -> tuple[str, ...]:
+def known_classes(problem: Problem, names: list[str], flag: str = "--spare") -> tuple[str, ...]:
     """Names of node classes, each checked to be in the cluster.
 
     Raises
@@ -110,9 +110,7 @@ def known_classes(problem: Problem, names: list[str]) -> tuple[str, ...]:
     known = [node_class.name for node_class in problem.cluster.classes]
     for name in names:
         if name not in known:
-            raise InstanceError(
-                f"no node class is named {name!r}; the cluster has {', '.join(known)}", "--spare"
-            )
+            raise InstanceError(f"no node class is named {name!r}; the cluster has {', '.join(known)}", flag)
     return tuple(names)
 
 

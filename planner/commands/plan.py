@@ -26,29 +26,30 @@ from planner.launchers.directory import check_replaceable
 class PlanRequest:
     """The flags of `hetplan plan` as they were given; None where absent."""
 
-    problem: str | None
-    cluster: str | None
-    model: str | None
-    seq_length: int | None
-    global_batch_size: int | None
-    precision: str | None
-    stack: str | None
-    target: str | None
-    time_limit_s: float | None
-    gap: float | None
-    top: int | None
-    workers: int | None
-    solver: str | None
-    memory_reserve: float | None
-    pin: list[str] | None
-    forbid: list[str] | None
-    spare: list[str] | None
-    max_pp: int | None
-    keep_class_order: bool | None
-    out: Path | None
-    force: bool
-    as_json: bool
-    quiet: bool
+    problem: str | None = None
+    cluster: str | None = None
+    model: str | None = None
+    seq_length: int | None = None
+    global_batch_size: int | None = None
+    precision: str | None = None
+    stack: str | None = None
+    target: str | None = None
+    time_limit_s: float | None = None
+    gap: float | None = None
+    top: int | None = None
+    workers: int | None = None
+    solver: str | None = None
+    memory_reserve: float | None = None
+    pin: list[str] | None = None
+    forbid: list[str] | None = None
+    spare: list[str] | None = None
+    max_pp: int | None = None
+    keep_class_order: bool | None = None
+    out: Path | None = None
+    use: list[str] | None = None
+    force: bool = False
+    as_json: bool = False
+    quiet: bool = False
 
 
 def run(request: PlanRequest) -> ExitCode:
@@ -68,6 +69,8 @@ def run(request: PlanRequest) -> ExitCode:
         from planner.report.tables import plan_report
 
         screen.show(plan_report(problem, result, width=screen.console().width))
+    if result.termination == "infeasible" and not request.quiet:
+        screen.note("`hetplan explain` with the same arguments finds the least changes that give a plan")
     if request.out is not None and result.plan is not None:
         _write(request, problem, result)
     if interrupts:
@@ -98,6 +101,7 @@ def load(request: PlanRequest) -> Problem:
         "pin": pins(request.pin or []) or None,
         "forbid": tuple(request.forbid) if request.forbid else None,
         "spare": known_classes(problem, request.spare or []) or None,
+        "use": known_classes(problem, request.use or [], "--use") or None,
         "max_pipeline_parallel": request.max_pp,
         "keep_class_order": request.keep_class_order,
     }

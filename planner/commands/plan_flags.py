@@ -13,6 +13,7 @@ from planner.commands.flags import Force, Json, Quiet, Target
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(plan)
+    app.command()(explain)
 
 
 def plan(
@@ -58,6 +59,9 @@ def plan(
     spare: Annotated[
         list[str] | None, typer.Option(help="Keep a node class of the cluster idle. Repeatable.")
     ] = None,
+    use: Annotated[
+        list[str] | None, typer.Option(help="Keep a node class of the cluster from idling. Repeatable.")
+    ] = None,
     max_pp: Annotated[int | None, typer.Option(help="Most pipeline stages.")] = None,
     keep_class_order: Annotated[
         bool, typer.Option("--keep-class-order", help="Stages follow the order of the cluster's classes.")
@@ -89,6 +93,7 @@ def plan(
             pin=pin,
             forbid=forbid,
             spare=spare,
+            use=use,
             max_pp=max_pp,
             keep_class_order=keep_class_order or None,
             out=out,
@@ -96,4 +101,55 @@ def plan(
             as_json=as_json,
             quiet=quiet,
         )
+    )
+
+
+def explain(
+    problem: Annotated[
+        str | None,
+        typer.Argument(help="Name of a shipped problem, or a YAML or JSON file.", show_default=False),
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Plan file to explain; else the best is sought.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Shipped cluster, file, or nodes such as '4x8 h100-sxm-80gb, ...'.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Shipped model, or a file.")] = None,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a training step.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, ...")] = None,
+    stack: Annotated[str | None, typer.Option(help="Training software: see `hetplan list stacks`.")] = None,
+    target: Target = None,
+    gap: Annotated[float | None, typer.Option(help="Gap at which each search stops.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="Fix a value, as for `plan`. Repeatable.")] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(help="Rule a value out, as for `plan`. Repeatable.")
+    ] = None,
+    spare: Annotated[list[str] | None, typer.Option(help="Keep a node class idle. Repeatable.")] = None,
+    question_s: Annotated[float, typer.Option(help="Time limit of each question [s].")] = 20.0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Say what binds a plan and what more of anything would bring, or what it takes to have a plan."""
+    from planner.commands.explain import run
+    from planner.commands.plan import PlanRequest
+
+    return run(
+        PlanRequest(
+            problem=problem,
+            cluster=cluster,
+            model=model,
+            seq_length=seq_length,
+            global_batch_size=global_batch_size,
+            precision=precision,
+            stack=stack,
+            target=target,
+            gap=gap,
+            pin=pin,
+            forbid=forbid,
+            spare=spare,
+            as_json=as_json,
+            quiet=quiet,
+        ),
+        plan,
+        question_s,
     )

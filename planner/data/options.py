@@ -50,6 +50,8 @@ class Options(Data):
     """What no plan may have: `recompute=full`, `recompute=selective`, `tp=8` and the like."""
     spare: tuple[str, ...] = ()
     """Names of node classes that must stay idle."""
+    use: tuple[str, ...] = ()
+    """Names of node classes that must not stay idle."""
     keep_class_order: bool = False
     """Whether stages must follow the order in which the cluster lists its classes."""
 

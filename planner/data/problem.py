@@ -94,6 +94,12 @@ class Problem(Data):
                 raise ValueError(
                     f"options.spare: no class is named {name!r}; the cluster has {', '.join(names)}"
                 )
+        for name in self.options.use:
+            if name not in names or name in self.options.spare:
+                raise ValueError(
+                    f"options.use: {name!r} is "
+                    + ("spared as well" if name in names else f"no class of the cluster, {', '.join(names)}")
+                )
         if set(names) <= set(self.options.spare):
             raise ValueError("options.spare: keeps every class idle; leave one out")
         return self

@@ -45,6 +45,8 @@ class DegreeTable:
     """[choice] chips of a stage."""
     max_stages: NDArray[np.int64]
     """[choice, node_class] stages that a class can hold; 0 where it cannot take part."""
+    busy: tuple[int, ...] = ()
+    """Node classes that must not stay idle."""
 
     def __len__(self) -> int:
         return len(self.num_microbatches)
@@ -77,9 +79,12 @@ def list_degrees(problem: Problem) -> DegreeTable:
             dtype=np.bool_,
         )
         max_stages[:, c] = np.where(fits, node_class.num_chips // stage_size, 0)
-    kept = np.flatnonzero(max_stages.sum(axis=1) > 0)
+    busy = tuple(
+        c for c, node_class in enumerate(problem.cluster.classes) if node_class.name in problem.options.use
+    )
+    kept = np.flatnonzero((max_stages.sum(axis=1) > 0) & (max_stages[:, list(busy)] > 0).all(axis=1))
     degrees = Degrees(tp[kept], cp[kept], ep[kept], etp[kept], dp[kept], mbs[kept], sp[kept].astype(np.bool_))
-    return DegreeTable(degrees, count[kept], stage_size[kept], max_stages[kept])
+    return DegreeTable(degrees, count[kept], stage_size[kept], max_stages[kept], busy)
 
 
 class Row(NamedTuple):

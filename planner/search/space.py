@@ -76,8 +76,12 @@ def _fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floa
 
 
 def list_groups(table: DegreeTable, data: BoundData, choice: int, stages: int, least_s: float) -> Groups:
-    """Every number of stages on each class that adds up, with bounds no less than `least_s`."""
+    """Every number of stages on each class that adds up, with bounds no less than `least_s`.
+
+    Classes that must not stay idle get one stage at least.
+    """
     counts, whole = _counts(table.max_stages[choice], stages)
+    counts = counts[(counts[:, list(table.busy)] > 0).all(axis=1)]
     rows = len(counts)
     bounds = np.maximum(
         group_bounds(

@@ -1,0 +1,38 @@
+"""`hetplan explain`: what binds a plan, what more would bring, or what it takes to have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.commands import screen
+from planner.commands.plan import PlanRequest, load
+from planner.commands.predict import problem_of
+from planner.commands.screen import ExitCode
+from planner.data import load as files
+from planner.errors import InstanceError
+
+
+def run(request: PlanRequest, plan_path: Path | None, question_s: float) -> ExitCode:
+    """Explain the plan of a problem, or a given one; exit code 3 where there is none."""
+    from planner.explain.explain import explain
+
+    plan = None if plan_path is None else files.load_plan(plan_path)
+    if plan is not None and request.problem is None and request.cluster is None:
+        problem = problem_of(None, plan, str(plan_path))
+    else:
+        problem = load(request)
+    if question_s <= 0:
+        raise InstanceError("must be above 0", "--question-s")
+
+    def ask(question: str) -> None:
+        if not request.quiet:
+            screen.note(f"asking: {question}")
+
+    found = explain(problem, plan, question_s=question_s, on_question=ask)
+    if request.as_json:
+        screen.show_json({"schema": "hetplan/explanation/v1", **found.model_dump(mode="json")})
+    else:
+        from planner.report.explanation import explanation_report
+
+        screen.show(explanation_report(found, gap=problem.options.gap))
+    return ExitCode.PLAN if found.step_s is not None else ExitCode.INFEASIBLE

@@ -1,0 +1,79 @@
+"""The same cluster or problem with one thing changed, for questions of the form "what if"."""
+
+from __future__ import annotations
+
+from planner.data.cluster import Cluster, Link, NodeClass
+from planner.data.problem import Problem
+from planner.units import BYTES_PER_GBIT, GIB
+
+
+def with_nodes(cluster: Cluster, class_index: int, num_nodes: int) -> Cluster | None:
+    """The cluster with another number of nodes in a class; None where no node is left at all."""
+    old = cluster.classes[class_index]
+    classes = list(cluster.classes)
+    if num_nodes == 0:
+        del classes[class_index]
+    else:
+        classes[class_index] = resized(old, num_nodes)
+    if not classes:
+        return None
+    kept = {node_class.name for node_class in classes}
+    links = tuple(link for link in cluster.links if kept.issuperset(link.between))
+    return cluster.model_copy(update={"classes": tuple(classes), "links": links})
+
+
+def resized(node_class: NodeClass, num_nodes: int) -> NodeClass:
+    """A class with another number of nodes: its first hosts, and made-up names for new ones."""
+    hosts = node_class.hosts
+    if hosts is not None:
+        new = (f"new-{node_class.name}-{i}" for i in range(max(0, num_nodes - len(hosts))))
+        hosts = (*hosts[:num_nodes], *new)
+    return node_class.model_copy(update={"num_nodes": num_nodes, "hosts": hosts})
+
+
+def with_named_hosts(problem: Problem) -> Problem:
+    """The problem with every host named, so that a change of one class renames no host of another."""
+    cluster = problem.cluster
+    classes = tuple(
+        node_class.model_copy(update={"hosts": cluster.hosts_of(c)})
+        for c, node_class in enumerate(cluster.classes)
+    )
+    return with_cluster(problem, cluster.model_copy(update={"classes": classes}))
+
+
+def with_cluster(problem: Problem, cluster: Cluster) -> Problem:
+    """The problem on another cluster."""
+    return problem.model_copy(update={"cluster": cluster})
+
+
+def with_class(problem: Problem, class_index: int, **changes: object) -> Problem:
+    """The problem with fields of one node class changed."""
+    classes = list(problem.cluster.classes)
+    classes[class_index] = classes[class_index].model_copy(update=changes)
+    return with_cluster(problem, problem.cluster.model_copy(update={"classes": tuple(classes)}))
+
+
+def with_more_memory(problem: Problem, class_index: int, more_gib: float) -> Problem:
+    """The problem with more memory on every chip of a class [GiB]."""
+    memory_gib = problem.usable_memory_bytes(class_index) / GIB + more_gib
+    return with_class(problem, class_index, memory_gib=memory_gib)
+
+
+def with_faster_pair(problem: Problem, a: int, b: int, factor: float) -> Problem:
+    """The problem with the link between two classes faster by a factor."""
+    cluster = problem.cluster
+    names = cluster.classes[a].name, cluster.classes[b].name
+    bytes_per_s, _, transport = cluster.link_between(a, b)
+    known = [link for link in cluster.links if set(link.between) == set(names)]
+    if known:
+        faster = known[0].model_copy(update={"gbit_per_s": known[0].gbit_per_s * factor})
+    else:
+        latency_us = max(cluster.classes[a].latency_us, cluster.classes[b].latency_us)
+        faster = Link(
+            between=names,
+            gbit_per_s=bytes_per_s / BYTES_PER_GBIT * factor,
+            latency_us=latency_us,
+            transport=transport,
+        )
+    links = (*(link for link in cluster.links if link not in known), faster)
+    return with_cluster(problem, cluster.model_copy(update={"links": links}))

@@ -1,0 +1,99 @@
+"""Why a plan is as it is: what binds each stage, what more of anything would bring, what lies idle.
+
+And where there is no plan: the least changes that give one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from planner.data.base import Data
+
+Binding = Literal["pace", "memory", "layers", "unknown"]
+
+
+class StageReason(Data):
+    """Why a stage holds no more layers."""
+
+    stage: int
+    """Pipeline stage."""
+    binds: Binding
+    """`pace`: it is the slowest itself. `memory`: another layer does not fit, or fits only with so much
+    recomputation that the stage would be the slowest. `layers`: another whole layer would make it the
+    slowest. `unknown`: not asked, as with virtual stages."""
+    slack_s: float
+    """Work that it has less than the slowest stage, over the step [s]."""
+    headroom_gib: float
+    """Memory that it may still reserve [GiB]."""
+    words: str
+    """The reason in a sentence."""
+
+
+class Gain(Data):
+    """What a change of the problem would bring, found by solving it again."""
+
+    change: str
+    """What is changed."""
+    step_s: float | None
+    """Step time of the best plan found then [s]; null where none was."""
+    gain: float | None
+    """1 - new step / old step, per token where the batch changes: at least this much."""
+    gain_at_most: float | None
+    """The same from the bound of the changed problem: no plan gains more. Null where unknown."""
+
+
+class IdleReason(Data):
+    """Nodes that the plan leaves idle."""
+
+    node_class: str
+    """Name of the class."""
+    idle_nodes: int
+    """Nodes without any work."""
+    num_nodes: int
+    """Nodes of the class."""
+    step_s: float | None
+    """For a class idle as a whole: step time of the best plan found that uses it [s]."""
+    bound_s: float | None
+    """No plan that uses it is faster than this [s]."""
+    words: str
+    """The reason in a sentence."""
+
+
+class Relaxation(Data):
+    """A change after which there is a plan."""
+
+    change: str
+    """What to change."""
+    amount: float | None
+    """How much of it, where it is a quantity."""
+    unit: str
+    """Unit of the amount."""
+    least: bool
+    """Whether it is proven that less does not do; else it is the least that was found in the time."""
+    step_s: float
+    """Step time of the first plan found with it [s]; not the best."""
+
+
+class Explanation(Data):
+    """All that `hetplan explain` finds out."""
+
+    problem: str
+    """Name of the problem."""
+    step_s: float | None
+    """Step time of the plan [s]; null where there is none."""
+    critical_stage: int | None
+    """Stage with the most work in a step."""
+    bubble_fraction: float | None
+    """Share of the step in which the slowest stage waits."""
+    stages: tuple[StageReason, ...] = ()
+    """Stage by stage."""
+    gains: tuple[Gain, ...] = ()
+    """Changes of the cluster and batch, the most useful first."""
+    idle: tuple[IdleReason, ...] = ()
+    """Classes with idle nodes."""
+    relaxations: tuple[Relaxation, ...] = ()
+    """Without a plan: single changes that give one."""
+    reason: str | None = None
+    """Without a plan: why there is none."""
+    interrupted: bool = False
+    """Whether a time limit left questions open."""

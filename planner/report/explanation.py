@@ -1,0 +1,103 @@
+"""Tables of an explanation: what binds, what more would bring, what lies idle, what gives a plan."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.data.explanation import Explanation
+from planner.report.facts import two_columns
+from planner.units import format_percent, format_seconds
+
+_BINDINGS = {"pace": "sets the pace", "memory": "memory", "layers": "whole layers", "unknown": "-"}
+
+
+def explanation_report(explanation: Explanation, *, gap: float) -> RenderableType:
+    """All of an explanation.
+
+    Parameters
+    ----------
+    gap
+        Gap at which each search ended: gains below it mean nothing.
+    """
+    if explanation.step_s is None:
+        return _without_plan(explanation)
+    grid = two_columns()
+    grid.add_row("problem", explanation.problem)
+    grid.add_row("step time", format_seconds(explanation.step_s))
+    grid.add_row("slowest", f"stage {explanation.critical_stage}")
+    grid.add_row("bubble", f"{format_percent(explanation.bubble_fraction or 0.0)} of the step it waits")
+    parts: list[RenderableType] = [grid, "", _stages(explanation), "", _gains(explanation)]
+    note = f"each found by solving again to a gap of {format_percent(gap)}: gains below that mean little"
+    parts.append(Text(note, style="dim"))
+    if explanation.idle:
+        parts += ["", _idle(explanation)]
+    return Group(*parts)
+
+
+def _table(title: str) -> Table:
+    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+
+
+def _stages(explanation: Explanation) -> Table:
+    table = _table("What keeps each stage from holding more")
+    table.add_column("stage", justify="right")
+    table.add_column("bound by", no_wrap=True)
+    table.add_column("slack", justify="right", no_wrap=True)
+    table.add_column("free GiB", justify="right")
+    table.add_column("why", overflow="fold")
+    for stage in explanation.stages:
+        table.add_row(
+            str(stage.stage),
+            _BINDINGS[stage.binds],
+            format_seconds(stage.slack_s) if stage.slack_s else "-",
+            f"{stage.headroom_gib:.1f}",
+            stage.words,
+        )
+    return table
+
+
+def _gains(explanation: Explanation) -> Table:
+    table = _table("What more would bring")
+    table.add_column("change", overflow="fold")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("faster", justify="right")
+    table.add_column("at most", justify="right")
+    for gain in explanation.gains:
+        table.add_row(
+            gain.change,
+            "-" if gain.step_s is None else format_seconds(gain.step_s),
+            "-" if gain.gain is None else format_percent(gain.gain),
+            "-" if gain.gain_at_most is None else format_percent(gain.gain_at_most),
+        )
+    return table
+
+
+def _idle(explanation: Explanation) -> Table:
+    table = _table("What lies idle")
+    table.add_column("class")
+    table.add_column("idle", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for idle in explanation.idle:
+        table.add_row(idle.node_class, f"{idle.idle_nodes} of {idle.num_nodes}", idle.words)
+    return table
+
+
+def _without_plan(explanation: Explanation) -> RenderableType:
+    grid = two_columns()
+    grid.add_row("problem", explanation.problem)
+    grid.add_row("no plan", explanation.reason or "the search gives no reason")
+    if not explanation.relaxations:
+        if not explanation.interrupted:
+            grid.add_row("way out", "no single change that was tried gives one")
+        return grid
+    table = _table("Any one of these gives a plan")
+    table.add_column("change", overflow="fold")
+    table.add_column("least", justify="right", no_wrap=True)
+    table.add_column("first plan found", justify="right", no_wrap=True)
+    for relaxation in explanation.relaxations:
+        amount = "" if relaxation.amount is None else f"{relaxation.amount:,g} {relaxation.unit}"
+        table.add_row(relaxation.change, amount, format_seconds(relaxation.step_s))
+    return Group(grid, "", table)

@@ -1,0 +1,182 @@
+"""What binds a plan, what more would bring, and the least changes that give a plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import api
+from planner.cli import main
+from planner.data.changes import with_faster_pair, with_more_memory, with_named_hosts, with_nodes
+from planner.data.load import build_problem
+from planner.data.options import Options
+from planner.data.problem import Problem
+from planner.data.result import Result
+from planner.explain import relaxations
+from planner.explain.explain import explain
+from planner.explain.gains import changed_problems
+from planner.explain.stages import dealt, stage_reasons
+from planner.simulate.evaluate import evaluate
+from planner.units import GIB
+from tests.planner.launchers import plans
+from tests.planner.stubs import made_up_evaluation
+
+
+def two_nodes(**options: object) -> Problem:
+    """A node of H100 and a node of A100, a small model."""
+    return build_problem(
+        cluster="1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=16,
+        options=Options(**options),
+    )
+
+
+def answer(problem: Problem, feasible: bool) -> Result:
+    """What a search says that found a plan, or proved that there is none."""
+    return Result(
+        problem=problem.name,
+        plan=None,
+        evaluation=made_up_evaluation() if feasible else None,
+        bound_s=None,
+        gap=None,
+        termination="feasible" if feasible else "infeasible",
+        seconds=0.0,
+        solver="none",
+        version="0",
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(threshold=st.integers(1, 300), most=st.integers(1, 300))
+def test_the_least_amount_is_found_by_doubling_and_halving(threshold: int, most: int) -> None:
+    problem = two_nodes()
+
+    def more(steps: int) -> Problem:
+        return with_more_memory(problem, 0, float(steps))
+
+    before = problem.usable_memory_bytes(0) / GIB
+
+    def solve(changed: Problem) -> Result:
+        given_gib = changed.usable_memory_bytes(0) / GIB - before
+        return answer(changed, round(given_gib) >= threshold)
+
+    found = relaxations._least(more, most, solve)
+    if threshold > most:
+        assert found is None
+    else:
+        assert found is not None and (found.amount, found.least) == (threshold, True)
+
+
+def test_each_wish_that_alone_stands_in_the_way_is_named() -> None:
+    problem = two_nodes(pin={"tp": 8, "dp": 1}, forbid=("recompute=full",), memory_reserve_fraction=0.0)
+
+    def solve(changed: Problem) -> Result:
+        return answer(changed, "dp" not in changed.options.pin or changed.options.forbid == ())
+
+    found = list(relaxations._without_a_wish(problem, solve))
+    assert [relaxation.change for relaxation in found] == [
+        "without pinning dp=1",
+        "without forbidding recompute=full",
+    ]
+
+
+def test_a_change_of_one_class_renames_no_host_of_another() -> None:
+    problem = with_named_hosts(two_nodes())
+    more = with_nodes(problem.cluster, 0, 3)
+    assert more is not None
+    assert more.hosts_of(1) == problem.cluster.hosts_of(1)
+    assert more.hosts_of(0)[0] == problem.cluster.hosts_of(0)[0] and len(set(more.hosts_of(0))) == 3
+
+
+def test_a_faster_pair_changes_that_link_alone() -> None:
+    problem = two_nodes()
+    faster = with_faster_pair(problem, 0, 1, 1.1).cluster
+    old, new = problem.cluster.link_between(0, 1), faster.link_between(0, 1)
+    assert new == (pytest.approx(1.1 * old[0]), old[1], old[2])
+    assert faster.link_between(0, 0) == problem.cluster.link_between(0, 0)
+    again = with_faster_pair(problem.model_copy(update={"cluster": faster}), 1, 0, 2.0).cluster
+    assert len(again.links) == 1 and again.link_between(0, 1)[0] == pytest.approx(2.2 * old[0])
+
+
+def test_every_thing_of_the_cluster_is_asked_about() -> None:
+    changes = [change for change, _ in changed_problems(two_nodes())]
+    assert len(set(changes)) == len(changes) == 2 + 2 + 1 + 2 + 1  # one node a class: no network of its own
+
+
+def test_the_slowest_stage_sets_the_pace_and_a_full_one_is_bound_by_memory() -> None:
+    sketch = plans.Sketch([[28], [4]], [1, 0], tensor_parallel=8, num_microbatches=4, sequence_parallel=True)
+    problem, plan = plans.case("llama3-8b", "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 4, 4096, sketch)
+    slow, idle = stage_reasons(problem, plan, evaluate(problem, plan))
+    assert slow.binds == "pace" and slow.slack_s == 0
+    # A far faster stage with four layers and room for more: no constraint, the plan is just bad.
+    assert idle.binds == "layers" and idle.slack_s > 0 and "-" in idle.words
+    small = with_more_memory(problem, 0, evaluate(problem, plan).stages[1].peak_memory_gib * 1.05 - 80)
+    _, full = stage_reasons(small, plan, evaluate(small, plan))
+    assert full.binds == "memory"
+
+
+def test_layers_are_dealt_in_order() -> None:
+    plan = plans.mixed_128()[1]
+    changed = dealt(plan, [20, 30, 20, 10])
+    assert [stage.layers for stage in changed.stages] == [(0, 19), (20, 49), (50, 69), (70, 79)]
+    assert changed.stages[3].recompute_layers == 10  # it recomputed 13 before
+
+
+def test_a_class_that_must_work_is_used() -> None:
+    alone = api.plan(two_nodes(spare=("a100-sxm-80gb",)))
+    problem = build_problem(
+        cluster="2x8 h100-sxm-80gb, 1x8 t4-16gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=16,
+        precision="fp16",
+        options=Options(gap=0.05),
+    )
+    assert alone.plan is not None and {s.node_class for s in alone.plan.stages} == {"h100-sxm-80gb"}
+    best = api.plan(problem)
+    forced = api.plan(problem, Options(gap=0.05, use=("t4-16gb",)))
+    assert best.plan is not None and {s.node_class for s in best.plan.stages} == {"h100-sxm-80gb"}
+    assert forced.plan is not None and "t4-16gb" in {s.node_class for s in forced.plan.stages}
+    assert best.evaluation is not None and forced.evaluation is not None and best.bound_s is not None
+    assert forced.evaluation.step_s >= best.bound_s
+
+
+@pytest.mark.slow
+def test_more_of_anything_never_hurts_and_an_idle_class_is_explained() -> None:
+    problem = build_problem(
+        cluster="2x8 h100-sxm-80gb, 1x8 t4-16gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=48,  # divides over 16 and 24 chips
+        precision="fp16",
+    )
+    found = explain(problem)
+    gains = {gain.change: gain for gain in found.gains if gain.change != "twice the global batch"}
+    assert all(gain.gain is not None and gain.gain >= 0 for gain in gains.values())
+    assert all(gain.gain_at_most >= gain.gain for gain in found.gains)  # type: ignore[operator]
+    assert gains["one more node of h100-sxm-80gb"].gain > 0.2  # type: ignore[operator]
+    (idle,) = found.idle
+    assert (idle.node_class, idle.idle_nodes) == ("t4-16gb", 1)
+    assert "slower" in idle.words and idle.step_s is not None and idle.step_s > (found.step_s or 0)
+
+
+@pytest.mark.slow
+def test_the_command_names_the_least_memory_and_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--cluster", "1x8 a100-sxm-40gb", "--model", "llama3-70b"]
+    flags += ["--seq-length", "4096", "--global-batch-size", "8", "--json", "--quiet"]
+    assert main(["explain", *flags]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "hetplan/explanation/v1"
+    amounts = {change["unit"]: change["amount"] for change in found["relaxations"]}
+    assert set(amounts) >= {"GiB", "nodes"}
+    assert all(change["least"] for change in found["relaxations"] if change["unit"] in ("GiB", "nodes"))
+    # One step less of each is proven not to do; that much does.
+    fewer = f"{int(amounts['nodes'])}x8 a100-sxm-40gb"
+    assert main(["plan", "--cluster", fewer, *flags[2:]]) == 3
+    enough = f"{int(amounts['nodes']) + 1}x8 a100-sxm-40gb"
+    assert main(["plan", "--cluster", enough, *flags[2:]]) == 0

@@ -1,0 +1,37 @@
+"""The plan of every shipped problem, searched here, before the real Megatron-LM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.api import plan
+from planner.data import load
+from tests.planner.launchers.test_megatron_accepts import check, megatron_python, write
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["megatron_python"]
+
+MOST_CHIPS = 1024
+"""Above this, running the script as every node takes minutes; the rules by node are those of smaller ones."""
+
+PROBLEMS = [
+    name for name in load.names("problems") if load.load_problem(name).cluster.num_chips <= MOST_CHIPS
+]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_megatron_places_what_the_search_planned(name: str, megatron_python: str, tmp_path: Path) -> None:
+    problem = load.load_problem(name)
+    # A good plan serves as well as the best one here.
+    options = problem.options.model_copy(update={"gap": 0.1, "time_limit_s": 20.0})
+    result = plan(problem, options)
+    assert result.plan is not None, result.reason
+    out = write(tmp_path, problem, result.plan)
+    report = tmp_path / "report.json"
+    done = check(megatron_python, out, "--expect", str(tmp_path / "expected.json"), "--json", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert json.loads(report.read_text())["world_size"] == result.plan.world_size
