@@ -70,7 +70,7 @@ class JudgedPlan:
         shown = (
             f"{stage.num_layers} x {' + '.join(map(str, Counter(stage.replicas)))}" for stage in self.stages
         )
-        return f"dp {self.data_parallel}, mbs {self.microbatch_size}: " + " | ".join(shown)
+        return f"dp {self.data_parallel}, mbs {self.microbatch_size}: " + ", ".join(shown)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.opt350m.floors import Floor, bottleneck_s, floors, remaining_s
+from benchmarks.opt350m.floors import NEVER_S, Floor, bottleneck_s, floors, remaining_s
 from benchmarks.opt350m.judge import JudgedPlan, score
 from benchmarks.opt350m.labels import Labels, joined, narrowed, undominated
 from benchmarks.opt350m.profile import NUM_LAYERS, SIZES
@@ -221,21 +221,21 @@ class Search:
             if not len(here):
                 continue
             some = labels.take(here)
-            repeats = self.repeats(some.config).astype(np.float64)
+            repeats = self.repeats(some.config).astype(np.float64)[:, None]
             need = np.maximum(some.first - 1, 0)
             left = at.capacity[degree[here]] - some.used
             usable = np.isfinite(at.update_s[index])
             least_back = at.send_s[index][:, usable].min(axis=1)[some.group]
             stage = some.open_s + least_back * (2 if depth == 1 else 1)
-            fixed = some.sum_s + stage + some.update_s + some.sync_s
-            with np.errstate(divide="ignore"):
-                limit = np.where(repeats > 0, (self.best_s - fixed) / np.maximum(repeats, 1), np.inf)
-            slowest = np.maximum(
-                np.maximum(some.slowest_s, stage)[:, None], bottleneck_s(floor, need, left, depth)
-            )
-            rest = remaining_s(floor, need, left, limit, depth)
-            paced = np.where(np.isfinite(slowest), repeats[:, None] * np.minimum(slowest, 1e9), np.inf)
-            bound[here] = (paced + rest).min(axis=1) + fixed
+            fixed = (some.sum_s + stage + some.update_s + some.sync_s)[:, None]
+            reached = np.maximum(some.slowest_s, stage)[:, None]
+            slowest = np.maximum(bottleneck_s(floor, need, left, depth), reached)
+            pace = np.where(np.isfinite(slowest), repeats * np.minimum(slowest, NEVER_S), np.inf) + fixed
+            kept = np.flatnonzero(pace.min(axis=1) < self.cutoff_s)
+            slack = self.best_s - fixed[kept, 0]
+            limit = np.where(repeats[kept, 0] > 0, slack / np.maximum(repeats[kept, 0], 1), np.inf)
+            rest = remaining_s(floor, need[kept], left[kept], limit, depth)
+            bound[here[kept]] = (pace[kept] + rest).min(axis=1)
         return bound
 
     def complete(self, labels: Labels, value: Floats, whole: np.ndarray) -> None:
