@@ -16,6 +16,7 @@ from planner.commands import clock, screen
 from planner.commands.inputs import checked_options, known_classes, pins, problem_from_flags
 from planner.commands.progress import reporter
 from planner.commands.screen import ExitCode
+from planner.data.explanation import SplitComparison
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
@@ -47,6 +48,7 @@ class PlanRequest:
     keep_class_order: bool | None = None
     out: Path | None = None
     use: list[str] | None = None
+    compare_split: bool = False
     force: bool = False
     as_json: bool = False
     quiet: bool = False
@@ -63,12 +65,17 @@ def run(request: PlanRequest) -> ExitCode:
         elapsed_s = clock.since_process_start_s()
         result = api.plan(problem, on_progress=on_progress, elapsed_s=elapsed_s)
     # A second Ctrl-C from here on ends the program in the ordinary way.
+    split = _compare_split(request, problem, result)
     if request.as_json:
-        screen.show_json(result_json(result))
+        extra = {} if split is None else {"split": split.model_dump(mode="json")}
+        screen.show_json({**result_json(result), **extra})
     else:
+        from planner.report.explanation import split_report
         from planner.report.tables import plan_report
 
         screen.show(plan_report(problem, result, width=screen.console().width))
+        if split is not None:
+            screen.show(split_report(split))
     if result.termination == "infeasible" and not request.quiet:
         screen.note("`hetplan explain` with the same arguments finds the least changes that give a plan")
     if request.out is not None and result.plan is not None:
@@ -77,6 +84,19 @@ def run(request: PlanRequest) -> ExitCode:
         screen.note("interrupted; this is the best plan so far" if result.plan else "interrupted")
         return ExitCode.INTERRUPTED
     return exit_code(result)
+
+
+def _compare_split(request: PlanRequest, problem: Problem, result: Result) -> SplitComparison | None:
+    """The answer against one job a class, where it is asked for and there is a plan."""
+    if not request.compare_split or result.plan is None:
+        return None
+    from planner.explain.split import compare_split
+
+    def on_class(name: str) -> None:
+        if not request.quiet:
+            screen.note(f"planning {name} alone")
+
+    return compare_split(problem, result, on_class=on_class)
 
 
 def load(request: PlanRequest) -> Problem:

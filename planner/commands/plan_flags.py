@@ -66,6 +66,9 @@ def plan(
     keep_class_order: Annotated[
         bool, typer.Option("--keep-class-order", help="Stages follow the order of the cluster's classes.")
     ] = False,
+    compare_split: Annotated[
+        bool, typer.Option("--compare-split", help="Compare with one job on each class of chips.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the launch directory here.")] = None,
     force: Force = False,
     as_json: Json = False,
@@ -96,6 +99,7 @@ def plan(
             use=use,
             max_pp=max_pp,
             keep_class_order=keep_class_order or None,
+            compare_split=compare_split,
             out=out,
             force=force,
             as_json=as_json,

@@ -97,3 +97,34 @@ class Explanation(Data):
     """Without a plan: why there is none."""
     interrupted: bool = False
     """Whether a time limit left questions open."""
+
+
+class Alone(Data):
+    """One node class training the same model by itself."""
+
+    node_class: str
+    """Name of the class."""
+    tokens_per_s: float
+    """Throughput of the best plan found on it alone; 0 where none fits [tokens/s]."""
+    tokens_per_s_at_most: float
+    """No plan on it alone has more [tokens/s]; that of the plan found where no bound is known."""
+    words: str
+    """The plan's degrees, or why there is none."""
+
+
+class SplitComparison(Data):
+    """One job on all classes against one job a class, each with the whole batch."""
+
+    tokens_per_s: float
+    """Throughput of the mixed plan [tokens/s]."""
+    alone: tuple[Alone, ...]
+    """Each class by itself."""
+    mixing_gain: float | None
+    """Throughput of the mixed plan over the sum of what the classes reach alone; above 1 the mix is more
+    than the sum of its parts. Null where no class can train alone."""
+    mixing_gain_at_least: float | None
+    """The same against the bounds of the classes alone: proven."""
+    mixing_gain_at_most: float | None
+    """The same from the bound of the mix: proven. Null where that bound is unknown."""
+    words: str
+    """Whether to train together, in a sentence."""

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.data.explanation import Explanation
+from planner.data.explanation import Explanation, SplitComparison
 from planner.report.facts import two_columns
 from planner.units import format_percent, format_seconds
 
@@ -101,3 +101,32 @@ def _without_plan(explanation: Explanation) -> RenderableType:
         amount = "" if relaxation.amount is None else f"{relaxation.amount:,g} {relaxation.unit}"
         table.add_row(relaxation.change, amount, format_seconds(relaxation.step_s))
     return Group(grid, "", table)
+
+
+def split_report(split: SplitComparison) -> RenderableType:
+    """One job on all classes against one job a class."""
+    table = _table("Together or apart")
+    table.add_column("trains on")
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("at most", justify="right", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for alone in split.alone:
+        table.add_row(
+            f"{alone.node_class} alone",
+            f"{alone.tokens_per_s:,.0f}" if alone.tokens_per_s else "-",
+            f"{alone.tokens_per_s_at_most:,.0f}" if alone.tokens_per_s else "-",
+            alone.words,
+        )
+    table.add_section()
+    total = sum(alone.tokens_per_s for alone in split.alone)
+    most = sum(alone.tokens_per_s_at_most for alone in split.alone)
+    table.add_row("all apart", f"{total:,.0f}", f"{most:,.0f}", "each with the whole batch")
+    table.add_row("together", f"{split.tokens_per_s:,.0f}", "", "the plan above")
+    grid = two_columns()
+    if split.mixing_gain is not None:
+        proven = ""
+        if split.mixing_gain_at_least is not None and split.mixing_gain_at_most is not None:
+            proven = f" (proven: {split.mixing_gain_at_least:.3f} to {split.mixing_gain_at_most:.3f})"
+        grid.add_row("mixing gain", f"{split.mixing_gain:.3f}{proven}")
+    grid.add_row("verdict", split.words)
+    return Group(table, grid)

@@ -1,0 +1,95 @@
+"""Train together, or split the cluster into one job a class?
+
+Each class is planned alone with the same model and the whole batch, as independent trainings would be.
+A smaller batch alone would only slow the single classes, so the comparison favours the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner import api
+from planner.data.explanation import Alone, SplitComparison
+from planner.data.problem import Problem
+from planner.data.result import Result
+from planner.errors import InstanceError
+from planner.report.words import degrees_of
+
+
+def compare_split(
+    problem: Problem, result: Result, *, on_class: Callable[[str], None] = lambda name: None
+) -> SplitComparison:
+    """The mixed plan of a result against one job on each class that it may use.
+
+    Parameters
+    ----------
+    result
+        The answer of the problem, with a plan.
+    on_class
+        Called with the name of each class before it is planned alone.
+
+    Raises
+    ------
+    InstanceError
+        Where there is no plan, or the cluster has a single class.
+    """
+    names = [c.name for c in problem.cluster.classes if c.name not in problem.options.spare]
+    if result.evaluation is None:
+        raise InstanceError("there is no plan to compare with", problem.name)
+    if len(names) < 2:
+        raise InstanceError(f"a split needs two node classes, there is {names[0]} alone", "--compare-split")
+    alone = []
+    for name in names:
+        on_class(name)
+        alone.append(_alone(problem, name))
+    mixed = result.evaluation.tokens_per_s
+    together, at_most = sum(a.tokens_per_s for a in alone), sum(a.tokens_per_s_at_most for a in alone)
+    gain = mixed / together if together else None
+    least = mixed / at_most if at_most else None
+    most = None
+    if together and result.bound_s:
+        most = problem.workload.tokens_per_step / result.bound_s / together
+    return SplitComparison(
+        tokens_per_s=mixed,
+        alone=tuple(alone),
+        mixing_gain=gain,
+        mixing_gain_at_least=least,
+        mixing_gain_at_most=most,
+        words=_verdict(gain, least, most),
+    )
+
+
+def _alone(problem: Problem, name: str) -> Alone:
+    others = tuple(c.name for c in problem.cluster.classes if c.name != name)
+    options = problem.options.model_copy(update={"spare": others, "use": (), "top": 1})
+    try:
+        result = api.plan(problem.model_copy(update={"options": options}))
+    except InstanceError as refusal:
+        return Alone(node_class=name, tokens_per_s=0.0, tokens_per_s_at_most=0.0, words=str(refusal))
+    if result.plan is None or result.evaluation is None:
+        return Alone(
+            node_class=name, tokens_per_s=0.0, tokens_per_s_at_most=0.0, words=result.reason or "no plan"
+        )
+    tokens_per_s = result.evaluation.tokens_per_s
+    bound_s = result.bound_s
+    at_most = tokens_per_s if bound_s is None else problem.workload.tokens_per_step / bound_s
+    return Alone(
+        node_class=name,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_at_most=at_most,
+        words=degrees_of(result.plan),
+    )
+
+
+def _verdict(gain: float | None, least: float | None, most: float | None) -> str:
+    """Whether the proven range of the gain lies above 1, below it, or holds it."""
+    if gain is None:
+        return "train together: no class can train this model alone"
+    if least is not None and least > 1:
+        return f"train together: the mix trains {100 * (gain - 1):.1f}% more tokens than separate jobs would"
+    if most is not None and most < 1:
+        return (
+            f"one model trains fastest together; where there are several to train, separate jobs train "
+            f"{100 * (1 / gain - 1):.1f}% more tokens in all"
+        )
+    return f"no difference is proven: the mix trains {100 * gain:.1f}% of the tokens of separate jobs"
