@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cost.checkpointing import repeated_shares
 from planner.cost.collectives import Network, inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
 from planner.cost.launches import HEAD_LAUNCHES
@@ -135,8 +136,11 @@ class ClassPricing:
             return _parts(self.factor * core, zero, cp, zero)
         modules = modules_of(self.model, kind, self.stack.selective_modules)
         again = products_again(modules)
+        shares = dict.fromkeys(again, 1.0)
+        if "every_second_product" in modules:
+            shares = repeated_shares(self.model, kind)
         times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
-        compute = zero + sum(time for product, time in times if product.name in again)
+        compute = zero + sum(shares.get(product.name, 0.0) * time for product, time in times)
         has_core = "core_attn" in modules
         if has_core:
             compute = compute + core

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cost.checkpointing import kept_bytes
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.parameters import ParameterCounts
 from planner.cost.prices import Floats
@@ -45,14 +46,35 @@ def state_bytes(
         "fsdp": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
     }
     w, g, o, we, ge, oe = by_mode[dp_mode]
+    weights = WEIGHT_BYTES * (dense / w + expert / we)
+    if dp_mode == "fsdp":
+        # Shards are kept in fp32 alone, the optimizer's master weights; the root's pieces, embedding and
+        # head, stay gathered.
+        weights = 0.0 * weights
+        weights[-2:] = WEIGHT_BYTES * dense[-2:]
     return np.stack(
         [
-            WEIGHT_BYTES * (dense / w + expert / we),
+            weights,
             gradient_bytes * (dense / g + expert / ge),
             OPTIMIZER_BYTES * (dense / o + expert / oe),
         ],
         axis=-1,
     )
+
+
+def gathered_bytes(
+    counts: ParameterCounts, sizes: Sizes, dp_mode: str, scattered_gradient_bytes: float
+) -> Floats:
+    """What a rank holds whole of a piece in the backward where parameters are sharded, array [piece, choice].
+
+    Its 16-bit parameters and those of the piece gathered ahead, its gradient, and the copy of it in the width
+    that is scattered (arXiv 2304.11277, sections 3.3 and 4.2; FSDP2, foreach_reduce). Zero elsewhere.
+    """
+    s = sizes
+    whole: Floats = counts.tensor_sharded / s.tp + counts.replicated + counts.expert / (s.ep * s.etp)
+    if dp_mode not in ("zero3", "fsdp"):
+        return 0.0 * whole
+    return (2 * WEIGHT_BYTES + HALF + scattered_gradient_bytes) * whole
 
 
 @dataclass(frozen=True)
@@ -123,6 +145,8 @@ def layer_activations(
         if "shared_experts" in modules and model.moe is not None:
             shared = _mlp_bytes(model, model.moe.shared_ffn_hidden_size, s, kept_input)[0]
             saved = saved + shared - input_again
+    if "every_second_product" in modules:
+        saved = whole - values * HALF - kept_bytes(model, kind, s)
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 
@@ -244,7 +268,9 @@ def logits_peak_bytes(stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Floa
     """Logits and their gradients in the loss.
 
     Fused: 16-bit logits, whose place the gradient takes. Not fused: 16-bit logits, their fp32 copy, which
-    becomes softmax and gradient, and the gradient cast to 16 bits.
+    becomes softmax and gradient, and the gradient cast to 16 bits; or what the stack says.
     """
     logits = sizes.tokens * vocab / sizes.tp
+    if stack.loss_bytes_per_logit is not None:
+        return logits * stack.loss_bytes_per_logit
     return logits * (2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0)

@@ -211,6 +211,8 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
         for filled, size in zip(layer.values(), found, strict=True):
             filled[:, k] = size
+    gathered = memory.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
+    layer["working"] += gathered[:-2].T
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     fixed = (stack.context_gib + stack.communicator_gib) * GIB
     return {
@@ -220,7 +222,7 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         "head_state_bytes": states[-1],
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes),
-        "head_peak_bytes": memory.logits_peak_bytes(stack, work.vocab, sizes),
+        "head_peak_bytes": memory.logits_peak_bytes(stack, work.vocab, sizes) + gathered[:-2].max(axis=0),
         "pipeline_buffer_bytes": 2 * buffer,
         "fixed_bytes": np.full((rows, len(problem.cluster.classes)), fixed),
     }

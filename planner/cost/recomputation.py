@@ -33,6 +33,7 @@ def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tup
         "mla_up_proj": has_attention and model.mla is not None,
         "layernorm": True,
         "mlp": kind in ("dense", "mlp"),
+        "every_second_product": kind in ("dense", "mlp", "attention"),
         "moe": moe is not None,
         "moe_act": moe is not None and "moe" not in modules,
         "shared_experts": moe is not None and moe.shared_ffn_hidden_size > 0 and "moe" not in modules,

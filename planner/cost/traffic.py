@@ -140,6 +140,8 @@ def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s
     """Bytes that the memory-bound operators of selective recomputation move again."""
     modules, moved = modules_of(model, kind, stack.selective_modules), 0.0 * s.ones
     moe = model.moe
+    if "every_second_product" in modules:
+        return layer_traffic(model, kind, stack, s).forward_bytes
     if "layernorm" in modules:
         moved = moved + s.norm_tokens * model.hidden_size * 4 * HALF
     if "moe" in modules:

@@ -11,6 +11,10 @@ from planner.data.base import Data
 SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
 """Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
 
+CheckpointedModule = SelectiveModule | Literal["every_second_product"]
+"""These, or what torchtitan's checkpointing by operator runs again: all but attention and every second
+product."""
+
 
 class SoftwareStack(Data):
     """Properties of the launcher and its libraries that change time or memory."""
@@ -28,11 +32,13 @@ class SoftwareStack(Data):
     """Without fused softmax: whether scores are cast to fp32 for it."""
     fused_cross_entropy: bool = False
     """Whether the loss avoids extra fp32 copies of the logits."""
+    loss_bytes_per_logit: float | None = Field(default=None, gt=0)
+    """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
     fused_pointwise: bool = True
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
-    selective_modules: tuple[SelectiveModule, ...] = ("core_attn",)
+    selective_modules: tuple[CheckpointedModule, ...] = ("core_attn",)
     """What selective recomputation computes again, unless a plan says otherwise: core attention,
     up-projections of latent attention, the experts' activation, norms, dense MLPs, all of a layer's experts
     with their router, shared experts."""

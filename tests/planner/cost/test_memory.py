@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cost.checkpointing import repeated_shares
 from planner.cost.memory import layer_activations, state_bytes
 from planner.cost.parameters import layer_parameters
 from planner.cost.prices import Degrees
@@ -145,3 +146,17 @@ def test_8_bit_products_keep_their_inputs_in_8_bits() -> None:
     hidden, ffn, tokens = 8192, 28672, 4096
     # Two norms' outputs and the activation's lose a byte a value; attention's output is kept once more.
     assert half - eight == tokens * (2 * hidden + ffn - hidden)
+
+
+def test_checkpointing_by_operator_keeps_every_second_product_and_attention() -> None:
+    of = problem(model="llama3-8b")
+    stack = load_stack("torchtitan")
+    s = sizes(of)
+    found = layer_activations(of.model, "dense", stack, s)
+    # Input and, of q k v o gate up down in the order of calls, queries, values, gate, down; and attention
+    # with one fp32 number a head.
+    widths = 4096 + (4096 + 1024 + 14336 + 4096) + 4096
+    assert found.selective[0] == pytest.approx(s.tokens[0] * (2 * widths + 4 * 32))
+    assert repeated_shares(of.model, "dense") == pytest.approx(
+        {"qkv": 1024 / 6144, "proj": 1.0, "fc1": 0.5, "fc2": 0.0}
+    )

@@ -54,9 +54,20 @@ def test_gathers_that_nothing_hides_cost_their_whole_time() -> None:
 
 
 def test_a_fully_sharded_rank_holds_its_share_of_every_state() -> None:
-    shard = prices(problem(), data_parallel=8, dp_mode="fsdp").layer_state_bytes
-    whole = prices(problem(), data_parallel=8, dp_mode="ddp").layer_state_bytes
-    np.testing.assert_allclose(shard, whole / 8)
+    shard = prices(problem(), data_parallel=8, dp_mode="zero3")
+    whole = prices(problem(), data_parallel=8, dp_mode="ddp")
+    np.testing.assert_allclose(shard.layer_state_bytes, whole.layer_state_bytes / 8)
+    # Two layers' weights, a gradient in 16 bits and its copy that is scattered.
+    parameters = whole.layer_state_bytes[0, 0, 0] / 2
+    held = (2 * 2 + 2 + problem().stack.scattered_gradient_bytes) * parameters
+    np.testing.assert_allclose(shard.layer_working_bytes - whole.layer_working_bytes, held)
+
+
+def test_fsdp_keeps_fp32_shards_alone_and_the_ends_whole() -> None:
+    fsdp, ddp = (prices(problem(), data_parallel=8, dp_mode=mode) for mode in ("fsdp", "ddp"))
+    assert not fsdp.layer_state_bytes[..., 0].any()
+    np.testing.assert_allclose(fsdp.layer_state_bytes[..., 1:], ddp.layer_state_bytes[..., 1:] / 8)
+    np.testing.assert_allclose(fsdp.head_state_bytes[..., 0], ddp.head_state_bytes[..., 0])
 
 
 def test_host_floor_holds_for_a_layer_with_its_collectives_and_not_beside_them() -> None:
