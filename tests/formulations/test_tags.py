@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import formulations
-from formulations import fleet_split, row_search, stage_selection, stage_selection_cp
+from formulations import fleet_split, joint, row_search, stage_selection, stage_selection_cp
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -47,8 +47,14 @@ def fleet_split_names(data: StageSelectionData) -> Iterable[str]:
     return [*first.constraints, *second.constraints]
 
 
+def joint_names(data: StageSelectionData) -> Iterable[str]:
+    model, _ = joint.build(joint.JointData((data, data), np.ones((2, 2)), (2, 3)))
+    return list(model.constraints)
+
+
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "fleet_split": fleet_split_names,
+    "joint": joint_names,
     "stage_selection": stage_selection_names,
     "stage_selection_cp": stage_selection_cp_names,
 }
