@@ -123,7 +123,7 @@ _ALIASES = {"memory_reserve": "memory_reserve_fraction", "max_pp": "max_pipeline
 
 def _plain(key: str, value: Any) -> Any:
     """A wish written as the flag takes it, in the form of the options: `pin: tp=8`, `forbid: tp=8`."""
-    if key not in ("pin", "forbid", "spare") or isinstance(value, dict):
+    if key not in ("pin", "forbid", "spare", "use") or isinstance(value, dict):
         return value
     wishes = [value] if isinstance(value, str) else value
     if key != "pin" or not isinstance(wishes, list):

@@ -69,6 +69,7 @@ def results(
     ] = None,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    parquet: Annotated[Path | None, typer.Option(help="Write a Parquet file instead.")] = None,
 ) -> int:
     """List the jobs of a store with their answers."""
     from planner.commands.results import run
@@ -81,6 +82,7 @@ def results(
         result=result,
         as_json=as_json,
         as_csv=as_csv,
+        parquet=parquet,
     )
 
 

@@ -16,7 +16,7 @@ from planner.commands import clock, screen
 from planner.commands.inputs import checked_options, known_classes, pins, problem_from_flags
 from planner.commands.progress import reporter
 from planner.commands.screen import ExitCode
-from planner.data.explanation import SplitComparison
+from planner.data.explanation import Robustness, SplitComparison
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
@@ -49,6 +49,7 @@ class PlanRequest:
     out: Path | None = None
     use: list[str] | None = None
     compare_split: bool = False
+    robust: int | None = None
     force: bool = False
     as_json: bool = False
     quiet: bool = False
@@ -65,15 +66,19 @@ def run(request: PlanRequest) -> ExitCode:
         elapsed_s = clock.since_process_start_s()
         result = api.plan(problem, on_progress=on_progress, elapsed_s=elapsed_s)
     # A second Ctrl-C from here on ends the program in the ordinary way.
+    result, robustness = _robust(request, problem, result)
     split = _compare_split(request, problem, result)
     if request.as_json:
-        extra = {} if split is None else {"split": split.model_dump(mode="json")}
+        more = {"robustness": robustness, "split": split}
+        extra = {name: found.model_dump(mode="json") for name, found in more.items() if found is not None}
         screen.show_json({**result_json(result), **extra})
     else:
-        from planner.report.explanation import split_report
+        from planner.report.explanation import robustness_report, split_report
         from planner.report.tables import plan_report
 
         screen.show(plan_report(problem, result, width=screen.console().width))
+        if robustness is not None:
+            screen.show(robustness_report(robustness))
         if split is not None:
             screen.show(split_report(split))
     if result.termination == "infeasible" and not request.quiet:
@@ -84,6 +89,19 @@ def run(request: PlanRequest) -> ExitCode:
         screen.note("interrupted; this is the best plan so far" if result.plan else "interrupted")
         return ExitCode.INTERRUPTED
     return exit_code(result)
+
+
+def _robust(request: PlanRequest, problem: Problem, result: Result) -> tuple[Result, Robustness | None]:
+    """The answer with its most robust plan first, where that is asked for and there is a plan."""
+    if request.robust is None or result.plan is None:
+        return result, None
+    from planner.explain.robust import most_robust
+
+    def on_draw(number: int) -> None:
+        if not request.quiet:
+            screen.note(f"planning draw {number + 1} of {request.robust}")
+
+    return most_robust(problem, result, request.robust, on_draw=on_draw)
 
 
 def _compare_split(request: PlanRequest, problem: Problem, result: Result) -> SplitComparison | None:

@@ -66,6 +66,10 @@ def plan(
     keep_class_order: Annotated[
         bool, typer.Option("--keep-class-order", help="Stages follow the order of the cluster's classes.")
     ] = False,
+    robust: Annotated[
+        int | None,
+        typer.Option(help="Choose the plan with the least worst case over so many draws of the numbers."),
+    ] = None,
     compare_split: Annotated[
         bool, typer.Option("--compare-split", help="Compare with one job on each class of chips.")
     ] = False,
@@ -99,6 +103,7 @@ def plan(
             use=use,
             max_pp=max_pp,
             keep_class_order=keep_class_order or None,
+            robust=robust,
             compare_split=compare_split,
             out=out,
             force=force,

@@ -36,10 +36,11 @@ def run(
     result: str | None,
     as_json: bool,
     as_csv: bool,
+    parquet: Path | None = None,
 ) -> ExitCode:
     """Print rows, or the whole result of one job as `hetplan plan --json` does."""
-    if as_json and as_csv:
-        raise InstanceError("give --json or --csv, not both", "command line")
+    if as_json + as_csv + (parquet is not None) > 1:
+        raise InstanceError("give one of --json, --csv and --parquet", "command line")
     if result is not None:
         _, found = read_answer(store, result)
         screen.show_json(result_json(found))
@@ -48,7 +49,9 @@ def run(
     if front is not None:
         rows = pareto(rows, front)
     rows = in_order(rows, sort)
-    if as_json:
+    if parquet is not None:
+        _write_parquet(rows, parquet)
+    elif as_json:
         screen.show_json(rows)
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
@@ -58,6 +61,26 @@ def run(
     else:
         screen.show(results_table(rows))
     return ExitCode.PLAN
+
+
+def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Write the rows to a Parquet file, a column a field, whole or not at all."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InstanceError(
+            "needs pyarrow; install it with `pip install 'hetplan[table]'`", "--parquet"
+        ) from None
+    texts = [row | {"share": json.dumps(row["share"]) if row["share"] else None} for row in rows]
+    columns = {field: [row[field] for row in texts] for field in FIELDS}
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(columns), beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    screen.note(f"{len(rows):,} rows written to {path}")
 
 
 def results_table(rows: Sequence[Row]) -> Table:

@@ -128,3 +128,33 @@ class SplitComparison(Data):
     """The same from the bound of the mix: proven. Null where that bound is unknown."""
     words: str
     """Whether to train together, in a sentence."""
+
+
+class RobustPlan(Data):
+    """How one plan fares when the numbers behind it are off."""
+
+    words: str
+    """The plan in words."""
+    chosen: bool
+    """Whether it is the most robust."""
+    step_s: float
+    """Predicted step time by the numbers as they are [s]."""
+    worst_step_s: float | None
+    """Longest step time over all draws [s]; null where it does not fit in all of them."""
+    fits_fraction: float
+    """Share of the draws in which it fits."""
+    best_fraction: float
+    """Share of the draws in which no other candidate is faster."""
+    mean_loss: float | None
+    """Mean of step time over that of the draw's best candidate, minus 1, where it fits."""
+    worst_loss: float | None
+    """Largest of the same."""
+
+
+class Robustness(Data):
+    """All candidates on all draws, the most robust first."""
+
+    draws: int
+    """How often the numbers were drawn."""
+    plans: tuple[RobustPlan, ...]
+    """The candidates: the nominal plans, and the best plan of every draw."""

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.data.explanation import Explanation, SplitComparison
+from planner.data.explanation import Explanation, Robustness, SplitComparison
 from planner.report.facts import two_columns
 from planner.units import format_percent, format_seconds
 
@@ -130,3 +130,26 @@ def split_report(split: SplitComparison) -> RenderableType:
         grid.add_row("mixing gain", f"{split.mixing_gain:.3f}{proven}")
     grid.add_row("verdict", split.words)
     return Group(table, grid)
+
+
+def robustness_report(robustness: Robustness) -> RenderableType:
+    """How the candidates fared on all draws."""
+    table = _table(f"Plans under {robustness.draws} draws of chip, link and memory numbers")
+    table.add_column("plan", overflow="fold")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("worst", justify="right", no_wrap=True)
+    table.add_column("fits", justify="right")
+    table.add_column("best in", justify="right")
+    table.add_column("loses", justify="right")
+    for plan in robustness.plans:
+        table.add_row(
+            plan.words,
+            format_seconds(plan.step_s),
+            "-" if plan.worst_step_s is None else format_seconds(plan.worst_step_s),
+            f"{100 * plan.fits_fraction:.0f}%",
+            f"{100 * plan.best_fraction:.0f}%",
+            "-" if plan.worst_loss is None else f"up to {format_percent(plan.worst_loss)}",
+            style="bold" if plan.chosen else "",
+        )
+    note = "loses: against the fastest of these in the same draw; in bold the plan with the least worst case"
+    return Group(table, Text(note, style="dim"))

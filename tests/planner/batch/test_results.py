@@ -72,6 +72,18 @@ def test_list_has_one_entry_a_job_with_every_field(store: Path) -> None:
     assert good["plan"].startswith("tp 4, dp 2, pp 2; micro-batch 1; 1 stage a100-sxm-80gb, 1 stage h100")
 
 
+def test_a_parquet_file_holds_the_rows(store: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    assert main(["results", str(store), "--parquet", str(path), "--sort", "name"]) == 0
+    rows = parquet.read_table(path).to_pylist()
+    assert list(rows[0]) == list(FIELDS)
+    assert [row["name"] for row in rows] == sorted(row["name"] for row in read_rows(store))
+    assert {row["step_s"] for row in rows} == {row["step_s"] for row in read_rows(store)}
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+    assert main(["results", str(store), "--parquet", str(path), "--csv"]) == 2
+
+
 def test_command_prints_a_json_list_a_table_or_csv(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["results", str(store), "--json", "--where", "status=done"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["good"]
