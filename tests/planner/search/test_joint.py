@@ -20,14 +20,14 @@ from tests.random_problems import random_problem
 
 
 def small_problem(seed: int, stages: int) -> Problem:
-    """Three nodes of one chip in each class, so that no two stages share a host; sends overlap."""
+    """Three nodes of one chip in each class, so that no host is shared; sends are short and overlap."""
     problem = random_problem(seed, most_layers=9)
-    cells = {"chips_per_node": 1, "num_nodes": 3, "memory_gib": None}
+    cells = {"chips_per_node": 1, "num_nodes": 3, "memory_gib": None, "nic_gbit_per_s": 400}
     classes = tuple(c.model_copy(update=cells) for c in problem.cluster.classes)
     batch = problem.workload.model_copy(update={"global_batch_size": 6})
     return problem.model_copy(
         update={
-            "cluster": Cluster(id="small", classes=classes, links=problem.cluster.links),
+            "cluster": Cluster(id="small", classes=classes),
             "model": problem.model.model_copy(update={"num_layers": 9}),
             "workload": batch,
             "stack": problem.stack.model_copy(update={"p2p_overlap": True}),
