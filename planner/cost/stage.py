@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class StageContent:
 
     def recomputed(self, chunk: tuple[int, ...]) -> Counter[int]:
         """Layers of each kind that one of its chunks recomputes in full."""
-        return Counter(chunk[: self.recompute_layers] if self.recompute == "full" else ())
+        return _count(chunk[: self.recompute_layers] if self.recompute == "full" else ())
 
     @property
     def recomputed_kinds(self) -> tuple[int, ...]:
@@ -52,6 +52,12 @@ class StageContent:
         if self.recompute != "full":
             return ()
         return tuple(k for chunk in self.chunks for k in chunk[: self.recompute_layers])
+
+
+@lru_cache(maxsize=4096)
+def _count(kinds: tuple[int, ...]) -> Counter[int]:
+    """Layers of each kind; shared, for reading alone, as stages and plans repeat the same chunks."""
+    return Counter(kinds)
 
 
 def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Floats, Floats]:
@@ -63,7 +69,7 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
     forward = np.zeros((len(content.chunks), len(PARTS)))
     backward = np.zeros_like(forward)
     for v, chunk in enumerate(content.chunks):
-        for kind, count in Counter(chunk).items():
+        for kind, count in _count(chunk).items():
             forward[v] += count * prices.layer_forward_s[c, kind, n]
             backward[v] += count * prices.layer_backward_s[c, kind, n]
             if content.recompute == "selective":
@@ -142,19 +148,8 @@ def memory_bytes(
         states = states + prices.embedding_state_bytes[c]
     if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
         states = states + prices.head_state_bytes[c]
-    activations, selective, piece = 0.0, content.recompute == "selective", content.recompute_piece
-    for v, chunk in enumerate(content.chunks):
-        kept = prices.layer_activation_selective_bytes if selective else prices.layer_activation_bytes
-        recomputed = content.recomputed(chunk)
-        for kind, count in Counter(chunk).items():
-            in_full = recomputed[kind]
-            inputs = -(-in_full // piece)
-            size = (count - in_full) * kept[c, kind] + inputs * prices.layer_activation_full_bytes[c, kind]
-            activations += in_flight[v] * float(size)
-    if content.has_embedding:
-        activations += in_flight[0] * float(prices.embedding_activation_bytes[c])
-    if content.has_head:
-        activations += in_flight[-1] * float(prices.head_activation_bytes[c])
+    kept = kept_bytes(prices, choice, content)
+    activations = sum(held * size for held, size in zip(in_flight, kept, strict=True))
     working = max((_working_bytes(prices, c, content, k) for k in content.count_of_kind), default=0.0)
     head_peak = float(prices.head_peak_bytes[c]) if content.has_head else 0.0
     buffers = float(prices.pipeline_buffer_bytes[c]) if num_stages > 1 else 0.0
@@ -165,6 +160,28 @@ def memory_bytes(
     terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
     terms["context"] = float(prices.fixed_bytes[c, content.node_class])
     return terms
+
+
+def kept_bytes(prices: Prices, choice: int, content: StageContent) -> list[float]:
+    """Activations that one micro-batch leaves on each chunk until its backward [bytes]."""
+    c, piece = choice, content.recompute_piece
+    selective = content.recompute == "selective"
+    kept = prices.layer_activation_selective_bytes if selective else prices.layer_activation_bytes
+    sizes = []
+    for chunk in content.chunks:
+        size, recomputed = 0.0, content.recomputed(chunk)
+        for kind, count in _count(chunk).items():
+            in_full = recomputed[kind]
+            inputs = -(-in_full // piece)
+            size += float(
+                (count - in_full) * kept[c, kind] + inputs * prices.layer_activation_full_bytes[c, kind]
+            )
+        sizes.append(size)
+    if content.has_embedding:
+        sizes[0] += float(prices.embedding_activation_bytes[c])
+    if content.has_head:
+        sizes[-1] += float(prices.head_activation_bytes[c])
+    return sizes
 
 
 def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int) -> float:

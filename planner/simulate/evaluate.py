@@ -15,7 +15,7 @@ from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
 from planner.cost.remembered import remembered_price
-from planner.cost.stage import StageContent, memory_bytes
+from planner.cost.stage import StageContent, kept_bytes, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
@@ -172,12 +172,7 @@ def _evaluate_mixed(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluati
 
 def _in_flight_of(plan: Plan, prices: Prices, choice: int, content: StageContent, s: int) -> tuple[int, ...]:
     v, m = plan.virtual_stages, schedulable_microbatches(plan)
-    kept = None
-    if v > 1:
-        kept = [
-            memory_bytes(prices, choice, content, [float(u == w) for w in range(v)], 1)["activations"]
-            for u in range(v)
-        ]
+    kept = kept_bytes(prices, choice, content) if v > 1 else None
     return peak_in_flight(len(plan.stages), s, m, v, kept)
 
 
