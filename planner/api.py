@@ -22,7 +22,7 @@ from planner.errors import InstanceError, PlanRefusedError
 if TYPE_CHECKING:
     from planner.search.progress import Progress
 
-SUPPORTED_TARGETS: tuple[str, ...] = ("megatron-lm",)
+SUPPORTED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
 """Launchers that plans can be made for so far; `KNOWN_TARGETS` are those that plans are written for."""
 
 KNOWN_TARGETS: tuple[str, ...] = get_args(TargetName)
@@ -48,11 +48,9 @@ def check_target(target: str, where: str = "target") -> None:
     InstanceError
         With the nearest name, or with what is supported.
     """
-    supported = ", ".join(SUPPORTED_TARGETS)
-    if target == "all":
-        raise InstanceError(f"comparing all targets is not supported yet; supported: {supported}", where)
     check_export_target(target, where)
     if target not in SUPPORTED_TARGETS:
+        supported = ", ".join(SUPPORTED_TARGETS)
         raise InstanceError(f"target {target!r} is not supported yet; supported: {supported}", where)
 
 
@@ -109,14 +107,45 @@ def plan(
     check_target(problem.target, f"{problem.name}: target")
     from planner.launchers.expressible import check_expressible
     from planner.leaving import check_again, with_problem_inside, with_remaining_time
-    from planner.search.driver import search
+    from planner.search.targets import search_target
 
     check_expressible(problem)
 
     elapsed_s += time.monotonic() - started_s
-    result = search(with_remaining_time(problem, elapsed_s), on_progress=on_progress)
+    result = search_target(with_remaining_time(problem, elapsed_s), on_progress=on_progress)
     check_again(problem, result)
     return with_problem_inside(result, problem)
+
+
+def plan_all(
+    problem: Problem | str | Path,
+    options: Options | None = None,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    elapsed_s: float = 0.0,
+) -> dict[TargetName, Result]:
+    """The best plan for each launcher that plans are made for, the target of the problem aside.
+
+    A launcher that can run the plan of another never gets a worse one. Parameters and errors as `plan`;
+    a time limit holds for all of them together.
+    """
+    started_s = time.monotonic()
+    if not isinstance(problem, Problem):
+        problem = load_problem(problem)
+    if options is not None:
+        problem = problem.model_copy(update={"options": options})
+    from planner.launchers.expressible import check_expressible
+    from planner.leaving import check_again, with_problem_inside, with_remaining_time
+    from planner.search.targets import search_all
+
+    check_expressible(problem)
+    elapsed_s += time.monotonic() - started_s
+    answers = {}
+    for target, result in search_all(with_remaining_time(problem, elapsed_s), on_progress).items():
+        asked = problem.model_copy(update={"target": target})
+        check_again(asked, result)
+        answers[target] = with_problem_inside(result, asked)
+    return answers
 
 
 def predict(problem: Problem | str | Path, plan: Plan | str | Path) -> Evaluation:

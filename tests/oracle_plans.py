@@ -145,7 +145,7 @@ def _orders(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
                 yield order
 
 
-def _options(
+def options_of_stage(
     problem: Problem, prices: Prices, order: tuple[int, ...], s: int, most: int, num_microbatches: int
 ) -> list[Option]:
     p, found = len(order), []
@@ -185,7 +185,9 @@ def _score_order(
     best: Best,
 ) -> None:
     p, layers = len(order), problem.model.num_layers
-    options = [_options(problem, prices, order, s, layers - p + 1, num_microbatches) for s in range(p)]
+    options = [
+        options_of_stage(problem, prices, order, s, layers - p + 1, num_microbatches) for s in range(p)
+    ]
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[0], prices.send_inside_s[0], order, size, per_node)
     counts = [np.array([option.layers for option in stage]) for stage in options]

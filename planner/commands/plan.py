@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,8 +50,6 @@ class PlanRequest:
     use: list[str] | None = None
     compare_split: bool = False
     robust: int | None = None
-    objective: str | None = None
-    reach_step_s: float | None = None
     force: bool = False
     as_json: bool = False
     quiet: bool = False
@@ -59,15 +57,13 @@ class PlanRequest:
 
 def run(request: PlanRequest) -> ExitCode:
     """Plan, print, write; the exit code says how it ended."""
+    if request.target == "all":
+        return _run_all(request)
     if request.target is not None:
         api.check_target(request.target, "--target")
     problem = load(request)
     if request.out is not None:
         check_out_dir(request.out, force=request.force)
-    if request.objective is not None or request.reach_step_s is not None:
-        from planner.commands import economy
-
-        return economy.run(request, problem)
     with _noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
         elapsed_s = clock.since_process_start_s()
         result = api.plan(problem, on_progress=on_progress, elapsed_s=elapsed_s)
@@ -90,11 +86,32 @@ def run(request: PlanRequest) -> ExitCode:
     if result.termination == "infeasible" and not request.quiet:
         screen.note("`hetplan explain` with the same arguments finds the least changes that give a plan")
     if request.out is not None and result.plan is not None:
-        write(request, problem, result)
+        _write(request, problem, result)
     if interrupts:
         screen.note("interrupted; this is the best plan so far" if result.plan else "interrupted")
         return ExitCode.INTERRUPTED
     return exit_code(result)
+
+
+def _run_all(request: PlanRequest) -> ExitCode:
+    """The same for every launcher that plans are made for."""
+    from planner.commands import targets
+
+    for given, flag in (
+        (request.out, "--out"),
+        (request.robust, "--robust"),
+        (request.compare_split or None, "--compare-split"),
+    ):
+        if given is not None:
+            raise InstanceError("goes with one target, such as flagscale, not with all", flag)
+    problem = load(replace(request, target=None))
+    with _noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
+        results = targets.solve(problem, on_progress)
+    targets.show(problem, results, result_json, as_json=request.as_json)
+    if interrupts:
+        screen.note("interrupted; these are the best plans so far")
+        return ExitCode.INTERRUPTED
+    return targets.exit_code(results)
 
 
 def _robust(request: PlanRequest, problem: Problem, result: Result) -> tuple[Result, Robustness | None]:
@@ -183,7 +200,7 @@ def check_out_dir(out: Path, *, force: bool) -> None:
         raise InstanceError(f"{above} cannot be written by this user", "--out")
 
 
-def write(request: PlanRequest, problem: Problem, result: Result) -> None:
+def _write(request: PlanRequest, problem: Problem, result: Result) -> None:
     """Write the launch directory and say what is in it."""
     assert request.out is not None
     api.export(result, problem.target, request.out, problem=problem, force=request.force)

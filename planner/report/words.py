@@ -102,13 +102,21 @@ def count(number: float) -> str:
 
 
 def degrees_of(plan: Plan) -> str:
-    """The degrees in the short form of the field: `tp 8, dp 2, pp 8`, with cp and ep where above one."""
-    parts = [f"tp {plan.tensor_parallel}"]
+    """The degrees in the short form of the field: `tp 8, dp 2, pp 8`, with cp and ep where above one.
+
+    Where stages differ, all values in the order in which they come: `tp 8/4, dp 2/4, pp 8`.
+    """
+
+    def values(own: int, of_stages: list[int]) -> str:
+        return "/".join(map(str, dict.fromkeys(of_stages if plan.degrees_differ else [own])))
+
+    parts = [f"tp {values(plan.tensor_parallel, [s.tensor_parallel for s in plan.stages])}"]
     if plan.context_parallel > 1:
         parts.append(f"cp {plan.context_parallel}")
     if plan.expert_parallel > 1:
         parts.append(f"ep {plan.expert_parallel}")
-    parts += [f"dp {plan.data_parallel}", f"pp {plan.pipeline_parallel}"]
+    parts.append(f"dp {values(plan.data_parallel, [s.data_parallel for s in plan.stages])}")
+    parts.append(f"pp {plan.pipeline_parallel}")
     if plan.virtual_stages > 1:
         parts.append(f"{plan.virtual_stages} virtual stages")
     return ", ".join(parts)

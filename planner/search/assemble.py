@@ -11,36 +11,38 @@ from planner.search.degrees import DegreeTable
 
 
 def hosts_needed(
-    class_of_stage: Sequence[int], stage_size: int, chips_per_node: Sequence[int]
+    class_of_stage: Sequence[int], stage_size: int | Sequence[int], chips_per_node: Sequence[int]
 ) -> dict[int, int]:
     """Hosts that each class lends: a run of its stages is packed from the start of a host."""
+    sizes = [stage_size] * len(class_of_stage) if isinstance(stage_size, int) else stage_size
     needed: dict[int, int] = {}
-    start = 0
+    chips = 0
     for s, node_class in enumerate(class_of_stage):
+        chips += sizes[s]
         if s + 1 == len(class_of_stage) or class_of_stage[s + 1] != node_class:
-            chips = (s + 1 - start) * stage_size
             needed[node_class] = needed.get(node_class, 0) + -(-chips // chips_per_node[node_class])
-            start = s + 1
+            chips = 0
     return needed
 
 
 def hosts_of_stages(
-    problem: Problem, class_of_stage: Sequence[int], stage_size: int
+    problem: Problem, class_of_stage: Sequence[int], stage_size: int | Sequence[int]
 ) -> list[tuple[str, ...]]:
     """Host names of every stage, taken from each class in order."""
+    sizes = [stage_size] * len(class_of_stage) if isinstance(stage_size, int) else stage_size
     next_host = [0] * len(problem.cluster.classes)
     names = [problem.cluster.hosts_of(c) for c in range(len(problem.cluster.classes))]
     hosts: list[tuple[str, ...]] = []
-    run_start, position = 0, 0
+    run_start, chips = 0, 0
     for s, node_class in enumerate(class_of_stage):
         per_node = problem.cluster.classes[node_class].chips_per_node
         if s == 0 or class_of_stage[s - 1] != node_class:
-            run_start, position = next_host[node_class], 0
-        first = position * stage_size // per_node
-        last = ((position + 1) * stage_size - 1) // per_node
+            run_start, chips = next_host[node_class], 0
+        first = chips // per_node
+        chips += sizes[s]
+        last = (chips - 1) // per_node
         hosts.append(names[node_class][run_start + first : run_start + last + 1])
         next_host[node_class] = run_start + last + 1
-        position += 1
     return hosts
 
 

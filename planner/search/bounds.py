@@ -240,10 +240,10 @@ def _pipeline_bound(
     window = ((m - 1) // p + 1) * (total + hops)
     rows = np.stack([paced, path, window, m * slowest])
     sequence = np.argsort(taus, axis=1, kind="stable")
-    return _least_of_largest(np.take_along_axis(rows, sequence[None], axis=2))
+    return least_of_largest(np.take_along_axis(rows, sequence[None], axis=2))
 
 
-def _least_of_largest(rows: Floats) -> Floats:
+def least_of_largest(rows: Floats) -> Floats:
     """Least of the largest of several functions, [row, group, breakpoint] linear in between -> [group].
 
     On a piece it lies at an end, or where two of them cross.

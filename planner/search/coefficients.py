@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData
 from planner.cost.hops import hop_send_s
@@ -33,9 +35,54 @@ def stage_coefficients(
     of what the referee takes for rounding, so that the solver's own tolerance never hides a plan.
     Without sends the times are those of the stages alone, which no neighbour changes.
     """
-    classes = np.array(class_of_stage)
-    p, c, last = len(classes), choice, len(classes) - 1
-    first_stage, last_stage = np.arange(p) == 0, np.arange(p) == last
+    p, last = len(class_of_stage), len(class_of_stage) - 1
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    send, inside = prices.send_s[choice], prices.send_inside_s[choice]
+    hops = hop_send_s(send, inside, class_of_stage, stage_size, per_node)
+    hops[last] = 0.0
+    if not with_sends:
+        hops = np.zeros(p)
+    entries = Entries(
+        choice=np.full(p, choice, dtype=np.int64),
+        node_class=np.array(class_of_stage),
+        position=np.arange(p),
+        num_stages=p,
+    )
+    returning = np.concatenate([[0.0], hops[:-1]])
+    return entry_coefficients(problem, prices, entries, num_microbatches, hops, returning)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Stages of pipelines of one length, one an entry: they need not belong to one pipeline."""
+
+    choice: NDArray[np.int64]
+    """[entry] row of the prices."""
+    node_class: NDArray[np.int64]
+    """[entry]"""
+    position: NDArray[np.int64]
+    """[entry] place of the stage in its pipeline."""
+    num_stages: int
+    """Stages of the pipelines."""
+
+
+def entry_coefficients(
+    problem: Problem,
+    prices: Prices,
+    entries: Entries,
+    num_microbatches: int,
+    hops: Floats,
+    returning: Floats,
+) -> StageSelectionData:
+    """Coefficients of stages at any position, each with its own row of the prices [ms, GiB].
+
+    Parameters
+    ----------
+    hops, returning
+        [entry] sends to the next stage and back to the one before [s].
+    """
+    classes, c, p = entries.node_class, entries.choice, entries.num_stages
+    first_stage, last_stage = entries.position == 0, entries.position == p - 1
     own_head = last_stage & ~(first_stage & prices.head_shares_embedding)
 
     def by_class(array: Floats) -> Floats:
@@ -76,21 +123,16 @@ def stage_coefficients(
     base_backward = ends(
         seconds(by_class(prices.embedding_backward_s)), seconds(by_class(prices.head_backward_s)), last_stage
     ) + lead * (seconds(leading(prices.layer_backward_s)) - backward)
-    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
-    hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, stage_size, per_node)
-    hops[last] = 0.0
-    if not with_sends:
-        hops = np.zeros(p)
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
-    blocked_forward, blocked_backward = np.zeros(p), np.zeros(p)
+    blocked_forward, blocked_backward = np.zeros(len(c)), np.zeros(len(c))
     if not problem.stack.p2p_overlap:
-        blocked_forward, blocked_backward = hops, np.concatenate([[0.0], hops[:-1]])
-        hops = np.zeros(p)
+        blocked_forward, blocked_backward = hops, returning
+        hops = np.zeros(len(c))
     base_reduce = ends(by_class(prices.embedding_reduce_s), by_class(prices.head_reduce_s), own_head)
     base_reduce = base_reduce + difference(prices.layer_reduce_s)
     base_gather = ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
     base_gather = base_gather + difference(prices.layer_gather_s)
-    memory = _memory(prices, c, kinds, num_microbatches, classes, own_head, problem.options.forbid)
+    memory = _memory(prices, entries, kinds, num_microbatches, own_head, problem.options.forbid)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
@@ -118,59 +160,58 @@ def stage_coefficients(
         lead=lead,
         lead_full_ms=seconds(leading(prices.layer_full_s)) / MS,
         lead_selective_ms=seconds(leading(prices.layer_selective_s)) / MS,
-        constant_ms=float(prices.tied_sync_s[c]) / MS if p > 1 else 0.0,
+        constant_ms=float(prices.tied_sync_s[c[0]]) / MS if p > 1 else 0.0,
         **memory,
     )
 
 
 def _memory(
     prices: Prices,
-    c: int,
+    entries: Entries,
     kinds: LayerKinds,
     num_microbatches: int,
-    classes: np.ndarray,
-    own_head: np.ndarray,
+    own_head: NDArray[np.bool_],
     forbid: Sequence[str],
 ) -> dict[str, Floats]:
     """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers.
 
     A forbidden kind of recomputation saves nothing, so that it is never chosen.
     """
-    p = len(classes)
-    first_stage, last_stage = np.arange(p) == 0, np.arange(p) == p - 1
+    c, p = entries.choice, entries.num_stages
+    first_stage, last_stage = entries.position == 0, entries.position == p - 1
     lead = np.where(first_stage, kinds.num_lead, 0)
-    in_flight = np.array([in_flight_1f1b(p, s, num_microbatches) for s in range(p)], dtype=np.float64)
+    held = [in_flight_1f1b(p, s, num_microbatches) for s in range(p)]
+    in_flight = np.array(held, dtype=np.float64)[entries.position]
     scale = 1 / prices.allocated_fraction / GIB
 
     def kept(kind: int) -> Floats:
-        total: Floats = float(prices.layer_state_bytes[c, kind].sum()) + in_flight * float(
-            prices.layer_activation_bytes[c, kind]
-        )
+        states = prices.layer_state_bytes[c, kind].sum(axis=-1)
+        total: Floats = states + in_flight * prices.layer_activation_bytes[c, kind]
         return total
 
     def saved(kept_bytes: Floats, kind: int) -> Floats:
-        less: Floats = in_flight * float(prices.layer_activation_bytes[c, kind] - kept_bytes[c, kind]) * scale
+        less: Floats = in_flight * (prices.layer_activation_bytes[c, kind] - kept_bytes[c, kind]) * scale
         return less
 
     present = [kinds.main] + ([kinds.lead] if kinds.num_lead else [])
     working = np.where(
         lead > 0,
-        max(prices.layer_working_bytes[c, kind] for kind in present),
+        np.max([prices.layer_working_bytes[c, kind] for kind in present], axis=0),
         prices.layer_working_bytes[c, kinds.main],
     )
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
     peaks = prices.layer_working_bytes[c] + prices.layer_recompute_peak_bytes[c]
-    peak = np.where(lead > 0, max(peaks[kind] for kind in present), peaks[kinds.main])
+    peak = np.where(lead > 0, np.max([peaks[:, kind] for kind in present], axis=0), peaks[:, kinds.main])
     again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
     peaks = prices.layer_working_bytes[c] + again
-    selective_peak = np.where(lead > 0, max(peaks[kind] for kind in present), peaks[kinds.main])
-    embedding_state = float(prices.embedding_state_bytes[c].sum())
-    base = np.where(
-        first_stage, embedding_state + in_flight * float(prices.embedding_activation_bytes[c]), 0.0
+    selective_peak = np.where(
+        lead > 0, np.max([peaks[:, kind] for kind in present], axis=0), peaks[:, kinds.main]
     )
-    base = base + np.where(own_head, float(prices.head_state_bytes[c].sum()), 0.0)
-    base = base + np.where(last_stage, in_flight * float(prices.head_activation_bytes[c]), 0.0)
-    base = base + base_working + (float(prices.pipeline_buffer_bytes[c]) if p > 1 else 0.0)
+    embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
+    base = np.where(first_stage, embedding_state + in_flight * prices.embedding_activation_bytes[c], 0.0)
+    base = base + np.where(own_head, prices.head_state_bytes[c].sum(axis=-1), 0.0)
+    base = base + np.where(last_stage, in_flight * prices.head_activation_bytes[c], 0.0)
+    base = base + base_working + (prices.pipeline_buffer_bytes[c] if p > 1 else 0.0)
     base = base + lead * (kept(kinds.lead) - kept(kinds.main))
     selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes
     if "recompute=selective" in forbid:
@@ -185,6 +226,6 @@ def _memory(
         "lead_full_saves_gib": saved(full, kinds.lead),
         "full_peak_gib": (np.maximum(base_working, peak) - base_working) * scale,
         "selective_peak_gib": (np.maximum(base_working, selective_peak) - base_working) * scale,
-        "base_gib": base * scale + prices.fixed_bytes[c, classes] / GIB,
-        "limit_gib": (prices.limit_bytes[classes] + MEMORY_TOL_BYTES / 2) / GIB,
+        "base_gib": base * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
+        "limit_gib": (prices.limit_bytes[entries.node_class] + MEMORY_TOL_BYTES / 2) / GIB,
     }

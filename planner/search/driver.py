@@ -52,6 +52,18 @@ def search(problem: Problem, on_progress: Callable[[Progress], None] | None = No
     SolverError
         Where a bound is broken or a plan fails the referee: our fault.
     """
+    check_kinds(problem)
+    return Search(problem, on_progress).run()
+
+
+def check_kinds(problem: Problem) -> None:
+    """Refuse a model whose layers mix in a way that no search can split yet.
+
+    Raises
+    ------
+    InstanceError
+        With the kinds of layers.
+    """
     if layer_kinds(problem.model) is None:
         kinds = ", ".join(problem.model.layer_kinds)
         raise InstanceError(
@@ -59,7 +71,6 @@ def search(problem: Problem, on_progress: Callable[[Progress], None] | None = No
             "ones, which `plan` cannot split yet; `predict` evaluates a plan of your own",
             problem.name,
         )
-    return Search(problem, on_progress).run()
 
 
 class Search:
@@ -153,6 +164,9 @@ class Search:
             self.reporter.report("searching", incumbent_s, self.frontier.bound_s, self.opened, left)
         return False
 
+    def _why_infeasible(self) -> str:
+        return why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
+
     def _result(self, interrupted: bool) -> Result:
         import planner
 
@@ -170,7 +184,7 @@ class Search:
             if left_open:
                 reason = "no plan was found before the search was cut; give it more time"
             else:
-                reason = why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
+                reason = self._why_infeasible()
                 bound_s = None
         else:
             proven = gap is not None and gap <= max(self.problem.options.gap, GAP_TOL)

@@ -51,4 +51,13 @@ class Program:
     rows: tuple[PipelineRow, ...]
 
 
-Item = Pair | GroupList | BoundedGroup | Order | Program
+@dataclass(frozen=True)
+class Prefix:
+    """Pipelines of one batch and length that begin with these shapes (`planner.search.meshes`)."""
+
+    choice: int
+    stages: int
+    shapes: tuple[int, ...]
+
+
+Item = Pair | GroupList | BoundedGroup | Order | Program | Prefix

@@ -20,7 +20,9 @@ from formulations.stage_selection_data import (
 )
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner.cost.prices import Prices
+from planner.data.plan import Plan
 from planner.data.problem import Problem
+from planner.data.result import Evaluation
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.bounds import BoundData, group_bounds
@@ -75,7 +77,7 @@ class Opener:
             self._split_group(bound_s, item)
         elif isinstance(item, Order):
             self._open_order(bound_s, item)
-        else:
+        elif isinstance(item, Program):
             self._solve(bound_s, item)
 
     def _push_groups(self, part: GroupList) -> None:
@@ -231,8 +233,7 @@ class Opener:
         stage_choice = with_least_recompute(least_recompute(data), layers)
         if stage_choice is None:
             return
-        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        evaluation = evaluate_with_prices(self.problem, plan, self.prices, choice)
+        plan, evaluation = self._evaluated(choice, order, stage_choice)
         self.evaluated += 1
         if evaluation.violations:
             raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
@@ -240,6 +241,13 @@ class Opener:
         if self.frontier.incumbent.step_s is None or evaluation.step_s < self.frontier.incumbent.step_s:
             self.since_better = 0
         self.frontier.incumbent.offer(plan, evaluation)
+
+    def _evaluated(
+        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
+    ) -> tuple[Plan, Evaluation]:
+        """The plan of an answer, and what the referee says of it."""
+        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
+        return plan, evaluate_with_prices(self.problem, plan, self.prices, choice)
 
     def _check_bound(self, data: StageSelectionData, stage_choice: StageChoice, step_s: float) -> None:
         bound_s = objective_ms(data, stage_choice) * MS

@@ -1,0 +1,79 @@
+"""What each launcher costs: the best plan of each, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.data.problem import TargetName
+from planner.data.result import Evaluation, Result
+from planner.report import words
+from planner.tolerances import GAP_TOL
+from planner.units import format_percent, format_seconds
+
+NAMES = {
+    "megatron-lm": "stock Megatron",
+    "flagscale": "FlagScale's meshes",
+    "unrestricted": "no launcher's limits",
+}
+"""Each target in the words of a sentence."""
+
+
+def best_target(results: Mapping[TargetName, Result]) -> TargetName | None:
+    """The launcher with the fastest plan, the narrowest of equals; None where there is no plan."""
+    found = _evaluated(results)
+    return min(found.items(), key=lambda item: item[1].step_s)[0] if found else None
+
+
+def _evaluated(results: Mapping[TargetName, Result]) -> dict[TargetName, Evaluation]:
+    return {name: r.evaluation for name, r in results.items() if r.evaluation is not None}
+
+
+def targets_report(results: Mapping[TargetName, Result]) -> RenderableType:
+    """A line a launcher, and in sentences how much slower the narrower ones are."""
+    found, best = _evaluated(results), best_target(results)
+    table = Table(
+        box=box.SIMPLE_HEAD, title="Targets", title_justify="left", title_style="bold", pad_edge=False
+    )
+    table.add_column("target", no_wrap=True)
+    for heading in ("step", "slower", "proven gap"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("plan", overflow="fold")
+    for name, result in results.items():
+        if result.plan is None or best is None or name not in found:
+            table.add_row(name, "-", "-", "-", result.reason or "no plan")
+            continue
+        slower = found[name].step_s / found[best].step_s - 1
+        table.add_row(
+            name,
+            format_seconds(found[name].step_s),
+            format_percent(slower) if slower > GAP_TOL else "-",
+            "-" if result.gap is None else format_percent(result.gap),
+            words.degrees_of(result.plan),
+        )
+    sentence = cost_in_words(results)
+    return Group(table, *([Text(sentence)] if sentence else []))
+
+
+def cost_in_words(results: Mapping[TargetName, Result]) -> str:
+    """`stock Megatron is 2.1% slower than FlagScale's meshes, 3.4% than no launcher's limits`."""
+    found = _evaluated(results)
+    sentences = []
+    names = list(found)
+    for i, name in enumerate(names):
+        slower = [
+            (f"{format_percent(found[name].step_s / found[other].step_s - 1)}", NAMES.get(other, other))
+            for other in names[i + 1 :]
+            if found[name].step_s > found[other].step_s * (1 + GAP_TOL)
+        ]
+        if slower:
+            (share, than), *more = slower
+            rest = "".join(f", {share} than {than}" for share, than in more)
+            sentences.append(f"{NAMES.get(name, name)} is {share} slower than {than}{rest}")
+    if not sentences and len(found) > 1:
+        return "No launcher is faster than another here."
+    return "; ".join(sentences)

@@ -1,0 +1,1 @@
+"""The search over pipelines whose stages differ in tensor and data parallelism."""

@@ -1,0 +1,124 @@
+"""Search for `flagscale`: stages that differ in tensor and data parallelism, with a bound over all of them.
+
+The space: every batch and shape of `planner.search.meshes.shapes`, every number of stages and every sequence
+of shapes that the hosts can hold in whole tensor-parallel groups, every split of the layers (leading ones
+of another kind on the first stage), and either full recomputation of any number of layers on each stage,
+or selective recomputation on all. No context parallelism, no virtual stages, as FlagScale has none. What is
+pinned holds for every stage.
+
+The best plan with equal degrees comes first, from the search for Megatron-LM; then pipelines of one shape a
+class, and changes to them that help. Best-first: a batch with a number of stages is bounded by
+`planner.search.meshes.relaxation`, then split by the shape of the first stage, of the second, and so on; a
+whole sequence becomes a program, as in `planner.search.driver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.cost.pricing import price
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Result
+from planner.rules.megatron import violations
+from planner.search.bounds import bound_data
+from planner.search.driver import Search, check_kinds
+from planner.search.items import Pair
+from planner.search.kinds import layer_kinds
+from planner.search.meshes.neighbours import first_sequences, improve, sequence_of
+from planner.search.meshes.opener import MeshOpener
+from planner.search.meshes.pairs import list_pairs
+from planner.search.meshes.shapes import list_batches
+from planner.search.progress import Progress
+from planner.simulate.evaluate import evaluate
+
+LOOKS = 300
+"""Pipelines of one shape a class that are looked at for first plans."""
+SHARE_OF_UNIFORM = 0.4
+"""Share of the time limit that the search for equal degrees may take."""
+
+
+def search_meshes(
+    problem: Problem,
+    on_progress: Callable[[Progress], None] | None = None,
+    seeds: Sequence[Plan] = (),
+) -> Result:
+    """The best plan whose stages may differ in degrees; `seeds` are plans to begin with.
+
+    Raises
+    ------
+    InstanceError, SolverError
+        As `planner.search.driver.search`.
+    """
+    check_kinds(problem)
+    return MeshSearch(problem, on_progress, seeds).run()
+
+
+class MeshSearch(Search):
+    """One search; `run` does it."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        on_progress: Callable[[Progress], None] | None,
+        seeds: Sequence[Plan] = (),
+    ) -> None:
+        # Classes that must be busy are asked of whole pipelines, as not each shape can lie on each of them.
+        options = problem.options.model_copy(update={"max_context_parallel": 1, "use": ()})
+        super().__init__(problem.model_copy(update={"options": options}), on_progress)
+        self.use = problem.options.use
+        self.seeds = list(seeds)
+        self.reason: str | None = None
+
+    def _search(self) -> bool:
+        if not self.seeds:
+            self._uniform_plans()
+        self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
+        prices = price(self.problem, self.table.degrees)
+        kinds = layer_kinds(self.problem.model)
+        assert kinds is not None
+        sends_block = not self.problem.stack.p2p_overlap
+        self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
+        batches = list_batches(self.problem, self.table, prices)
+        opener = MeshOpener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock, batches)
+        self.opener = opener
+        self.pairs = list_pairs(self.problem, batches, self.bounds)
+        self.frontier.queue.stream(
+            self.pairs.bound_s, lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
+        )
+        self._first_plans(opener)
+        return self._loop(opener)
+
+    def _uniform_plans(self) -> None:
+        """The best plans of Megatron-LM, which come before all else."""
+        limit_s = self.clock.left_s
+        share_s = None if limit_s is None else max(SHARE_OF_UNIFORM * limit_s, 1e-3)
+        options = self.problem.options.model_copy(update={"time_limit_s": share_s, "use": self.use})
+        found = Search(
+            self.problem.model_copy(update={"target": "megatron-lm", "options": options}), None
+        ).run()
+        self.reason = found.reason
+        plans = [found.plan, *(other.plan for other in found.runners_up)]
+        self.seeds = [plan for plan in plans if plan is not None]
+
+    def _first_plans(self, opener: MeshOpener) -> None:
+        for plan in self.seeds:
+            made_for = plan.model_copy(update={"target": self.problem.target, "problem": None})
+            if not set(self.use) <= {stage.node_class for stage in plan.stages}:
+                continue
+            if not violations(self.problem, made_for):
+                evaluation = evaluate(self.problem, made_for)
+                if not evaluation.violations:
+                    self.incumbent.offer(made_for, evaluation)
+            place = sequence_of(self.problem, opener.batches, plan)
+            if place is not None:
+                opener.try_order(*place)
+        for choice, order in first_sequences(opener, LOOKS):
+            if self.clock.is_up:
+                return
+            opener.try_order(choice, order)
+            self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
+        improve(opener)
+
+    def _why_infeasible(self) -> str:
+        return self.reason if self.reason is not None else super()._why_infeasible()

@@ -1,0 +1,142 @@
+"""Good pipelines of free shapes without a proof: one shape a class, then changes that help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, product
+
+import numpy as np
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.search.meshes.opener import MeshOpener
+from planner.search.meshes.shapes import Batch
+
+SHAPES_OF_CLASS = 3
+"""Shapes of each class that first pipelines are made of: those that do most for their chips."""
+MAX_TRIES = 600
+"""Changes that are tried in all."""
+
+Place = tuple[int, tuple[int, ...]]
+"""Number of a batch and the shapes of its stages."""
+
+
+def sequence_of(problem: Problem, batches: Sequence[Batch], plan: Plan) -> Place | None:
+    """Where a plan stands among the batches; None where it belongs to none."""
+    kinds = {stage.recompute for stage in plan.stages}
+    wanted = [
+        (problem.cluster.class_index(stage.node_class), stage.tensor_parallel, stage.data_parallel)
+        for stage in plan.stages
+    ]
+    for number, batch in enumerate(batches):
+        fits = batch.sequences == plan.microbatch_size * plan.data_parallel
+        fits &= batch.expert_parallel == plan.expert_parallel
+        fits &= batch.expert_tensor_parallel in (None, plan.expert_tensor_parallel)
+        fits &= batch.sequence_parallel == plan.sequence_parallel or plan.tensor_parallel == 1
+        fits &= batch.selective in (None, kinds == {"selective"})
+        if not fits:
+            continue
+        index = _index(batch)
+        if all(key in index for key in wanted):
+            return number, tuple(index[key] for key in wanted)
+    return None
+
+
+def _index(batch: Batch) -> dict[tuple[int, int, int], int]:
+    return {
+        (shape.node_class, shape.tensor_parallel, shape.data_parallel): k
+        for k, shape in enumerate(batch.shapes)
+    }
+
+
+def most_stages(problem: Problem) -> int:
+    """Most stages that the layers and the user let be."""
+    return min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
+
+
+def first_sequences(opener: MeshOpener, most: int) -> list[Place]:
+    """Pipelines that give each class one shape and all its chips, the most promising first."""
+    found: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
+    chips = [node_class.num_chips for node_class in opener.problem.cluster.classes]
+    num_layers, limit = opener.problem.model.num_layers, most_stages(opener.problem)
+    for number, batch in enumerate(opener.batches):
+        layer = opener.bounds.layer_s[batch.choice, batch.node_class]
+        by_class = []
+        for c in range(len(chips)):
+            mine = np.flatnonzero(batch.node_class == c)
+            best = mine[np.argsort(layer[mine] * batch.num_chips[mine], kind="stable")[:SHAPES_OF_CLASS]]
+            by_class.append([None, *best.tolist()])
+        for picks in product(*by_class):
+            blocks = [(k, chips[c] // int(batch.num_chips[k])) for c, k in enumerate(picks) if k is not None]
+            p = sum(count for _, count in blocks)
+            if not blocks or p > limit or min(count for _, count in blocks) == 0:
+                continue
+            tau = num_layers / sum(count / float(layer[k]) for k, count in blocks)
+            found.append(((batch.num_microbatches + p - 1) * tau, number, tuple(blocks)))
+    found.sort()
+    places: list[Place] = []
+    for _, number, picked in found[:most]:
+        layer = opener.bounds.layer_s[opener.batches[number].choice, opener.batches[number].node_class]
+        slow_first = sorted(picked, key=lambda block: (-float(layer[block[0]]), block[0]))
+        for sequence in (slow_first, slow_first[::-1])[: len(picked)]:
+            order = _flat(sequence)
+            if opener.is_allowed(number, order):
+                places.append((number, order))
+    return places
+
+
+def improve(opener: MeshOpener) -> None:
+    """Change the best pipeline as long as that helps."""
+    tried: set[Place] = set()
+    longest = most_stages(opener.problem)
+    while opener.best is not None and len(tried) < MAX_TRIES:
+        before = opener.best
+        for place in _changes(opener, before[1], before[2]):
+            if place in tried or opener.clock.is_up or len(tried) >= MAX_TRIES:
+                continue
+            tried.add(place)
+            if 0 < len(place[1]) <= longest and opener.is_allowed(*place):
+                opener.try_order(*place)
+            if opener.best != before:
+                break
+        if opener.best == before:
+            return
+
+
+def _changes(opener: MeshOpener, number: int, order: tuple[int, ...]) -> Iterator[Place]:
+    """Pipelines that differ in the shape of a run or a stage, in its place, in length, or in the batch."""
+    batch = opener.batches[number]
+    runs = [(k, len(list(stages))) for k, stages in groupby(order)]
+    for i, (k, count) in enumerate(runs):
+        before, after = runs[:i], runs[i + 1 :]
+        chips = count * batch.shapes[k].num_chips
+        for other, shape in enumerate(batch.shapes):
+            if shape.node_class == batch.shapes[k].node_class and other != k:
+                new = chips // shape.num_chips
+                for stages in (new, new + 1, new - 1):
+                    yield number, _flat([*before, (other, stages), *after])
+                yield number, _flat([*before, (other, 1), (k, count - 1), *after])
+                yield number, _flat([*before, (k, count - 1), (other, 1), *after])
+        for change in (1, -1):
+            yield number, _flat([*before, (k, count + change), *after])
+        for j in range(len(runs) - 1):
+            moved = [*before, *after]
+            moved.insert(j, (k, count))
+            yield number, _flat(moved)
+    yield from _other_batches(opener, number, order)
+
+
+def _other_batches(opener: MeshOpener, number: int, order: tuple[int, ...]) -> Iterator[Place]:
+    """The same shapes with another number of sequences at a time, or another choice of what all share."""
+    keys = [
+        (shape.node_class, shape.tensor_parallel, shape.data_parallel)
+        for shape in (opener.batches[number].shapes[k] for k in order)
+    ]
+    for other, batch in enumerate(opener.batches):
+        index = _index(batch)
+        if other != number and all(key in index for key in keys):
+            yield other, tuple(index[key] for key in keys)
+
+
+def _flat(runs: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(k for k, count in runs for _ in range(count))

@@ -1,0 +1,62 @@
+"""Which search plans for which launcher, and all of them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem, TargetName
+from planner.data.result import Result
+from planner.search.progress import Progress
+from planner.search.state import Clock
+
+PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
+"""Launchers that plans are made for, the narrower before the wider."""
+
+
+def search_target(
+    problem: Problem,
+    on_progress: Callable[[Progress], None] | None = None,
+    seeds: Sequence[Plan] = (),
+) -> Result:
+    """The best plan for the launcher that a problem names, with a proven bound.
+
+    Parameters
+    ----------
+    seeds
+        Plans of other launchers; those that this one can run are where the search begins, so that its
+        answer is never worse.
+
+    Raises
+    ------
+    InstanceError, SolverError
+        As `planner.search.driver.search`.
+    """
+    if problem.target == "flagscale":
+        from planner.search.meshes.driver import search_meshes
+
+        return search_meshes(problem, on_progress, seeds)
+    from planner.search.driver import search
+
+    return search(problem, on_progress)
+
+
+def search_all(
+    problem: Problem, on_progress: Callable[[Progress], None] | None = None
+) -> dict[TargetName, Result]:
+    """The best plan for each launcher; a wider one begins with the plans of the narrower.
+
+    The time that is left is shared evenly between those that are still to come.
+    """
+    clock = Clock(problem.options.time_limit_s)
+    results: dict[TargetName, Result] = {}
+    for number, target in enumerate(PLANNED_TARGETS):
+        left_s = clock.left_s
+        share_s = None if left_s is None else max(left_s / (len(PLANNED_TARGETS) - number), 1e-3)
+        options = problem.options.model_copy(update={"time_limit_s": share_s})
+        asked = problem.model_copy(update={"target": target, "options": options})
+        seeds = [result.plan for result in results.values() if result.plan is not None]
+        results[target] = search_target(asked, on_progress, seeds)
+        if results[target].interrupted and share_s is None:
+            break
+    return results

@@ -1,0 +1,38 @@
+"""The search over stages of different degrees against brute force over all of its plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.search.meshes.driver import MeshSearch
+from planner.simulate.evaluate import evaluate
+from tests.oracle_meshes import brute_force_meshes
+from tests.random_problems import random_problem
+
+REL = 1e-9
+
+
+def assert_search_finds_the_best(seed: int, most_layers: int) -> None:
+    problem = random_problem(seed, most_layers=most_layers).model_copy(update={"target": "flagscale"})
+    best = brute_force_meshes(problem)
+    result = MeshSearch(problem, None).run()
+    if best.what == ():
+        assert result.termination == "infeasible", f"seed {seed}"
+        return
+    assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {best}"
+    judged = evaluate(problem, result.plan)
+    assert judged.violations == ()
+    assert judged.step_s == pytest.approx(best.step_s, rel=REL), f"seed {seed}: {best.what}"
+    assert result.termination == "optimal"
+    assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
+    assert_search_finds_the_best(seed, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 50))
+def test_search_equals_brute_force(seed: int) -> None:
+    assert_search_finds_the_best(seed, 3)
