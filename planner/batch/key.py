@@ -17,7 +17,7 @@ _NO_PART_OF_THE_QUESTION: Any = {
     "cluster": {
         "source": True,
         "note": True,
-        "classes": {"__all__": {"price_usd_per_hour", "note"}},
+        "classes": {"__all__": {"price_usd_per_hour", "power_kw", "note"}},
         "links": {"__all__": {"note"}},
     },
     "workload": {"train_iters"},

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
+from planner.data.read import parse_text
 
 
 class SkipRun(Exception):
@@ -26,7 +26,7 @@ class SkipRun(Exception):
 def table(name: str) -> dict[str, Any]:
     """Values of `instances/tables/<name>.yaml`."""
     text = files("planner.instances").joinpath("tables", f"{name}.yaml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text)
+    values = parse_text(text, name)
     assert isinstance(values, dict)
     return values
 

@@ -50,6 +50,8 @@ class PlanRequest:
     use: list[str] | None = None
     compare_split: bool = False
     robust: int | None = None
+    objective: str | None = None
+    reach_step_s: float | None = None
     force: bool = False
     as_json: bool = False
     quiet: bool = False
@@ -64,6 +66,10 @@ def run(request: PlanRequest) -> ExitCode:
     problem = load(request)
     if request.out is not None:
         check_out_dir(request.out, force=request.force)
+    if request.objective is not None or request.reach_step_s is not None:
+        from planner.commands import economy
+
+        return economy.run(request, problem)
     with _noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
         elapsed_s = clock.since_process_start_s()
         result = api.plan(problem, on_progress=on_progress, elapsed_s=elapsed_s)
@@ -86,7 +92,7 @@ def run(request: PlanRequest) -> ExitCode:
     if result.termination == "infeasible" and not request.quiet:
         screen.note("`hetplan explain` with the same arguments finds the least changes that give a plan")
     if request.out is not None and result.plan is not None:
-        _write(request, problem, result)
+        write(request, problem, result)
     if interrupts:
         screen.note("interrupted; this is the best plan so far" if result.plan else "interrupted")
         return ExitCode.INTERRUPTED
@@ -200,7 +206,7 @@ def check_out_dir(out: Path, *, force: bool) -> None:
         raise InstanceError(f"{above} cannot be written by this user", "--out")
 
 
-def _write(request: PlanRequest, problem: Problem, result: Result) -> None:
+def write(request: PlanRequest, problem: Problem, result: Result) -> None:
     """Write the launch directory and say what is in it."""
     assert request.out is not None
     api.export(result, problem.target, request.out, problem=problem, force=request.force)

@@ -66,6 +66,13 @@ def plan(
     keep_class_order: Annotated[
         bool, typer.Option("--keep-class-order", help="Stages follow the order of the cluster's classes.")
     ] = False,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="cost or energy: the nodes on which a token costs least, not the fastest plan."),
+    ] = None,
+    reach_step_s: Annotated[
+        float | None, typer.Option(help="The cheapest nodes that reach this step time [s].")
+    ] = None,
     robust: Annotated[
         int | None,
         typer.Option(help="Choose the plan with the least worst case over so many draws of the numbers."),
@@ -103,6 +110,8 @@ def plan(
             use=use,
             max_pp=max_pp,
             keep_class_order=keep_class_order or None,
+            objective=objective,
+            reach_step_s=reach_step_s,
             robust=robust,
             compare_split=compare_split,
             out=out,

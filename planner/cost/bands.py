@@ -10,11 +10,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from planner.cost.relatives import has_own_tables
 from planner.data.chip import Chip
 from planner.data.model_spec import ModelSpec
+from planner.data.read import parse_text
 from planner.data.stack import SoftwareStack
 
 SCALED_BAND = 0.35
@@ -24,7 +23,9 @@ SCALED_BAND = 0.35
 @lru_cache(maxsize=1)
 def _bands() -> dict[tuple[str, str, str, bool], Any]:
     text = (resources.files("planner.instances") / "tables" / "error_bands.yaml").read_text()
-    return {(b["chip"], b["stack"], b["kind"], b["tables"]): b for b in yaml.safe_load(text)["bands"]}
+    return {
+        (b["chip"], b["stack"], b["kind"], b["tables"]): b for b in parse_text(text, "error_bands")["bands"]
+    }
 
 
 def error_band(chip: Chip, stack: SoftwareStack, model: ModelSpec) -> float:

@@ -55,9 +55,9 @@ PHASE_OVERLAP = 0.9
 """Share of the faster phase (inside, between nodes) that runs behind the slower one."""
 
 TREE_EFFICIENCY, TREE_STEP_S = 0.92 * 0.85, 28e-6
-"""Share of the adapters' rate that double binary trees reach, and the latency of one of their steps [s]: NCCL
-reduces along trees or a ring, whichever is faster (NVIDIA nccl, src/graph/tuning.cc, Tree with Simple). The
-measured efficiency by nodes falls with their number as a ring's does."""
+"""Rate of double binary trees over a ring's between two nodes, and the latency of one of their steps [s]:
+NCCL reduces along trees or a ring, whichever is faster (NVIDIA nccl, src/graph/tuning.cc, Tree with Simple).
+The measured efficiency falls with the number of nodes as a ring's does; a tree's does not."""
 
 P2P_EFFICIENCY = 0.8
 """Share of the link rate that a single send reaches; constant published by AMD Primus (p2p_bw_eff)."""
@@ -231,7 +231,9 @@ def collective_s(
     between = outside / (rate * reached) + latency
     if efficiency is None and "all_reduce" in ((op,) if isinstance(op, str) else op):
         steps = 2 * np.ceil(np.log2(nodes)) * TREE_STEP_S
-        along_trees = np.minimum(between, outside / (rate * TREE_EFFICIENCY) + steps + LAUNCH_S)
+        two = tables.scale_grid(table).latency_s(2.0 + 0.0 * nodes, np.maximum(size_bytes * sharing, 1.0))
+        tree_rate = rate * TREE_EFFICIENCY * np.minimum(np.maximum(two, 0.01), 1.0)
+        along_trees = np.minimum(between, outside / tree_rate + steps + LAUNCH_S)
         between = np.where(passes == WIRE_PASSES["all_reduce"], along_trees, between)
     hierarchical = np.maximum(inside, between) + (1 - PHASE_OVERLAP) * np.minimum(inside, between)
     return np.where(several, np.where(across, hierarchical, inside), 0.0)

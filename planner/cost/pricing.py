@@ -214,7 +214,10 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
     gathered = memory.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     layer["working"] += gathered[:-2].T
     buffer = sizes.norm_tokens * model.hidden_size * HALF
-    fixed = (stack.context_gib + stack.communicator_gib) * GIB
+    # Groups of each kind with more than one rank have communicators, and so has the whole job.
+    groups = np.array([sizes.tp, sizes.cp, sizes.gradient_ranks, sizes.ep])
+    sets: Floats = (groups > 1).sum(axis=0) + float(problem.cluster.num_chips > 1)
+    fixed = (stack.context_gib + stack.communicator_gib * sets) * GIB
     return {
         **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
         "layer_state_bytes": states[:-2].transpose(1, 0, 2),
@@ -224,5 +227,5 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         "head_activation_bytes": memory.head_activation_bytes(model, sizes),
         "head_peak_bytes": memory.logits_peak_bytes(stack, work.vocab, sizes) + gathered[:-2].max(axis=0),
         "pipeline_buffer_bytes": 2 * buffer,
-        "fixed_bytes": np.full((rows, len(problem.cluster.classes)), fixed),
+        "fixed_bytes": np.repeat(fixed[:, None], len(problem.cluster.classes), axis=1),
     }

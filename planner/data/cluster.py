@@ -42,6 +42,8 @@ class NodeClass(Data):
     """Host names in order; null lets the planner invent them."""
     price_usd_per_hour: float | None = Field(default=None, ge=0)
     """Price of one node [$/h]."""
+    power_kw: float | None = Field(default=None, ge=0)
+    """Power that one node draws while it trains [kW]."""
     note: str = ""
     """Anything a reader should know."""
 

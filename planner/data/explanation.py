@@ -158,3 +158,28 @@ class Robustness(Data):
     """How often the numbers were drawn."""
     plans: tuple[RobustPlan, ...]
     """The candidates: the nominal plans, and the best plan of every draw."""
+
+
+class Economy(Data):
+    """What nodes to use, and how far from the cheapest choice it can be."""
+
+    objective: Literal["cost", "energy"]
+    """What is least."""
+    reach_step_s: float | None
+    """Step time that had to be reached [s]; null where cost or energy a token is least."""
+    unit: str
+    """Unit of value and bound."""
+    value: float | None
+    """What the plan costs; null where there is none."""
+    bound: float | None
+    """No plan costs less."""
+    gap: float | None
+    """(value - bound) / value."""
+    nodes: dict[str, int]
+    """Nodes that the plan uses, by class."""
+    searches: int
+    """Subsets of nodes that were searched."""
+    interrupted: bool
+    """Whether a time limit or Ctrl-C cut it."""
+    words: str
+    """The nodes in words, or why there is no plan."""

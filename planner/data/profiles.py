@@ -10,8 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from planner.data.chip import Chip
 from planner.data.explain import validated
 from planner.data.find import existing_path, file_values, find_chip
@@ -20,6 +18,7 @@ from planner.data.model_spec import ModelSpec
 from planner.data.nearest import did_you_mean
 from planner.data.problem import ProfileSource
 from planner.data.profile_formats import read_profile_folder, read_profile_table
+from planner.data.read import parse_text
 from planner.errors import InstanceError
 
 
@@ -85,7 +84,8 @@ _TABLES = files("planner.instances").joinpath("tables")
 @cache
 def _shipped_facts() -> dict[str, Any]:
     """What the shipped profiles have in common, and of which models they are."""
-    values = yaml.safe_load(_TABLES.joinpath("layer_profiles.yaml").read_text(encoding="utf-8"))
+    text = _TABLES.joinpath("layer_profiles.yaml").read_text(encoding="utf-8")
+    values = parse_text(text, "layer_profiles")
     assert isinstance(values, dict)
     return values
 

@@ -88,7 +88,7 @@ class SoftwareStack(Data):
     context_gib: float = Field(default=1.0, ge=0)
     """Memory of the device context and libraries [GiB]."""
     communicator_gib: float = Field(default=0.4, ge=0)
-    """Memory of one set of communicators [GiB]."""
+    """Memory of one set of communicators [GiB]: each kind of group of several ranks has one, and the job."""
     allocated_fraction: float = Field(default=0.94, gt=0, le=1)
     """Allocated over reserved memory: what fragmentation leaves."""
     time_factor: dict[str, float] = Field(default_factory=dict)

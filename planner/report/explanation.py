@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.data.explanation import Explanation, Robustness, SplitComparison
+from planner.data.explanation import Economy, Explanation, Robustness, SplitComparison
 from planner.report.facts import two_columns
 from planner.units import format_percent, format_seconds
 
@@ -153,3 +153,21 @@ def robustness_report(robustness: Robustness) -> RenderableType:
         )
     note = "loses: against the fastest of these in the same draw; in bold the plan with the least worst case"
     return Group(table, Text(note, style="dim"))
+
+
+def economy_report(economy: Economy) -> RenderableType:
+    """Which nodes, what they cost, and how far from the cheapest choice that can be."""
+    grid = two_columns()
+    if economy.value is None:
+        grid.add_row("nodes", economy.words)
+        return grid
+    grid.add_row("nodes", economy.words)
+    what = "price" if economy.objective == "cost" else "energy" if economy.reach_step_s is None else "power"
+    grid.add_row(what, f"{economy.value:,.4g} {economy.unit}")
+    if economy.gap is not None and economy.bound is not None:
+        grid.add_row(
+            "proof",
+            f"no choice of nodes can be more than {format_percent(economy.gap)} cheaper "
+            f"(bound {economy.bound:,.4g}); {economy.searches} subsets searched",
+        )
+    return grid

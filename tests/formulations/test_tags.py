@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import formulations
-from formulations import fleet_split, joint, row_search, stage_selection, stage_selection_cp
+from formulations import fleet_split, joint, layer_partition, row_search, stage_selection, stage_selection_cp
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
 from tests.formulations.instances import random_data
+from tests.formulations.test_layer_partition import random_data as random_partition
 
 
 def stage_selection_names(data: StageSelectionData) -> Iterable[str]:
@@ -52,9 +53,18 @@ def joint_names(data: StageSelectionData) -> Iterable[str]:
     return list(model.constraints)
 
 
+def layer_partition_names(data: StageSelectionData) -> Iterable[str]:
+    instance = random_partition(3)
+    model, var = layer_partition.build(instance)
+    layer_partition.add_exclude(model, instance, var, [layer_partition.least_bottleneck(instance)[1] or ()])
+    layer_partition.tighten_cutoff(model, instance, var, 1.0)
+    return list(model.constraints)
+
+
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "fleet_split": fleet_split_names,
     "joint": joint_names,
+    "layer_partition": layer_partition_names,
     "stage_selection": stage_selection_names,
     "stage_selection_cp": stage_selection_cp_names,
 }

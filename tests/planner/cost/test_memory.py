@@ -160,3 +160,14 @@ def test_checkpointing_by_operator_keeps_every_second_product_and_attention() ->
     assert repeated_shares(of.model, "dense") == pytest.approx(
         {"qkv": 1024 / 6144, "proj": 1.0, "fc1": 0.5, "fc2": 0.0}
     )
+
+
+def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
+    of = problem(cluster="2x8 h100-sxm-80gb")
+    alone, tensor, both = (
+        prices(of, **degrees).fixed_bytes[0, 0]
+        for degrees in ({}, {"tensor_parallel": 8}, {"tensor_parallel": 8, "data_parallel": 2})
+    )
+    one_set = of.stack.communicator_gib * 2**30
+    assert (tensor - alone, both - tensor) == pytest.approx((one_set, one_set))
+    assert alone == pytest.approx(of.stack.context_gib * 2**30 + one_set)  # the job's own

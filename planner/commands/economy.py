@@ -1,0 +1,51 @@
+"""`hetplan plan --objective` and `--reach-step-s`: which nodes to use, rather than all of them."""
+
+from __future__ import annotations
+
+from planner.commands import screen
+from planner.commands.plan import PlanRequest, exit_code, result_json, write
+from planner.commands.screen import ExitCode
+from planner.data.problem import Problem
+from planner.errors import InstanceError
+from planner.explain.economy import Objective, cheapest
+
+OBJECTIVES: dict[str, Objective] = {"cost": "cost", "energy": "energy"}
+"""What can be least instead of the step time."""
+
+
+def run(request: PlanRequest, problem: Problem) -> ExitCode:
+    """Print the cheapest plan and its nodes, write its launch directory."""
+    objective = request.objective or "cost"
+    if objective not in OBJECTIVES:
+        raise InstanceError(
+            f"{objective!r} is no objective; there are {', '.join(OBJECTIVES)}", "--objective"
+        )
+    if request.reach_step_s is not None and request.reach_step_s <= 0:
+        raise InstanceError("must be above 0", "--reach-step-s")
+    if request.robust is not None or request.compare_split:
+        raise InstanceError("goes with neither --robust nor --compare-split", "--objective")
+
+    def on_search(words: str) -> None:
+        if not request.quiet:
+            screen.note(f"planning on {words}")
+
+    result, economy = cheapest(
+        problem, OBJECTIVES[objective], reach_s=request.reach_step_s, on_search=on_search
+    )
+    if request.as_json:
+        found = {"schema": "hetplan/result/v1", "plan": None} if result is None else result_json(result)
+        screen.show_json({**found, "economy": economy.model_dump(mode="json")})
+    else:
+        from planner.report.explanation import economy_report
+        from planner.report.tables import plan_report
+
+        if result is not None:
+            screen.show(plan_report(problem, result, width=screen.console().width))
+        screen.show(economy_report(economy))
+    if request.out is not None and result is not None and result.plan is not None:
+        write(request, problem, result)
+    if economy.interrupted:
+        screen.note("cut before the wanted gap; this is the best so far")
+    if result is None:
+        return ExitCode.NOT_FOUND if economy.interrupted else ExitCode.INFEASIBLE
+    return exit_code(result)

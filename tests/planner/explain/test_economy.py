@@ -1,0 +1,99 @@
+"""The cheapest nodes, against every subset of them planned alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner import api
+from planner.cli import main
+from planner.data import load
+from planner.data.changes import with_class, with_named_hosts
+from planner.data.load import build_problem
+from planner.data.options import Options
+from planner.data.problem import Problem
+from planner.data.save import to_yaml
+from planner.errors import InstanceError
+from planner.explain import economy
+from planner.explain.economy import cheapest
+
+PRICES = np.array([40.0, 24.0])
+
+
+def priced(nodes: int) -> Problem:
+    """Small nodes of H100 and A100 with prices, a short model, to be solved exactly."""
+    problem = build_problem(
+        cluster=f"{nodes}x4 h100-sxm-80gb, {nodes}x4 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=2048,
+        global_batch_size=24,
+        options=Options(gap=0.0, top=1),
+    )
+    short = problem.model.model_copy(update={"num_layers": 8, "published_params": None})
+    problem = Problem(**(dict(problem) | {"model": short}))
+    for c, price in enumerate(PRICES):
+        problem = with_class(problem, c, price_usd_per_hour=float(price), power_kw=float(price) / 10)
+    return problem
+
+
+def every_subset(problem: Problem) -> list[tuple[np.ndarray, float]]:
+    """Nodes used and step time of the best plan on every subset of nodes."""
+    named = with_named_hosts(problem)
+    found = []
+    sizes = [range(node_class.num_nodes + 1) for node_class in problem.cluster.classes]
+    for counts in itertools.product(*sizes):
+        if any(counts):
+            result = api.plan(economy._with_counts(named, counts))
+            assert result.plan is not None and result.evaluation is not None
+            found.append((np.array(economy._used(named, result.plan)), result.evaluation.step_s))
+    return found
+
+
+@pytest.mark.slow
+def test_the_cheapest_token_is_that_of_the_best_subset() -> None:
+    problem = priced(2)
+    subsets = every_subset(problem)
+    result, found = cheapest(problem, "cost")
+    best = min(float(PRICES @ used) * step_s for used, step_s in subsets)
+    per_million = best / 3600 / problem.workload.tokens_per_step * 1e6
+    assert result is not None and found.value == pytest.approx(per_million, rel=1e-9)
+    assert found.bound == pytest.approx(per_million, rel=2e-4)  # exact to the least gap that is asked
+    _, energy = cheapest(problem, "energy")
+    assert energy.value == pytest.approx(per_million / 10, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_the_cheapest_nodes_that_reach_a_step_time() -> None:
+    problem = priced(2)
+    subsets = every_subset(problem)
+    steps = sorted(step_s for _, step_s in subsets)
+    for limit_s in (steps[1], steps[len(steps) // 2], steps[-1]):
+        result, found = cheapest(problem, "cost", reach_s=limit_s * (1 + 1e-9))
+        assert result is not None and result.evaluation is not None
+        assert result.evaluation.step_s <= limit_s * (1 + 1e-9)
+        assert found.value == min(
+            float(PRICES @ used) for used, step_s in subsets if step_s <= limit_s * (1 + 1e-9)
+        )
+    assert cheapest(problem, "cost", reach_s=steps[0] / 10)[0] is None
+
+
+def test_a_class_without_a_price_is_named() -> None:
+    problem = with_class(priced(1), 1, price_usd_per_hour=None)
+    with pytest.raises(InstanceError, match=r"class a100-sxm-80gb has no price_usd_per_hour"):
+        cheapest(problem, "cost")
+
+
+def test_the_command_prints_nodes_and_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = priced(1).model_copy(update={"options": Options(gap=0.2)})
+    file = tmp_path / "problem.yaml"
+    file.write_text(to_yaml(load.problem_file(problem)))
+    assert main(["plan", str(file), "--objective", "cost", "--quiet", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["economy"]["nodes"] and found["economy"]["gap"] <= 0.2 and found["plan"] is not None
+    assert main(["plan", str(file), "--reach-step-s", "1e-6", "--quiet"]) == 3
+    assert "no plan reaches the step time" in capsys.readouterr().out
+    assert main(["plan", str(file), "--objective", "speed", "--quiet"]) == 2
