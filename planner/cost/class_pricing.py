@@ -77,7 +77,9 @@ class ClassPricing:
     def _attention(self) -> tuple[Floats, Floats]:
         """Forward and backward of core attention [s]."""
         if self.stack.flash_attention:
-            return attention_times(self.relative, self.model, self.sizes, self.stack)
+            return attention_times(
+                self.relative, self.model, self.sizes, self.stack, self.network.domain_chips
+            )
         piece = self.pieces["scores"]
         traffic = self.work.scores
         forward = piece.rows(self.times.forward_s).sum(axis=0)
@@ -260,4 +262,6 @@ def network_of(problem: Problem, class_index: int) -> Network:
         latency_s=latency,
         transport=transport,
         link_bytes_per_s=link * GB,
+        nodes_per_switch=float(node_class.nodes_per_switch or "inf"),
+        oversubscription=node_class.oversubscription,
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from planner.cost import tables
 from planner.cost.grid import LogGrid
+from planner.cost.oversubscription import rate_left
 from planner.cost.placement import Spread
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
@@ -87,6 +88,11 @@ class Network:
     transport: Transport
     link_bytes_per_s: float
     """One chip's link inside the node, one way [bytes/s]."""
+
+    nodes_per_switch: float = float("inf")
+    """Nodes that reach each other at full rate."""
+    oversubscription: float = 1.0
+    """Rate into such a group of nodes over the rate out of it."""
 
     @property
     def chip_bytes_per_s(self) -> float:
@@ -212,7 +218,9 @@ def collective_s(
     several, across = spread.ranks > 1, spread.nodes > 1
     if not (across & several).any():
         return np.where(several, inside, 0.0)
-    rate = network.chip_bytes_per_s * network.domain_chips / sharing
+    below = network.nodes_per_switch * network.chips_per_node / network.domain_chips
+    left = rate_left(op, spread, below, network.oversubscription)
+    rate = left * network.chip_bytes_per_s * network.domain_chips / sharing
     rate = np.minimum(rate, spread.inside * network.link_bytes_per_s)
     nodes = np.maximum(spread.nodes, 2.0)
     passes = _measured(network.relative.collective_table, op).passes

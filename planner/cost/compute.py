@@ -17,7 +17,7 @@ from planner.cost import tables
 from planner.cost.operators import HALF, Products, attention_dims
 from planner.cost.prices import Floats
 from planner.cost.relatives import MeasuredChip, Relative, sixteen_bit
-from planner.cost.sizes import Sizes
+from planner.cost.sizes import Sizes, context_levels
 from planner.data.chip import Precision
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
@@ -168,7 +168,7 @@ AMPERE = ("a100_sxm",)
 
 
 def attention_times(
-    relative: Relative, model: ModelSpec, sizes: Sizes, stack: SoftwareStack
+    relative: Relative, model: ModelSpec, sizes: Sizes, stack: SoftwareStack, domain_chips: float
 ) -> tuple[Floats, Floats]:
     """Forward and backward of fused causal attention of one layer, arrays [choice] in seconds.
 
@@ -179,10 +179,8 @@ def attention_times(
     query_dim, value_dim = attention_dims(model)
     head_dim = (query_dim + value_dim) / 2
     heads = s.microbatch_size * model.num_attention_heads / s.tp
-    if stack.cp_exchange == "a2a":
-        seq, heads, blocks = s.seq_length * s.ones, heads / s.cp, s.ones
-    else:
-        seq, blocks = s.seq_length / s.cp, s.cp
+    inner, outer = context_levels(stack, sizes, domain_chips)
+    seq, heads, blocks = s.seq_length / outer, heads / inner, outer
     forward = blocks * _attention_s(relative, seq, np.maximum(heads, 1.0), head_dim)
     forward = forward * visible_fraction(model, s.seq_length)
     training = relative.measured.training

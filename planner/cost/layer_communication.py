@@ -6,7 +6,7 @@ them beside the products that they overlap with:
 - tensor parallel, forward: everything is exposed but for the share that the stack's overlap hides;
 - backward: the gather of the saved input runs behind dgrad, the reduction of the input's gradient
   behind wgrad (core/tensor_parallel/layers.py); two gathers with sequence parallelism are exposed;
-- context parallel over a ring: the next block's keys and values travel while this block is attended to;
+- context parallel: over a ring the next block's keys and values travel behind this one's attention;
 - expert parallel: exchanges are exposed.
 
 Hidden communication slows the computation that hides it by 13% (Galvatron, arXiv 2211.13878, the
@@ -23,7 +23,7 @@ from planner.cost.collectives import Network, collective_s, send_s
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.placement import spread_group
 from planner.cost.prices import Floats
-from planner.cost.sizes import Sizes
+from planner.cost.sizes import Sizes, context_levels
 from planner.data.chip import Precision
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
@@ -123,25 +123,42 @@ def context_layer_s(
     attention_forward_s: Floats,
     attention_backward_s: Floats,
 ) -> tuple[Floats, Floats]:
-    """Forward and backward of the context-parallel exchange of one attention [s]."""
+    """Forward and backward of the context-parallel exchange of one attention [s].
+
+    The four ways of Megatron-LM's --cp-comm-type. Around a ring the next keys and values travel behind the
+    block at hand. All ranks' keys and values may be gathered first, and again in the backward, which scatters
+    their gradients: nothing hides that. Heads may be exchanged for tokens: queries, keys and values go out by
+    head, the result comes back. Or heads are exchanged inside a node, and a ring joins the nodes.
+    """
     s = sizes
-    spread = spread_group(s.cp, s.tp, network.domain_chips)
+    if not np.any(s.cp > 1):
+        return np.zeros_like(s.cp), np.zeros_like(s.cp)
     query_dim, value_dim = attention_dims(model)
     heads = model.num_attention_heads / s.tp
     groups = heads if model.mla is not None else np.maximum(model.num_query_groups / s.tp, 1.0)
     keys_values = s.tokens * groups * (query_dim + value_dim) * HALF
-    if stack.cp_exchange == "a2a":
-        # Queries, keys, values go out by head and the result comes back; backward the same way round.
-        moved = keys_values + s.tokens * heads * (query_dim + value_dim) * HALF
-        once = collective_s(network, "all_to_all", moved, spread, s.tp)
-        return np.where(s.cp > 1, once, 0.0), np.where(s.cp > 1, once, 0.0)
-    rate = np.where(spread.nodes > 1, network.chip_bytes_per_s, network.link_bytes_per_s)
-    steps = s.cp - 1
-    block_forward, block_backward = attention_forward_s / s.cp, attention_backward_s / s.cp
-    step = send_s(keys_values, rate, network.step_latency_s)
-    forward = steps * exposed_behind(step, block_forward)
-    # Backward sends keys and values and their gradients.
-    backward = steps * exposed_behind(send_s(2 * keys_values, rate, network.step_latency_s), block_backward)
+    heads_moved = keys_values + s.tokens * heads * (query_dim + value_dim) * HALF
+    inner, outer = context_levels(stack, sizes, network.domain_chips)
+    forward = backward = 0.0 * s.ones
+    if stack.cp_exchange in ("a2a", "a2a+p2p"):
+        spread = spread_group(inner, s.tp, network.domain_chips)
+        forward = collective_s(network, "all_to_all", heads_moved, spread, s.tp)
+        backward = forward
+    if stack.cp_exchange == "all_gather":
+        spread = spread_group(s.cp, s.tp, network.domain_chips)
+        forward = collective_s(network, "all_gather", s.cp * keys_values, spread, s.tp)
+        backward = forward + collective_s(network, "reduce_scatter", s.cp * keys_values, spread, s.tp)
+    if stack.cp_exchange in ("p2p", "a2a+p2p"):
+        crosses = spread_group(s.cp, s.tp, network.domain_chips).nodes > 1
+        rate = np.where(crosses, network.chip_bytes_per_s, network.link_bytes_per_s)
+        latency, steps = network.step_latency_s, outer - 1
+        forward = forward + steps * exposed_behind(
+            send_s(keys_values, rate, latency), attention_forward_s / outer
+        )
+        # Backward sends keys and values and their gradients.
+        backward = backward + steps * exposed_behind(
+            send_s(2 * keys_values, rate, latency), attention_backward_s / outer
+        )
     return np.where(s.cp > 1, forward, 0.0), np.where(s.cp > 1, backward, 0.0)
 
 
@@ -173,7 +190,8 @@ def expert_layer_s(
     moe = model.moe
     spread = spread_group(s.ep, s.etp, network.domain_chips)
     sharing = np.maximum(np.minimum(network.domain_chips, s.stage_chips) / spread.inside, 1.0)
-    rows = s.norm_tokens * moe.top_k
+    # The busiest rank sets the pace: what it receives exceeds an even share, or is cut to its capacity.
+    rows = s.norm_tokens * moe.top_k * s.expert_load
     sent = rows
     once_a_node = stack.moe_dispatcher == "deduplicating"
     if once_a_node:

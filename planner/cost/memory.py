@@ -68,13 +68,15 @@ def gathered_bytes(
     """What a rank holds whole of a piece in the backward where parameters are sharded, array [piece, choice].
 
     Its 16-bit parameters and those of the piece gathered ahead, its gradient, and the copy of it in the width
-    that is scattered (arXiv 2304.11277, sections 3.3 and 4.2; FSDP2, foreach_reduce). Zero elsewhere.
+    that is scattered (arXiv 2304.11277, sections 3.3 and 4.2; FSDP2, foreach_reduce). Sharded gradients alone
+    are whole until they are scattered. Zero elsewhere.
     """
     s = sizes
     whole: Floats = counts.tensor_sharded / s.tp + counts.replicated + counts.expert / (s.ep * s.etp)
-    if dp_mode not in ("zero3", "fsdp"):
+    if dp_mode not in ("zero2", "zero3", "fsdp"):
         return 0.0 * whole
-    return (2 * WEIGHT_BYTES + HALF + scattered_gradient_bytes) * whole
+    parameters = 0.0 if dp_mode == "zero2" else 2 * WEIGHT_BYTES
+    return np.where(s.gradient_ranks > 1, (parameters + HALF + scattered_gradient_bytes) * whole, 0.0)
 
 
 @dataclass(frozen=True)
@@ -259,18 +261,37 @@ def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Si
     return sizes.tokens * 8.0 + mask
 
 
-def head_activation_bytes(model: ModelSpec, sizes: Sizes) -> Floats:
-    """Input and output of the final norm."""
-    return sizes.norm_tokens * model.hidden_size * 2 * HALF
+def head_activation_bytes(
+    model: ModelSpec, sizes: Sizes, last_layer: LayerActivations | None = None
+) -> Floats:
+    """Input and output of the final norm, and all that multi-token prediction keeps.
+
+    Each of its layers normalises hidden state and embedding, joins and maps them, is a layer, and has a final
+    norm of its own (core/transformer/multi_token_prediction.py). It is kept whole: Megatron-LM recomputes it
+    with the uniform method alone.
+
+    Parameters
+    ----------
+    last_layer
+        Activations of the kind of layer that predictions use; None without any.
+    """
+    values = sizes.norm_tokens * model.hidden_size * HALF
+    if last_layer is None:
+        return 2 * values
+    joined = 2 * sizes.tokens * model.hidden_size * HALF  # gathered for the column-parallel map
+    return 2 * values + model.mtp_num_layers * (last_layer.whole + 2 * values + joined + 2 * values)
 
 
-def logits_peak_bytes(stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Floats:
-    """Logits and their gradients in the loss.
+def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Floats:
+    """Logits and their gradients in the loss, of the model's head and of every further prediction.
 
     Fused: 16-bit logits, whose place the gradient takes. Not fused: 16-bit logits, their fp32 copy, which
-    becomes softmax and gradient, and the gradient cast to 16 bits; or what the stack says.
+    becomes softmax and gradient, and the gradient cast to 16 bits; or what the stack says. Of further
+    predictions the softmax (fused: the logits) waits for its backward.
     """
     logits = sizes.tokens * vocab / sizes.tp
+    waits = HALF if stack.fused_cross_entropy else 4.0
+    peak = 2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0
     if stack.loss_bytes_per_logit is not None:
-        return logits * stack.loss_bytes_per_logit
-    return logits * (2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0)
+        peak = stack.loss_bytes_per_logit
+    return logits * (peak + model.mtp_num_layers * waits)

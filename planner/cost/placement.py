@@ -23,6 +23,8 @@ class Spread:
     """Ranks of it on one node."""
     nodes: Floats
     """Nodes that it touches."""
+    interleaved: Floats
+    """Groups like it whose nodes lie between its own."""
 
 
 def nodes_of_block(num_ranks: Floats, chips_per_node: float) -> Floats:
@@ -39,5 +41,6 @@ def nodes_of_block(num_ranks: Floats, chips_per_node: float) -> Floats:
 
 def spread_group(ranks: Floats, stride: Floats, chips_per_node: float) -> Spread:
     """A group of ranks that lie `stride` apart, at its worst alignment."""
-    nodes = np.minimum(nodes_of_block(ranks * stride, chips_per_node), ranks)
-    return Spread(ranks, ranks / nodes, nodes)
+    block = nodes_of_block(ranks * stride, chips_per_node)
+    nodes = np.minimum(block, ranks)
+    return Spread(ranks, ranks / nodes, nodes, block / nodes)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost import memory
+from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
 from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
 from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.operators import HALF
+from planner.cost.oversubscription import send_rate_left
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_parameters,
@@ -56,21 +58,9 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=np.array([problem.memory_limit_bytes(i) for i in range(num_classes)]),
         error_band=max(error_band(problem.chip_of(i), problem.stack, model) for i in range(num_classes)),
-        assumptions=_assumptions(problem, classes),
+        assumptions=assumptions(problem, [c.relative for c in classes]),
     )
     return with_profiles(problem, degrees, prices)
-
-
-def _assumptions(problem: Problem, classes: list[ClassPricing]) -> tuple[str, ...]:
-    """What was taken for granted: scaled chips, missing adapters, layers that nobody measured."""
-    notes = [note for c in classes for note in c.relative.assumptions]
-    several = problem.cluster.num_nodes > 1
-    for i, node_class in enumerate(problem.cluster.classes):
-        if several and problem.cluster.link_between(i, i)[0] <= 0:
-            notes.append(f"{node_class.name}: no adapters stated; 1 Gbit/s between its nodes")
-    if "mamba" in problem.model.layer_kinds:
-        notes.append("Mamba layers: an estimate from their FLOP and bytes; no operator was measured")
-    return tuple(dict.fromkeys(notes))
 
 
 def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
@@ -130,6 +120,9 @@ def _send_between(
     senders = np.minimum(chips, sizes.stage_chips)
     if problem.cluster.rate_is_measured(a, b):  # what messages reached: nothing is left to take off
         return latency + size * senders / rate
+    if a == b:
+        one = problem.cluster.classes[a]
+        rate *= send_rate_left(one.num_nodes, one.nodes_per_switch or float("inf"), one.oversubscription)
     share = transport_rate(rate, transport) / senders
     return send_s(size, share, latency + TRANSPORT_LATENCY_S[transport])
 
@@ -206,8 +199,11 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         name: np.empty((rows, len(work.kinds)))
         for name in ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
     }
+    last_kind, predicting = model.kind_of_layer[-1], None
     for k, kind in enumerate(work.kinds):
         of = memory.layer_activations(model, kind, stack, sizes, precision)
+        if model.mtp_num_layers and kind == last_kind:
+            predicting = of
         found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
         for filled, size in zip(layer.values(), found, strict=True):
             filled[:, k] = size
@@ -224,8 +220,9 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         "embedding_state_bytes": states[-2],
         "head_state_bytes": states[-1],
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
-        "head_activation_bytes": memory.head_activation_bytes(model, sizes),
-        "head_peak_bytes": memory.logits_peak_bytes(stack, work.vocab, sizes) + gathered[:-2].max(axis=0),
+        "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),
+        "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)
+        + gathered[:-2].max(axis=0),
         "pipeline_buffer_bytes": 2 * buffer,
         "fixed_bytes": np.repeat(fixed[:, None], len(problem.cluster.classes), axis=1),
     }

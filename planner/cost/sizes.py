@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Degrees, Floats
 from planner.data.problem import Problem
+from planner.data.stack import SoftwareStack
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Sizes:
     seq_length: float
     optimizer_shard_size: float = float("inf")
     """Most ranks that share the optimizer state of a parameter."""
+    expert_load: float = 1.0
+    """Rows of the busiest rank's experts over an even share."""
 
     @staticmethod
     def of(problem: Problem, degrees: Degrees) -> Sizes:
@@ -45,6 +48,7 @@ class Sizes:
             sequence_parallel=floats(degrees.sequence_parallel & (degrees.tensor_parallel > 1)),
             seq_length=float(problem.workload.seq_length),
             optimizer_shard_size=float(problem.stack.optimizer_shard_size or "inf"),
+            expert_load=expert_load(problem),
         )
 
     @cached_property
@@ -88,5 +92,25 @@ class Sizes:
         return self.stage_chips / (self.ep * self.etp)
 
     def expert_rows(self, top_k: int) -> Floats:
-        """Routed rows that one rank's experts process, perfectly balanced."""
-        return self.tokens * top_k * self.etp / self.tp
+        """Routed rows that the busiest rank's experts process."""
+        return self.tokens * top_k * self.etp / self.tp * self.expert_load
+
+
+def expert_load(problem: Problem) -> float:
+    """Rows of the busiest rank's experts over an even share: what comes, up to a capacity."""
+    moe, comes = problem.model.moe, problem.workload.expert_imbalance
+    if moe is None or moe.capacity_factor is None:
+        return comes
+    return moe.capacity_factor if moe.pad_to_capacity else min(comes, moe.capacity_factor)
+
+
+def context_levels(stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> tuple[Floats, Floats]:
+    """Ranks that exchange heads, and rings of them that pass keys and values on; their product is cp."""
+    one = sizes.ones
+    if stack.cp_exchange == "a2a":
+        return sizes.cp, one
+    if stack.cp_exchange != "a2a+p2p":
+        return one, sizes.cp
+    inner = np.minimum(sizes.cp, np.maximum(domain_chips // sizes.tp, 1.0))
+    inner = np.where(sizes.cp % inner == 0, inner, 1.0)
+    return inner, sizes.cp / inner

@@ -15,6 +15,9 @@ import numpy as np
 
 from planner.cost.prices import PARTS, STATES, Floats, Prices
 
+OUTSIDE = ("fragmentation", "context")
+"""Terms of memory that no allocation asks for: gaps between them, and what lies outside the allocator."""
+
 
 @dataclass(frozen=True)
 class StageContent:
@@ -133,6 +136,8 @@ def memory_bytes(
 ) -> dict[str, float]:
     """Peak memory of one chip of a stage by term [bytes]; the terms add up to the reserved peak.
 
+    All but `OUTSIDE` is what the framework's allocator hands out.
+
     Parameters
     ----------
     in_flight
@@ -150,12 +155,17 @@ def memory_bytes(
         states = states + prices.head_state_bytes[c]
     kept = kept_bytes(prices, choice, content)
     activations = sum(held * size for held, size in zip(in_flight, kept, strict=True))
-    working = max((_working_bytes(prices, c, content, k) for k in content.count_of_kind), default=0.0)
-    head_peak = float(prices.head_peak_bytes[c]) if content.has_head else 0.0
+    working, again = max(
+        (_working_bytes(prices, c, content, k) for k in content.count_of_kind), key=sum, default=(0.0, 0.0)
+    )
+    logits = float(prices.head_peak_bytes[c]) if content.has_head else 0.0
+    if logits > working + again:  # both are passing: the larger counts
+        working = again = 0.0
+    else:
+        logits = 0.0
     buffers = float(prices.pipeline_buffer_bytes[c]) if num_stages > 1 else 0.0
     terms = {name: float(states[i]) for i, name in enumerate(STATES)}
-    terms["activations"] = activations
-    terms["working"] = max(working, head_peak)
+    terms |= {"activations": activations, "working": working, "recompute": again, "logits": logits}
     terms["buffers"] = buffers
     terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
     terms["context"] = float(prices.fixed_bytes[c, content.node_class])
@@ -184,8 +194,8 @@ def kept_bytes(prices: Prices, choice: int, content: StageContent) -> list[float
     return sizes
 
 
-def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int) -> float:
-    """Passing buffers of a layer's backward, with what exists again while it is recomputed [bytes]."""
+def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int) -> tuple[float, float]:
+    """Passing buffers of a layer's backward, and what exists again while it is recomputed [bytes]."""
     again: float = 0.0
     if content.recompute == "selective":
         whole, kept = prices.layer_activation_bytes, prices.layer_activation_selective_bytes
@@ -196,7 +206,7 @@ def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int
         again = piece * float(prices.layer_recompute_peak_bytes[choice, kind])
         # Of a piece only the first layer's input was kept.
         again += (piece - 1) * float(prices.layer_activation_full_bytes[choice, kind])
-    return float(prices.layer_working_bytes[choice, kind]) + again
+    return float(prices.layer_working_bytes[choice, kind]), again
 
 
 def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int) -> int:

@@ -34,6 +34,11 @@ class NodeClass(Data):
     """How data leaves a node: device-direct RDMA, staged through the host, or TCP."""
     rate_basis: RateBasis = "rated"
     """Whether the rate is the adapters' own, or what large messages were measured to reach."""
+    nodes_per_switch: int | None = Field(default=None, ge=1)
+    """Nodes that reach each other at the adapters' full rate: those of one leaf switch, or of one switch a
+    rail where adapter i of every node goes to switch i; null where all nodes do."""
+    oversubscription: float = Field(default=1.0, ge=1)
+    """Rate into such a group of nodes over the rate out of it."""
     intra_node_bandwidth_gb_per_s: float | None = Field(default=None, gt=0)
     """One-way bandwidth of a chip inside the node [GB/s]; null takes the chip's."""
     memory_gib: float | None = Field(default=None, gt=0)
@@ -54,6 +59,14 @@ class NodeClass(Data):
                 raise ValueError(f"hosts lists {len(self.hosts)} names, num_nodes is {self.num_nodes}")
             if len(set(self.hosts)) != len(self.hosts):
                 raise ValueError("hosts lists a name twice")
+        return self
+
+    @model_validator(mode="after")
+    def _oversubscription_has_a_place(self) -> NodeClass:
+        if self.oversubscription > 1 and self.nodes_per_switch is None:
+            raise ValueError(
+                f"oversubscription {self.oversubscription:g} needs nodes_per_switch, the nodes that it joins"
+            )
         return self
 
     @property

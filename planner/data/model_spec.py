@@ -45,6 +45,16 @@ class MoeSpec(Data):
     """Whether the router has a bias for each expert."""
     expert_bias: bool = False
     """Whether the linear maps of the experts have biases."""
+    capacity_factor: float | None = Field(default=None, gt=0)
+    """Most tokens that an expert takes, over an even share; the rest is dropped. Null drops none."""
+    pad_to_capacity: bool = False
+    """Whether every expert computes as many tokens as it may take, padded where fewer come."""
+
+    @model_validator(mode="after")
+    def _padding_has_a_capacity(self) -> MoeSpec:
+        if self.pad_to_capacity and self.capacity_factor is None:
+            raise ValueError("pad_to_capacity needs a capacity_factor, up to which experts are padded")
+        return self
 
 
 class HybridSpec(Data):

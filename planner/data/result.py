@@ -30,7 +30,9 @@ class StageEvaluation(Data):
     memory_gib: dict[str, float]
     """Peak memory by term, adding up to the peak [GiB]."""
     peak_memory_gib: float
-    """Reserved memory of the fullest chip of the stage [GiB]."""
+    """Reserved memory of the fullest chip of the stage, its context included [GiB]."""
+    allocated_memory_gib: float | None = None
+    """What the framework's allocator hands out of it at the peak [GiB]."""
     limit_gib: float
     """Memory that it may reserve [GiB]."""
 

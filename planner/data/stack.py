@@ -66,8 +66,9 @@ class SoftwareStack(Data):
     """Whether weight gradients are added to the fp32 sum inside the matrix product."""
     dropout: bool = False
     """Whether dropout is on, which stores a mask of one byte a value."""
-    cp_exchange: Literal["p2p", "a2a"] = "p2p"
-    """How context-parallel ranks attend to all tokens: keys and values around a ring, or heads swapped."""
+    cp_exchange: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] = "p2p"
+    """How context-parallel ranks attend to all tokens (Megatron-LM's --cp-comm-type): keys and values around
+    a ring, or gathered first; heads exchanged for tokens; or that inside a node and a ring between nodes."""
     tp_overlap_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of tensor-parallel communication hidden behind computation."""
     tp_backward_overlap: bool = True

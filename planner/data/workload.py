@@ -17,6 +17,8 @@ class Workload(Data):
     """Sequences of a step, over all replicas."""
     precision: Precision = "bf16"
     """Number format of the matrix products."""
+    expert_imbalance: float = Field(default=1.0, ge=1)
+    """Tokens that come to the busiest rank's experts, over an even share of all."""
     train_iters: int = Field(default=500_000, ge=1)
     """Steps of the training run, for the launch script."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.cost.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
 from planner.data.plan import Plan, Stage
@@ -15,6 +16,13 @@ from planner.launchers.pipeline_layout import pipeline_layout
 _FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8"}
 """Megatron-LM's name of each 8-bit scaling; its own default is `delayed`."""
 
+SHARDING_STRATEGY = {
+    "zero2": "optim_grads",
+    "zero3": "optim_grads_params",
+    "fsdp": "optim_grads_params",
+}
+"""Megatron-FSDP's name of what each mode shards (core 0.19, distributed_data_parallel_config.py)."""
+
 MIN_GROUPED_GEMM_CAPABILITY = 8.0
 """Compute capability that `--moe-grouped-gemm` asks for (megatron-core 0.19.2, `validate_args`)."""
 
@@ -22,8 +30,6 @@ MIN_GROUPED_GEMM_CAPABILITY = 8.0
 def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """What of the problem or plan the arguments cannot state, each in a sentence."""
     wrong = list(inexpressible(problem.model))
-    if plan.dp_mode not in ("ddp", "distopt"):
-        wrong.append(f'dp_mode "{plan.dp_mode}" is not exported yet; use "distopt" or "ddp"')
     moe = problem.model.moe
     if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
         wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")
@@ -93,12 +99,24 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
     if plan.sequence_parallel:
         arguments.append(switch("--sequence-parallel"))
     if plan.context_parallel > 1:
-        arguments.append(option("--cp-comm-type", "p2p"))
+        arguments.append(option("--cp-comm-type", problem.stack.cp_exchange))
+    if (sizes := hierarchical_sizes(problem, plan)) is not None:
+        arguments.append(option("--hierarchical-context-parallel-sizes", *sizes))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         arguments.append(switch("--use-tp-pp-dp-mapping"))
     if problem.stack.tp_overlap_fraction > 0 and plan.tensor_parallel > 1 and plan.sequence_parallel:
         arguments.append(switch("--tp-comm-overlap"))
     return tuple(arguments)
+
+
+def hierarchical_sizes(problem: Problem, plan: Plan) -> list[int] | None:
+    """Ranks that exchange heads, and rings of them, where context parallelism has both levels."""
+    if problem.stack.cp_exchange != "a2a+p2p" or plan.context_parallel == 1:
+        return None
+    chips = min(node_class.chips_per_node for node_class in problem.cluster.classes)
+    inner = max(1, min(plan.context_parallel, chips // plan.tensor_parallel))
+    inner = inner if plan.context_parallel % inner == 0 else 1
+    return [inner, plan.context_parallel // inner]
 
 
 def batch_arguments(problem: Problem, plan: Plan) -> Arguments:
@@ -126,22 +144,49 @@ def precision_arguments(problem: Problem) -> Arguments:
 
 def optimizer_arguments(problem: Problem, plan: Plan) -> Arguments:
     """What the data-parallel ranks shard, and whether their communication runs behind computation."""
-    sharded = plan.dp_mode == "distopt"
+    sharded = plan.dp_mode != "ddp"
     arguments = [switch("--use-distributed-optimizer")] if sharded else []
     stack = problem.stack
+    if plan.dp_mode in SHARDING_STRATEGY:
+        arguments += _fsdp_arguments(problem, plan)
+    if not stack.gradient_accumulation_fusion:
+        arguments.append(switch("--no-gradient-accumulation-fusion"))
     if stack.dp_overlap:
         arguments.append(switch("--overlap-grad-reduce"))
         if sharded:
             arguments.append(switch("--overlap-param-gather"))
         if stack.bucket_parameters is not None:
             arguments.append(option("--ddp-bucket-size", round(stack.bucket_parameters)))
-    if stack.gradient_bytes == 2 and problem.workload.precision != "fp16":
+    if (
+        plan.dp_mode in ("ddp", "distopt")
+        and stack.gradient_bytes == 2
+        and problem.workload.precision != "fp16"
+    ):
         arguments.append(switch("--grad-reduce-in-bf16"))
     ranks = plan.data_parallel * plan.context_parallel
     if sharded and stack.optimizer_shard_size is not None and stack.optimizer_shard_size < ranks:
         instances = ranks // stack.optimizer_shard_size
         arguments.append(option("--num-distributed-optimizer-instances", instances))
     return tuple(arguments)
+
+
+def _fsdp_arguments(problem: Problem, plan: Plan) -> list[Argument]:
+    """Megatron-FSDP, which shards gradients and parameters; its number formats as they are priced."""
+    stack = problem.stack
+    return [
+        switch("--use-megatron-fsdp"),
+        option("--data-parallel-sharding-strategy", SHARDING_STRATEGY[plan.dp_mode]),
+        option("--megatron-fsdp-main-grads-dtype", "bf16" if stack.gradient_bytes == HALF else "fp32"),
+        option(
+            "--megatron-fsdp-grad-comm-dtype", "bf16" if stack.scattered_gradient_bytes == HALF else "fp32"
+        ),
+        option("--ckpt-format", checkpoint_format(plan)),
+    ]
+
+
+def checkpoint_format(plan: Plan) -> str:
+    """Format of checkpoints: Megatron-FSDP writes one of its own only."""
+    return "fsdp_dtensor" if plan.dp_mode in SHARDING_STRATEGY else "torch_dist"
 
 
 def recompute_modules(problem: Problem, plan: Plan) -> tuple[str, ...]:

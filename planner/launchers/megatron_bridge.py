@@ -15,6 +15,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
+from planner.launchers.environments import environment_text
 from planner.launchers.node_table import node_table
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.launchers.placement import place_hosts
@@ -32,7 +33,7 @@ MIXED_PRECISION: dict[Precision, str] = {
 }
 """Megatron-Bridge's name of each number format (0.6.2, training/mixed_precision.py)."""
 
-_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh", "environment.sh")
+_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh")
 
 Overrides = dict[str, str]
 """Field -> value, as Hydra reads it."""
@@ -87,6 +88,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
     }
     if recipe is None:
         files["lib/recipe.py"] = _recipe_file(problem, plan)
+    files["lib/environment.sh"] = environment_text(plan)
     return files | {f"lib/{name}": template(name) for name in _LIBRARY}
 
 
@@ -112,7 +114,8 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         # Megatron-LM switches both by itself where chunks interleave; here they are fields.
         "model.overlap_p2p_comm": interleaved,
         "model.batch_p2p_comm": not interleaved,
-        "model.cp_comm_type": "p2p" if plan.context_parallel > 1 else None,
+        "model.cp_comm_type": problem.stack.cp_exchange if plan.context_parallel > 1 else None,
+        "model.hierarchical_context_parallel_sizes": args.hierarchical_sizes(problem, plan),
         **_recompute(problem, plan),
         **_experts(problem, plan),
         "model.cpu_offloading": False,
@@ -154,17 +157,23 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
         "model.moe_token_dispatcher_type": "alltoall",
         "model.moe_permute_fusion": True,
         "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),
+        "model.moe_expert_capacity_factor": problem.model.moe.capacity_factor,
+        "model.moe_pad_expert_input_to_capacity": problem.model.moe.pad_to_capacity,
     }
 
 
 def _optimizer(problem: Problem, plan: Plan) -> dict[str, object]:
-    sharded = plan.dp_mode == "distopt"
+    sharded = plan.dp_mode != "ddp"
+    strategy = args.SHARDING_STRATEGY.get(plan.dp_mode)
     gathers_behind = sharded and problem.stack.dp_overlap
     bucket, shard = problem.stack.bucket_parameters, problem.stack.optimizer_shard_size
     ranks = plan.data_parallel * plan.context_parallel
     instances = ranks // shard if sharded and shard is not None and shard < ranks else 1
     return {
-        "ddp.use_megatron_fsdp": False,
+        "ddp.use_megatron_fsdp": strategy is not None,
+        "dist.use_megatron_fsdp": strategy is not None,
+        "ddp.data_parallel_sharding_strategy": strategy or "no_shard",
+        "checkpoint.ckpt_format": args.checkpoint_format(plan),
         "ddp.use_distributed_optimizer": sharded,
         "ddp.overlap_grad_reduce": problem.stack.dp_overlap,
         "ddp.overlap_param_gather": gathers_behind,

@@ -17,6 +17,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments, words
+from planner.launchers.environments import environment_text
 from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.mpi import mpi_files
@@ -27,7 +28,7 @@ from planner.launchers.slurm import slurm_text
 from planner.launchers.template_text import fill, template
 from planner.rules.versions import NEWEST, version_violations
 
-_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh", "environment.sh")
+_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh")
 
 
 def launch_files(
@@ -52,6 +53,7 @@ def launch_files(
         "README.md": readme_text(problem, plan, places, evaluation, version),
     }
     files |= {f"lib/{name}": template(name) for name in _LIBRARY}
+    files["lib/environment.sh"] = environment_text(plan)
     if by_rank:
         files["lib/run_stage.py"] = _stage_runner(problem, plan)
     library = sorted(name.removeprefix("lib/") for name in files if name.startswith("lib/"))
@@ -97,6 +99,7 @@ def _launch_script(
             "train_iters": workload.train_iters,
             "training_args": _training_placeholders(problem),
             "vocab_size": model.vocab_size,
+            "checkpoint_format": args.checkpoint_format(plan),
             "entry_point": "$HERE/lib/run_stage.py" if by_rank else "$MEGATRON_PATH/pretrain_gpt.py",
         },
     )

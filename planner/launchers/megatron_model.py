@@ -80,6 +80,10 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
         arguments.append(option("--moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
     if grouped_gemm:
         arguments.append(switch("--moe-grouped-gemm"))
+    if moe.capacity_factor is not None:
+        arguments.append(option("--moe-expert-capacity-factor", moe.capacity_factor))
+    if moe.pad_to_capacity:
+        arguments.append(switch("--moe-pad-expert-input-to-capacity"))
     return (*arguments, *_router(moe))
 
 

@@ -13,7 +13,8 @@ from planner.data.plan import DpMode, Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
 from planner.launchers.read_flags import Flags, differing
-from planner.launchers.read_model import read_model, read_precision, read_recompute_modules, read_stack
+from planner.launchers.read_model import read_model
+from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
 from planner.launchers.run_script import arguments_of_rank, run_as_nodes
 
@@ -27,6 +28,10 @@ MAY_DIFFER = frozenset(
     }
 )
 """Flags that may differ between stages without harm, and that a plan can tell apart."""
+
+
+_STRATEGIES: dict[str, DpMode] = {"no_shard": "ddp", "optim": "distopt", "optim_grads": "zero2"}
+"""What Megatron-FSDP shards, by its names; anything else is all of it."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,9 @@ def _shape(flags: Flags, world_size: int, where: str) -> dict[str, int]:
 
 
 def _dp_mode(flags: Flags) -> DpMode:
-    if "--use-megatron-fsdp" in flags or "--use-torch-fsdp2" in flags:
+    if "--use-megatron-fsdp" in flags or "--use-custom-fsdp" in flags:
+        return _STRATEGIES.get(flags.text("--data-parallel-sharding-strategy", "no_shard"), "fsdp")
+    if "--use-torch-fsdp2" in flags:
         return "fsdp"
     return "distopt" if "--use-distributed-optimizer" in flags else "ddp"
 

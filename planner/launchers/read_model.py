@@ -9,19 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 from planner.data.catalog import names
-from planner.data.chip import Precision
 from planner.data.load import load_model
 from planner.data.model_spec import LayerKind, MlaSpec, ModelSpec, MoeSpec
-from planner.data.stack import SelectiveModule, SoftwareStack
 from planner.errors import InstanceError
 from planner.launchers.arguments import words
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
-
-_SELECTIVE: tuple[SelectiveModule, ...] = get_args(SelectiveModule)
 
 
 def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
@@ -97,6 +93,7 @@ _SHAPE = {
     "--multi-latent-attention", "--swiglu", "--squared-relu", "--quick-geglu", "--disable-bias-linear",
     "--add-qkv-bias", "--num-experts", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
     "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
+    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity",
 }  # fmt: skip
 
 
@@ -184,7 +181,27 @@ def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
         layer_freq=every,
         router_bias=has_bias or "--moe-router-enable-expert-bias" in flags,
         expert_bias=has_bias,
+        **read_capacity(flags),
     )
+
+
+def read_capacity(flags: Flags) -> dict[str, Any]:
+    """How many tokens an expert takes: fields of the experts, empty where it takes all that come."""
+    if "--moe-expert-capacity-factor" not in flags:
+        return {}
+    text = flags.text("--moe-expert-capacity-factor")
+    try:
+        factor = float(text)
+    except ValueError:
+        raise InstanceError(
+            f"--moe-expert-capacity-factor is {text!r}, which is no number", flags.where
+        ) from None
+    if factor <= 0:  # Megatron-LM reads a negative factor as none
+        return {}
+    return {
+        "capacity_factor": factor,
+        "pad_to_capacity": "--moe-pad-expert-input-to-capacity" in flags,
+    }
 
 
 def layers_with_experts(flags: Flags) -> tuple[bool, ...]:
@@ -216,68 +233,3 @@ def _spacing(pattern: Sequence[bool], notes: list[str]) -> tuple[int, int]:
     if [kind == "moe" for kind in kinds] != list(pattern):
         notes.append("layers with experts are spread otherwise than our models say; their number may differ")
     return dense if every == 1 else 0, every
-
-
-def read_precision(flags: Flags) -> Precision:
-    """Number format of the matrix products.
-
-    Raises
-    ------
-    InstanceError
-        For fp32, which we do not price.
-    """
-    if "--fp4-format" in flags:
-        return "nvfp4"
-    if "--fp8-format" in flags:
-        recipe = flags.text("--fp8-recipe", "delayed")
-        by_recipe: dict[str, Precision] = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
-        return by_recipe.get(recipe, "fp8")
-    if "--bf16" in flags:
-        return "bf16"
-    if "--fp16" in flags:
-        return "fp16"
-    raise InstanceError("neither --bf16 nor --fp16: training in fp32 is not predicted", flags.where)
-
-
-def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ranks: int = 1) -> SoftwareStack:
-    """The software with the overlaps, kernels and gradient exchange that the flags switch.
-
-    Parameters
-    ----------
-    gradient_ranks
-        Ranks that share the gradient of a dense parameter.
-    """
-    dropout = any(float(flags.text(name, "0.1")) > 0 for name in ("--attention-dropout", "--hidden-dropout"))
-    changes: dict[str, Any] = {
-        "dp_overlap": "--overlap-grad-reduce" in flags,
-        "dropout": dropout,
-        "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
-        "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
-        "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
-        "optimizer_shard_size": None,
-        "bucket_parameters": None,
-    }
-    if "--bf16" in flags:
-        changes["gradient_bytes"] = 2.0 if "--grad-reduce-in-bf16" in flags else 4.0
-    instances = flags.number("--num-distributed-optimizer-instances", 1)
-    if instances > 1:
-        changes["optimizer_shard_size"] = max(gradient_ranks // instances, 1)
-    if "--ddp-bucket-size" in flags:
-        changes["bucket_parameters"] = float(flags.number("--ddp-bucket-size"))
-    if "--tp-comm-overlap" in flags and base.tp_overlap_fraction == 0:
-        changes["tp_overlap_fraction"] = 0.5
-        notes.append("half of the tensor-parallel communication hidden, for --tp-comm-overlap")
-    return base.model_copy(update=changes)
-
-
-def read_recompute_modules(
-    flags: Flags, stack: SoftwareStack, notes: list[str]
-) -> tuple[SelectiveModule, ...] | None:
-    """Modules that selective recomputation runs again; None where they are those of the stack."""
-    modules = flags.values.get("--recompute-modules", ("core_attn",))
-    known = tuple(name for name in _SELECTIVE if name in modules)
-    if len(known) < len(modules):
-        notes.append(
-            f"of --recompute-modules {' '.join(modules)} only {' '.join(known) or 'none'} is modelled"
-        )
-    return None if not known or set(known) == set(stack.selective_modules) else known

@@ -70,6 +70,7 @@ def plan_violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
             *selective_is_for_all(plan),
             *different_cuts_need_sequence_parallelism(plan),
             *pieces_are_single_layers(plan),
+            *parameters_are_whole(plan),
         ]
     )
 
@@ -84,6 +85,13 @@ def selective_is_for_all(plan: Plan) -> tuple[str, ...]:
         f"stage {stage}: recompute selective, but {' and '.join(sorted(kinds - {'selective'}))} on others; "
         "FlagScale has selective for all stages or none, so use full or none on it",
     )
+
+
+def parameters_are_whole(plan: Plan) -> tuple[str, ...]:
+    """Its meshes of different degrees know replicas and the distributed optimizer only."""
+    if plan.dp_mode in ("ddp", "distopt"):
+        return ()
+    return (f'dp_mode {plan.dp_mode}: target flagscale shards no parameters; use "distopt" or "ddp"',)
 
 
 def pieces_are_single_layers(plan: Plan) -> tuple[str, ...]:

@@ -22,7 +22,19 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
     found = []
     if VERSIONS.index(version) < VERSIONS.index("0.16"):
         found.append(kv_heads_are_not_copied(problem, plan, version))
+    if version != NEWEST:
+        found.append(sharding_is_new(plan, version))
     return tuple(message for message in found if message is not None)
+
+
+def sharding_is_new(plan: Plan, version: str) -> str | None:
+    """Megatron-FSDP took the number formats of its gradients as arguments in core 0.19.
+
+    Source: megatron-core 0.19.2, megatron/training/arguments.py:3520.
+    """
+    if plan.dp_mode in ("ddp", "distopt"):
+        return None
+    return f"dp_mode {plan.dp_mode}: written for Megatron core {NEWEST} only, not {version}"
 
 
 def kv_heads_are_not_copied(problem: Problem, plan: Plan, version: str) -> str | None:

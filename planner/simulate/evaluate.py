@@ -15,7 +15,7 @@ from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
 from planner.cost.remembered import remembered_price
-from planner.cost.stage import StageContent, kept_bytes, memory_bytes
+from planner.cost.stage import OUTSIDE, StageContent, kept_bytes, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
@@ -190,6 +190,7 @@ def _stage_evaluation(
         in_flight=sum(in_flight) / len(in_flight),
         memory_gib={term: size / GIB for term, size in memory.items()},
         peak_memory_gib=sum(memory.values()) / GIB,
+        allocated_memory_gib=sum(size for term, size in memory.items() if term not in OUTSIDE) / GIB,
         limit_gib=limit_bytes / GIB,
     )
 

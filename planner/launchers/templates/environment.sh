@@ -4,9 +4,7 @@
 
 # set_environment BACKEND
 set_environment() {
-    # Tensor and context parallelism need it on every chip older than Blackwell; each rank checks its
-    # own chip, so that a mixed cluster sets it everywhere.
-    export CUDA_DEVICE_MAX_CONNECTIONS=1
+@{max_connections}
 
     case $1 in
     cuda)

@@ -114,7 +114,7 @@ if [[ -n ${CHECKPOINT_PATH:-} ]]; then
         --save "$CHECKPOINT_PATH"
         --load "$CHECKPOINT_PATH"
         --save-interval "${SAVE_INTERVAL:-1000}"
-        --ckpt-format torch_dist
+        --ckpt-format @{checkpoint_format}
     )
 fi
 

@@ -88,7 +88,8 @@ def test_a_layer_in_backward_holds_its_recomputed_modules_once_more() -> None:
     none = memory_bytes(prices, 0, content(), [3.0], 1)
     freed = freed_bytes(prices, "moe")
     assert none["activations"] - terms["activations"] == pytest.approx(8 * 3 * freed)
-    assert terms["working"] - none["working"] == pytest.approx(freed)
+    assert none["recompute"] == 0.0
+    assert terms["recompute"] == pytest.approx(freed)
 
 
 def test_pieces_of_layers_keep_fewer_inputs_and_need_more_at_once() -> None:
@@ -105,7 +106,8 @@ def test_pieces_of_layers_keep_fewer_inputs_and_need_more_at_once() -> None:
     assert three["activations"] == pytest.approx(2 * 3 * kept)
     again = float(prices.layer_recompute_peak_bytes[0, 1])
     # Two more layers exist at once, and the inputs of the second and third are made anew.
-    assert three["working"] - one["working"] == pytest.approx(2 * again + 2 * kept)
+    assert one["recompute"] == pytest.approx(again)
+    assert three["recompute"] == pytest.approx(3 * again + 2 * kept)
 
 
 def test_a_plan_may_name_other_modules_than_its_software() -> None:

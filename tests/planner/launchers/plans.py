@@ -216,6 +216,14 @@ def latent_attention_and_prediction() -> Case:
     return problem, plan.model_copy(update={"recompute_modules": ("core_attn", "moe")})
 
 
+def sharded_parameters() -> Case:
+    """Parameters, gradients and optimizer sharded by Megatron-FSDP, in its own number formats and buckets."""
+    sketch = Sketch([[32]], [0], data_parallel=16)
+    problem, plan = case("llama3-8b", "2x8 h100-sxm-80gb", 32, 4096, sketch)
+    stack = problem.stack.model_copy(update={"scattered_gradient_bytes": 4.0})
+    return problem.model_copy(update={"stack": stack}), plan.model_copy(update={"dp_mode": "fsdp"})
+
+
 def two_stages(model: str) -> Case:
     """Any shipped model, halved."""
     spec = load_model(model)
@@ -246,3 +254,6 @@ CASES: dict[str, Callable[[], Case]] = {
         latent_attention_and_prediction,
     )
 }
+
+ALL = CASES | {"sharded_parameters": sharded_parameters}
+"""With a plan that Megatron-LM reads on a CPU but cannot run there."""

@@ -121,7 +121,9 @@ SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] 
         plan_with(num_microbatches=3),
         "must be a multiple of the 2",
     ),
-    "full sharding": (plans.mixed_128, plan_with(dp_mode="zero3"), 'use "distopt" or "ddp"'),
+    "experts recomputed without any": (
+        plans.mixed_128, plan_with(recompute_modules=("moe",)), "has none of the modules",
+    ),
     # Layers
     "the first layer lost": (
         plans.mixed_128, lambda p: stage(p, 0, layers=(1, 25)), "starts at layer 1, but layer 0 is due",
@@ -243,7 +245,9 @@ SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] 
         "are no multiple of 16 on each; change microbatch_size",
     ),
     # Sharding and recomputation
-    "sharded gradients": (plans.mixed_128, plan_with(dp_mode="zero2"), 'use "distopt" or "ddp"'),
+    "pieces of a part of a stage": (
+        plans.mixed_128, lambda p: stage(p, 0, recompute_piece=2), "recompute_piece 2 goes with",
+    ),
     "all recomputed, but no layer": (
         plans.mixed_128, lambda p: stage(p, 0, recompute_layers=0), "must lie between 1 and 26",
     ),

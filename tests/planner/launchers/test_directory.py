@@ -130,12 +130,13 @@ def break_the_batch(plan: Plan) -> Plan:
     return plan.model_copy(update={"num_microbatches": plan.num_microbatches + 1})
 
 
-def shard_parameters(plan: Plan) -> Plan:
-    """Ask for what the exporter does not write."""
-    return plan.model_copy(update={"dp_mode": "zero3"})
+def lack_the_modules(plan: Plan) -> Plan:
+    """Ask for what the exporter cannot write: to recompute experts that the network has not."""
+    first = plan.stages[0].model_copy(update={"recompute": "selective"})
+    return plan.model_copy(update={"recompute_modules": ("moe",), "stages": (first, *plan.stages[1:])})
 
 
-@pytest.mark.parametrize("damage", [lose_a_layer, break_the_batch, shard_parameters])
+@pytest.mark.parametrize("damage", [lose_a_layer, break_the_batch, lack_the_modules])
 def test_a_damaged_plan_is_refused_and_nothing_is_written(
     damage: Callable[[Plan], Plan], tmp_path: Path
 ) -> None:

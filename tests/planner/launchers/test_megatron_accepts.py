@@ -92,6 +92,13 @@ def assert_hosts_hold_their_stages(out: Path, report: dict[str, Any]) -> None:
     assert rank == report["world_size"]
 
 
+def test_megatron_reads_what_its_sharding_is_told(megatron_python: str, tmp_path: Path) -> None:
+    # Running it needs packages that no other plan does; reading and checking it needs none.
+    out = write(tmp_path, *plans.sharded_parameters())
+    done = check(megatron_python, out, "--expect", str(tmp_path / "expected.json"))
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
 def test_megatron_builds_the_models_that_the_plans_counted(megatron_python: str, tmp_path: Path) -> None:
     # Each has something of its own: norms of queries and keys, sinks and windows, squared ReLU,
     # biases of qkv with experts and prediction, heads that are no power of two.

@@ -9,7 +9,7 @@ import pytest
 
 from planner.cli import main
 from planner.cost.parameters import total_parameters
-from planner.data.load import load_model, names
+from planner.data.load import load_model, load_stack, names
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
@@ -21,10 +21,11 @@ from planner.launchers.megatron_model import inexpressible, model_arguments, moe
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_layout import layer_counts, layout_stages
 from planner.launchers.read_megatron import read_arguments, read_script
-from planner.launchers.read_model import layers_with_experts, read_model, read_stack
+from planner.launchers.read_model import layers_with_experts, read_capacity, read_model
+from planner.launchers.read_software import read_recompute_modules, read_stack
 from tests.planner.launchers import plans
 
-FAST = {"virtual_stages", "latent_attention_and_prediction"}
+FAST = {"virtual_stages", "latent_attention_and_prediction", "sharded_parameters"}
 MODELS = [name for name in names("models") if not inexpressible(load_model(name))]
 
 
@@ -36,10 +37,10 @@ def as_read(problem: Problem, plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in plans.CASES]
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in plans.ALL]
 )
 def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) -> None:
-    problem, plan = plans.CASES[name]()
+    problem, plan = plans.ALL[name]()
     out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
     back = read_script(out / "launch.sh", problem.cluster)
     assert back.plan == as_read(problem, plan)
@@ -336,3 +337,21 @@ def test_predict_says_that_a_script_is_illegal_or_does_not_fit(
     arguments = written(tmp_path, big, "args.txt")
     assert main(["predict", "--from-args", str(arguments), "--cluster", "2x8 a100-sxm-80gb"]) == 3
     assert "may use" in capsys.readouterr().out
+
+
+def test_words_on_software_and_experts_are_read() -> None:
+    words = """--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity --cp-comm-type a2a
+    --ddp-bucket-size 1000000 --cuda-graph-impl local --grad-reduce-in-bf16
+    --recompute-granularity selective --recompute-modules moe layernorm"""
+    flags, notes = Flags(words.split()), list[str]()
+    stack = read_stack(flags, load_stack("megatron-core"), notes)
+    assert (stack.cp_exchange, stack.bucket_parameters, stack.gradient_bytes) == ("a2a", 1_000_000, 2.0)
+    assert stack.host_layer_floor_ms == 0.0
+    assert notes == ["no waiting for the host: CUDA graphs are captured"]
+    assert read_capacity(flags) == {"capacity_factor": 1.25, "pad_to_capacity": True}
+    assert set(read_recompute_modules(flags, stack, notes) or ()) == {"moe", "layernorm"}
+    ring = read_stack(Flags(["--cp-comm-type", "p2p", "a2a"]), load_stack("megatron-core"), notes)
+    assert ring.cp_exchange == "p2p"
+    assert "--cp-comm-type p2p a2a is not modelled" in notes[-1]
+    with pytest.raises(InstanceError, match="which is no number"):
+        read_capacity(Flags(["--moe-expert-capacity-factor", "much"]))

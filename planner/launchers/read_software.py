@@ -1,0 +1,99 @@
+"""The number format and the software that a Megatron-LM command line states.
+
+Defaults are those of megatron-core 0.19.2, `megatron/training/arguments.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from planner.data.chip import Precision
+from planner.data.stack import SelectiveModule, SoftwareStack
+from planner.errors import InstanceError
+from planner.launchers.read_flags import Flags
+
+_SELECTIVE: tuple[SelectiveModule, ...] = get_args(SelectiveModule)
+
+
+def read_precision(flags: Flags) -> Precision:
+    """Number format of the matrix products.
+
+    Raises
+    ------
+    InstanceError
+        For fp32, which we do not price.
+    """
+    if "--fp4-format" in flags:
+        return "nvfp4"
+    if "--fp8-format" in flags:
+        recipe = flags.text("--fp8-recipe", "delayed")
+        by_recipe: dict[str, Precision] = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
+        return by_recipe.get(recipe, "fp8")
+    if "--bf16" in flags:
+        return "bf16"
+    if "--fp16" in flags:
+        return "fp16"
+    raise InstanceError("neither --bf16 nor --fp16: training in fp32 is not predicted", flags.where)
+
+
+def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ranks: int = 1) -> SoftwareStack:
+    """The software with the overlaps, kernels and gradient exchange that the flags switch.
+
+    Parameters
+    ----------
+    gradient_ranks
+        Ranks that share the gradient of a dense parameter.
+    """
+    dropout = any(float(flags.text(name, "0.1")) > 0 for name in ("--attention-dropout", "--hidden-dropout"))
+    changes: dict[str, Any] = {
+        "dp_overlap": "--overlap-grad-reduce" in flags,
+        "dropout": dropout,
+        "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
+        "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
+        "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
+        "optimizer_shard_size": None,
+        "bucket_parameters": None,
+    }
+    instances = flags.number("--num-distributed-optimizer-instances", 1)
+    if instances > 1:
+        changes["optimizer_shard_size"] = max(gradient_ranks // instances, 1)
+    kind = flags.values.get("--cp-comm-type", ())
+    if len(set(kind)) == 1 and kind[0] in get_args(SoftwareStack.model_fields["cp_exchange"].annotation):
+        changes["cp_exchange"] = kind[0]
+    elif kind:
+        notes.append(f"context parallelism around a ring; --cp-comm-type {' '.join(kind)} is not modelled")
+    if _captures_graphs(flags):
+        changes["host_layer_floor_ms"] = 0.0
+        notes.append("no waiting for the host: CUDA graphs are captured")
+    if "--ddp-bucket-size" in flags:
+        changes["bucket_parameters"] = float(flags.number("--ddp-bucket-size"))
+    widths = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
+    if "--bf16" in flags:
+        changes["gradient_bytes"] = 2.0 if "--grad-reduce-in-bf16" in flags else 4.0
+    if (width := widths.get(flags.text("--megatron-fsdp-main-grads-dtype", ""))) is not None:
+        changes["gradient_bytes"] = width
+    if (width := widths.get(flags.text("--megatron-fsdp-grad-comm-dtype", ""))) is not None:
+        changes["scattered_gradient_bytes"] = width
+    if "--tp-comm-overlap" in flags and base.tp_overlap_fraction == 0:
+        changes["tp_overlap_fraction"] = 0.5
+        notes.append("half of the tensor-parallel communication hidden, for --tp-comm-overlap")
+    return base.model_copy(update=changes)
+
+
+def _captures_graphs(flags: Flags) -> bool:
+    """Whether kernels are launched by captured CUDA graphs."""
+    asked = any(flag in flags for flag in ("--enable-cuda-graph", "--external-cuda-graph"))
+    return asked or flags.text("--cuda-graph-impl", "none") not in ("none", "")
+
+
+def read_recompute_modules(
+    flags: Flags, stack: SoftwareStack, notes: list[str]
+) -> tuple[SelectiveModule, ...] | None:
+    """Modules that selective recomputation runs again; None where they are those of the stack."""
+    modules = flags.values.get("--recompute-modules", ("core_attn",))
+    known = tuple(name for name in _SELECTIVE if name in modules)
+    if len(known) < len(modules):
+        notes.append(
+            f"of --recompute-modules {' '.join(modules)} only {' '.join(known) or 'none'} is modelled"
+        )
+    return None if not known or set(known) == set(stack.selective_modules) else known
