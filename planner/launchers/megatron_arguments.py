@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from planner.cost.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
+from planner.data.stack import SelectiveModule
 from planner.launchers.arguments import Argument, Arguments, option, switch
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.pipeline_layout import pipeline_layout
@@ -190,10 +192,10 @@ def checkpoint_format(plan: Plan) -> str:
 
 
 def recompute_modules(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    """What selective recomputation runs again, of the modules that the network has."""
+    """What selective recomputation runs again, of the modules that the network has and Megatron-LM names."""
     wanted = plan.recompute_modules or problem.stack.selective_modules
     missing = missing_modules(problem.model, wanted)
-    return tuple(name for name in wanted if name not in missing)
+    return tuple(name for name in wanted if name not in missing and name in get_args(SelectiveModule))
 
 
 def recompute_arguments(stage: Stage, modules: Sequence[str]) -> Arguments:

@@ -147,8 +147,8 @@ def test_sharded_parameters_are_whole_while_a_layer_computes() -> None:
     of = problem()
     whole = prices(of, data_parallel=32)
     full, grads = prices(of, data_parallel=32, dp_mode="fsdp"), prices(of, data_parallel=32, dp_mode="zero2")
-    # A llama3-8b layer has 218.1 million parameters: two layers of 16-bit values, one gradient as the backward
-    # leaves it and as it is sent.
+    # A llama3-8b layer has 218.1 million parameters: two layers of 16-bit values, one gradient as the
+    # backward leaves it and as it is sent.
     layer = 218_112_000
     assert full.layer_working_bytes[0, 0] - whole.layer_working_bytes[0, 0] == pytest.approx(8 * layer)
     assert grads.layer_working_bytes[0, 0] - whole.layer_working_bytes[0, 0] == pytest.approx(4 * layer)

@@ -341,7 +341,7 @@ def test_predict_says_that_a_script_is_illegal_or_does_not_fit(
 
 def test_words_on_software_and_experts_are_read() -> None:
     words = """--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity --cp-comm-type a2a
-    --ddp-bucket-size 1000000 --cuda-graph-impl local --grad-reduce-in-bf16
+    --ddp-bucket-size 1000000 --cuda-graph-impl local --bf16 --grad-reduce-in-bf16
     --recompute-granularity selective --recompute-modules moe layernorm"""
     flags, notes = Flags(words.split()), list[str]()
     stack = read_stack(flags, load_stack("megatron-core"), notes)
