@@ -123,12 +123,13 @@ class ClassPricing:
             dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
         count = work.launches
         once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), count)
+        # FSDP keeps what it gathered for the recomputation until the backward is done, ZeRO-3 lets go of it.
+        again = dp[0] if self.sharding.releases_after_forward else 0.0
         return LayerTimes(
             forward=once,
             backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), 2 * count),
             selective=self._selective(kind, piece, core[0], cp[0], ep[0]),
-            # The gathered parameters of the backward are there already.
-            full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0]), count),
+            full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0], again), count),
         )
 
     def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats, ep: Floats) -> Floats:

@@ -32,6 +32,7 @@ class Sharding:
 
     def __init__(self, network: Network, sizes: Sizes, dp_mode: str, stack: SoftwareStack) -> None:
         self.network, self.sizes, self.stack = network, sizes, stack
+        self.releases_after_forward = dp_mode == "zero3"
         self.gathers, self.scatters = dp_mode in GATHERS_IN_FORWARD, dp_mode in SCATTERS_EACH_MICROBATCH
 
     def layer_s(self, counts: ParameterCounts, compute_s: tuple[Floats, Floats]) -> tuple[Floats, Floats]:

@@ -127,3 +127,10 @@ def test_broadcasts_in_turn_cost_a_ring_for_every_sharer() -> None:
     # 1,024 broadcasts along 896 links inside nodes and 128 between them; 8 along the 7 links of a node.
     assert tails[0] == pytest.approx(1024 * (896 * 1.9e-6 + 128 * 4.0e-6))
     assert tails[1] == pytest.approx(8 * 7 * 1.9e-6)
+
+
+def test_zero3_gathers_once_more_for_recomputation_and_fsdp_does_not() -> None:
+    of = with_stack(problem(), dp_overlap=False)
+    zero3, fsdp = (prices(of, data_parallel=8, dp_mode=mode) for mode in ("zero3", "fsdp"))
+    np.testing.assert_allclose(zero3.layer_full_s[..., DP], zero3.layer_forward_s[..., DP])
+    assert not fsdp.layer_full_s[..., DP].any()
