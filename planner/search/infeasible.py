@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
+from planner.search.no_degrees import stages_of_rows, why_no_degrees, why_no_stages
 from planner.search.orders import block_orders
 from planner.search.tables import Tables
 from planner.units import GIB
@@ -17,10 +18,9 @@ MAX_LAYOUTS = 100
 def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) -> str:
     """The shortest reason that there is no plan."""
     if len(table) == 0 or tables is None:
-        wishes = problem.options.pin or problem.options.forbid or problem.options.spare
-        return "no degrees are legal on any class: see the rules on heads, batch, precision and node size" + (
-            ", and what is pinned, forbidden or spared" if wishes else ""
-        )
+        return why_no_degrees(problem)
+    if (reason := why_no_stages(problem, table)) is not None:
+        return reason
     best: tuple[float, int, tuple[int, ...], int] | None = None
     for choice, counts in _layouts(problem, table):
         for order in block_orders(counts):
@@ -34,20 +34,23 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
     mbs = table.degrees.microbatch_size[choice]
     chip = problem.cluster.classes[order[stage]].chip
     limit_gib = problem.memory_limit_bytes(order[stage]) / GIB
+    stages = "1 stage" if len(order) == 1 else f"{len(order)} stages"
     return (
         f"{problem.model.id} does not fit, even with every layer recomputed. The closest layout (tensor "
-        f"parallel {tp}, {len(order)} stages, data parallel {dp}, micro-batch size {mbs}) is {short_gib:.1f} "
+        f"parallel {tp}, {stages}, data parallel {dp}, micro-batch size {mbs}) is {short_gib:.1f} "
         f"GiB short on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} GiB. Add chips, or "
         "chips with more memory, or lower the memory reserve"
     )
 
 
 def _layouts(problem: Problem, table: DegreeTable) -> list[tuple[int, tuple[int, ...]]]:
-    """Rows of degrees with all their stages, or as many as the model has layers."""
-    most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
+    """Rows of degrees with the most stages that they may have."""
+    allowed = stages_of_rows(problem, table)
     found = []
     for choice in range(len(table)):
-        left, counts = most, []
+        if not allowed[choice]:
+            continue
+        left, counts = max(allowed[choice]), []
         for limit in table.max_stages[choice]:
             counts.append(min(int(limit), left))
             left -= counts[-1]
