@@ -80,6 +80,17 @@ class Stage(Data):
         return sum(last - first + 1 for first, last in self.chunks)
 
 
+class Pipeline(Data):
+    """Replicas of one shape: the stages that they go through, and how much of the batch they run."""
+
+    num_stages: int = Field(ge=1)
+    """Stages of it; in the plan's list they follow those of the pipeline before."""
+    microbatch_size: int = Field(ge=1)
+    """Sequences of a micro-batch."""
+    num_microbatches: int = Field(ge=1)
+    """Micro-batches of a step on each of its replicas."""
+
+
 class Plan(Data):
     """Which layers run on which chips, with which degrees and micro-batches."""
 
@@ -111,6 +122,9 @@ class Plan(Data):
     """Axes of the ranks, fastest first."""
     stages: tuple[Stage, ...] = Field(min_length=1)
     """Stages in pipeline order."""
+    pipelines: tuple[Pipeline, ...] | None = None
+    """Pipelines of different shape or with different shares of the batch, each with all layers; `stages` then
+    lists the stages of all of them, and the values above are those of the first."""
     problem: ProblemFile | None = None
     """The problem that the plan answers, inline, so that a plan file can be exported on its own."""
 
@@ -147,6 +161,47 @@ class Plan(Data):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _pipelines_match(self) -> Plan:
+        if self.pipelines is None:
+            return self
+        counts = [pipeline.num_stages for pipeline in self.pipelines]
+        if sum(counts) != len(self.stages):
+            raise ValueError(f"pipelines have {sum(counts)} stages in all, stages lists {len(self.stages)}")
+        if self.virtual_stages > 1 or self.mixes_chips:
+            raise ValueError("pipelines go without virtual stages and without replicas of a stage")
+        for i, stages in enumerate(self._stages_of_pipelines()):
+            degrees = sorted({stage.data_parallel for stage in stages})
+            if len(degrees) > 1:
+                raise ValueError(f"pipelines[{i}]: its stages have data_parallel {degrees}; all must agree")
+        return self
+
+    def _stages_of_pipelines(self) -> list[tuple[Stage, ...]]:
+        found, first = [], 0
+        for pipeline in self.pipelines or ():
+            found.append(self.stages[first : first + pipeline.num_stages])
+            first += pipeline.num_stages
+        return found
+
+    @property
+    def pipeline_plans(self) -> tuple[Plan, ...]:
+        """Each pipeline as a plan of its own; the plan itself where it does not list any."""
+        if self.pipelines is None:
+            return (self,)
+        return tuple(
+            self.model_copy(
+                update={
+                    "tensor_parallel": stages[0].tensor_parallel,
+                    "data_parallel": stages[0].data_parallel,
+                    "microbatch_size": pipeline.microbatch_size,
+                    "num_microbatches": pipeline.num_microbatches,
+                    "stages": stages,
+                    "pipelines": None,
+                }
+            )
+            for pipeline, stages in zip(self.pipelines, self._stages_of_pipelines(), strict=True)
+        )
+
     @property
     def mixes_chips(self) -> bool:
         """Whether a stage lists its replicas one by one."""
@@ -171,6 +226,6 @@ class Plan(Data):
     @property
     def world_size(self) -> int:
         """Chips that the plan uses."""
-        if self.mixes_chips or self.degrees_differ:
+        if self.mixes_chips or self.degrees_differ or self.pipelines is not None:
             return self.context_parallel * sum(sum(s.tensor_parallel_degrees) for s in self.stages)
         return self.stage_size * len(self.stages)

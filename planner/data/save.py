@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from planner.data.base import Data
 from planner.data.kinds import CLASS_OF_KIND, schema_line
-from planner.data.plan import Plan, Replica, Stage
+from planner.data.plan import Pipeline, Plan, Replica, Stage
 from planner.data.read import plain_scalar
 from planner.data.result import Evaluation, Result, RunnerUp, StageEvaluation, TimelineEvent
 from planner.errors import InstanceError
@@ -19,12 +19,12 @@ from planner.errors import InstanceError
 _KIND_OF_CLASS = {cls: kind for kind, cls in CLASS_OF_KIND.items()}
 
 _WHOLE: tuple[type[Data], ...] = (
-    Plan, Stage, Replica, Evaluation, StageEvaluation, TimelineEvent, Result, RunnerUp,
+    Plan, Pipeline, Stage, Replica, Evaluation, StageEvaluation, TimelineEvent, Result, RunnerUp,
 )  # fmt: skip
 # Decisions and results show every field, so that an absent value reads as null. Given data leave
 # out what is empty.
 
-_RARE = ("replicas", "recompute_piece", "recompute_modules")
+_RARE = ("replicas", "pipelines", "recompute_piece", "recompute_modules")
 """Fields of decisions that few plans set; others leave them out."""
 
 _LINE_WIDTH = 110

@@ -30,7 +30,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 "version": planner.__version__,
                 "problem_name": " ".join(problem.name.split()),
                 "expected": _expected(evaluation),
-                "stage_table": _stage_table(plan),
+                "stage_table": _stage_table(plan) + _pipeline_notes(plan),
                 "launchers": "\n".join(_of_launcher(problem, plan, name) for name in _launchers()),
             },
         ),
@@ -80,6 +80,19 @@ def _stage_table(plan: Plan) -> str:
             ]
         )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _pipeline_notes(plan: Plan) -> str:
+    """Which stages belong to which pipeline, and its share of the batch; empty for a plan of one."""
+    lines, first = [], 0
+    for i, part in enumerate(plan.pipeline_plans if plan.pipelines is not None else ()):
+        last = first + len(part.stages) - 1
+        lines.append(
+            f"- Pipeline {i} is stages {first} to {last}: {part.data_parallel} replicas, each "
+            f"{part.num_microbatches} micro-batches of {part.microbatch_size} sequences a step."
+        )
+        first = last + 1
+    return "\n\n" + "\n".join(lines) if lines else ""
 
 
 def _json(value: object) -> str:

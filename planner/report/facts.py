@@ -45,9 +45,13 @@ def decision_grid(problem: Problem, plan: Plan) -> Table:
     grid = two_columns()
     used = f"{plan.world_size:,} of {problem.cluster.num_chips:,} chips"
     grid.add_row("degrees", f"{words.degrees_of(plan)} = {used}")
-    grid.add_row("", _spelled_out(plan))
+    if plan.pipelines is None:
+        grid.add_row("", _spelled_out(plan))
     if idle := words.idle_chips(problem, plan):
         grid.add_row("left idle", idle)
+    for part in plan.pipeline_plans if plan.pipelines is not None else ():
+        sequences = part.data_parallel * part.microbatch_size * part.num_microbatches
+        grid.add_row("", f"{words.chip_runs(part)}: {sequences} sequences a step")
     grid.add_row(
         "micro-batch",
         f"{plan.microbatch_size} {'sequence' if plan.microbatch_size == 1 else 'sequences'}, "

@@ -104,8 +104,13 @@ def count(number: float) -> str:
 def degrees_of(plan: Plan) -> str:
     """The degrees in the short form of the field: `tp 8, dp 2, pp 8`, with cp and ep where above one.
 
-    Where stages differ, all values in the order in which they come: `tp 8/4, dp 2/4, pp 8`.
+    Where stages differ, all values in the order in which they come: `tp 8/4, dp 2/4, pp 8`. Pipelines are
+    told one by one, with the micro-batches of each.
     """
+    if plan.pipelines is not None:
+        return " + ".join(
+            f"({degrees_of(p)}, {p.num_microbatches} micro-batches)" for p in plan.pipeline_plans
+        )
 
     def values(own: int, of_stages: list[int]) -> str:
         return "/".join(map(str, dict.fromkeys(of_stages if plan.degrees_differ else [own])))

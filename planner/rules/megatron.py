@@ -18,6 +18,8 @@ def violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
 
     Memory is no rule of the launcher and is left to the referee.
     """
+    if plan.pipelines is not None:
+        return _pipelines_violations(problem, plan)
     return tuple(
         dict.fromkeys(
             [
@@ -32,6 +34,35 @@ def violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
             ]
         )
     )
+
+
+def _pipelines_violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The same for a plan of several pipelines: each with its own degrees, all on the same hosts."""
+    found = [*target_violations(plan)]
+    for i, own in enumerate(plan.pipeline_plans):
+        messages = [
+            *_degree_violations(problem, own),
+            *meshes.stage_degrees(problem, own),
+            *_pipeline_violations(problem, own),
+        ]
+        found += [f"pipeline {i}: {message}" for message in messages]
+    sequences = sum(
+        own.data_parallel * own.microbatch_size * own.num_microbatches for own in plan.pipeline_plans
+    )
+    if sequences != problem.workload.global_batch_size:
+        found.append(
+            f"pipelines: run {sequences} sequences a step, global_batch_size is "
+            f"{problem.workload.global_batch_size}; correct their micro-batches"
+        )
+    found += [
+        *_chip_violations(problem, plan),
+        *hosts.classes_exist(problem, plan),
+        *hosts.hosts_exist(problem, plan),
+        *hosts.class_has_chips(problem, plan),
+        *hosts.stages_are_packed(problem, plan),
+        *meshes.tensor_groups_stay_on_hosts(problem, plan),
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def _present(*messages: str | None) -> Iterator[str]:

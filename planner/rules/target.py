@@ -127,6 +127,16 @@ def replica_degrees_are_expressible(plan: Plan, target: Target) -> tuple[str, ..
     )
 
 
+def pipelines_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """All replicas are alike and run as many micro-batches, unless the target lets them differ."""
+    if target.unequal_microbatches or plan.pipelines is None:
+        return ()
+    return (
+        f"pipelines: lists {len(plan.pipelines)} of different shape or share; target {target.name} has one "
+        "for all replicas",
+    )
+
+
 RULES = (
     tensor_parallel_is_expressible,
     data_parallel_is_expressible,
@@ -135,6 +145,7 @@ RULES = (
     context_parallel_is_expressible,
     mixed_stages_are_expressible,
     replica_degrees_are_expressible,
+    pipelines_are_expressible,
 )
 """All rules of a target, in the order in which they are reported."""
 

@@ -24,6 +24,7 @@ from planner.rules.meshes import microbatch_size_of
 from planner.simulate.meshes import degrees_of_stages, shapes_of
 from planner.simulate.mixed import mixed_step_times
 from planner.simulate.pipeline import simulate
+from planner.simulate.pipelines import exchange_s, joined_timelines, share_of, tail_s
 from planner.simulate.replicas import degrees_of_replicas, pipelines_of
 from planner.simulate.schedules import peak_in_flight
 from planner.simulate.step import (
@@ -49,6 +50,8 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
         the stage's degree or micro-batch, so that nothing can be priced.
     """
     problem = _as_planned(problem, plan)
+    if plan.pipelines is not None:
+        return _evaluate_pipelines(problem, plan, timeline=timeline)
     if plan.mixes_chips:
         return _evaluate_mixed(problem, plan, timeline=timeline)
     for s, node_class in enumerate(class_of_stage(problem, plan)):
@@ -95,7 +98,7 @@ def evaluate_with_prices(
 
     A plan whose stages differ in degrees or list their replicas is priced anew, as it may need several rows.
     """
-    if plan.mixes_chips or plan.degrees_differ:
+    if plan.mixes_chips or plan.degrees_differ or plan.pipelines is not None:
         return evaluate(problem, plan, timeline=timeline)
     return evaluate_stages(problem, plan, prices, [choice] * len(plan.stages), timeline=timeline)
 
@@ -131,6 +134,43 @@ def evaluate_stages(
         violations=violations(problem, plan) + _memory_violations(plan, memory, limits),
         assumptions=prices.assumptions,
         timeline=events,
+    )
+
+
+def _evaluate_pipelines(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluation:
+    """The same for several pipelines: the slowest, what they exchange, and the longest tail.
+
+    step = max_g (step_g - tail_g) + exchange + max_g tail_g: all meet when their own replicas have reduced
+    their gradients, sum them, and update the weights on their own.
+    """
+    own = [evaluate(share_of(problem, part), part, timeline=timeline) for part in plan.pipeline_plans]
+    tails = [tail_s(problem, part) for part in plan.pipeline_plans]
+    before = [evaluation.step_s - tail for evaluation, tail in zip(own, tails, strict=True)]
+    slowest = int(np.argmax(before))
+    step_s = before[slowest] + exchange_s(problem, plan.pipeline_plans) + max(tails)
+    breakdown = dict(own[slowest].breakdown_s)
+    breakdown["dp"] += step_s - own[slowest].step_s
+    stages = tuple(stage for evaluation in own for stage in evaluation.stages)
+    memory = [{term: size * GIB for term, size in stage.memory_gib.items()} for stage in stages]
+    limits = [stage.limit_gib * GIB for stage in stages]
+    precision = problem.workload.precision
+    classes = class_of_stage(problem, plan)
+    peak_flop_per_s = sum(
+        plan.context_parallel
+        * sum(stage.tensor_parallel_degrees)
+        * (problem.chip_of(c).peak_flop_per_s(precision) or 0.0)
+        for stage, c in zip(plan.stages, classes, strict=True)
+    )
+    return Evaluation(
+        step_s=step_s,
+        breakdown_s=breakdown,
+        tokens_per_s=problem.workload.tokens_per_step / step_s,
+        mfu=model_flop_per_step(problem) / (step_s * peak_flop_per_s) if peak_flop_per_s else 0.0,
+        error_band=max(evaluation.error_band for evaluation in own),
+        stages=stages,
+        violations=violations(problem, plan) + _memory_violations(plan, memory, limits),
+        assumptions=tuple(dict.fromkeys(note for evaluation in own for note in evaluation.assumptions)),
+        timeline=joined_timelines(own, plan.pipeline_plans) if timeline else None,
     )
 
 

@@ -70,6 +70,8 @@ class StepTimes:
     makespan_s: float
     step_s: float
     breakdown_s: dict[str, float]
+    tail_s: float = 0.0
+    """What follows when all stages have reduced their gradients."""
 
 
 def step_times(
@@ -92,7 +94,7 @@ def step_times(
     num_microbatches = schedulable_microbatches(plan)
     hops = mesh_hops_s(problem, prices, shapes)
     seen, ends, ends_without_sends = run_pipeline(problem, forward, backward, hops, num_microbatches)
-    step_s, breakdown = _add_up(
+    step_s, tail_s, breakdown = _add_up(
         prices, choices, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
     )
     busiest = int(np.argmax((forward + backward).sum(axis=1)))
@@ -102,7 +104,8 @@ def step_times(
         breakdown[part] = breakdown.get(part, 0.0) + seconds
     breakdown = {part: breakdown[part] for part in dict.fromkeys((*PARTS, *breakdown))}
     shown_hops = hops if plan.virtual_stages > 1 else np.append(hops[:-1], 0.0)
-    return StepTimes(*seen[:2], shown_hops, seen[2], num_microbatches, float(ends.max()), step_s, breakdown)
+    makespan_s = float(ends.max())
+    return StepTimes(*seen[:2], shown_hops, seen[2], num_microbatches, makespan_s, step_s, breakdown, tail_s)
 
 
 def run_pipeline(
@@ -159,8 +162,8 @@ def _add_up(
     num_microbatches: int,
     ends: Floats,
     makespan_without_sends_s: float,
-) -> tuple[float, dict[str, float]]:
-    """Step time, and those of its parts that are not work of the busiest stage [s]."""
+) -> tuple[float, float, dict[str, float]]:
+    """Step time, what of it follows the reductions, and its parts but the work of the busiest stage [s]."""
     stages = list(zip(choices, contents, strict=True))
     synced = max(
         ends[s] + exposed_reduce_s(prices, c, content, float(backward[s].sum()))
@@ -184,4 +187,5 @@ def _add_up(
         "optimizer": max(optimizer),
     }
     # Differences of sums can fall below zero by rounding alone.
-    return float(synced) + tied + tail, {name: max(0.0, part) for name, part in breakdown.items()}
+    parts = {name: max(0.0, part) for name, part in breakdown.items()}
+    return float(synced) + tied + tail, tied + tail, parts

@@ -1,0 +1,98 @@
+"""Pipelines of different shape side by side: each as alone, then the sum of their gradients."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from planner import api
+from planner.data.load import build_problem, load_plan
+from planner.data.plan import Pipeline, Plan
+from planner.data.problem import Problem
+from planner.data.save import to_yaml
+from planner.simulate.evaluate import evaluate
+from planner.simulate.pipelines import exchange_s, share_of, tail_s
+from tests.planner.simulate.synthetic import packed_plan
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    """Two nodes of 8 chips in each of two classes, 32 layers, 32 sequences."""
+    return build_problem(
+        cluster="2x8 h100-sxm-80gb, 2x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=32,
+        target="unrestricted",
+    )
+
+
+@pytest.fixture(scope="module")
+def parts(problem: Problem) -> tuple[Plan, Plan]:
+    """One stage of tp 4 x dp 4 on the H100 with 6 micro-batches, two of tp 8 on the A100 with 8."""
+    fast = packed_plan(problem, [(0, 32)], tensor_parallel=4, data_parallel=4, num_microbatches=6)
+    slow = packed_plan(problem, [(1, 17), (1, 15)], tensor_parallel=8, num_microbatches=8)
+    return fast, slow
+
+
+@pytest.fixture(scope="module")
+def both(parts: tuple[Plan, Plan]) -> Plan:
+    fast, slow = parts
+    pipelines = tuple(
+        Pipeline(num_stages=len(part.stages), microbatch_size=1, num_microbatches=part.num_microbatches)
+        for part in parts
+    )
+    return Plan.model_validate(
+        {**fast.model_dump(), "stages": (*fast.stages, *slow.stages), "pipelines": pipelines}
+    )
+
+
+def test_the_step_is_the_slowest_pipeline_the_exchange_and_the_longest_tail(
+    problem: Problem, parts: tuple[Plan, Plan], both: Plan
+) -> None:
+    found = evaluate(problem, both)
+    assert found.violations == ()
+    alone = [evaluate(share_of(problem, part), part).step_s for part in parts]
+    tails = [tail_s(problem, part) for part in parts]
+    exchange = exchange_s(problem, parts)
+    assert exchange > 0
+    expected = max(step - tail for step, tail in zip(alone, tails, strict=True)) + exchange + max(tails)
+    assert found.step_s == pytest.approx(expected)
+    assert sum(found.breakdown_s.values()) == pytest.approx(found.step_s)
+    assert len(found.stages) == 3
+
+
+def test_gradients_of_two_equal_pipelines_go_once_over_the_wire_of_each_host(problem: Problem) -> None:
+    # 2 (G - 1) / G = 1 of all gradients leaves every host; two stages share them, so half on each of two.
+    one = packed_plan(problem, [(0, 32)], tensor_parallel=8)
+    two = packed_plan(problem, [(0, 16), (0, 16)], tensor_parallel=8)
+    whole, halves = exchange_s(problem, (one, one)), exchange_s(problem, (two, two))
+    assert 0.45 * whole < halves < 0.6 * whole
+    assert exchange_s(problem, (one,)) == 0
+
+
+def test_sequences_must_add_up_to_the_batch(problem: Problem, both: Plan) -> None:
+    assert both.pipelines is not None
+    more = both.pipelines[1].model_copy(update={"num_microbatches": 9})
+    wrong = both.model_copy(update={"pipelines": (both.pipelines[0], more)})
+    assert any("run 33 sequences" in said for said in evaluate(problem, wrong).violations)
+
+
+def test_no_launcher_runs_them(problem: Problem, both: Plan) -> None:
+    for target in ("megatron-lm", "flagscale"):
+        said = evaluate(problem, both.model_copy(update={"target": target})).violations
+        assert any("one for all replicas" in message for message in said)
+
+
+def test_stages_and_pipelines_must_agree(both: Plan) -> None:
+    with pytest.raises(ValidationError, match="have 2 stages in all, stages lists 3"):
+        Plan.model_validate({**both.model_dump(), "pipelines": [both.pipelines[0].model_dump()] * 2})  # type: ignore[index]
+
+
+def test_a_plan_file_of_pipelines_reads_back_and_is_exported(problem: Problem, both: Plan, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "plan.yaml"
+    path.write_text(to_yaml(both))
+    assert load_plan(path) == both
+    files = api.export_texts(both, "unrestricted", problem=problem)
+    assert "Pipeline 1 is stages 1 to 2: 1 replicas, each 8 micro-batches" in files["README.md"]
+    assert '"num_microbatches": 8' in files["plan.json"]
