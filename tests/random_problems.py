@@ -21,13 +21,14 @@ def random_problem(
     gap: float = 0.0,
     experts: bool = False,
     most_context: int = 1,
+    num_classes: int = 2,
 ) -> Problem:
-    """A problem of 2 classes with at most 8 chips, `most_layers` layers and a batch of at most 8."""
+    """A problem of classes with at most 4 chips each, `most_layers` layers and a batch of at most 8."""
     rng = np.random.default_rng(seed)
     model = _model(rng, most_layers)
     if experts:
         model = _with_experts(rng, model)
-    names = [str(name) for name in rng.choice(CHIPS, size=2, replace=False)]
+    names = [str(name) for name in rng.choice(CHIPS, size=num_classes, replace=False)]
     sizes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)]
     tightness = float(rng.choice([0.08, 0.15, 0.3, 0.6, 1.5]))
     billion = (

@@ -95,7 +95,6 @@ def group_bounds(
     counts: NDArray[np.int64],
     least_bottleneck_s: Floats | None = None,
     sends_s: Floats | None = None,
-    more_changes: int = 0,
 ) -> Floats:
     """Bound on the step time of every group [s].
 
@@ -109,8 +108,6 @@ def group_bounds(
         [group] a better bound on the slowest stage, where one is known.
     sends_s
         [group] sum of all hops, where the order is known.
-    more_changes
-        Changes of class along the pipeline beyond one fewer than classes.
     """
     used = counts > 0
     layer = np.where(used, data.layer_s[choice], np.inf)
@@ -118,14 +115,13 @@ def group_bounds(
     head = np.where(used, data.head_s[choice] / data.layer_s[choice], np.inf).min(axis=1)
     rate = np.where(used, counts / data.layer_s[choice], 0.0)
     same_s, cross_s = _hops(data, choice, used)
-    same, changes = counts - used, used.sum(axis=1) - 1 + more_changes
-    sends = (same * same_s).sum(axis=1) - more_changes * same_s.max(axis=1) + changes * cross_s
+    same, changes = counts - used, used.sum(axis=1) - 1
+    sends = (same * same_s).sum(axis=1) + changes * cross_s
     # Layers that fit into the time that sends block: each blocks its sender forth, its receiver back.
     blocked = np.zeros(len(choice))
     if data.sends_block:
         slowest = np.where(used, data.layer_s[choice], 0.0).max(axis=1)
         blocked = 2 * np.where(used, same * same_s / data.layer_s[choice], 0.0).sum(axis=1)
-        blocked = blocked - 2 * more_changes * (same_s / data.layer_s[choice]).max(axis=1)
         blocked = np.maximum(blocked + 2 * changes * cross_s / slowest, 0.0)
     tau = (data.num_layers[choice] + embedding + head + blocked) / rate.sum(axis=1)
     if least_bottleneck_s is not None:

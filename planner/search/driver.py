@@ -1,8 +1,9 @@
 """Best-first search over the outer choices, with a bound that holds for all of them.
 
-Groups (a row of degrees and a number of stages on each class) are bounded all at once. The part of
-the space with the least bound is opened next: a group is bounded again with memory and whole layers,
-then split into orders of classes, and each order becomes a program (`formulations.stage_selection`).
+Rows of degrees with a number of stages are bounded all at once. The part of the space with the least
+bound is opened next: it is bounded again by shortest walks (`planner.search.walks`) over all orders of
+classes, with memory, whole layers and hops; then cut by the number of stages on each class, then by the
+classes of the first stages, down to single orders, which become programs (`formulations.stage_selection`).
 Every plan is judged by the referee. The search ends when the least bound left comes within the gap of
 the best plan: no plan of the space can beat it by more.
 
@@ -28,7 +29,7 @@ from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
 from planner.search.progress import Progress
-from planner.search.space import list_groups, list_pairs
+from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.tolerances import GAP_TOL
 
@@ -38,8 +39,8 @@ DIVES = 120
 """Orders tried in them that some split fits."""
 DIVES_OF_A_KIND = 10
 """Those of them with the same tensor and context parallelism."""
-STALE_PARTS = 400
-"""Parts opened without a better plan after which a bound that nothing can raise ends the search."""
+STALE_SETS = 2000
+"""Sets of orders split without a better plan after which the search ends with the bound it has."""
 
 
 def search(problem: Problem, on_progress: Callable[[Progress], None] | None = None) -> Result:
@@ -124,10 +125,9 @@ class Search:
             looked += 1
             if self.clock.is_up or tried.total() > DIVES or looked > LOOKS:
                 return
-            groups = list_groups(self.table, self.bounds, choice, stages, 0.0)
-            if len(groups) == 0 or groups.bound_s[0] >= self.incumbent.worth_judging_s:
+            counts = fill_fastest(self.table, self.bounds, choice, stages)
+            if counts is None:
                 continue
-            counts = tuple(int(count) for count in groups.counts[0])
             blocks = [c for c, count in enumerate(counts) if count]
             blocks.sort(key=lambda c: (-self.bounds.layer_s[choice, c], c))
             sequences = [sorted(blocks)] if self.problem.options.keep_class_order else [blocks, blocks[::-1]]
@@ -140,8 +140,8 @@ class Search:
     def _loop(self, opener: Opener) -> bool:
         """Open parts until the bound is reached; whether a limit cut it.
 
-        Parts that are only bounded (more orders than can be listed) may keep the bound below the gap.
-        Then the parts left cannot raise it, and are opened only as long as they give better plans.
+        Where orders are too many to list, their sets may keep the bound below the gap for ever; after so
+        many without a better plan the search ends.
         """
         while len(self.frontier.queue):
             if self.clock.is_up:
@@ -150,11 +150,10 @@ class Search:
             if bound_s >= self.frontier.cutoff_s:
                 self.frontier.close(bound_s)
                 return False
-            if bound_s > self.frontier.floor_s and opener.since_better >= STALE_PARTS:
+            if opener.sets_since_better >= STALE_SETS:
                 self.frontier.queue.push(bound_s, item)
                 return False
             self.opened += 1
-            opener.since_better += 1
             try:
                 opener.open(bound_s, item)
             except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulations.stage_selection_data import PipelineRow
+from planner.search.relaxer import Limits
 from planner.search.space import Groups
 
 
@@ -14,6 +15,17 @@ class Pair:
 
     choice: int
     stages: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row of degrees and a number of stages, with limits on the stages of each class."""
+
+    choice: int
+    stages: int
+    limits: Limits
+    fine: bool
+    """Whether it has been bounded as well as can be."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,14 @@ class BoundedGroup:
 
     choice: int
     counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OrderSet:
+    """Some orders of a group, by the classes of their first stages."""
+
+    choice: int
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -60,4 +80,4 @@ class Prefix:
     shapes: tuple[int, ...]
 
 
-Item = Pair | GroupList | BoundedGroup | Order | Program | Prefix
+Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Prefix

@@ -42,6 +42,28 @@ def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.
     return layers
 
 
+def repaired_layers(
+    data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """The same layers, made to add up where that lengthens the slowest stage least; None where none fits."""
+    times = stage_times_ms(data, table)
+    stages, counts = np.arange(data.num_stages), layers.copy()
+    while counts.sum() != data.num_layers:
+        if counts.sum() > data.num_layers:
+            busy = np.where(counts > 1, times[stages, counts], -np.inf)
+            fits = np.isfinite(times[stages, np.maximum(counts - 1, 0)])
+            busy = np.where(fits, busy, -np.inf)
+            if not np.isfinite(busy).any():
+                return None
+            counts[int(np.argmax(busy))] -= 1
+        else:
+            longer = times[stages, np.minimum(counts + 1, data.num_layers)]
+            if not np.isfinite(longer).any():
+                return None
+            counts[int(np.argmin(longer))] += 1
+    return counts if np.isfinite(times[stages, counts]).all() else None
+
+
 def all_splits(num_layers: int, num_stages: int, limit: int) -> NDArray[np.int64] | None:
     """Every split of the layers into stages of at least one, [split, stage]; None beyond `limit` of them."""
     if comb(num_layers - 1, num_stages - 1) > limit:

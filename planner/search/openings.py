@@ -9,41 +9,45 @@ judged once and then excluded; the program goes on until its bound passes the be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from math import comb
+
 import numpy as np
 
 from formulations.options import SolveOptions
 from formulations.stage_selection_data import (
-    StageChoice,
     StageSelectionData,
     StageSelectionResult,
-    objective_ms,
 )
-from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
+from formulations.stage_selection_tables import least_recompute, objectives_ms
 from planner.cost.prices import Prices
-from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.data.result import Evaluation
-from planner.errors import SolverError
-from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.bounds import BoundData, group_bounds
 from planner.search.degrees import DegreeTable
-from planner.search.items import BoundedGroup, GroupList, Item, Order, Pair, Program
-from planner.search.local import all_splits, first_layers, improve_layers
-from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
+from planner.search.judge import Judge
+from planner.search.local import all_splits
+from planner.search.orders import all_orders, count_orders
+from planner.search.relaxation import Found
+from planner.search.relaxer import Limits, Relaxer
 from planner.search.space import list_groups
 from planner.search.state import Clock, Frontier
-from planner.search.tables import Tables
-from planner.simulate.evaluate import evaluate_with_prices
-from planner.tolerances import BOUND_TOL
 from planner.units import MS
 
 MAX_SPLITS = 400
 """Splits of the layers of one order up to which they are all tried instead of solved for."""
-MAX_ORDERS = 2600
-"""Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
+MAX_ORDERS = 600
+"""Orders of one group that are listed whole; beyond it they are cut into sets by their first stages."""
+MAX_GROUPS = 2000
+"""Groups of one part that are listed whole; beyond it the part is halved."""
+CLOSING = 1e-12
+"""How far beyond the cutoff a bound must come that closes a part, relative."""
+TRIED_ORDERS = 3
+"""Orders of one relaxed part that are given to the local search."""
 
 
-class Opener:
+class Opener(Judge):
     """Opens parts for one search; what comes of it goes to the frontier and the incumbent."""
 
     def __init__(
@@ -55,26 +59,27 @@ class Opener:
         frontier: Frontier[Item],
         clock: Clock,
     ) -> None:
-        self.problem, self.prices, self.table, self.bounds = problem, prices, table, bounds
-        self.frontier, self.clock = frontier, clock
-        self.tables = Tables(problem, prices, table)
+        super().__init__(problem, prices, table, frontier.incumbent)
+        self.bounds, self.frontier, self.clock = bounds, frontier, clock
         self.programs = 0
-        self.evaluated = 0
-        self.since_better = 0
-        """Parts opened since the last better plan."""
+        self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
+        self._tried: set[tuple[int, tuple[int, ...]]] = set()
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
         if isinstance(item, Pair):
-            groups = list_groups(self.table, self.bounds, item.choice, item.stages, bound_s)
-            if not groups.whole:
-                self.frontier.close(bound_s)
-            self._push_groups(GroupList(item.choice, groups, 0))
+            fewest = tuple(int(c in self.table.busy) for c in range(self.table.max_stages.shape[1]))
+            most = tuple(min(int(k), item.stages) for k in self.table.max_stages[item.choice])
+            self._push_part(bound_s, Part(item.choice, item.stages, Limits(fewest, most), fine=False))
+        elif isinstance(item, Part):
+            self._split_part(bound_s, item)
         elif isinstance(item, GroupList):
             self._bound_group(bound_s, item)
             self._push_groups(GroupList(item.choice, item.groups, item.start + 1))
         elif isinstance(item, BoundedGroup):
             self._split_group(bound_s, item)
+        elif isinstance(item, OrderSet):
+            self._split_orders(bound_s, item)
         elif isinstance(item, Order):
             self._open_order(bound_s, item)
         elif isinstance(item, Program):
@@ -84,50 +89,82 @@ class Opener:
         if part.start < len(part.groups):
             self.frontier.push(float(part.groups.bound_s[part.start]), part)
 
-    def _bound_group(self, bound_s: float, part: GroupList) -> None:
-        """Bound a group again, with memory and whole layers."""
-        counts = tuple(int(count) for count in part.groups.counts[part.start])
-        bottleneck_s = self.tables.least_bottleneck_s(part.choice, counts)
-        if not np.isfinite(bottleneck_s):
+    def _push_part(self, bound_s: float, part: Part) -> None:
+        """Bound a part by shortest walks, and try the orders that come up."""
+        if self._is_tiny(part.stages):
+            self.frontier.push(bound_s, replace(part, fine=True))
             return
-        bound_s = max(bound_s, self._group_bound_s(part.choice, counts, [bottleneck_s])[0])
+        cutoff_s = self._finite_cutoff_s(bound_s)
+        found = self.relaxer.bound(part.choice, part.limits, part.stages, cutoff_s, fine=part.fine)
+        bound_s = max(bound_s, found.bound_s)
         if bound_s < self.frontier.cutoff_s:
-            over_orders_s, order = self.tables.group_bound_s(part.choice, counts)
-            bound_s = max(bound_s, over_orders_s)
-            if order is not None and bound_s < self.frontier.cutoff_s and self.is_allowed(part.choice, order):
-                self.try_order(part.choice, order)
-        self.frontier.push(bound_s, BoundedGroup(part.choice, counts))
+            self._try_orders(part.choice, found.found)
+        self.frontier.push(bound_s, part)
 
-    def _group_bound_s(
-        self,
-        choice: int,
-        counts: tuple[int, ...],
-        bottlenecks_s: list[float],
-        sends_s: list[float] | None = None,
-        more_changes: int = 0,
-    ) -> list[float]:
-        rows = len(bottlenecks_s)
-        bounds = group_bounds(
-            self.bounds,
-            np.full(rows, choice, dtype=np.int64),
-            np.full(rows, self.table.num_microbatches[choice], dtype=np.int64),
-            np.tile(np.array(counts, dtype=np.int64), (rows, 1)),
-            np.array(bottlenecks_s),
-            None if sends_s is None else np.array(sends_s),
-            more_changes,
-        )
-        return [float(bound) for bound in bounds]
+    def _is_tiny(self, stages: int) -> bool:
+        """Whether all splits of an order are tried at once, which costs less than to bound it."""
+        return comb(self.problem.model.num_layers - 1, stages - 1) <= MAX_SPLITS
+
+    def _finite_cutoff_s(self, bound_s: float) -> float:
+        """Just beyond the cutoff, so that no rounding reopens a part; twice the bound without a plan."""
+        cutoff_s = self.frontier.cutoff_s * (1 + CLOSING)
+        return cutoff_s if np.isfinite(cutoff_s) else 2 * bound_s
+
+    def _try_orders(self, choice: int, found: Sequence[Found]) -> None:
+        for order, layers in found[:TRIED_ORDERS]:
+            if (choice, order) not in self._tried and self.is_allowed(choice, order):
+                self._tried.add((choice, order))
+                self.try_order(choice, order, layers)
+
+    def _split_part(self, bound_s: float, part: Part) -> None:
+        """Bound it as well as can be, then list its groups, or halve the range of a class."""
+        if not part.fine:
+            self._push_part(bound_s, replace(part, fine=True))
+            return
+        fewest, most = np.array(part.limits.fewest), np.array(part.limits.most)
+        ranges = most - fewest + 1
+        if np.prod(np.sort(ranges)[:-1] * 1.0) <= MAX_GROUPS:
+            groups = list_groups(
+                self.table,
+                self.bounds,
+                part.choice,
+                part.stages,
+                bound_s,
+                part.limits.fewest,
+                part.limits.most,
+            )
+            self._push_groups(GroupList(part.choice, groups, 0))
+            return
+        widest = int(np.argmax(ranges))
+        middle = int(fewest[widest] + most[widest]) // 2
+        upper, lower = fewest.copy(), most.copy()
+        upper[widest], lower[widest] = middle + 1, middle
+        for ends in ((fewest, lower), (upper, most)):
+            if ends[0].sum() <= part.stages <= ends[1].sum():
+                low, high = (tuple(int(k) for k in end) for end in ends)
+                self._push_part(bound_s, replace(part, limits=Limits(low, high)))
+
+    def _bound_group(self, bound_s: float, part: GroupList) -> None:
+        """Bound a group again, with memory, whole layers and hops."""
+        counts = tuple(int(count) for count in part.groups.counts[part.start])
+        if not self._is_tiny(sum(counts)):
+            cutoff_s = self._finite_cutoff_s(bound_s)
+            found = self.relaxer.bound(part.choice, Limits(counts, counts), sum(counts), cutoff_s, fine=True)
+            bound_s = max(bound_s, found.bound_s)
+            if bound_s < self.frontier.cutoff_s:
+                self._try_orders(part.choice, found.found)
+        self.frontier.push(bound_s, BoundedGroup(part.choice, counts))
 
     def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
         """One part for each order of the classes, with its own bottleneck in the bound."""
-        whole = count_orders(group.counts) <= MAX_ORDERS
-        listed = all_orders(group.counts) if whole else block_orders(group.counts)
+        if count_orders(group.counts) > MAX_ORDERS and not self.problem.options.keep_class_order:
+            limits = Limits(group.counts, group.counts)
+            self.frontier.push(bound_s, OrderSet(group.choice, limits))
+            return
+        listed = all_orders(group.counts)
+        if self.problem.options.keep_class_order:
+            listed = iter([tuple(c for c, count in enumerate(group.counts) for _ in range(count))])
         orders = [order for order in listed if self.is_allowed(group.choice, order)]
-        if not whole:
-            # The orders that are not listed change class once more at least.
-            bottleneck_s = self.tables.least_bottleneck_s(group.choice, group.counts, more_changes=1)
-            rest_s = self._group_bound_s(group.choice, group.counts, [bottleneck_s], more_changes=1)[0]
-            self.frontier.close(max(bound_s, rest_s))
         bottlenecks = []
         for order in orders:
             if self.clock.is_up:
@@ -138,41 +175,71 @@ class Opener:
         if not kept:
             return
         sends = [float(self.tables.hops_s(group.choice, o).sum()) for o, _ in kept]
-        bounds = self._group_bound_s(group.choice, group.counts, [b for _, b in kept], sends)
+        bounds = group_bounds(
+            self.bounds,
+            np.full(len(kept), group.choice),
+            np.full(len(kept), self.table.num_microbatches[group.choice]),
+            np.tile(np.array(group.counts), (len(kept), 1)),
+            np.array([b for _, b in kept]),
+            np.array(sends),
+        )
         weighed = self.tables.order_bounds_s(group.choice, [o for o, _ in kept])
         for (order, _), better, dual in zip(kept, bounds, weighed, strict=True):
-            self.frontier.push(max(bound_s, better, float(dual)), Order(group.choice, order))
+            self.frontier.push(max(bound_s, float(better), float(dual)), Order(group.choice, order))
 
-    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
-        """Whether the classes have the hosts that an order takes, and the user lets it be."""
-        if self.problem.options.keep_class_order and list(order) != sorted(order):
-            return False
-        classes = self.problem.cluster.classes
-        needed = hosts_needed(
-            order, int(self.table.stage_size[choice]), [node_class.chips_per_node for node_class in classes]
-        )
-        return all(count <= classes[c].num_nodes for c, count in needed.items())
+    def _split_orders(self, bound_s: float, part: OrderSet) -> None:
+        """Take the order that the shortest walk likes best out of a set, and cut the rest in pieces."""
+        self.sets_since_better += 1
+        choice, limits = part.choice, part.limits
+        if len(limits.prefix) == sum(limits.most):
+            self._push_order(bound_s, choice, limits.prefix)
+            return
+        cutoff_s = self._finite_cutoff_s(bound_s)
+        found = self.relaxer.split(choice, limits, sum(limits.most), cutoff_s)
+        bound_s = max(bound_s, found.bound_s)
+        if found.bound_s >= cutoff_s or bound_s >= self.frontier.cutoff_s:
+            self.frontier.push(bound_s, part)
+            return
+        if self.clock.is_up:
+            self.frontier.push(bound_s, part)
+            return
+        if found.found:
+            self._push_order(bound_s, choice, found.found[0][0])
+            self._try_orders(choice, found.found)
+            for child_s, child in found.children:
+                self.frontier.push(max(bound_s, child_s), OrderSet(choice, child))
+            return
+        left = np.array(limits.most)
+        np.subtract.at(left, list(limits.prefix), 1)
+        for c in np.flatnonzero(left > 0).tolist():
+            if c not in limits.banned:
+                further = replace(limits, prefix=(*limits.prefix, c), banned=())
+                self.frontier.push(bound_s, OrderSet(choice, further))
 
-    def try_order(self, choice: int, order: tuple[int, ...]) -> bool:
-        """Judge a good split of an order, found without a solver; whether any split fits."""
-        data = self.tables.data(choice, order)
-        table = least_recompute(data)
-        layers = first_layers(data, table)
-        if layers is None:
-            return False
-        layers, value_ms = improve_layers(data, table, layers)
-        if value_ms * MS < self.frontier.incumbent.worth_judging_s:
-            self._judge(choice, order, data, tuple(int(n) for n in layers))
-        return True
+    def _push_order(self, bound_s: float, choice: int, order: tuple[int, ...]) -> None:
+        if self.is_allowed(choice, order):
+            dual_s = float(self.tables.order_bounds_s(choice, [order])[0])
+            self.frontier.push(max(bound_s, dual_s), Order(choice, order))
 
     def _open_order(self, bound_s: float, part: Order) -> None:
-        """A good split without a solver, then the program unless that already closes the order."""
-        if not self.try_order(part.choice, part.order):
+        """Bound the order by itself and try the split that comes up; its program waits for its turn."""
+        program = Program(part.choice, part.order, (), ())
+        if self._is_tiny(len(part.order)):
+            if self.try_order(part.choice, part.order):
+                self._solve(bound_s, program)
             return
-        if bound_s >= self.frontier.cutoff_s:
-            self.frontier.close(bound_s)
+        bound_s, start = self._bound_order(bound_s, part)
+        if bound_s < self.frontier.cutoff_s and not self.try_order(part.choice, part.order, start):
             return
-        self._solve(bound_s, Program(part.choice, part.order, (), ()))
+        self.frontier.push(bound_s, program)
+
+    def _bound_order(self, bound_s: float, part: Order) -> tuple[float, tuple[int, ...] | None]:
+        """Bound of an order by its shortest walk, and the layers of that."""
+        counts = tuple(part.order.count(c) for c in range(self.table.max_stages.shape[1]))
+        limits = Limits(counts, counts, prefix=part.order)
+        cutoff_s = self._finite_cutoff_s(bound_s)
+        found = self.relaxer.bound(part.choice, limits, len(part.order), cutoff_s, fine=True)
+        return max(bound_s, found.bound_s), found.found[0][1] if found.found else None
 
     def _solve(self, bound_s: float, part: Program) -> None:
         """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
@@ -225,33 +292,3 @@ class Opener:
             from formulations import stage_selection as program  # type: ignore[no-redef]
         cutoff_ms = cutoff_s / MS if np.isfinite(cutoff_s) else None
         return program.solve(data, options, exclude=part.excluded, rows=part.rows, cutoff_ms=cutoff_ms)
-
-    def _judge(
-        self, choice: int, order: tuple[int, ...], data: StageSelectionData, layers: tuple[int, ...]
-    ) -> None:
-        """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
-        stage_choice = with_least_recompute(least_recompute(data), layers)
-        if stage_choice is None:
-            return
-        plan, evaluation = self._evaluated(choice, order, stage_choice)
-        self.evaluated += 1
-        if evaluation.violations:
-            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
-        self._check_bound(data, stage_choice, evaluation.step_s)
-        if self.frontier.incumbent.step_s is None or evaluation.step_s < self.frontier.incumbent.step_s:
-            self.since_better = 0
-        self.frontier.incumbent.offer(plan, evaluation)
-
-    def _evaluated(
-        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
-    ) -> tuple[Plan, Evaluation]:
-        """The plan of an answer, and what the referee says of it."""
-        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        return plan, evaluate_with_prices(self.problem, plan, self.prices, choice)
-
-    def _check_bound(self, data: StageSelectionData, stage_choice: StageChoice, step_s: float) -> None:
-        bound_s = objective_ms(data, stage_choice) * MS
-        if bound_s > step_s * (1 + BOUND_TOL):
-            raise SolverError(
-                f"the bound of a plan ({bound_s!r} s) exceeds the referee's step time ({step_s!r} s)"
-            )

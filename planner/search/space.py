@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +12,6 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bounds import BoundData, group_bounds, relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
-
-MAX_GROUPS_OF_PAIR = 200_000
-"""Groups of one row and number of stages that are listed whole; beyond it a grid, and the rest bounded."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,6 @@ class Groups:
     """[group, node_class] stages on each class."""
     bound_s: Floats
     """[group]"""
-    whole: bool
-    """Whether these are all."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -75,12 +71,21 @@ def _fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floa
     return fewest * (1 - 1e-9)
 
 
-def list_groups(table: DegreeTable, data: BoundData, choice: int, stages: int, least_s: float) -> Groups:
+def list_groups(
+    table: DegreeTable,
+    data: BoundData,
+    choice: int,
+    stages: int,
+    least_s: float,
+    fewest: Sequence[int] | None = None,
+    most: Sequence[int] | None = None,
+) -> Groups:
     """Every number of stages on each class that adds up, with bounds no less than `least_s`.
 
     Classes that must not stay idle get one stage at least.
     """
-    counts, whole = _counts(table.max_stages[choice], stages)
+    limits = table.max_stages[choice] if most is None else np.array(most)
+    counts = _counts(np.zeros_like(limits) if fewest is None else np.array(fewest), limits, stages)
     counts = counts[(counts[:, list(table.busy)] > 0).all(axis=1)]
     rows = len(counts)
     bounds = np.maximum(
@@ -93,27 +98,37 @@ def list_groups(table: DegreeTable, data: BoundData, choice: int, stages: int, l
         least_s,
     )
     order = np.argsort(bounds, kind="stable")
-    return Groups(counts[order], bounds[order], whole)
+    return Groups(counts[order], bounds[order])
 
 
-def _counts(max_stages: NDArray[np.int64], stages: int) -> tuple[NDArray[np.int64], bool]:
-    """Stages on each class [group, node_class] that add up to `stages`, and whether these are all.
+def fill_fastest(table: DegreeTable, data: BoundData, choice: int, stages: int) -> tuple[int, ...] | None:
+    """Stages on each class where the fastest take all they can, and those that must work at least one."""
+    limits = table.max_stages[choice]
+    counts = np.zeros(len(limits), dtype=np.int64)
+    counts[list(table.busy)] = np.minimum(limits[list(table.busy)], 1)
+    left = stages - int(counts.sum())
+    if left < 0 or (counts[list(table.busy)] == 0).any():
+        return None
+    for c in np.argsort(data.layer_s[choice], kind="stable"):
+        more = min(left, int(limits[c] - counts[c]))
+        counts[c] += more
+        left -= more
+    return tuple(int(count) for count in counts)
+
+
+def _counts(fewest: NDArray[np.int64], most: NDArray[np.int64], stages: int) -> NDArray[np.int64]:
+    """Stages on each class that add up to `stages`, [group, node_class].
 
     All classes but the roomiest run over their values; it takes what is left.
     """
-    limits = np.minimum(max_stages, stages)
-    roomiest = int(np.argmax(limits))
-    others = [c for c in range(len(limits)) if c != roomiest]
-    whole = bool(np.prod(limits[others] + 1.0) <= MAX_GROUPS_OF_PAIR)
-    values = [np.arange(limits[c] + 1) if whole else _grid(int(limits[c])) for c in others]
-    counts = np.zeros((int(np.prod([len(v) for v in values], dtype=np.int64)), len(limits)), dtype=np.int64)
+    most = np.minimum(most, stages)
+    roomiest = int(np.argmax(most - fewest))
+    others = [c for c in range(len(most)) if c != roomiest]
+    values = [np.arange(fewest[c], most[c] + 1) for c in others]
+    counts = np.zeros((int(np.prod([len(v) for v in values], dtype=np.int64)), len(most)), dtype=np.int64)
     if others:
         counts[:, others] = np.stack(np.meshgrid(*values, indexing="ij"), axis=-1).reshape(-1, len(others))
     counts[:, roomiest] = stages - counts.sum(axis=1)
-    return counts[(counts[:, roomiest] >= 0) & (counts[:, roomiest] <= limits[roomiest])], whole
-
-
-def _grid(limit: int) -> NDArray[np.int64]:
-    """None, all, and a few in between."""
-    steps = {0, 1, limit, *(limit * eighth // 8 for eighth in range(1, 8))}
-    return np.array(sorted(steps), dtype=np.int64)
+    in_limits = (counts[:, roomiest] >= fewest[roomiest]) & (counts[:, roomiest] <= most[roomiest])
+    listed: NDArray[np.int64] = counts[in_limits]
+    return listed

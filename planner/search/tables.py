@@ -16,11 +16,8 @@ from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.dual import dual_bounds_ms, in_pieces
-from planner.search.lattice import LatticeData, lattice_bound
 from planner.units import MS
 
-UNFIT = -1e6
-"""Layers of a stage that not even one fits: no sum with it reaches the model's layers."""
 BISECTIONS = 30
 """Halvings of a bottleneck interval: its lower end, a valid bound, is then within 1e-9 of its width."""
 
@@ -114,83 +111,6 @@ class Tables:
         bounds: Floats = (np.concatenate(found) + tables.constant_ms) * MS
         return bounds
 
-    def group_bound_s(self, choice: int, counts: Sequence[int]) -> tuple[float, tuple[int, ...] | None]:
-        """Bound over all orders of a group (`planner.search.lattice`) [s], and the order it likes best."""
-        used = [c for c, count in enumerate(counts) if count]
-        tables = self.of_classes(choice, sum(counts))
-        hops = self.prices.send_s[choice][np.ix_(used, used)].copy()
-        inside = self.prices.send_inside_s[choice][used]
-        diagonal = np.arange(len(used))
-        hops[diagonal, diagonal] = np.minimum(hops[diagonal, diagonal], inside)
-        data = LatticeData(
-            times=tables.times_ms[used],
-            follow=tables.follow_ms[used],
-            reduce_first=tables.reduce_ms[used],
-            hops=hops / MS,
-            sends_block=not self.problem.stack.p2p_overlap,
-        )
-        found = lattice_bound(
-            data, tuple(int(counts[c]) for c in used), int(self.table.num_microbatches[choice])
-        )
-        order = None if found.order is None else tuple(used[c] for c in found.order)
-        return (found.bound_ms + tables.constant_ms) * MS, order
-
-    def least_bottleneck_s(self, choice: int, counts: Sequence[int], more_changes: int = 0) -> float:
-        """Least time of the slowest stage over all orders of a group [s]; inf where nothing fits.
-
-        The largest number of layers that stages no slower than tau can hold is an assignment of classes
-        to positions; bounded here by Lagrange multipliers on the counts, exactly for two classes.
-        """
-        num_stages = sum(counts)
-        times = self.of_classes(choice, num_stages).times_ms
-        used = [c for c, count in enumerate(counts) if count]
-        layers = np.arange(times.shape[2])
-        blocked, extra = self._blocked_ms(choice, counts, used, num_stages)
-        busy = times[used] + blocked
-        finite = busy[np.isfinite(busy)]
-        if len(finite) == 0:
-            return float("inf")
-
-        def most_at(limit: np.ndarray) -> np.ndarray:
-            most: np.ndarray = np.where(busy <= limit, layers, 0).max(axis=2)
-            return most
-
-        def holds(limit: float) -> bool:
-            most = most_at(np.full((len(used), 1, 1), limit))
-            allowed = np.where(most >= 1, most, UNFIT)
-            held = _most_layers(allowed, [counts[c] for c in used])
-            if len(used) > 1:
-                # At each change of class a stage on either side also waits for the slower hop.
-                lost = (most - most_at(limit - extra[:, None, None])).min(axis=1)
-                held -= lost.sum() if len(used) == 2 else 2 * (len(used) - 1) * lost.min()
-                held -= 2 * more_changes * lost.min()
-            return bool(held >= times.shape[2] - 1)
-
-        low, high = 0.0, float(finite.max())
-        if not holds(high):
-            return float("inf")
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if holds(middle) else (middle, high)
-        return low * MS
-
-    def _blocked_ms(
-        self, choice: int, counts: Sequence[int], used: list[int], num_stages: int
-    ) -> tuple[Floats, Floats]:
-        """Least time that sends block a stage [class, stage, 1], and more at a change of class [class]."""
-        blocked, extra = np.zeros((len(used), num_stages, 1)), np.zeros(len(used))
-        if self.problem.stack.p2p_overlap or num_stages == 1:
-            return blocked, extra
-        send, inside = self.prices.send_s[choice], self.prices.send_inside_s[choice]
-        hops = np.full((1, num_stages, 1), 2.0)
-        hops[:, [0, -1]] = 1.0
-        for row, c in enumerate(used):
-            same = min(send[c, c], inside[c]) if counts[c] > 1 else np.inf
-            cross = min((min(send[c, d], send[d, c]) for d in used if d != c), default=np.inf)
-            blocked[row] = min(same, cross) * hops / MS
-            extra[row] = max(cross - min(same, cross), 0.0) / MS if np.isfinite(cross) else 0.0
-        return blocked, extra
-
     def hops_s(self, choice: int, order: Sequence[int]) -> Floats:
         """Time of each hop of an order, [stage]; the last is 0 [s]."""
         per_node = [node_class.chips_per_node for node_class in self.problem.cluster.classes]
@@ -221,28 +141,6 @@ class Tables:
             middle = (low + high) / 2
             low, high = (low, middle) if holds(middle) else (middle, high)
         return low * MS
-
-
-def _most_layers(most: np.ndarray, counts: Sequence[int]) -> float:
-    """Most layers of all stages, [class, stage] given so many stages of each class; never too small.
-
-    An assignment problem, bounded by its dual: for any prices on the classes, every stage takes its
-    best class at those prices, and the prices are paid back for the stages that each class has. Each
-    price in turn is set so that its class is chosen as often as it should be; for two classes that is
-    exact at once.
-    """
-    if len(counts) == 1:
-        return float(most[0].sum())
-    price = np.median(most, axis=1) - float(np.median(most[0]))
-    best = float((most - price[:, None]).max(axis=0).sum() + price @ counts)
-    for _ in range(1 if len(counts) == 2 else 3):
-        for c in range(1, len(counts)):
-            others = np.delete(most - price[:, None], c, axis=0).max(axis=0)
-            gain = np.sort(most[c] - others)[::-1]
-            price[c] = gain[counts[c] - 1]
-            value = float((most - price[:, None]).max(axis=0).sum() + price @ counts)
-            best = min(best, value)
-    return best
 
 
 def _line(slope: Floats, offset: Floats, layers: Floats) -> Floats:

@@ -124,6 +124,10 @@ class MeshOpener(Opener):
             sends_block=not self.problem.stack.p2p_overlap,
         )
 
+    def _bound_order(self, bound_s: float, part: Order) -> tuple[float, tuple[int, ...] | None]:
+        """The bound of the prefix that became it stands."""
+        return bound_s, None
+
     def _evaluated(
         self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
     ) -> tuple[Plan, Evaluation]:

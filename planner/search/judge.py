@@ -1,0 +1,91 @@
+"""Let the referee judge plans of an order, and keep the good ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulations.stage_selection_data import StageChoice, StageSelectionData, objective_ms
+from formulations.stage_selection_tables import least_recompute, with_least_recompute
+from planner.cost.prices import Prices
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation
+from planner.errors import SolverError
+from planner.search.assemble import assemble_plan, hosts_needed
+from planner.search.degrees import DegreeTable
+from planner.search.local import first_layers, improve_layers, repaired_layers
+from planner.search.state import Incumbent
+from planner.search.tables import Tables
+from planner.simulate.evaluate import evaluate_with_prices
+from planner.tolerances import BOUND_TOL
+from planner.units import MS
+
+
+class Judge:
+    """Makes plans of one search and has them evaluated."""
+
+    def __init__(self, problem: Problem, prices: Prices, table: DegreeTable, incumbent: Incumbent) -> None:
+        self.problem, self.prices, self.table = problem, prices, table
+        self.tables = Tables(problem, prices, table)
+        self.incumbent = incumbent
+        self.evaluated = 0
+        self.sets_since_better = 0
+        """Sets of orders split since the last better plan."""
+
+    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Whether the classes have the hosts that an order takes, and the user lets it be."""
+        if self.problem.options.keep_class_order and list(order) != sorted(order):
+            return False
+        classes = self.problem.cluster.classes
+        needed = hosts_needed(
+            order, int(self.table.stage_size[choice]), [node_class.chips_per_node for node_class in classes]
+        )
+        return all(count <= classes[c].num_nodes for c, count in needed.items())
+
+    def try_order(self, choice: int, order: tuple[int, ...], start: tuple[int, ...] | None = None) -> bool:
+        """Judge a good split of an order, found without a solver; whether any split fits.
+
+        `start` are layers worth starting from, which need not add up.
+        """
+        data = self.tables.data(choice, order)
+        table = least_recompute(data)
+        starts = [first_layers(data, table)]
+        if start is not None:
+            starts.append(repaired_layers(data, table, np.array(start)))
+        ends = [improve_layers(data, table, layers) for layers in starts if layers is not None]
+        if not ends:
+            return False
+        layers, value_ms = min(ends, key=lambda end: end[1])
+        if value_ms * MS < self.incumbent.worth_judging_s:
+            self._judge(choice, order, data, tuple(int(n) for n in layers))
+        return True
+
+    def _judge(
+        self, choice: int, order: tuple[int, ...], data: StageSelectionData, layers: tuple[int, ...]
+    ) -> None:
+        """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
+        stage_choice = with_least_recompute(least_recompute(data), layers)
+        if stage_choice is None:
+            return
+        plan, evaluation = self._evaluated(choice, order, stage_choice)
+        self.evaluated += 1
+        if evaluation.violations:
+            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+        self._check_bound(data, stage_choice, evaluation.step_s)
+        if self.incumbent.step_s is None or evaluation.step_s < self.incumbent.step_s:
+            self.sets_since_better = 0
+        self.incumbent.offer(plan, evaluation)
+
+    def _evaluated(
+        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
+    ) -> tuple[Plan, Evaluation]:
+        """The plan of an answer, and what the referee says of it."""
+        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
+        return plan, evaluate_with_prices(self.problem, plan, self.prices, choice)
+
+    def _check_bound(self, data: StageSelectionData, stage_choice: StageChoice, step_s: float) -> None:
+        bound_s = objective_ms(data, stage_choice) * MS
+        if bound_s > step_s * (1 + BOUND_TOL):
+            raise SolverError(
+                f"the bound of a plan ({bound_s!r} s) exceeds the referee's step time ({step_s!r} s)"
+            )

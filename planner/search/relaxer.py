@@ -1,0 +1,202 @@
+"""Bounds on parts of the space by shortest walks: from a row of degrees to walks, brackets and seconds.
+
+A part is a row of degrees and a number of stages, with limits on the stages of each class, and perhaps the
+classes of its first stages. Few enough counts are counted exactly; else classes have prices, and the walk
+must change class as often as the limits ask for at least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats, Prices
+from planner.data.problem import Problem
+from planner.search.chain import Chain, Counter, build_chain, count_classes, count_nothing
+from planner.search.degrees import DegreeTable
+from planner.search.dual import in_pieces
+from planner.search.relaxation import Found, Relaxed, part_value, relax, slowest_range
+from planner.search.tables import Tables
+from planner.search.walks import Ints, StageTables, Walks
+from planner.units import MS
+
+MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
+"""Points of the lattice of counts times states of a walk up to which counts are exact, at first and later."""
+MAX_KINDS = 60
+"""Kinds of stages beyond which hops are rounded down to the least of each class."""
+COARSE, FINE = 1.02, 1.004
+"""Ratio of the edges of a bracket, at first and where that leaves a part open."""
+MAX_BRACKETS = 24
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Part of the orders of a row of degrees with some stages."""
+
+    fewest: tuple[int, ...]
+    most: tuple[int, ...]
+    prefix: tuple[int, ...] = ()
+    """Classes of the first stages."""
+    banned: tuple[int, ...] = ()
+    """Classes that the next stage does not have."""
+
+
+@dataclass(frozen=True)
+class PartBound:
+    """Bound of a part [s], and orders worth trying with layers to start from."""
+
+    bound_s: float
+    found: tuple[Found, ...]
+    children: tuple[tuple[float, Limits], ...] = ()
+
+
+class Relaxer:
+    """Bounds the parts of one search."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        prices: Prices,
+        table: DegreeTable,
+        tables: Tables,
+        is_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_up` tells whether the time is up: bounds then stay as they are."""
+        self.problem, self.prices, self.table, self.tables = problem, prices, table, tables
+        self.is_up = is_up
+
+    def bound(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> PartBound:
+        """Bound of a part; orders that came up. Plans slower than `cutoff_s` are not told apart."""
+        part = self._part(choice, limits, stages, cutoff_s, fine=fine)
+        if part is None:
+            return PartBound(cutoff_s, ())
+        return PartBound(part.seconds(part.relaxed.bound_ms), part.found())
+
+    def split(self, choice: int, limits: Limits, stages: int, cutoff_s: float) -> PartBound:
+        """The same, and the rest of the part without the best order: by the first stage that differs."""
+        part = self._part(choice, limits, stages, cutoff_s, fine=True)
+        if part is None:
+            return PartBound(cutoff_s, ())
+        found, bound_s = part.found(), part.seconds(part.relaxed.bound_ms)
+        if not found or not len(part.relaxed.brackets.mu) or self.is_up():
+            return PartBound(bound_s, ())
+        return PartBound(bound_s, found, tuple(part.without(found[0][0], limits)))
+
+    def _part(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> _Part | None:
+        """The part relaxed; None where no plan of it is faster than the cutoff."""
+        used = [c for c, count in enumerate(limits.most) if count]
+        tables = self.tables.of_classes(choice, stages)
+        cutoff_ms = cutoff_s / MS - tables.constant_ms
+        m = int(self.table.num_microbatches[choice])
+        fewest = np.array([limits.fewest[c] for c in used])
+        most = np.minimum([limits.most[c] for c in used], stages)
+        chain, counter = self._chain(
+            choice, used, fewest, most, stages, MAX_FINE_ENTRIES if fine else MAX_ENTRIES
+        )
+        stage_tables = StageTables(
+            tables.times_ms[used],
+            np.maximum(tables.forward_ms, tables.backward_ms)[used],
+            tables.follow_ms[used],
+            tables.reduce_ms[used],
+        )
+        blocks = not self.problem.stack.p2p_overlap
+        walks = Walks(chain, counter, stage_tables, m, cutoff_ms / m, most, sends_block=blocks)
+        allowed = np.ones((stages, len(used)), dtype=np.bool_)
+        for s, c in enumerate(limits.prefix):
+            allowed[s] = np.array(used) == c
+        if limits.banned:
+            allowed[len(limits.prefix), [used.index(c) for c in limits.banned if c in used]] = False
+        low, high = slowest_range(walks, most, cutoff_ms)
+        if low >= high:
+            return None
+        ratio = FINE if fine else COARSE
+        number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
+        edges = np.geomspace(low, high, number + 1)
+        relaxed = relax(walks, fewest, most, allowed, edges, cutoff_ms, self.is_up)
+        return _Part(walks, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tables.constant_ms)
+
+    def _chain(
+        self, choice: int, used: Sequence[int], fewest: Ints, most: Ints, stages: int, entries: int
+    ) -> tuple[Chain, Counter]:
+        blocks = not self.problem.stack.p2p_overlap
+        classes = self.problem.cluster.classes
+        hops = self.prices.send_s[choice][np.ix_(used, used)] / MS
+        inside = self.prices.send_inside_s[choice][list(used)] / MS
+        size, chips = int(self.table.stage_size[choice]), [classes[c].chips_per_node for c in used]
+        chain = build_chain(hops, inside, size, chips, 0, sends_block=blocks)
+        if len(chain.kind_class) > MAX_KINDS:
+            between = ~np.eye(len(used), dtype=np.bool_)
+            hops = np.where(between, hops[between].min(initial=np.inf), hops)
+            chain = build_chain(hops, inside, size, chips, 0, sends_block=blocks)
+        if np.prod(most + 1.0) * len(chain.class_of_state) <= entries:
+            key = tuple(int(k) for k in fewest), tuple(int(k) for k in most)
+            return chain, count_classes(stages, *key)
+        room = np.cumsum(np.sort(most)[::-1])
+        changes = max(int(np.argmax(room >= stages)), int((fewest > 0).sum()) - 1)
+        if changes:
+            chain = build_chain(hops, inside, size, chips, changes, sends_block=blocks)
+        return chain, count_nothing(stages, len(used))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One relaxed part, to read and to split."""
+
+    walks: Walks
+    allowed: NDArray[np.bool_]
+    used: Ints
+    fewest: Ints
+    most: Ints
+    relaxed: Relaxed
+    cutoff_s: float
+    constant_ms: float
+
+    @property
+    def cutoff_ms(self) -> float:
+        """Where walks stop, what every plan adds to the step taken off."""
+        return self.cutoff_s / MS - self.constant_ms
+
+    def seconds(self, bound_ms: float) -> float:
+        """A bound in seconds; what lies beyond the cutoff was not looked at."""
+        if bound_ms >= self.cutoff_ms:
+            return self.cutoff_s
+        return min((bound_ms + self.constant_ms) * MS, self.cutoff_s)
+
+    def found(self) -> tuple[Found, ...]:
+        """Orders by index of the problem's classes, with their layers."""
+        return tuple((tuple(int(self.used[c]) for c in order), n) for order, n in self.relaxed.found)
+
+    def without(self, order: tuple[int, ...], limits: Limits) -> list[tuple[float, Limits]]:
+        """Parts that hold every other order, by the first stage at which it differs, with bounds [s]."""
+        start = len(limits.prefix)
+        children, masks = [], []
+        for j in range(start, len(order)):
+            banned = {order[j], *(limits.banned if j == start else ())}
+            allowed = self.allowed.copy()
+            for s in range(start, j):
+                allowed[s] = self.used == order[s]
+            allowed[j] = allowed[j] & ~np.isin(self.used, sorted(banned))
+            if allowed[j].any():
+                masks.append(allowed)
+                children.append(replace(limits, prefix=order[:j], banned=tuple(sorted(banned))))
+        if not children:
+            return []
+        bounds = self._bounds(np.array(masks)).tolist()
+        return [(self.seconds(b), child) for b, child in zip(bounds, children, strict=True) if np.isfinite(b)]
+
+    def _bounds(self, masks: NDArray[np.bool_]) -> Floats:
+        """Bounds of parts with other classes allowed, at the prices of the open brackets [ms]."""
+        open_, walks = self.relaxed.brackets, self.walks
+        rows, found = len(open_.mu), []
+        for piece in in_pieces(len(masks), rows * walks.times.size):
+            count = len(piece)
+            mu, price = np.tile(open_.mu, count), np.tile(open_.price, (count, 1))
+            low, high = np.tile(open_.low_ms, count), np.tile(open_.high_ms, count)
+            walk = walks.shortest(mu, price, low, high, np.repeat(masks[piece], rows, axis=0))
+            value = part_value(walk, mu, price, walks.num_layers, self.fewest, self.most)
+            found.append(value.reshape(count, rows).min(axis=1, initial=np.inf))
+        least: Floats = np.minimum(np.concatenate(found), self.relaxed.closed_ms)
+        return np.maximum(least, self.relaxed.bound_ms)

@@ -1,0 +1,221 @@
+"""The cheapest walk: class and layers of every stage, for prices on layers and on classes.
+
+Let M be the time of the slowest stage, s a stage that takes it, and a <= M <= b. Every other stage is
+no slower than b, and the row of `formulations.pipeline_rows` for s reads
+
+    (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + (m - q) t[s] + 2 sum_{i>s} t[i] + sends
+    (window, k = 0),  m <= q + 1    T >= sum_i t[i] + (m - 1) max(f[s], b[s]) + sends
+
+so that for a given s each stage adds its own term. What follows the pipeline is at least any sum over the
+stages with weights that add up to 1 or less, and the reduction of stage 0 adds to every row. With a price
+mu on each layer and lambda[c] on each stage of class c the least sum over all orders, layers and s is the
+length of a shortest walk over (stage, state of `planner.search.chain`, whether s is behind), and
+
+    T >= mu L - sum_c lambda[c] k[c] + shortest walk
+
+for every order with k[c] stages on class c, whose slowest stage lies in [a, b].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.chain import Chain, Counter
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StageTables:
+    """Times of the classes of a walk, [class, stage, n] in ms; inf where n layers do not fit."""
+
+    times: Floats
+    longer: Floats
+    """The longer of forward and backward."""
+    follow: Floats
+    reduce_first: Floats
+    """[class, n]"""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Shortest walks of a batch: length, class and layers of every stage."""
+
+    length: Floats
+    """[row]"""
+    order: Ints
+    """[row, stage]"""
+    layers: Ints
+    """[row, stage]"""
+
+
+class Walks:
+    """Shortest walks of one row of degrees and number of stages."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        counter: Counter,
+        tables: StageTables,
+        num_microbatches: int,
+        widest_ms: float,
+        most: Ints,
+        *,
+        sends_block: bool,
+    ) -> None:
+        """Prepare costs of stages no slower than `widest_ms`, at most `most` of each class."""
+        self.chain, self.counter, m = chain, counter, num_microbatches
+        p, self.num_layers = tables.times.shape[1], tables.times.shape[2] - 1
+        self.num_stages, self.num_microbatches = p, m
+        self._price_stages(tables, widest_ms, most)
+        hop = np.zeros_like(chain.hop_ms) if sends_block else chain.hop_ms.copy()
+        hop[-1] = np.inf
+        self.hop = hop
+        self.sources = [self._sources(before) for before in counter.before[1:]]
+
+    def _price_stages(self, tables: StageTables, widest_ms: float, most: Ints) -> None:
+        """Terms of a stage before s, behind s, and of s itself, [stage, kind, n]."""
+        p, m, classes = self.num_stages, self.num_microbatches, self.chain.kind_class
+        times = tables.times[classes] + self.chain.kind_blocked_ms[:, None, None]
+        fits = np.flatnonzero((times <= widest_ms).any(axis=(0, 1)))
+        self.width = int(fits[-1]) + 1 if len(fits) else 2
+
+        def by_stage(values: Floats) -> Floats:
+            turned: Floats = np.ascontiguousarray(values[classes][:, :, : self.width].transpose(1, 0, 2))
+            return turned
+
+        self.layers = np.arange(self.width, dtype=np.float64)
+        self.times = np.ascontiguousarray(times[:, :, : self.width].transpose(1, 0, 2))
+        base = by_stage(tables.follow) * _follow_share(tables, widest_ms, most)[classes][None, :, None]
+        base[0] += tables.reduce_first[classes][:, : self.width]
+        q = (p - 1 - np.arange(p))[:, None, None]
+        self.is_short = m < q[:, 0, 0] + 2
+        short = self.times + (m - 1) * by_stage(tables.longer) if m > 1 else self.times
+        slowest = np.where(q <= m - 2, np.maximum(m - q, 1) * self.times, short)
+        self.once, self.twice, self.slowest = self.times + base, 2 * self.times + base, slowest + base
+        for cost in (self.once, self.twice, self.slowest):
+            cost[~np.isfinite(cost)] = np.inf
+            cost[:, :, 0] = np.inf
+
+    def _sources(self, before: Ints) -> Ints:
+        """Entry of the values before, for every step into a point and state: [point, state, k]."""
+        chain = self.chain
+        rows = before[:, chain.class_of_state][:, :, None]
+        entry = rows * len(chain.class_of_state) + chain.source[chain.into][None]
+        return np.where(rows >= 0, entry, -1)
+
+    def shortest(
+        self, mu: Floats, price: Floats, low_ms: Floats, high_ms: Floats, allowed: NDArray[np.bool_]
+    ) -> Walk:
+        """Shortest walk for every row of prices; infinite where there is none.
+
+        Parameters
+        ----------
+        mu
+            [row] price of a layer.
+        price
+            [row, class] price of a stage.
+        low_ms, high_ms
+            [row] the slowest stage lies between them.
+        allowed
+            [row or 1, stage, class] classes that a stage may have.
+        """
+        chain, p, rows = self.chain, self.num_stages, len(mu)
+        masked = np.where(allowed[:, :, chain.kind_class], 0.0, np.inf)
+        paid = price[:, chain.kind_class][:, None, :] + masked
+        refund = mu[:, None, None, None] * self.layers
+        taken = np.where(self.times[None] <= high_ms[:, None, None, None], -refund, np.inf)
+        once = _least(self.once[None] + taken, paid)
+        twice = _least(self.twice[None] + taken, paid)
+        taken = np.where(self.times[None] >= low_ms[:, None, None, None], taken, np.inf)
+        turn = _least(self.slowest[None] + taken, paid)
+        # Values before s, behind s, and behind s by a short row, which pays like before; a dummy at the end.
+        size = len(chain.class_of_state)
+        stay = (once, twice, once) if self.is_short.any() else (once, twice)
+        value = np.full((rows, len(stay), len(self.counter.points[0]) * size + 1), np.inf)
+        first = self.counter.before[0][:, chain.class_of_state[chain.first_state]] >= 0
+        for row, c in zip(*np.nonzero(first), strict=True):
+            value[:, 0, row * size + chain.first_state[c]] = 0.0
+        came: list[Ints] = []
+        for i in range(p - 1):
+            value, step = self._advance(value, i, [kept[0][:, i] for kept in stay], turn[0][:, i])
+            came.append(step)
+        may_end = np.where(self.counter.may_end[:, None] & chain.may_end, 0.0, np.inf).ravel()
+        last = np.tile(chain.last_kind, len(self.counter.may_end))
+        value = value[:, :, :-1] + may_end
+        ends = [value[:, 0] + turn[0][:, p - 1, last]]
+        ends += [value[:, k] + stay[k][0][:, p - 1, last] for k in range(1, len(stay))]
+        return self._trace(np.stack(ends, axis=1), came, stay, turn)
+
+    def _advance(self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats) -> tuple[Floats, Ints]:
+        """Values one stage on, and the way to each: step of `into`, plus their number where s is passed."""
+        chain, source = self.chain, self.sources[i]
+        hop, kind = self.hop, chain.kind
+        counts, states, _ = source.shape
+        ahead = np.full((len(value), len(stay), counts * states + 1), np.inf)
+        came = np.empty((len(value), len(stay), counts * states), dtype=np.int64)
+        turns_to = 2 if self.is_short[i] else 1
+        for k, kept in enumerate(stay):
+            cost = (kept[:, kind] + (4 if k == 1 else 2) * hop)[:, chain.into]
+            into = value[:, k][:, source] + cost[:, None]
+            if k == turns_to:
+                cost = (turn[:, kind] + (2 if self.is_short[i] else 4) * hop)[:, chain.into]
+                into = np.concatenate([into, value[:, 0][:, source] + cost[:, None]], axis=3)
+            best = np.argmin(into, axis=3)
+            least = np.take_along_axis(into, best[..., None], axis=3)
+            ahead[:, k, :-1] = least.reshape(len(value), -1)
+            came[:, k] = best.reshape(len(value), -1)
+        return ahead, came
+
+    def _trace(
+        self,
+        ends: Floats,
+        came: list[Ints],
+        stay: Sequence[tuple[Floats, Ints]],
+        turn: tuple[Floats, Ints],
+    ) -> Walk:
+        """Follow the best way back from the last stage."""
+        chain, p, size = self.chain, self.num_stages, len(self.chain.class_of_state)
+        rows = np.arange(len(ends))
+        flat = ends.reshape(len(ends), -1)
+        best = np.argmin(flat, axis=1)
+        length = flat[rows, best]
+        layer, entry = np.divmod(best, ends.shape[2])
+        order, layers = np.empty((len(rows), p), dtype=np.int64), np.empty((len(rows), p), dtype=np.int64)
+        kind = chain.last_kind[entry % size]
+        turned = layer == 0
+        for i in range(p - 1, -1, -1):
+            state = entry % size
+            order[:, i] = chain.class_of_state[state]
+            kept = np.where(layer == 1, stay[1][1][rows, i, kind], stay[0][1][rows, i, kind])
+            layers[:, i] = np.where(turned, turn[1][rows, i, kind], kept)
+            layer = np.where(turned, 0, layer)
+            if i:
+                turned, way = np.divmod(came[i - 1][rows, layer, entry], chain.into.shape[1])
+                turned = turned == 1
+                kind = chain.kind[chain.into[state, way]]
+                entry = self.sources[i - 1].reshape(-1, chain.into.shape[1])[entry, way]
+        return Walk(length, order, layers)
+
+
+def _follow_share(tables: StageTables, widest_ms: float, most: Ints) -> Floats:
+    """Weight of a stage of each class in what follows the pipeline, [class].
+
+    All weight on the class whose full stages are followed by most; there are at most `most` of them.
+    """
+    middle = tables.times.shape[1] // 2
+    full = np.where(tables.times[:, middle] <= widest_ms, tables.follow[:, middle], 0.0).max(axis=1)
+    share: Floats = np.where(np.arange(len(most)) == np.argmax(full), 1 / np.maximum(most, 1), 0.0)
+    return share
+
+
+def _least(cost: Floats, paid: Floats) -> tuple[Floats, Ints]:
+    """Least cost over the layers and what is paid beside it, and the layers, [row, stage, kind]."""
+    chosen = np.argmin(cost, axis=3)
+    least = np.take_along_axis(cost, chosen[..., None], axis=3)[..., 0] + paid
+    return least, chosen

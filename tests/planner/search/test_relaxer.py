@@ -1,0 +1,142 @@
+"""Shortest walks bound every plan of their part, whatever is fixed: counts, first classes, banned classes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from formulations.stage_selection_tables import least_recompute, objectives_ms
+from planner.cost.pricing import price
+from planner.data.problem import Problem
+from planner.search import relaxer as relaxing
+from planner.search.chain import build_chain, count_classes
+from planner.search.degrees import list_degrees
+from planner.search.orders import all_orders
+from planner.search.relaxer import Limits, Relaxer
+from planner.search.tables import Tables
+from planner.units import MS
+from tests.random_problems import random_problem
+
+REL = 1e-9
+CASES = [
+    pytest.param(503, True, id="503-counted"),
+    *(
+        pytest.param(seed, exact, id=f"{seed}-{'counted' if exact else 'priced'}", marks=pytest.mark.slow)
+        for seed in range(506, 514)
+        for exact in (True, False)
+    ),
+]
+
+
+def best_of_order_s(tables: Tables, choice: int, order: tuple[int, ...], rng: np.random.Generator) -> float:
+    """Least objective of some random splits of an order [s]; infinite where none of them fits."""
+    data = tables.data(choice, order)
+    cuts = [
+        sorted(rng.choice(np.arange(1, data.num_layers), len(order) - 1, replace=False)) for _ in range(40)
+    ]
+    splits = np.array([np.diff([0, *cut, data.num_layers]) for cut in cuts])
+    return float(objectives_ms(data, least_recompute(data), splits).min()) * MS
+
+
+@pytest.mark.parametrize(("seed", "exact"), CASES)
+def test_no_plan_undercuts_the_bound_of_a_part(
+    seed: int, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole pairs, groups, and sets of orders; classes counted by a lattice, or kept apart by prices."""
+    if not exact:
+        monkeypatch.setattr(relaxing, "MAX_ENTRIES", 0)
+        monkeypatch.setattr(relaxing, "MAX_FINE_ENTRIES", 0)
+    problem = random_problem(seed, most_layers=12, num_classes=2 + seed % 3, experts=seed % 5 == 0)
+    table = list_degrees(problem)
+    if not len(table) or problem.model.num_layers < 2:
+        pytest.skip("nothing to split")
+    prices = price(problem, table.degrees)
+    tables = Tables(problem, prices, table)
+    relaxer = Relaxer(problem, prices, table, tables)
+    rng = np.random.default_rng(seed)
+    for _ in range(2):
+        choice = int(rng.integers(len(table)))
+        most = min(problem.model.num_layers, int(table.max_stages[choice].sum()))
+        stages = int(rng.integers(1, most + 1))
+        counts = random_counts(table.max_stages[choice], stages, rng)
+        orders = list(all_orders(counts))
+        order = orders[int(rng.integers(len(orders)))]
+        value_s = best_of_order_s(tables, choice, order, rng)
+        if not np.isfinite(value_s):
+            continue
+        for limits in parts_of(problem, table.max_stages[choice], counts, order, rng):
+            for factor in (0.9, 1.0 + 1e-6, 1.5):
+                cutoff_s = value_s * factor
+                for fine in (False, True):
+                    bound_s = relaxer.bound(choice, limits, stages, cutoff_s, fine=fine).bound_s
+                    assert bound_s <= value_s * (1 + REL), (limits, factor, fine)
+                if factor < 1.5:
+                    continue
+                split = relaxer.split(choice, limits, stages, cutoff_s)
+                assert split.bound_s <= value_s * (1 + REL)
+                if split.found and split.bound_s < cutoff_s and split.found[0][0] != order:
+                    held = [bound for bound, child in split.children if holds(child, order)]
+                    assert len(held) == 1, "each other order lies in one piece"
+                    assert held[0] <= value_s * (1 + REL)
+
+
+def random_counts(max_stages: np.ndarray, stages: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Stages on each class at random."""
+    seats = np.repeat(np.arange(len(max_stages)), max_stages)
+    taken = rng.choice(seats, stages, replace=False)
+    return tuple(int((taken == c).sum()) for c in range(len(max_stages)))
+
+
+def parts_of(
+    problem: Problem,
+    max_stages: np.ndarray,
+    counts: tuple[int, ...],
+    order: tuple[int, ...],
+    rng: np.random.Generator,
+) -> list[Limits]:
+    """Parts that hold an order: its pair, its group, those that begin as it does, itself."""
+    start = int(rng.integers(0, len(order)))
+    others = tuple(c for c in range(len(counts)) if c != order[start] and rng.random() < 0.5)
+    return [
+        Limits((0,) * len(counts), tuple(int(k) for k in max_stages)),
+        Limits(counts, counts),
+        Limits(counts, counts, order[:start], others),
+        Limits(counts, counts, order),
+    ]
+
+
+def holds(limits: Limits, order: tuple[int, ...]) -> bool:
+    """Whether an order lies in a set."""
+    start = len(limits.prefix)
+    return order[:start] == limits.prefix and (start == len(order) or order[start] not in limits.banned)
+
+
+def test_walks_know_which_hops_stay_in_a_host() -> None:
+    """Two stages a host: 2 stages pay the inner hop, a third the network, and each run begins a host anew."""
+    hops, inside = np.array([[10.0, 20.0], [20.0, 30.0]]), np.array([1.0, 2.0])
+    chain = build_chain(hops, inside, 4, [8, 8], 0, sends_block=False)
+
+    def sends(order: tuple[int, ...]) -> list[float]:
+        state, found = int(chain.first_state[order[0]]), []
+        for here, there in pairwise(order):
+            assert chain.class_of_state[state] == here
+            (step,) = (
+                s
+                for target in range(len(chain.into))
+                if chain.class_of_state[target] == there
+                for s in chain.into[target]
+                if s < len(chain.kind) - 1 and chain.source[s] == state
+            )
+            found.append(float(chain.hop_ms[step]))
+            state = next(t for t in range(len(chain.into)) if step in chain.into[t])
+        return found
+
+    assert sends((0, 0, 0, 1, 1, 0, 0)) == [1.0, 10.0, 20.0, 2.0, 20.0, 1.0]
+
+
+def test_the_lattice_ends_where_every_class_has_its_stages() -> None:
+    counter = count_classes(3, (1, 0), (2, 2))
+    ends = {tuple(int(k) for k in point) for point in counter.points[-1][counter.may_end]}
+    assert ends == {(1, 2), (2, 1)}
