@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 from rich import box
@@ -17,6 +18,9 @@ def accuracy_table(scores: dict[str, Any]) -> RenderableType:
     """Tables of the scores: errors by suite, order of layouts, skipped runs, and runs where listed."""
     suites = scores["suites"]
     parts: list[RenderableType] = [errors_table("Step time against measured runs", suites, "step")]
+    groups = split_groups(scores.get("groups", {}))
+    if groups:
+        parts.append(errors_table("Step time by number format and kind of layers", groups, "step"))
     if any(summary["memory"]["n"] for summary in suites.values()):
         parts.append(errors_table("Peak memory against measured runs", suites, "memory"))
     if scores.get("ranking"):
@@ -52,6 +56,12 @@ def errors_table(title: str, suites: dict[str, Any], what: Literal["step", "memo
                 _percent(errors["p90"]),
             )
     return table
+
+
+def split_groups(groups: dict[str, Any]) -> dict[str, Any]:
+    """Groups of the suites that have several; of the others the table of suites says all."""
+    of_suite = Counter(name.split("/")[0] for name, summary in groups.items() if summary["step"]["n"])
+    return {name: summary for name, summary in groups.items() if of_suite[name.split("/")[0]] > 1}
 
 
 def worst_table(suites: dict[str, Any]) -> Table:

@@ -47,12 +47,13 @@ def show(found: Comparison) -> None:
     from rich.text import Text
 
     from planner.report.facts import two_columns
-    from planner.report.words import degrees_of
+    from planner.report.words import degrees_of, predicted
 
     heads = two_columns()
     for letter, side in (("A", found.a), ("B", found.b)):
         heads.add_row(letter, side.label)
-        heads.add_row("", f"{degrees_of(side.plan)}; {format_seconds(side.evaluation.step_s)} a step")
+        step = predicted(side.evaluation.step_s, side.evaluation.error_band)
+        heads.add_row("", f"{degrees_of(side.plan)}; {step}")
     changes = two_columns()
     for name, before, after in found.question:
         changes.add_row(name, f"{before} -> {after}")

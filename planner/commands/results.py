@@ -15,7 +15,7 @@ from planner.commands import screen
 from planner.commands.plan import result_json
 from planner.commands.screen import ExitCode
 from planner.errors import InstanceError
-from planner.units import format_percent, format_seconds
+from planner.units import format_percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,6 +88,8 @@ def results_table(rows: Sequence[Row]) -> Table:
     from rich import box
     from rich.table import Table
 
+    from planner.report.words import predicted
+
     changes = [column for column in _CHANGES if any(row[column[1]] is not None for row in rows)]
     wide = screen.console().width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -101,7 +103,7 @@ def results_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         plan = row["plan"] and (row["plan"] if wide else row["plan"].split(";")[0])
         cells = {
-            "step": "-" if row["step_s"] is None else format_seconds(row["step_s"]),
+            "step": "-" if row["step_s"] is None else predicted(row["step_s"], row["error_band"] or 0.0),
             "gap": "-" if row["gap"] is None else format_percent(row["gap"]),
             "tokens/s": "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
         }

@@ -25,18 +25,23 @@ def assumptions(problem: Problem, relatives: Sequence[Relative]) -> tuple[str, .
 def _of_chips(problem: Problem, relatives: Sequence[Relative]) -> Iterator[str]:
     for i, relative in enumerate(relatives):
         chip, table = problem.chip_of(i), relative.measured.table
-        yield from relative.assumptions
-        if has_own_tables(chip):
-            yield f"{chip.id}: products and attention as measured on {table}"
-        if relative.precision_scale != 1.0:
+        inside = relative.collective_table if problem.cluster.num_chips > 1 else ""
+        profiled = problem.profile_of(i) is not None  # says so itself; no operator is looked up
+        own = has_own_tables(chip) and not profiled
+        if not profiled:
+            yield from relative.assumptions
+        if own:
+            both = ", collectives inside a node" if inside == table else ""
+            yield f"{chip.id}: products and attention{both} as measured on {table}"
+        if relative.precision_scale != 1.0 and not profiled:
             yield (
                 f"{chip.id}: no {problem.workload.precision} product was measured; {relative.gemm_precision} "
                 f"ones taken at {relative.precision_scale:g} of their time"
             )
-        if problem.cluster.num_chips > 1:
-            yield f"{chip.id}: collectives inside a node as measured on {relative.collective_table}"
+        if inside and not (own and inside == table):
+            yield f"{chip.id}: collectives inside a node as measured on {inside}"
         factor = problem.stack.time_factor.get(chip.id)
-        if factor is not None:
+        if factor is not None and not profiled:
             yield f"{chip.id}: computation takes {factor:g} of what tables say (time_factor of the stack)"
 
 
@@ -79,7 +84,8 @@ def _of_model(problem: Problem) -> Iterator[str]:
 
 def _of_stack(problem: Problem) -> Iterator[str]:
     stack = problem.stack
-    if stack.host_layer_floor_ms > 0:
+    measured = all(problem.profile_of(i) is not None for i in range(len(problem.cluster.classes)))
+    if stack.host_layer_floor_ms > 0 and not measured:
         yield (
             f"{stack.id}: the host needs {stack.host_layer_floor_ms:g} ms or more to launch a layer's "
             "forward (none with CUDA graphs)"

@@ -82,6 +82,52 @@ def _memory(peak_gib: float, limit_gib: float, *, wide: bool) -> Text:
     return Text.assemble(f"{peak_gib:.1f} of {limit_gib:.1f}", " " if wide else "\n", percent)
 
 
+MOST_STAGES = (6, 14)
+"""Stages whose memory a narrow and a wide screen list."""
+
+_TERMS = {
+    "optimizer": "optimizer state",
+    "recompute": "made anew",
+    "logits": "logits and loss",
+    "working": "passing buffers",
+    "buffers": "receive buffers",
+    "context": "context, NCCL",
+}
+"""Terms of memory in words, where their name does not say it."""
+
+
+def memory_table(evaluation: Evaluation, *, wide: bool) -> Table:
+    """What the memory of each stage holds [GiB]; of many stages the fullest."""
+    most = MOST_STAGES[wide]
+    fullest = sorted(
+        range(len(evaluation.stages)),
+        key=lambda s: evaluation.stages[s].peak_memory_gib / evaluation.stages[s].limit_gib,
+    )[-most:]
+    shown = sorted(fullest)
+    what = f", the {most} fullest stages" if len(shown) < len(evaluation.stages) else " by stage"
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"Memory{what} [GiB]",
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
+    table.add_column("")
+    for s in shown:
+        table.add_column(str(s), justify="right")
+    stages = [evaluation.stages[s] for s in shown]
+    for term in stages[0].memory_gib:
+        values = [stage.memory_gib.get(term, 0.0) for stage in stages]
+        if any(values):
+            table.add_row(_TERMS.get(term, term), *(f"{value:.2f}" for value in values))
+    table.add_section()
+    if all(stage.allocated_memory_gib is not None for stage in stages):
+        table.add_row("allocated", *(f"{stage.allocated_memory_gib:.2f}" for stage in stages))
+    table.add_row("reserved", *(f"{stage.peak_memory_gib:.2f}" for stage in stages), style="bold")
+    table.add_row("limit", *(f"{stage.limit_gib:.2f}" for stage in stages))
+    return table
+
+
 STAGE_NOTE = (
     "forward and backward are of one micro-batch; memory is the peak on the fullest chip of the stage, "
     "of what the plan may reserve there"
@@ -177,7 +223,7 @@ def runner_up_table(best: Plan, best_s: float, result: Result) -> Table:
         slower = other.evaluation.step_s / best_s - 1
         table.add_row(
             str(number),
-            format_seconds(other.evaluation.step_s),
+            words.predicted(other.evaluation.step_s, other.evaluation.error_band),
             f"{100 * slower:.1f}%",
             words.differences(best, other.plan),
         )
@@ -205,6 +251,7 @@ def prediction_report(problem: Problem, plan: Plan, evaluation: Evaluation, *, w
     parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan), ""]
     parts += [stage_table(plan, evaluation, wide=wide), Text(STAGE_NOTE, style="dim"), ""]
     parts += [step_table(evaluation, wide=wide), speed_grid(problem, plan, evaluation)]
+    parts += ["", memory_table(evaluation, wide=wide)]
     if evaluation.violations:
         parts += ["", violation_list(evaluation)]
     if evaluation.assumptions:

@@ -13,7 +13,7 @@ from planner.data.problem import TargetName
 from planner.data.result import Evaluation, Result
 from planner.report import words
 from planner.tolerances import GAP_TOL
-from planner.units import format_percent, format_seconds
+from planner.units import format_percent
 
 NAMES = {
     "megatron-lm": "stock Megatron",
@@ -50,7 +50,7 @@ def targets_report(results: Mapping[TargetName, Result]) -> RenderableType:
         slower = found[name].step_s / found[best].step_s - 1
         table.add_row(
             name,
-            format_seconds(found[name].step_s),
+            words.predicted(found[name].step_s, found[name].error_band),
             format_percent(slower) if slower > GAP_TOL else "-",
             "-" if result.gap is None else format_percent(result.gap),
             words.degrees_of(result.plan),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from planner.data.cluster import Cluster
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
-from planner.units import BILLION, MS
+from planner.units import BILLION, MS, format_seconds
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)(\D*)$")
 
@@ -33,6 +33,11 @@ def _follows(host: str, next_host: str) -> bool:
     same = a.group(1) == b.group(1) and a.group(3) == b.group(3)
     as_wide = len(a.group(2)) == len(b.group(2)) or not b.group(2).startswith("0")
     return same and as_wide and int(b.group(2)) == int(a.group(2)) + 1
+
+
+def predicted(step_s: float, error_band: float) -> str:
+    """A predicted time with the error that it may have: `43.1 s ±10%`."""
+    return f"{format_seconds(step_s)} ±{100 * error_band:.0f}%"
 
 
 def layers_of(stage: Stage) -> str:

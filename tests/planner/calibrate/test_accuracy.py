@@ -12,7 +12,7 @@ from rich.console import Console
 from planner.calibrate import accuracy
 from planner.calibrate.accuracy import score
 from planner.calibrate.predictions import Prediction
-from planner.calibrate.table import accuracy_table
+from planner.calibrate.table import accuracy_table, split_groups
 from planner.errors import InstanceError
 from tests.planner.calibrate.rows import row, write
 
@@ -228,3 +228,9 @@ def test_suites_stay_within_the_errors_that_are_promised() -> None:
     assert scores["suites"]["korthikanti22"]["step"]["mape"] <= 0.15
     assert scores["suites"]["simumax-b200"]["memory"]["mape"] <= 0.10
     assert scores["groups"]["dgxc-benchmarking/bf16/dense"]["step"]["mape"] <= 0.15
+
+
+def test_groups_are_listed_where_a_suite_has_several() -> None:
+    summary = {"step": {"n": 2, "mape": 0.1, "bias": 0.0, "p90": 0.1, "worst_id": "x"}}
+    groups = {name: summary for name in ("a/bf16/dense", "a/fp8/moe", "b/bf16/dense")}
+    assert list(split_groups(groups)) == ["a/bf16/dense", "a/fp8/moe"]

@@ -125,8 +125,10 @@ def test_a_chip_without_tables_says_so() -> None:
     found = prices(problem(cluster="1x8 mi300x-192gb"))
     assert any("mi300x-192gb" in note for note in found.assumptions)
     assert found.error_band > prices(problem()).error_band
-    measured = "h100-sxm-80gb: products and attention as measured on h100_sxm"
+    measured = "h100-sxm-80gb: products and attention, collectives inside a node as measured on h100_sxm"
     assert measured in prices(problem()).assumptions
+    small = "l4-24gb: collectives inside a node as measured on rtx_pro_6000_server"
+    assert small in prices(problem(cluster="1x8 l4-24gb", model="llama3-8b")).assumptions
     assert not any("as measured on" in note and "products" in note for note in found.assumptions)
 
 

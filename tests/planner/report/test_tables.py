@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console, RenderableType
 
-from planner.report.tables import plan_report, prediction_report, proof_grid
+from planner.report.tables import memory_table, plan_report, prediction_report, proof_grid
+from planner.report.words import predicted
 from tests.planner.stubs import made_up_evaluation, made_up_result, two_class_problem, two_stage_plan
 
 
@@ -43,6 +44,20 @@ def test_overfull_stage_shows_more_than_a_hundred_percent() -> None:
     shown = text_of(prediction_report(problem, two_stage_plan(problem), evaluation, width=120), width=120)
     assert "92.2 of 76.8 120%" in shown
     assert "breaks a rule" in shown
+
+
+def test_memory_is_listed_by_term_of_the_fullest_stages() -> None:
+    evaluation = made_up_evaluation()
+    few = text_of(memory_table(evaluation, wide=False))
+    assert "Memory by stage" in few and "reserved" in few and "weights" in few
+    full = evaluation.stages[0].model_copy(update={"peak_memory_gib": 92.16})
+    many = evaluation.model_copy(update={"stages": (*[evaluation.stages[1]] * 20, full)})
+    shown = text_of(memory_table(many, wide=False))
+    assert "the 6 fullest stages" in shown and " 20 " in shown and "92.16" in shown
+
+
+def test_a_predicted_time_carries_its_error() -> None:
+    assert predicted(43.1, 0.097) == "43.10 s ±10%"
 
 
 def test_every_stage_of_a_long_pipeline_is_shown() -> None:
