@@ -62,6 +62,10 @@ class SoftwareStack(Data):
     `gradient_bytes` [bytes]."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
+    clips_gradients: bool = True
+    """Whether the norm of the gradients is taken each step and they are clipped to it."""
+    clears_gradients: bool = True
+    """Whether each step writes zeros over the gradients; else it lets go of them."""
     gradient_accumulation_fusion: bool = True
     """Whether weight gradients are added to the fp32 sum inside the matrix product."""
     dropout: bool = False
