@@ -10,7 +10,7 @@ from planner.data.result import Result
 from planner.search.progress import Progress
 from planner.search.state import Clock
 
-PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
+PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "flagscale", "unrestricted")
 """Launchers that plans are made for, the narrower before the wider."""
 
 
@@ -36,6 +36,10 @@ def search_target(
         from planner.search.meshes.driver import search_meshes
 
         return search_meshes(problem, on_progress, seeds)
+    if problem.target == "unrestricted":
+        from planner.search.replicas.driver import search_replicas
+
+        return search_replicas(problem, on_progress, seeds)
     from planner.search.driver import search
 
     return search(problem, on_progress)

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 
 import formulations
-from formulations import fleet_split, joint, layer_partition, row_search, stage_selection, stage_selection_cp
+from formulations import (
+    fleet_split,
+    joint,
+    layer_partition,
+    replica_mix,
+    replica_mix_cp,
+    row_search,
+    stage_selection,
+    stage_selection_cp,
+)
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -61,10 +70,22 @@ def layer_partition_names(data: StageSelectionData) -> Iterable[str]:
     return list(model.constraints)
 
 
+def replica_mix_names(data: StageSelectionData) -> Iterable[str]:
+    mix = replica_mix.ReplicaMixData((replica_mix.Template((1,), 1, (1.0,)),), (1,), 1)
+    return list(replica_mix.build(mix, 1.0)[0].constraints)
+
+
+def replica_mix_cp_names(data: StageSelectionData) -> Iterable[str]:
+    mix = replica_mix.ReplicaMixData((replica_mix.Template((1,), 1, (1.0,)),), (1,), 1)
+    return [constraint.name for constraint in replica_mix_cp.build(mix, 1.0)[0].proto.constraints]
+
+
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "fleet_split": fleet_split_names,
     "joint": joint_names,
     "layer_partition": layer_partition_names,
+    "replica_mix": replica_mix_names,
+    "replica_mix_cp": replica_mix_cp_names,
     "stage_selection": stage_selection_names,
     "stage_selection_cp": stage_selection_cp_names,
 }

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -30,6 +32,7 @@ from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs
 from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
+from planner.search.space import Pairs
 from planner.simulate.evaluate import evaluate
 
 LOOKS = 300
@@ -74,20 +77,29 @@ class MeshSearch(Search):
         if not self.seeds:
             self._uniform_plans()
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
+        opener = self.make_opener()
+        self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
+        self.frontier.queue.stream(
+            self.pairs.bound_s, lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
+        )
+        self._first_plans(opener)
+        return self._loop(opener)
+
+    def make_opener(self) -> MeshOpener:
+        """Price all degrees, and make what opens parts of them."""
         prices = price(self.problem, self.table.degrees)
         kinds = layer_kinds(self.problem.model)
         assert kinds is not None
         sends_block = not self.problem.stack.p2p_overlap
         self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
         batches = list_batches(self.problem, self.table, prices)
-        opener = MeshOpener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock, batches)
-        self.opener = opener
-        self.pairs = list_pairs(self.problem, batches, self.bounds)
-        self.frontier.queue.stream(
-            self.pairs.bound_s, lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
+        none = np.zeros(0, dtype=np.int64)
+        self.pairs = Pairs(none, none, np.zeros(0))
+        opener = MeshOpener(
+            self.problem, prices, self.table, self.bounds, self.frontier, self.clock, batches, self.use
         )
-        self._first_plans(opener)
-        return self._loop(opener)
+        self.opener = opener
+        return opener
 
     def _uniform_plans(self) -> None:
         """The best plans of Megatron-LM, which come before all else."""
@@ -101,15 +113,19 @@ class MeshSearch(Search):
         plans = [found.plan, *(other.plan for other in found.runners_up)]
         self.seeds = [plan for plan in plans if plan is not None]
 
-    def _first_plans(self, opener: MeshOpener) -> None:
+    def offer_seeds(self) -> None:
+        """Keep the plans at hand that are legal here."""
         for plan in self.seeds:
             made_for = plan.model_copy(update={"target": self.problem.target, "problem": None})
-            if not set(self.use) <= {stage.node_class for stage in plan.stages}:
-                continue
-            if not violations(self.problem, made_for):
+            busy = {stage.node_class for stage in plan.stages}
+            if set(self.use) <= busy and not violations(self.problem, made_for):
                 evaluation = evaluate(self.problem, made_for)
                 if not evaluation.violations:
                     self.incumbent.offer(made_for, evaluation)
+
+    def _first_plans(self, opener: MeshOpener) -> None:
+        self.offer_seeds()
+        for plan in self.seeds:
             place = sequence_of(self.problem, opener.batches, plan)
             if place is not None:
                 opener.try_order(*place)

@@ -1,0 +1,1 @@
+"""The search over pipelines of different shape side by side."""

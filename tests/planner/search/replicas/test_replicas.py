@@ -1,0 +1,63 @@
+"""Pipelines side by side where a launcher's limits cost most: no pipeline may span two classes."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner import api
+from planner.data.load import build_problem
+from planner.data.options import Options
+from planner.data.problem import Problem
+from planner.data.result import Result
+from planner.search.replicas.driver import work_bound_s
+from planner.simulate.evaluate import evaluate
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    """Eight fast chips and eight slow ones, a model that fits one stage."""
+    return build_problem(
+        cluster="1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=192,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(problem: Problem) -> dict[str, Result]:
+    return dict(api.plan_all(problem, Options(gap=0.05, max_pipeline_parallel=1, time_limit_s=30)))
+
+
+def test_both_classes_work_side_by_side_with_shares_by_their_speed(
+    problem: Problem, results: dict[str, Result]
+) -> None:
+    narrow, wide = results["flagscale"], results["unrestricted"]
+    assert narrow.evaluation is not None and wide.evaluation is not None and wide.plan is not None
+    assert narrow.plan is not None and len(narrow.plan.stages) == 1
+    # One stage lies on one class under every launcher; side by side the slow class adds its share.
+    assert wide.evaluation.step_s < 0.9 * narrow.evaluation.step_s
+    assert wide.plan.pipelines is not None
+    sequences = [p.data_parallel * p.microbatch_size * p.num_microbatches for p in wide.plan.pipeline_plans]
+    assert sum(sequences) == 192
+    by_class = {
+        part.stages[0].node_class: count
+        for part, count in zip(wide.plan.pipeline_plans, sequences, strict=True)
+    }
+    assert by_class["h100-sxm-80gb"] > by_class["a100-sxm-80gb"] > 0
+
+
+def test_no_launcher_beats_a_wider_one(results: dict[str, Result]) -> None:
+    steps = [r.evaluation.step_s for r in results.values() if r.evaluation is not None]
+    assert len(steps) == 3
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_work_alone_bounds_every_plan(problem: Problem, results: dict[str, Result]) -> None:
+    bound = work_bound_s(problem)
+    assert bound is not None
+    for result in results.values():
+        assert result.plan is not None
+        assert bound <= evaluate(problem, result.plan).step_s
+    wide = results["unrestricted"]
+    assert wide.bound_s is not None and wide.bound_s >= bound * (1 - 1e-12)
