@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost import memory
+from planner.cost import memory, states
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
@@ -193,7 +193,7 @@ def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
 def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack, sizes = problem.model, problem.stack, work.sizes
-    states = memory.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes)
+    held = states.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes)
     precision, rows = problem.workload.precision, len(sizes.tp)
     layer = {
         name: np.empty((rows, len(work.kinds)))
@@ -207,7 +207,9 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
         for filled, size in zip(layer.values(), found, strict=True):
             filled[:, k] = size
-    gathered = memory.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
+    if not stack.narrow_parameters:
+        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision)
+    gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     layer["working"] += gathered[:-2].T
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     # Groups of each kind with more than one rank have communicators, and so has the whole job.
@@ -216,9 +218,9 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
     fixed = (stack.context_gib + stack.communicator_gib * sets) * GIB
     return {
         **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
-        "layer_state_bytes": states[:-2].transpose(1, 0, 2),
-        "embedding_state_bytes": states[-2],
-        "head_state_bytes": states[-1],
+        "layer_state_bytes": held[:-2].transpose(1, 0, 2),
+        "embedding_state_bytes": held[-2],
+        "head_state_bytes": held[-1],
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),
         "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
 from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
-from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.parameters import padded_vocab
+from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.units import GB
 

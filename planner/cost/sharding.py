@@ -13,11 +13,11 @@ import numpy as np
 
 from planner.cost.collectives import Network, collective_s
 from planner.cost.layer_communication import exposed_behind
-from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
+from planner.cost.states import WEIGHT_BYTES
 from planner.data.stack import SoftwareStack
 
 GATHERS_IN_FORWARD = ("zero3", "fsdp")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.collectives import Network, collective_s
-from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH
 from planner.cost.sizes import Sizes
+from planner.cost.states import WEIGHT_BYTES
 from planner.data.stack import SoftwareStack
 
 BUCKET_PARAMETERS = 40e6

@@ -62,6 +62,9 @@ class SoftwareStack(Data):
     `gradient_bytes` [bytes]."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
+    narrow_parameters: bool = False
+    """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
+    (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones."""
     clips_gradients: bool = True
     """Whether the norm of the gradients is taken each step and they are clipped to it."""
     clears_gradients: bool = True

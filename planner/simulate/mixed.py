@@ -13,17 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.hops import hops_inside_host
-from planner.cost.memory import WEIGHT_BYTES
 from planner.cost.prices import PARTS, Floats, Prices
 from planner.cost.replica_sync import replica_gather_s, replica_reduce_s, tied_embedding_s
 from planner.cost.stage import (
-    StageContent,
     chunk_times,
     exposed_gather_s,
     exposed_reduce_s,
     memory_bytes,
     optimizer_s,
 )
+from planner.cost.states import WEIGHT_BYTES
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.replicas import Pipelines, Placed
@@ -179,14 +178,17 @@ def _stage_sync(
             exposed_gather_s(prices, first.choice, first.content, forward_s),
         )
     places = [p.place for p in placed]
-    shards = [stage_parameters(prices, p.choice, p.content) for p in placed]
+    shards = [stage_parameters(problem, plan, prices, p) for p in placed]
     reduce_s = replica_reduce_s(problem, places, shards, plan.dp_mode)
     gather_s = replica_gather_s(problem, places, shards, plan.dp_mode)
     hidden = prices.hidden_fraction
     return max(0.0, reduce_s - hidden * backward_s), max(0.0, gather_s - hidden * forward_s)
 
 
-def stage_parameters(prices: Prices, choice: int, content: StageContent) -> float:
-    """Parameters of a stage on one chip, from the size of their weights."""
-    terms = memory_bytes(prices, choice, content, [0.0] * len(content.chunks), 1)
+def stage_parameters(problem: Problem, plan: Plan, prices: Prices, placed: Placed) -> float:
+    """Parameters of a stage on one chip, from the size of its gradients, or of its weights where those are
+    shared (weights may have copies in a narrow format beside them)."""
+    terms = memory_bytes(prices, placed.choice, placed.content, [0.0] * len(placed.content.chunks), 1)
+    if plan.dp_mode in ("ddp", "distopt"):
+        return terms["gradients"] / problem.stack.gradient_bytes
     return terms["weights"] / WEIGHT_BYTES

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from planner.cost.checkpointing import repeated_shares
-from planner.cost.memory import layer_activations, state_bytes
+from planner.cost.memory import layer_activations
 from planner.cost.parameters import layer_parameters
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
+from planner.cost.states import state_bytes
 from planner.data.load import build_problem, load_model, load_stack
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
@@ -171,3 +172,13 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     one_set = of.stack.communicator_gib * 2**30
     assert (tensor - alone, both - tensor) == pytest.approx((one_set, one_set))
     assert alone == pytest.approx(of.stack.context_gib * 2**30 + one_set)  # the job's own
+
+
+def test_eight_bit_products_keep_weights_and_their_transposes_beside_the_wide_ones() -> None:
+    wide = problem(model="llama3-8b")
+    narrow = wide.model_copy(update={"workload": wide.workload.model_copy(update={"precision": "fp8"})})
+    alone = narrow.model_copy(update={"stack": narrow.stack.model_copy(update={"narrow_parameters": True})})
+    weights = [prices(x).layer_state_bytes[0, 0, 0] for x in (wide, narrow, alone)]
+    products = 218_103_808  # of a layer of Llama-3 8B, two norms of 4,096 apart
+    assert weights[1] - weights[0] == pytest.approx(2 * products)
+    assert weights[2] == weights[0]

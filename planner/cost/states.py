@@ -1,0 +1,84 @@
+"""Memory of parameters: weights, gradients and optimizer state, and what sharding gathers of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.memory import INPUT_BYTES
+from planner.cost.operators import HALF
+from planner.cost.parameters import ParameterCounts
+from planner.cost.prices import Floats
+from planner.cost.sizes import Sizes
+from planner.data.chip import Precision
+
+WEIGHT_BYTES = 2.0
+GRADIENT_BYTES = 4.0
+OPTIMIZER_BYTES = 12.0
+"""16-bit weights, fp32 gradients, fp32 master weights and two moments (Megatron-LM,
+theoretical_memory_usage.py: 18 bytes, or 6 + 12 / dp with the distributed optimizer)."""
+
+
+def state_bytes(
+    counts: ParameterCounts, sizes: Sizes, dp_mode: str, gradient_bytes: float = GRADIENT_BYTES
+) -> Floats:
+    """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes."""
+    s = sizes
+    dense = counts.tensor_sharded / s.tp + counts.replicated
+    expert = counts.expert / (s.ep * s.etp)
+    shard, expert_shard = s.gradient_ranks, s.expert_gradient_ranks
+    one = s.ones
+    some, some_expert = (np.minimum(ranks, s.optimizer_shard_size) for ranks in (shard, expert_shard))
+    by_mode = {
+        "ddp": (one, one, one, one, one, one),
+        "distopt": (one, one, some, one, one, some_expert),
+        "zero2": (one, shard, shard, one, expert_shard, expert_shard),
+        "zero3": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
+        "fsdp": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
+    }
+    w, g, o, we, ge, oe = by_mode[dp_mode]
+    weights = WEIGHT_BYTES * (dense / w + expert / we)
+    if dp_mode == "fsdp":
+        # Shards are kept in fp32 alone, the optimizer's master weights; the root's pieces, embedding and
+        # head, stay gathered.
+        weights = 0.0 * weights
+        weights[-2:] = WEIGHT_BYTES * dense[-2:]
+    return np.stack(
+        [
+            weights,
+            gradient_bytes * (dense / g + expert / ge),
+            OPTIMIZER_BYTES * (dense / o + expert / oe),
+        ],
+        axis=-1,
+    )
+
+
+def narrow_weight_bytes(counts: ParameterCounts, sizes: Sizes, dp_mode: str, precision: Precision) -> Floats:
+    """Quantised copies of layers' weights, array [piece, choice] in bytes; zero for the ends, in 16 bits, and
+    where parameters are sharded.
+
+    Transformer Engine keeps a weight and its transpose in the narrow format from the first micro-batch of a
+    step to the last (transformer_engine/pytorch/module/base.py, get_weight_workspace).
+    """
+    s = sizes
+    whole: Floats = counts.tensor_sharded / s.tp + counts.expert / (s.ep * s.etp) + 0.0 * s.ones
+    if precision not in INPUT_BYTES or dp_mode in ("zero3", "fsdp"):
+        return 0.0 * whole
+    whole[-2:] = 0.0
+    return 2 * INPUT_BYTES[precision] * whole
+
+
+def gathered_bytes(
+    counts: ParameterCounts, sizes: Sizes, dp_mode: str, scattered_gradient_bytes: float
+) -> Floats:
+    """What a rank holds whole of a piece in the backward where parameters are sharded, array [piece, choice].
+
+    Its 16-bit parameters and those of the piece gathered ahead, its gradient, and the copy of it in the width
+    that is scattered (arXiv 2304.11277, sections 3.3 and 4.2; FSDP2, foreach_reduce). Sharded gradients alone
+    are whole until they are scattered. Zero elsewhere.
+    """
+    s = sizes
+    whole: Floats = counts.tensor_sharded / s.tp + counts.replicated + counts.expert / (s.ep * s.etp)
+    if dp_mode not in ("zero2", "zero3", "fsdp"):
+        return 0.0 * whole
+    parameters = 0.0 if dp_mode == "zero2" else 2 * WEIGHT_BYTES
+    return np.where(s.gradient_ranks > 1, (parameters + HALF + scattered_gradient_bytes) * whole, 0.0)
