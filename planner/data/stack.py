@@ -84,6 +84,8 @@ class SoftwareStack(Data):
     """Whether gradient reduction and parameter gathering run behind computation."""
     p2p_overlap: bool = True
     """Whether pipeline sends run behind computation; else they block both stages."""
+    p2p_overlap_interleaved: bool = False
+    """Whether they do with virtual stages even where they block without."""
     p2p_after_gradient: bool = False
     """Where sends block: whether a stage sends an activation only when its next gradient has come."""
     p2p_partitioned: bool = False

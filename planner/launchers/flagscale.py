@@ -117,7 +117,7 @@ def experiment_tree(
 def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
     """The file that holds the plan, the model and the batch."""
     model, workload = problem.model, problem.workload
-    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan))
+    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + args.dispatch_arguments(problem, plan)
     system: Tree = {
         "tensor_model_parallel_size": plan.stages[0].tensor_parallel,
         "pipeline_model_parallel_size": plan.pipeline_parallel,

@@ -154,8 +154,10 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
     if problem.model.moe is None:
         return {}
     return {
-        "model.moe_token_dispatcher_type": "alltoall",
-        "model.moe_permute_fusion": True,
+        "model.moe_token_dispatcher_type": "flex" if args.sends_once(problem, plan) else "alltoall",
+        **({"model.moe_flex_dispatcher_backend": "deepep"} if args.sends_once(problem, plan) else {}),
+        "model.moe_permute_fusion": problem.stack.moe_permute_fusion,
+        "model.overlap_moe_expert_parallel_comm": problem.stack.ep_overlap and plan.expert_parallel > 1,
         "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),
         "model.moe_expert_capacity_factor": problem.model.moe.capacity_factor,
         "model.moe_pad_expert_input_to_capacity": problem.model.moe.pad_to_capacity,

@@ -77,7 +77,7 @@ def _launch_script(
     problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool, version: str
 ) -> str:
     model, workload = problem.model, problem.workload
-    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan))
+    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + args.dispatch_arguments(problem, plan)
     return fill(
         "launch.sh",
         {

@@ -72,9 +72,7 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
         option("--moe-router-topk", moe.top_k),
         option("--moe-ffn-hidden-size", moe.ffn_hidden_size),
         option("--moe-layer-freq", layer_pattern(model)),
-        option("--moe-token-dispatcher-type", "alltoall"),
         option("--moe-router-dtype", "fp32"),
-        switch("--moe-permute-fusion"),
     ]
     if moe.shared_ffn_hidden_size:
         arguments.append(option("--moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))

@@ -62,6 +62,10 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         changes["cp_exchange"] = kind[0]
     elif kind:
         notes.append(f"context parallelism around a ring; --cp-comm-type {' '.join(kind)} is not modelled")
+    if "--num-experts" in flags:
+        changes |= _dispatch(flags, notes)
+    if "--no-overlap-p2p-communication" in flags:
+        changes["p2p_overlap_interleaved"] = False
     if _captures_graphs(flags):
         changes["host_layer_floor_ms"] = 0.0
         notes.append("no waiting for the host: CUDA graphs are captured")
@@ -78,6 +82,18 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         changes["tp_overlap_fraction"] = 0.5
         notes.append("half of the tensor-parallel communication hidden, for --tp-comm-overlap")
     return base.model_copy(update=changes)
+
+
+def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
+    """How tokens reach experts: fields of the software."""
+    kind = flags.text("--moe-token-dispatcher-type", "allgather")
+    if kind == "allgather":
+        notes.append("tokens exchanged all to all; --moe-token-dispatcher-type allgather is not priced")
+    return {
+        "moe_dispatcher": "deduplicating" if kind == "flex" else "alltoall",
+        "moe_permute_fusion": "--moe-permute-fusion" in flags,
+        "ep_overlap": "--overlap-moe-expert-parallel-comm" in flags,
+    }
 
 
 def _captures_graphs(flags: Flags) -> bool:

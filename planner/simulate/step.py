@@ -121,7 +121,8 @@ def run_pipeline(
         [stage] one activation from the stage to the next [s].
     """
     stack = problem.stack
-    seen = block_on_sends(forward_s, backward_s, hops_s, p2p_overlap=stack.p2p_overlap)
+    hidden = stack.p2p_overlap or (stack.p2p_overlap_interleaved and forward_s.shape[1] > 1)
+    seen = block_on_sends(forward_s, backward_s, hops_s, p2p_overlap=hidden)
     nothing = np.zeros_like(hops_s)
     # Two candidates run side by side: as it is, and with sends that take no time.
     if stack.p2p_after_gradient and not stack.p2p_overlap and forward_s.shape[1] == 1:

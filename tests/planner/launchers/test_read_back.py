@@ -16,7 +16,7 @@ from planner.errors import InstanceError
 from planner.launchers import run_script
 from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
-from planner.launchers.megatron_arguments import optimizer_arguments, refusals
+from planner.launchers.megatron_arguments import dispatch_arguments, optimizer_arguments, refusals
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_layout import layer_counts, layout_stages
@@ -355,3 +355,18 @@ def test_words_on_software_and_experts_are_read() -> None:
     assert "--cp-comm-type p2p a2a is not modelled" in notes[-1]
     with pytest.raises(InstanceError, match="which is no number"):
         read_capacity(Flags(["--moe-expert-capacity-factor", "much"]))
+
+
+def test_how_tokens_reach_experts_is_written_as_priced_and_read_back(tmp_path: Path) -> None:
+    problem, plan = plans.experts()
+    changed = {"moe_dispatcher": "deduplicating", "moe_permute_fusion": False, "ep_overlap": True}
+    of = problem.model_copy(update={"stack": problem.stack.model_copy(update=changed)})
+    flags = Flags(("--num-experts", "8", *words(dispatch_arguments(of, plan))))
+    assert flags.unknown == ()
+    stack = read_stack(flags, problem.stack, [])
+    assert {name: getattr(stack, name) for name in changed} == changed
+    alone = plan.model_copy(update={"expert_parallel": 1})
+    assert words(dispatch_arguments(of, alone)) == ("--moe-token-dispatcher-type", "alltoall")
+    notes: list[str] = []
+    read_stack(Flags(("--num-experts", "8")), problem.stack, notes)
+    assert "allgather is not priced" in notes[0]

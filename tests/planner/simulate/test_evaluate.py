@@ -239,3 +239,26 @@ def test_real_prices_give_a_sane_step(mixed: Problem) -> None:
     assert sum(found.breakdown_s.values()) == pytest.approx(found.step_s, rel=1e-9)
     assert 0.05 < found.mfu < 0.7
     assert found.error_band > 0
+
+
+def test_sends_may_hide_with_virtual_stages_alone(mixed: Problem) -> None:
+    prices = even_prices(mixed, send_s=np.full((1, 2, 2), 2 * MS))
+    blocking = mixed.model_copy(
+        update={"stack": mixed.stack.model_copy(update={"p2p_overlap_interleaved": False})}
+    )
+    hiding = mixed.model_copy(
+        update={"stack": mixed.stack.model_copy(update={"p2p_overlap_interleaved": True})}
+    )
+    plain = packed_plan(mixed, [(0, 8), (0, 8), (1, 8), (1, 8)])
+    stages = tuple(
+        stage.model_copy(update={"layers": ((4 * s, 4 * s + 3), (16 + 4 * s, 16 + 4 * s + 3))})
+        for s, stage in enumerate(plain.stages)
+    )
+    interleaved = plain.model_copy(update={"virtual_stages": 2, "stages": stages})
+    both = [
+        [evaluate_with_prices(of, plan, prices).step_s for of in (blocking, hiding)]
+        for plan in (plain, interleaved)
+    ]
+    assert both[0][0] == both[0][1]
+    # 32 micro-batches cross two chunks each way: what blocked each of them is hidden behind others now.
+    assert both[1][1] < both[1][0] - 32 * 2 * 2 * MS
