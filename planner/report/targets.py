@@ -17,8 +17,8 @@ from planner.units import format_percent
 
 NAMES = {
     "megatron-lm": "stock Megatron",
-    "flagscale": "FlagScale's meshes",
-    "unrestricted": "no launcher's limits",
+    "flagscale": "FlagScale with its meshes",
+    "unrestricted": "unrestricted",
 }
 """Each target in the words of a sentence."""
 
@@ -60,7 +60,7 @@ def targets_report(results: Mapping[TargetName, Result]) -> RenderableType:
 
 
 def cost_in_words(results: Mapping[TargetName, Result]) -> str:
-    """`stock Megatron is 2.1% slower than FlagScale's meshes, 3.4% than no launcher's limits`."""
+    """`stock Megatron is 2.1% slower than FlagScale with its meshes, 3.4% than unrestricted`."""
     found = _evaluated(results)
     sentences = []
     names = list(found)

@@ -44,8 +44,15 @@ def test_what_a_launcher_costs_is_said_in_a_sentence(results: dict[str, Result])
     narrow, wide = results["megatron-lm"].evaluation, results["flagscale"].evaluation
     assert narrow is not None and wide is not None
     slower = narrow.model_copy(update={"step_s": 1.021 * wide.step_s})
-    made_up = {**results, "megatron-lm": results["megatron-lm"].model_copy(update={"evaluation": slower})}
-    assert cost_in_words(made_up) == "stock Megatron is 2.1% slower than FlagScale's meshes"  # type: ignore[arg-type]
+    fastest = narrow.model_copy(update={"step_s": wide.step_s / 1.01})
+    made_up = {
+        name: results[name].model_copy(update={"evaluation": evaluation})
+        for name, evaluation in (("megatron-lm", slower), ("flagscale", wide), ("unrestricted", fastest))
+    }
+    assert cost_in_words(made_up) == (  # type: ignore[arg-type]
+        "stock Megatron is 2.1% slower than FlagScale with its meshes, 3.1% than unrestricted; "
+        "FlagScale with its meshes is 1.0% slower than unrestricted"
+    )
 
 
 def test_a_searched_plan_passes_flagscales_checks_and_is_written(results: dict[str, Result]) -> None:
