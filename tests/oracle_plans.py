@@ -69,16 +69,39 @@ def brute_force(problem: Problem) -> Best:
     Leading layers of another kind all lie on the first stage, as in the search.
     """
     best = Best()
-    for degrees, num_microbatches in _degrees(problem):
+    for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
-        for order in _orders(problem, int(degrees.tensor_parallel[0]), size):
-            _score_order(problem, prices, degrees, num_microbatches, size, order, best)
+        for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
+            most = problem.model.num_layers - len(order) + 1
+            options = [
+                options_of_stage(problem, prices, order, s, most, num_microbatches) for s in range(len(order))
+            ]
+            _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
             assert best.num_plans <= MAX_PLANS
     return best
 
 
-def _degrees(problem: Problem) -> Iterator[tuple[Degrees, int]]:
+def brute_force_by_cut(problem: Problem) -> Best:
+    """The same for layers of several kinds in any order: every cut of every order for itself."""
+    best, layers = Best(), problem.model.num_layers
+    for degrees, num_microbatches in degrees_of(problem):
+        prices = price(problem, degrees)
+        kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
+        size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
+        for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
+            for cuts in itertools.combinations(range(1, layers), len(order) - 1):
+                runs = [kinds[a:e] for a, e in itertools.pairwise((0, *cuts, layers))]
+                options = [
+                    _options_of_run(problem, prices, order, s, run, num_microbatches)
+                    for s, run in enumerate(runs)
+                ]
+                _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
+            assert best.num_plans <= MAX_PLANS
+    return best
+
+
+def degrees_of(problem: Problem) -> Iterator[tuple[Degrees, int]]:
     batch, length = problem.workload.global_batch_size, problem.workload.seq_length
     model = problem.model
     experts = model.moe.num_experts if model.moe else 1
@@ -128,7 +151,7 @@ def _experts_are_legal(problem: Problem, tp: int, cp: int, sp: bool, dp: int, ep
     return all(refusal is None for refusal in refusals)
 
 
-def _orders(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
+def orders_of(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
     classes = problem.cluster.classes
     allowed = [
         c
@@ -148,30 +171,45 @@ def _orders(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
 def options_of_stage(
     problem: Problem, prices: Prices, order: tuple[int, ...], s: int, most: int, num_microbatches: int
 ) -> list[Option]:
-    p, found = len(order), []
     kind_of_layer = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
     num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 and s == 0 else 0
+    runs = [
+        tuple(kind_of_layer[:n] if s == 0 else kind_of_layer[-n:]) for n in range(max(1, num_lead), most + 1)
+    ]
+    return [
+        option for run in runs for option in _options_of_run(problem, prices, order, s, run, num_microbatches)
+    ]
+
+
+def _options_of_run(
+    problem: Problem,
+    prices: Prices,
+    order: tuple[int, ...],
+    s: int,
+    layers: tuple[int, ...],
+    num_microbatches: int,
+) -> list[Option]:
+    """Every recomputation of one run of layers, given by kind, on stage s."""
+    p, n, found = len(order), len(layers), []
     in_flight = min(num_microbatches, p - s)
-    for n in range(max(1, num_lead), most + 1):
-        kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
-        for recompute, count in kinds:
-            layers = tuple(kind_of_layer[:n] if s == 0 else kind_of_layer[-n:])
-            content = StageContent(order[s], (layers,), s == 0, s == p - 1, recompute, count)
-            forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
-            memory = sum(memory_bytes(prices, 0, content, [in_flight], p).values())
-            follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
-            found.append(
-                Option(
-                    n,
-                    recompute,
-                    count,
-                    forward,
-                    backward,
-                    exposed_reduce_s(prices, 0, content, backward),
-                    follow + exposed_gather_s(prices, 0, content, forward),
-                    memory <= problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES,
-                )
+    kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
+    for recompute, count in kinds:
+        content = StageContent(order[s], (layers,), s == 0, s == p - 1, recompute, count)
+        forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
+        memory = sum(memory_bytes(prices, 0, content, [in_flight], p).values())
+        follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
+        found.append(
+            Option(
+                n,
+                recompute,
+                count,
+                forward,
+                backward,
+                exposed_reduce_s(prices, 0, content, backward),
+                follow + exposed_gather_s(prices, 0, content, forward),
+                memory <= problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES,
             )
+        )
     return found
 
 
@@ -183,11 +221,9 @@ def _score_order(
     size: int,
     order: tuple[int, ...],
     best: Best,
+    options: list[list[Option]],
 ) -> None:
     p, layers = len(order), problem.model.num_layers
-    options = [
-        options_of_stage(problem, prices, order, s, layers - p + 1, num_microbatches) for s in range(p)
-    ]
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[0], prices.send_inside_s[0], order, size, per_node)
     counts = [np.array([option.layers for option in stage]) for stage in options]

@@ -28,6 +28,7 @@ from planner.search.infeasible import why_infeasible
 from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
+from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_data
 from planner.search.progress import Progress
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
@@ -48,17 +49,14 @@ def search(problem: Problem, on_progress: Callable[[Progress], None] | None = No
 
     Raises
     ------
-    InstanceError
-        Where the problem asks for what this search cannot plan.
     SolverError
         Where a bound is broken or a plan fails the referee: our fault.
     """
-    check_kinds(problem)
     return Search(problem, on_progress).run()
 
 
 def check_kinds(problem: Problem) -> None:
-    """Refuse a model whose layers mix in a way that no search can split yet.
+    """Refuse a model whose layers mix in a way that only the search for uniform degrees can split.
 
     Raises
     ------
@@ -69,7 +67,8 @@ def check_kinds(problem: Problem) -> None:
         kinds = ", ".join(problem.model.layer_kinds)
         raise InstanceError(
             f"model {problem.model.id} mixes layers of several kinds ({kinds}) otherwise than by leading "
-            "ones, which `plan` cannot split yet; `predict` evaluates a plan of your own",
+            f"ones, which the search for {problem.target} cannot split yet; plan it for megatron-lm, or let "
+            "`predict` evaluate a plan of your own",
             problem.name,
         )
 
@@ -84,7 +83,7 @@ class Search:
         self.table = list_degrees(problem)
         self.incumbent = Incumbent(max(problem.options.top, 1))
         self.frontier: Frontier[Item] = Frontier(self.incumbent, max(problem.options.gap, GAP_TOL))
-        self.opener: Opener | None = None
+        self.opener: Opener | PartitionOpener | None = None
         self.opened = 0
 
     def run(self) -> Result:
@@ -100,20 +99,23 @@ class Search:
         self.reporter.report("listing choices", None, None, 0, 0)
         prices = price(self.problem, self.table.degrees)
         kinds = layer_kinds(self.problem.model)
-        assert kinds is not None
-        sends_block = not self.problem.stack.p2p_overlap
-        num_layers = self.problem.model.num_layers
-        self.bounds = bound_data(num_layers, kinds, prices, sends_block=sends_block)
+        if kinds is None:
+            self.bounds = partition_bound_data(self.problem, prices)
+        else:
+            sends_block = not self.problem.stack.p2p_overlap
+            num_layers = self.problem.model.num_layers
+            self.bounds = bound_data(num_layers, kinds, prices, sends_block=sends_block)
         self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
         self.frontier.queue.stream(
             self.pairs.bound_s,
             lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
         )
-        self.opener = Opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
+        opener = PartitionOpener if kinds is None else Opener
+        self.opener = opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
         self._dive(self.opener)
         return self._loop(self.opener)
 
-    def _dive(self, opener: Opener) -> None:
+    def _dive(self, opener: Opener | PartitionOpener) -> None:
         """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""
         degrees = self.table.degrees
         tried: Counter[tuple[int, int]] = Counter()
@@ -137,7 +139,7 @@ class Search:
                     tried[kind] += 1
             self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
-    def _loop(self, opener: Opener) -> bool:
+    def _loop(self, opener: Opener | PartitionOpener) -> bool:
         """Open parts until the bound is reached; whether a limit cut it.
 
         Where orders are too many to list, their sets may keep the bound below the gap for ever; after so
@@ -164,6 +166,8 @@ class Search:
         return False
 
     def _why_infeasible(self) -> str:
+        if isinstance(self.opener, PartitionOpener):
+            return NO_SPLIT
         return why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
 
     def _result(self, interrupted: bool) -> Result:

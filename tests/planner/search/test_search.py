@@ -7,9 +7,9 @@ import pytest
 from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
-from planner.errors import InstanceError
 from planner.search import driver, openings
 from planner.search.progress import Progress
+from planner.simulate.evaluate import evaluate
 from tests.random_problems import random_problem
 
 SMALL = "llama3-8b-h100-a100-16"
@@ -103,12 +103,22 @@ def test_a_model_that_cannot_fit_says_by_how_much() -> None:
     assert result.reason is not None and "GiB short" in result.reason
 
 
-def test_layers_mixed_otherwise_than_by_leading_ones_are_refused_with_a_reason() -> None:
+def test_a_hybrid_of_three_kinds_of_layers_is_planned() -> None:
     problem = build_problem(
-        cluster="2x8 h100-sxm-80gb", model="nemotron-h-8b", seq_length=4096, global_batch_size=64
+        cluster="1x8 h100-sxm-80gb", model="nemotron-h-8b", seq_length=4096, global_batch_size=64
     )
-    with pytest.raises(InstanceError, match="several kinds"):
-        driver.search(problem)
+    result = driver.search(problem)
+    assert result.plan is not None and result.gap is not None and result.gap <= 0.01
+    assert evaluate(problem, result.plan).violations == ()
+
+
+def test_a_hybrid_that_fits_nowhere_has_no_plan_and_a_reason() -> None:
+    problem = build_problem(
+        cluster="1x2 h100-sxm-80gb", model="nemotron-h-8b", seq_length=4096, global_batch_size=64
+    )
+    result = driver.search(problem)
+    assert result.termination == "infeasible"
+    assert result.reason is not None and "no split of the layers fits" in result.reason
 
 
 def test_leading_dense_layers_of_an_expert_model_lie_on_the_first_stage() -> None:

@@ -1,0 +1,100 @@
+"""Which runs of layers of several kinds fit a stage: the terms of `planner.cost.stage` for all runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats, Prices
+from planner.tolerances import MEMORY_TOL_BYTES
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Position:
+    """All that tells two stages of a row of degrees apart, but for their layers."""
+
+    choice: int
+    node_class: int
+    in_flight: int
+    """Micro-batches whose activations the stage holds."""
+    first: bool
+    last: bool
+
+
+def spans(values: Floats) -> Floats:
+    """Sum of each run of layers, array [first, end]."""
+    until = np.concatenate([[0.0], np.cumsum(values)])
+    sums: Floats = until[None, :] - until[:, None]
+    return sums
+
+
+class IntervalMemory:
+    """Whether runs fit one position, array [first, end], by what is recomputed."""
+
+    def __init__(self, prices: Prices, at: Position, kind_of_layer: NDArray[np.int64]) -> None:
+        c, n = at.choice, at.node_class
+        self.prices, self.at, self.kinds = prices, at, kind_of_layer
+        own_head = at.last and not (at.first and prices.head_shares_embedding)
+        base = 0.0 if at.first and at.last else float(prices.pipeline_buffer_bytes[c])
+        if at.first:
+            base += float(prices.embedding_state_bytes[c].sum())
+            base += at.in_flight * float(prices.embedding_activation_bytes[c])
+        if at.last:
+            base += at.in_flight * float(prices.head_activation_bytes[c])
+        if own_head:
+            base += float(prices.head_state_bytes[c].sum())
+        states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
+        reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(prices.fixed_bytes[c, n])
+        self.room: Floats = reserved * float(prices.allocated_fraction) - base - spans(states)
+        """[first, end] what activations and passing buffers may take [bytes]."""
+        present = [np.where(kind_of_layer == kind, 1.0, 0.0) for kind in range(len(prices.kinds))]
+        self.present = [spans(count) > 0 for count in present]
+
+    def fits_plain(self) -> Bools:
+        """Nothing recomputed."""
+        return self._fits(self._kept(self.prices.layer_activation_bytes), self._working(0.0))
+
+    def fits_selective(self) -> Bools:
+        """The core attention of all layers recomputed."""
+        whole, kept = self.prices.layer_activation_bytes, self.prices.layer_activation_selective_bytes
+        again = whole[self.at.choice] - kept[self.at.choice]
+        return self._fits(self._kept(kept), self._working(again))
+
+    def fits_full(self, layers: int) -> Bools:
+        """So many of the first layers recomputed in full; runs shorter than that do not count."""
+        prices, c, count = self.prices, self.at.choice, len(self.kinds)
+        saved = self.at.in_flight * (prices.layer_activation_bytes[c] - prices.layer_activation_full_bytes[c])
+        until = np.minimum(np.arange(count + 1) + layers, count)
+        first = np.arange(count + 1)
+        less = spans(saved[self.kinds])[first, until][:, None]
+        working = self._working(0.0)
+        for kind, present in enumerate(self.present):
+            # Only a kind among the recomputed layers exists again beside its passing buffers.
+            peak = float(prices.layer_working_bytes[c, kind] + prices.layer_recompute_peak_bytes[c, kind])
+            again = present[first, until][:, None]
+            working = np.maximum(working, np.where(again, peak, 0.0))
+        return self._fits(self._kept(prices.layer_activation_bytes) - less, working)
+
+    def _kept(self, layer_bytes: Floats) -> Floats:
+        """Activations that a run keeps [bytes]."""
+        kept: Floats = self.at.in_flight * spans(layer_bytes[self.at.choice][self.kinds])
+        return kept
+
+    def _working(self, again: Floats | float) -> Floats:
+        """Passing buffers of the largest kind in a run, with what exists again; or the head's [bytes]."""
+        c = self.at.choice
+        by_kind = self.prices.layer_working_bytes[c] + again
+        largest = np.max(
+            [np.where(present, by_kind[kind], 0.0) for kind, present in enumerate(self.present)], axis=0
+        )
+        head = float(self.prices.head_peak_bytes[c]) if self.at.last else 0.0
+        working: Floats = np.maximum(largest, head)
+        return working
+
+    def _fits(self, kept: Floats, working: Floats) -> Bools:
+        fits: Bools = kept + working <= self.room
+        return fits

@@ -1,0 +1,238 @@
+"""Open parts of the space for models whose layers are of several kinds in any order.
+
+What `openings` does for layers of one kind: a pair lists its groups, a group its orders of classes, an
+order becomes a program, here `formulations.layer_partition`, whose answers the referee judges. For one
+order and one split the least recomputation that fits is best, so each split is judged once and then
+excluded; the program goes on until its bound passes the best plan.
+
+Left out: recomputation of other modules than the stack's, and the bounds that walk over orders, which
+count layers of one kind; groups and orders are bounded by their times alone, so gaps close more slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from formulations import layer_partition
+from formulations.layer_partition import Cuts, LayerPartitionData, least_bottleneck, objective_ms
+from formulations.options import SolveOptions
+from planner.cost.prices import Prices
+from planner.data.problem import Problem
+from planner.errors import SolverError
+from planner.search.assemble import assemble_plan, hosts_needed
+from planner.search.bounds import BoundData, bound_data, group_bounds
+from planner.search.degrees import DegreeTable
+from planner.search.intervals import Intervals
+from planner.search.items import BoundedGroup, Item, Order, Pair, Program
+from planner.search.kinds import LayerKinds
+from planner.search.openings import MAX_ORDERS
+from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.space import list_groups
+from planner.search.state import Clock, Frontier
+from planner.simulate.evaluate import evaluate_with_prices
+from planner.tolerances import BOUND_TOL
+from planner.units import MS
+
+MAX_GROUPS = 100_000
+"""Groups of a pair up to which they are listed."""
+MAX_MOVES = 40
+"""Moves of one cut after which a first split is good enough."""
+NO_SPLIT = (
+    "no split of the layers fits the chips, even with every layer recomputed; add chips, or chips with more "
+    "memory, or lower the memory reserve"
+)
+"""Why there is no plan."""
+
+
+def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
+    """What `bounds` needs, every layer counted in lightest layers.
+
+    A lightest layer takes on each class what the lightest kind takes there. A layer of kind k counts as
+    the least, over the classes, of its time over that: at least one, so that a stage holds at least one,
+    and takes at least its count times the lightest layer's time.
+    """
+    times = prices.layer_forward_s.sum(axis=-1) + prices.layer_backward_s.sum(axis=-1)
+    lightest = times.min(axis=1)
+    share = (times / lightest[:, None, :]).min(axis=2)
+    kinds = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
+    plain = bound_data(
+        problem.model.num_layers, LayerKinds(0, 0, 0), prices, sends_block=not problem.stack.p2p_overlap
+    )
+    return replace(
+        plain,
+        num_layers=share[:, kinds].sum(axis=1),
+        slack_layers=np.zeros(len(share)),
+        layer_s=lightest,
+        optimizer_s=(prices.layer_optimizer_s / share[:, :, None]).min(axis=1),
+    )
+
+
+class PartitionOpener:
+    """Opens parts for one search; what comes of it goes to the frontier and the incumbent."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        prices: Prices,
+        table: DegreeTable,
+        bounds: BoundData,
+        frontier: Frontier[Item],
+        clock: Clock,
+    ) -> None:
+        self.problem, self.prices, self.table = problem, prices, table
+        self.bounds, self.frontier, self.clock = bounds, frontier, clock
+        self.intervals = Intervals(problem, prices, table)
+        self.programs = 0
+        self.evaluated = 0
+        self.sets_since_better = 0
+        """Parts opened since the last better plan while the bound could not rise any more."""
+
+    def open(self, bound_s: float, item: Item) -> None:
+        """Bound a part better, split it, or judge what is in it."""
+        if bound_s > self.frontier.floor_s:
+            self.sets_since_better += 1
+        if isinstance(item, Pair):
+            self._split_pair(bound_s, item)
+        elif isinstance(item, BoundedGroup):
+            self._split_group(bound_s, item)
+        elif isinstance(item, Order):
+            self._open_order(bound_s, item)
+        elif isinstance(item, Program):
+            self._solve(bound_s, item)
+
+    def _split_pair(self, bound_s: float, pair: Pair) -> None:
+        """Its groups, or no more than its bound where they are too many to list."""
+        ranges = np.minimum(self.table.max_stages[pair.choice], pair.stages) + 1.0
+        if np.prod(np.sort(ranges)[:-1]) > MAX_GROUPS:
+            self.frontier.close(bound_s)
+            return
+        groups = list_groups(self.table, self.bounds, pair.choice, pair.stages, bound_s)
+        for counts, group_s in zip(groups.counts, groups.bound_s, strict=True):
+            self.frontier.push(float(group_s), BoundedGroup(pair.choice, tuple(map(int, counts))))
+
+    def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
+        """One part for each order of the classes, with its own bottleneck in the bound."""
+        whole = count_orders(group.counts) <= MAX_ORDERS
+        if not whole:
+            self.frontier.close(bound_s)
+        for order in all_orders(group.counts) if whole else block_orders(group.counts):
+            if self.clock.is_up:
+                self.frontier.close(bound_s)
+                return
+            if self.is_allowed(group.choice, order):
+                order_s = self._order_bound_s(group, order)
+                self.frontier.push(max(bound_s, order_s), Order(group.choice, order))
+
+    def _order_bound_s(self, group: BoundedGroup, order: tuple[int, ...]) -> float:
+        """Bound of an order from its least bottleneck and its sends [s]; inf where nothing fits."""
+        data = self.intervals.data(group.choice, order)
+        bottleneck_ms, _ = least_bottleneck(data)
+        if not np.isfinite(bottleneck_ms):
+            return float("inf")
+        bounds = group_bounds(
+            self.bounds,
+            np.array([group.choice], dtype=np.int64),
+            np.array([data.num_microbatches], dtype=np.int64),
+            np.array([group.counts], dtype=np.int64),
+            np.array([bottleneck_ms * MS]),
+            np.array([float(self.intervals.hops_s(group.choice, order).sum())]),
+        )
+        return max(float(bounds[0]), (data.num_microbatches * bottleneck_ms + data.constant_ms) * MS)
+
+    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Whether the classes have the hosts that an order takes, and the user lets it be."""
+        if self.problem.options.keep_class_order and list(order) != sorted(order):
+            return False
+        classes = self.problem.cluster.classes
+        per_node = [node_class.chips_per_node for node_class in classes]
+        needed = hosts_needed(order, int(self.table.stage_size[choice]), per_node)
+        return all(count <= classes[c].num_nodes for c, count in needed.items())
+
+    def try_order(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Judge a good split of an order, found without a solver; whether any split fits."""
+        data = self.intervals.data(choice, order)
+        _, cuts = least_bottleneck(data)
+        if cuts is None:
+            return False
+        cuts, value_ms = improved(data, cuts)
+        if value_ms * MS < self.frontier.incumbent.worth_judging_s:
+            self._judge(choice, order, data, cuts)
+        return True
+
+    def _open_order(self, bound_s: float, part: Order) -> None:
+        """A good split without a solver, then the program unless that already closes the order."""
+        if not self.try_order(part.choice, part.order):
+            return
+        if bound_s >= self.frontier.cutoff_s:
+            self.frontier.close(bound_s)
+            return
+        self._solve(bound_s, Program(part.choice, part.order, (), ()))
+
+    def _solve(self, bound_s: float, part: Program) -> None:
+        """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
+        data = self.intervals.data(part.choice, part.order)
+        options = self.problem.options
+        cutoff_s = self.frontier.cutoff_s
+        result = layer_partition.solve(
+            data,
+            SolveOptions(
+                solver="highs" if options.solver == "cp_sat" else options.solver,
+                time_limit_s=self.clock.left_s,
+                gap=options.gap / 4,
+                seed=options.seed,
+            ),
+            exclude=part.excluded,
+            cutoff_ms=cutoff_s / MS if np.isfinite(cutoff_s) else None,
+        )
+        self.programs += 1
+        if result.status == "infeasible":
+            return
+        if result.bound_ms is not None:
+            bound_s = max(bound_s, result.bound_ms * MS)
+        if result.cuts is not None:
+            self._judge(part.choice, part.order, data, result.cuts)
+            again = Program(part.choice, part.order, (*part.excluded, result.cuts), ())
+            self.frontier.push(bound_s, again)
+        else:
+            # Cut by the clock before any answer, or nothing below the cutoff.
+            self.frontier.close(bound_s)
+
+    def _judge(self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts) -> None:
+        """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
+        stage_choice = self.intervals.choice_of(choice, order, cuts)
+        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
+        evaluation = evaluate_with_prices(self.problem, plan, self.prices, choice)
+        self.evaluated += 1
+        if evaluation.violations:
+            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+        promised_s = objective_ms(data, cuts) * MS
+        if promised_s > evaluation.step_s * (1 + BOUND_TOL):
+            raise SolverError(
+                f"the bound of a plan ({promised_s!r} s) exceeds the referee's step time "
+                f"({evaluation.step_s!r} s)"
+            )
+        incumbent = self.frontier.incumbent
+        if incumbent.step_s is None or evaluation.step_s < incumbent.step_s:
+            self.sets_since_better = 0
+        incumbent.offer(plan, evaluation)
+
+
+def improved(data: LayerPartitionData, cuts: Cuts) -> tuple[Cuts, float]:
+    """Move single cuts by a layer or two while the objective falls; cuts and objective [ms]."""
+    value = objective_ms(data, cuts)
+    for _ in range(MAX_MOVES):
+        edges = (0, *cuts, data.num_layers)
+        moved = [
+            (*cuts[:s], cuts[s] + by, *cuts[s + 1 :])
+            for s in range(len(cuts))
+            for by in (-2, -1, 1, 2)
+            if edges[s] < cuts[s] + by < edges[s + 2]
+        ]
+        values = [objective_ms(data, other) for other in moved]
+        if not values or min(values) >= value:
+            break
+        value = min(values)
+        cuts = moved[values.index(value)]
+    return cuts, value

@@ -1,0 +1,84 @@
+"""Models whose layers are of several kinds in any order are planned, and nothing is better."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.layer_partition import objective_ms
+from planner.cost.pricing import price
+from planner.data.problem import Problem
+from planner.search import driver
+from planner.search.bounds import group_bounds
+from planner.search.degrees import list_degrees
+from planner.search.intervals import Intervals
+from planner.search.kinds import layer_kinds
+from planner.search.partition import partition_bound_data
+from planner.simulate.evaluate import evaluate
+from planner.units import MS
+from tests.oracle_plans import brute_force_by_cut
+from tests.random_problems import random_problem
+
+
+def interleaved(seed: int) -> Problem:
+    """Dense layers and experts in turn, two to six layers."""
+    problem = random_problem(seed, experts=True)
+    moe = problem.model.moe
+    assert moe is not None
+    model = problem.model.model_copy(
+        update={
+            "moe": moe.model_copy(update={"first_dense_layers": 0, "layer_freq": 2}),
+            "num_layers": 3 + seed % 4,
+        }
+    )
+    return problem.model_copy(update={"model": model})
+
+
+def check(seed: int) -> None:
+    problem = interleaved(seed)
+    assert layer_kinds(problem.model) is None
+    best = brute_force_by_cut(problem)
+    result = driver.search(problem)
+    if best.what == ():
+        assert result.termination == "infeasible", seed
+        return
+    assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {best}"
+    judged = evaluate(problem, result.plan)
+    assert judged.violations == ()
+    assert judged.step_s == pytest.approx(best.step_s, rel=1e-9), f"seed {seed}: {best.what}"
+    assert result.termination == "optimal"
+    assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_interleaved_experts_are_planned_as_well_as_by_brute_force(seed: int):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 26))
+def test_interleaved_experts_are_planned_as_well_as_by_brute_force_on_more(seed: int):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_no_split_is_bounded_above_its_objective(seed: int):
+    """The bound of a group against every order and split of a few rows of degrees."""
+    problem = interleaved(seed)
+    table = list_degrees(problem)
+    prices = price(problem, table.degrees)
+    bounds = partition_bound_data(problem, prices)
+    intervals = Intervals(problem, prices, table)
+    layers = problem.model.num_layers
+    for choice in range(min(len(table), 12)):
+        for order in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+            counts = np.bincount(order, minlength=2)
+            if (counts > table.max_stages[choice]).any():
+                continue
+            data = intervals.data(choice, order)
+            bound_s = group_bounds(
+                bounds, np.array([choice]), np.array([data.num_microbatches]), counts[None, :]
+            )[0]
+            values = [objective_ms(data, (cut,)) * MS for cut in range(1, layers)]
+            assert bound_s <= min(values) * (1 + 1e-9)
