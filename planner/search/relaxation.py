@@ -218,64 +218,13 @@ def part_value(walk: Walk, mu: Floats, price: Floats, num_layers: int, fewest: I
     return value
 
 
-def slowest_range(walks: Walks, most: Ints, cutoff_ms: float) -> tuple[float, float]:
-    """Times between which the slowest stage of any order faster than the cutoff lies; empty where none does.
-
-    It is slow enough for all stages to hold the layers, each taking its class where that is fastest. With
-    M its time and Sigma the sum over all stages it is fast enough for
-
-        T >= m M,   T >= (m - p - 1) M + 2 Sigma  if m > p + 1   (`planner.search.bounds`, paced)
-
-    and Sigma is no less than the layers on the classes that need least time for one.
-    """
-    times = least_times(walks).min(axis=1)
-    p, m, num_layers = walks.num_stages, walks.num_microbatches, walks.num_layers
-    # Fewer layers that take longer are no way to hold more.
-    sooner = np.minimum.accumulate(times[:, :0:-1], axis=1)[:, ::-1]
-
-    def held(limit: float) -> Ints:
-        counts: Ints = (sooner <= limit).sum(axis=1)
-        return counts
-
-    def holds(limit: float) -> bool:
-        layers = held(limit)
-        order = np.argsort(-layers, kind="stable")
-        room = np.minimum(np.cumsum(most[order]), p)
-        return bool((np.diff(room, prepend=0) * layers[order]).sum() >= num_layers)
-
-    high = cutoff_ms / m
-    rate = (times[:, 1:] / np.arange(1, times.shape[1])).min(axis=1)
-    fastest = np.argsort(rate, kind="stable")
-    for _ in range(3 if m > p + 1 else 0):
-        room = np.minimum(np.cumsum((most * held(high))[fastest]), num_layers)
-        taken = np.diff(room, prepend=0)
-        total = float((taken * np.where(taken > 0, rate[fastest], 0.0)).sum())
-        high = min(high, (cutoff_ms - 2 * total) / (m - p - 1))
-    if not holds(high):
-        return high, high
-    low, top = 0.0, high
-    for _ in range(20):
-        middle = (low + top) / 2
-        low, top = (low, middle) if holds(middle) else (middle, top)
-    return low, high
-
-
-def least_times(walks: Walks) -> Floats:
-    """Time of a stage of each class with the least hops beside it, [class, stage, n]; inf where unfit."""
-    num_classes = int(walks.chain.kind_class.max()) + 1
-    times = np.full((num_classes, walks.num_stages, walks.width), np.inf)
-    for kind, c in enumerate(walks.chain.kind_class):
-        times[c] = np.minimum(times[c], walks.times[:, kind])
-    return times
-
-
 def first_prices(walks: Walks, most: Ints, high: Floats, cutoff_ms: float) -> tuple[Floats, Floats]:
     """Prices as if every stage took as many layers as its bracket lets it.
 
     Where those are too few for the model the price of a layer is what closes the bracket.
     """
     p, m, num_layers = walks.num_stages, walks.num_microbatches, walks.num_layers
-    times = least_times(walks)
+    times = walks.least_times
     cap = np.where(times[None] <= high[:, None, None, None], walks.layers, 0).max(axis=3)
     full = np.take_along_axis(times[None], cap.astype(np.int64)[..., None], axis=3)[..., 0]
     full = np.where(cap > 0, full, 0.0).mean(axis=2)

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
+from planner.search.capacity import slowest_range
 from planner.search.chain import Chain, Counter, build_chain, count_classes, count_nothing
 from planner.search.degrees import DegreeTable
 from planner.search.dual import in_pieces
-from planner.search.relaxation import Found, Relaxed, part_value, relax, slowest_range
+from planner.search.relaxation import Found, Relaxed, part_value, relax
 from planner.search.tables import Tables
-from planner.search.walks import Ints, StageTables, Walks
+from planner.search.walks import Ints, StageTables, Walks, least_times
 from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
@@ -102,16 +103,16 @@ class Relaxer:
             tables.follow_ms[used],
             tables.reduce_ms[used],
         )
+        low, high = slowest_range(least_times(chain, stage_tables), m, most, cutoff_ms)
+        if low >= high:
+            return None
         blocks = not self.problem.stack.p2p_overlap
-        walks = Walks(chain, counter, stage_tables, m, cutoff_ms / m, most, sends_block=blocks)
+        walks = Walks(chain, counter, stage_tables, m, high, most, sends_block=blocks)
         allowed = np.ones((stages, len(used)), dtype=np.bool_)
         for s, c in enumerate(limits.prefix):
             allowed[s] = np.array(used) == c
         if limits.banned:
             allowed[len(limits.prefix), [used.index(c) for c in limits.banned if c in used]] = False
-        low, high = slowest_range(walks, most, cutoff_ms)
-        if low >= high:
-            return None
         ratio = FINE if fine else COARSE
         number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
         edges = np.geomspace(low, high, number + 1)

@@ -76,6 +76,8 @@ class Walks:
         hop = np.zeros_like(chain.hop_ms) if sends_block else chain.hop_ms.copy()
         hop[-1] = np.inf
         self.hop = hop
+        self.least_times = least_times(chain, tables)[:, :, : self.width]
+        """[class, stage, n] with the least hops beside a stage."""
         self.sources = [self._sources(before) for before in counter.before[1:]]
 
     def _price_stages(self, tables: StageTables, widest_ms: float, most: Ints) -> None:
@@ -201,6 +203,14 @@ class Walks:
                 kind = chain.kind[chain.into[state, way]]
                 entry = self.sources[i - 1].reshape(-1, chain.into.shape[1])[entry, way]
         return Walk(length, order, layers)
+
+
+def least_times(chain: Chain, tables: StageTables) -> Floats:
+    """Times of the classes with the least hops that a stage of each can have beside it, [class, stage, n]."""
+    blocked = np.full(len(tables.times), np.inf)
+    np.minimum.at(blocked, chain.kind_class, chain.kind_blocked_ms)
+    times: Floats = tables.times + blocked[:, None, None]
+    return times
 
 
 def _follow_share(tables: StageTables, widest_ms: float, most: Ints) -> Floats:

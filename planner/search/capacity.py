@@ -1,0 +1,85 @@
+"""How fast the slowest stage of a pipeline can be, and how fast it must be to beat a cutoff.
+
+Both hold for every order of classes: a stage is as fast as its class is anywhere, or as the fastest class is
+in its place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.search.walks import Ints
+
+HALVINGS = 16
+"""Halvings of the interval of the least time; its lower end is a valid bound."""
+
+
+def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: float) -> tuple[float, float]:
+    """Times between which the slowest stage of any order faster than the cutoff lies; empty where none does.
+
+    It is slow enough for all stages to hold the layers. With M its time and Sigma the sum over all stages it
+    is fast enough for (`formulations.stage_selection`, tighten_bottleneck)
+
+        T >= m M,   T >= Sigma + (m - 1) M / 2,   T >= (m - p - 1) M + 2 Sigma  if m >= p + 1
+
+    where Sigma is no less than that of the layers on the stages that need least time for one.
+
+    Parameters
+    ----------
+    times
+        [class, stage, n] in ms, with the least hops beside a stage; inf where n layers do not fit.
+    most
+        [class] stages.
+    """
+    m, p = num_microbatches, times.shape[1]
+    room = _Room(times, most)
+    high = cutoff_ms / m
+    for _ in range(3):
+        total = room.least_total(high)
+        high = min(high, 2 * (cutoff_ms - total) / max(m - 1, 1e-9))
+        if m > p + 1:
+            high = min(high, (cutoff_ms - 2 * total) / (m - p - 1))
+        if high <= 0:
+            return 0.0, 0.0
+    if not room.holds(high):
+        return high, high
+    low, top = 0.0, high
+    for _ in range(HALVINGS):
+        middle = (low + top) / 2
+        low, top = (low, middle) if room.holds(middle) else (middle, top)
+    return low, high
+
+
+class _Room:
+    """Layers that stages no slower than a limit can hold, counted by class and by place."""
+
+    def __init__(self, times: Floats, most: Ints) -> None:
+        self.most, self.num_stages, self.num_layers = most, times.shape[1], times.shape[2] - 1
+        # More layers that take less time are as good as fewer.
+        sooner = np.minimum.accumulate(times[:, :, :0:-1], axis=2)[:, :, ::-1]
+        self.by_class, self.by_place = sooner.min(axis=1), sooner.min(axis=0)
+        rate = times[:, :, 1:] / np.arange(1, times.shape[2])
+        self.class_rate, self.place_rate = rate.min(axis=(1, 2)), rate.min(axis=(0, 2))
+
+    def holds(self, limit_ms: float) -> bool:
+        """Whether all layers fit, by class and by place, at least one on each stage."""
+        by_place = (self.by_place <= limit_ms).sum(axis=1)
+        if by_place.min() < 1 or by_place.sum() < self.num_layers:
+            return False
+        by_class = (self.by_class <= limit_ms).sum(axis=1)
+        order = np.argsort(-by_class, kind="stable")
+        stages = np.diff(np.minimum(np.cumsum(self.most[order]), self.num_stages), prepend=0)
+        return bool((stages * by_class[order]).sum() >= self.num_layers)
+
+    def least_total(self, limit_ms: float) -> float:
+        """Sum of the times of all stages, none slower than the limit: the larger of both counts."""
+        by_class = self.most * (self.by_class <= limit_ms).sum(axis=1)
+        by_place = (self.by_place <= limit_ms).sum(axis=1)
+        return max(self._filled(by_class, self.class_rate), self._filled(by_place, self.place_rate))
+
+    def _filled(self, held: Ints, rate: Floats) -> float:
+        """Time of all layers where those that need least take all they hold; less where too few fit."""
+        order = np.argsort(rate, kind="stable")
+        taken = np.diff(np.minimum(np.cumsum(held[order]), self.num_layers), prepend=0)
+        return float((taken * np.where(taken > 0, rate[order], 0.0)).sum())
