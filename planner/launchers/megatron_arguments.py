@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
+from planner.cost.class_pricing import fast_domain
 from planner.cost.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
@@ -115,8 +116,10 @@ def hierarchical_sizes(problem: Problem, plan: Plan) -> list[int] | None:
     """Ranks that exchange heads, and rings of them, where context parallelism has both levels."""
     if problem.stack.cp_exchange != "a2a+p2p" or plan.context_parallel == 1:
         return None
-    chips = min(node_class.chips_per_node for node_class in problem.cluster.classes)
-    inner = max(1, min(plan.context_parallel, chips // plan.tensor_parallel))
+    chips = min(
+        fast_domain(c.chips_per_node, problem.chips[c.chip].scale_up_chips) for c in problem.cluster.classes
+    )
+    inner = max(1, min(plan.context_parallel, int(chips) // plan.tensor_parallel))
     inner = inner if plan.context_parallel % inner == 0 else 1
     return [inner, plan.context_parallel // inner]
 

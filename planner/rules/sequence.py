@@ -7,6 +7,7 @@ Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
 from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
 
 FP8_ROWS = 16
@@ -56,6 +57,24 @@ def context_splits(workload: Workload, cp: int) -> str | None:
     return (
         f"context_parallel {cp}: seq_length {workload.seq_length} is no multiple of {2 * cp}; "
         "change the degree or the length"
+    )
+
+
+def exchanged_heads_split(model: ModelSpec, stack: SoftwareStack, tp: int, cp: int) -> str | None:
+    """Where context-parallel ranks exchange heads for tokens, each gets as many query and key-value heads.
+
+    Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/attention/dot_product_attention/
+    context_parallel.py, `AttnFuncWithCPAndQKVOA2A`.
+    """
+    if stack.cp_exchange != "a2a" or cp == 1:
+        return None
+    groups = model.num_attention_heads if model.mla is not None else model.num_query_groups
+    heads, key_heads = model.num_attention_heads // tp, max(groups // tp, 1)
+    if heads % cp == 0 and key_heads % cp == 0:
+        return None
+    return (
+        f"context_parallel {cp}: {heads} query and {key_heads} key-value heads a rank do not split over it "
+        "where heads are exchanged (cp_exchange a2a); take a divisor of both, or another exchange"
     )
 
 

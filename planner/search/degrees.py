@@ -27,6 +27,7 @@ from planner.rules.experts import (
 )
 from planner.rules.sequence import (
     context_splits,
+    exchanged_heads_split,
     fp8_tokens_fill_rows,
     sequence_parallel_is_legal,
     sequence_parallel_is_required,
@@ -123,7 +124,7 @@ def _rows(problem: Problem) -> Iterator[Row]:
     most_tp = min(largest_node, options.max_tensor_parallel or largest_node)
     most_chips = max(c.num_chips for c in problem.cluster.classes)
     for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
-        if not tp_is_legal(model, tp):
+        if not tp_is_legal(model, tp) or exchanged_heads_split(model, problem.stack, tp, cp) is not None:
             continue
         if sp and not sequence_parallel_is_legal(model, workload, tp, cp):
             continue

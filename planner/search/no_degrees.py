@@ -91,6 +91,7 @@ def _pinned_others(problem: Problem) -> Iterator[str]:
     found: list[str | None] = []
     if "cp" in pin:
         found.append(sequence.context_splits(work, cp))
+        found.append(sequence.exchanged_heads_split(model, problem.stack, tp, cp))
         tokens = work.seq_length // cp
         if cp > problem.options.max_context_parallel or cp & (cp - 1):
             found.append(

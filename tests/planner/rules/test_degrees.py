@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.data.model_spec import HybridSpec, ModelSpec, MoeSpec
+from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
 from planner.rules import experts, sequence, tensor
 
@@ -125,6 +126,15 @@ def test_context_parallelism_deals_two_pieces_a_rank() -> None:
     assert sequence.context_splits(workload(8192), 4) is None
     assert sequence.context_splits(workload(8191), 1) is None
     assert "no multiple of 8" in str(sequence.context_splits(workload(8196), 4))
+
+
+def test_exchanged_heads_split_over_the_ranks_that_exchange_them() -> None:
+    ring = SoftwareStack(id="ring")
+    heads = SoftwareStack(id="heads", cp_exchange="a2a")
+    # 64 query and 8 key-value heads: of two tensor ranks each has 32 and 4, of four 16 and 2.
+    assert sequence.exchanged_heads_split(LLAMA_70B, heads, 2, 4) is None
+    assert sequence.exchanged_heads_split(LLAMA_70B, ring, 4, 4) is None
+    assert "16 query and 2 key-value heads" in str(sequence.exchanged_heads_split(LLAMA_70B, heads, 4, 4))
 
 
 def test_eight_bit_formats_want_tokens_in_sixteens() -> None:
