@@ -27,7 +27,7 @@ def random_problem(
     rng = np.random.default_rng(seed)
     model = _model(rng, most_layers)
     if experts:
-        model = _with_experts(rng, model)
+        model = _with_experts(rng, model).model_copy(update={"mtp_num_layers": int(seed % 3 == 0)})
     names = [str(name) for name in rng.choice(CHIPS, size=num_classes, replace=False)]
     sizes = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1)]
     tightness = float(rng.choice([0.08, 0.15, 0.3, 0.6, 1.5]))

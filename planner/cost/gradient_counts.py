@@ -25,12 +25,12 @@ DEFAULT_BUCKET = (40_000_000, 1_000_000)
 def stage_tensors(model: ModelSpec, shape: StageShape) -> list[Tensor]:
     """Parameter tensors of one rank of a stage, in the order of the model, the vocabulary padded.
 
-    With multi-token prediction the last stage has a copy of the embedding.
+    With multi-token prediction the last stage has a copy of the embedding (and a tied head weights besides).
     """
     degrees = Divisors(shape.tp, shape.ep, shape.etp)
     copied = shape.num_stages > 1 and model.copies_embedding
     found: list[Tensor] = []
-    if shape.has_embedding or (shape.has_head and model.mtp_num_layers and not model.tied_embeddings):
+    if shape.has_embedding or (shape.has_head and model.mtp_num_layers):
         found += embedding_tensors(model, shape.tp, copied)
     for kind in shape.kinds:
         found += layer_tensors(model, kind, degrees)

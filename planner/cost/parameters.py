@@ -109,10 +109,20 @@ def embedding_parameters(model: ModelSpec, padded_vocab: int | None = None) -> P
 
 
 def head_parameters(model: ModelSpec, padded_vocab: int | None = None) -> ParameterCounts:
-    """Parameters of the final norm and the vocabulary head; a tied head has no weights of its own."""
+    """Parameters of the final norm and the vocabulary head beside the embedding, which a tied head shares."""
     entries = model.vocab_size if padded_vocab is None else padded_vocab
     weights = 0 if model.tied_embeddings else entries * model.hidden_size
     return ParameterCounts(tensor_sharded=weights) + _norms(model, 1)
+
+
+def embedding_copies(model: ModelSpec, padded_vocab: int) -> ParameterCounts:
+    """What the last of several stages holds of the embedding beside head and predictions.
+
+    A tied head is a copy of it. Predictions read a copy of their own, and then a tied head has weights too,
+    which no pass uses (core/models/gpt/gpt_model.py: `mtp_process`, `skip_weight_param_allocation`).
+    """
+    copies = int(model.tied_embeddings) + int(model.mtp_num_layers > 0)
+    return ParameterCounts(tensor_sharded=copies * padded_vocab * model.hidden_size)
 
 
 def mtp_parameters(model: ModelSpec) -> ParameterCounts:

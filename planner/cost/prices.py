@@ -127,6 +127,12 @@ class Prices:
     """[choice, node_class] the same for the embedding."""
     head_optimizer_s: Floats
     """[choice, node_class] the same for the head."""
+    head_beside_embedding_reduce_s: Floats
+    """[choice, node_class] reduction of the head on a stage that also holds the embedding."""
+    head_beside_embedding_gather_s: Floats
+    """[choice, node_class] its gathering."""
+    head_beside_embedding_optimizer_s: Floats
+    """[choice, node_class] its optimizer step."""
     step_fixed_s: Floats
     """[choice, node_class] gradient norm, scalar reductions, host work: once a step, after all stages met."""
     tied_sync_s: Floats
@@ -137,9 +143,10 @@ class Prices:
     embedding_state_bytes: Floats
     """[choice, state] the same for the embedding."""
     head_state_bytes: Floats
-    """[choice, state] the same for final norm and head (a copy of the embedding where tied)."""
-    head_shares_embedding: bool
-    """Whether the head costs nothing on a stage that also holds the embedding."""
+    """[choice, state] the same for final norm, head and predictions on a stage without the embedding: with a
+    copy of the embedding where the head is tied to it or predictions read it."""
+    head_beside_embedding_state_bytes: Floats
+    """[choice, state] the same on a stage that also holds the embedding, where it needs no copy."""
     layer_activation_bytes: Floats
     """[choice, kind] kept from forward to backward of one layer, nothing recomputed."""
     layer_activation_selective_bytes: Floats

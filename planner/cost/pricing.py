@@ -18,6 +18,7 @@ from planner.cost.operators import HALF
 from planner.cost.oversubscription import send_rate_left
 from planner.cost.parameters import (
     ParameterCounts,
+    embedding_copies,
     embedding_parameters,
     head_parameters,
     layer_parameters,
@@ -34,6 +35,9 @@ from planner.units import GIB
 HIDDEN_FRACTION = 0.9
 """Share of the last backward (first forward) that hides gradient reduction (parameter gathering): the last
 bucket is ready only when the backward ends."""
+
+ENDS = ("embedding", "head", "head_beside_embedding")
+"""Pieces beside layers, as the arrays hold them; the head on a stage without the embedding, and with it."""
 
 STEP_HOST_S = 5e-3
 """Host work of a step that nothing hides: gradient norm, scalars, schedule (guess)."""
@@ -54,7 +58,6 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         **_once_a_step(problem, classes, sizes, vocab, counts),
         **_memory(problem, work, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION if problem.stack.dp_overlap else 0.0,
-        head_shares_embedding=model.tied_embeddings,
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=np.array([problem.memory_limit_bytes(i) for i in range(num_classes)]),
         error_band=max(error_band(problem.chip_of(i), problem.stack, model) for i in range(num_classes)),
@@ -131,7 +134,8 @@ def _once_a_step(
     problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Floats, counts: ParameterCounts
 ) -> dict[str, Floats]:
     """Synchronisation and optimizer; axes choice, (kind,) class."""
-    rows, pieces = len(sizes.tp), len(classes[0].kinds) + 2
+    num_kinds = len(classes[0].kinds)
+    rows, pieces = len(sizes.tp), num_kinds + len(ENDS)
     tasks = {name: np.empty((rows, pieces, len(classes))) for name in ("reduce", "gather", "optimizer")}
     tails = np.empty((2, rows, len(classes)))
     for c, of in enumerate(classes):
@@ -141,25 +145,23 @@ def _once_a_step(
         tails[0, :, c], tails[1, :, c] = of.sync.tail_s
     found = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
     for name, filled in tasks.items():
-        found[f"layer_{name}_s"] = filled[:, :-2]
-        found[f"embedding_{name}_s"], found[f"head_{name}_s"] = filled[:, -2], filled[:, -1]
+        found[f"layer_{name}_s"] = filled[:, :num_kinds]
+        found |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}
     found["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)
     found["tied_sync_s"] = _tied_sync_s(problem, sizes, vocab)
     return found
 
 
 def _parameters(problem: Problem, work: Work) -> ParameterCounts:
-    """Parameters of each layer kind, of the embedding and of the head, arrays [piece, choice].
+    """Parameters of each layer kind and of the `ENDS`, arrays [piece, choice].
 
     The vocabulary is padded. Multi-token-prediction layers live with the head.
     """
     model, vocab = problem.model, work.vocab
-    head = head_parameters(model, vocab)  # type: ignore[arg-type]
-    if model.tied_embeddings:
-        head = head + ParameterCounts(tensor_sharded=vocab * model.hidden_size)  # type: ignore[arg-type]
+    beside = head_parameters(model, vocab) + mtp_parameters(model)  # type: ignore[arg-type]
     pieces = [layer_parameters(model, kind) for kind in work.kinds]
     pieces.append(embedding_parameters(model, vocab))  # type: ignore[arg-type]
-    pieces.append(head + mtp_parameters(model))
+    pieces += [beside + embedding_copies(model, vocab), beside]  # type: ignore[arg-type]
     sharded = np.empty((len(pieces), len(vocab)))
     for row, counts in zip(sharded, pieces, strict=True):
         row[:] = counts.tensor_sharded
@@ -193,7 +195,7 @@ def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
 def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack, sizes = problem.model, problem.stack, work.sizes
-    held = states.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes)
+    held = states.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS))
     precision, rows = problem.workload.precision, len(sizes.tp)
     layer = {
         name: np.empty((rows, len(work.kinds)))
@@ -208,9 +210,10 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
         for filled, size in zip(layer.values(), found, strict=True):
             filled[:, k] = size
     if not stack.narrow_parameters:
-        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision)
+        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS))
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
-    layer["working"] += gathered[:-2].T
+    num_kinds = len(work.kinds)
+    layer["working"] += gathered[:num_kinds].T
     buffer = sizes.norm_tokens * model.hidden_size * HALF
     # Groups of each kind with more than one rank have communicators, and so has the whole job.
     groups = np.array([sizes.tp, sizes.cp, sizes.gradient_ranks, sizes.ep])
@@ -218,13 +221,12 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
     fixed = (stack.context_gib + stack.communicator_gib * sets) * GIB
     return {
         **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
-        "layer_state_bytes": held[:-2].transpose(1, 0, 2),
-        "embedding_state_bytes": held[-2],
-        "head_state_bytes": held[-1],
+        "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
+        **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),
         "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)
-        + gathered[:-2].max(axis=0),
+        + gathered[:num_kinds].max(axis=0),
         "pipeline_buffer_bytes": 2 * buffer,
         "fixed_bytes": np.repeat(fixed[:, None], len(problem.cluster.classes), axis=1),
     }

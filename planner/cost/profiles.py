@@ -38,6 +38,7 @@ MEASURED = (
     "layer_optimizer_s",
     "embedding_optimizer_s",
     "head_optimizer_s",
+    "head_beside_embedding_optimizer_s",
     "layer_activation_bytes",
     "layer_activation_selective_bytes",
     "embedding_activation_bytes",
@@ -124,7 +125,12 @@ def _put_times(
             for i, direction in enumerate(("forward", "backward")):
                 changed[f"{piece}_{direction}_s"][row, c] = 0.0
                 changed[f"{piece}_{direction}_s"][row, c, 0] = found[i]
-        for piece, found in (("embedding", embedding), ("layer", layer), ("head", head)):
+        for piece, found in (
+            ("embedding", embedding),
+            ("layer", layer),
+            ("head", head),
+            ("head_beside_embedding", head),
+        ):
             if np.isfinite(found[2]):
                 changed[f"{piece}_optimizer_s"][row, ..., c] = found[2] / shard[row]
 

@@ -89,22 +89,27 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
 
 
 def _once(
-    prices: Prices, choice: int, content: StageContent, layer: Floats, embedding: Floats, head: Floats
+    choice: int, content: StageContent, layer: Floats, embedding: Floats, head: Floats, beside: Floats
 ) -> float:
-    """Sum of a once-a-step price over the pieces of a stage [s]."""
+    """Sum of a once-a-step price over the pieces of a stage [s]; `beside`: of a head beside the embedding."""
     c, n = choice, content.node_class
     total = float(sum(count * layer[c, kind, n] for kind, count in content.count_of_kind.items()))
     if content.has_embedding:
         total += float(embedding[c, n])
-    if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
-        total += float(head[c, n])
+    if content.has_head:
+        total += float((beside if content.has_embedding else head)[c, n])
     return total
 
 
 def exposed_reduce_s(prices: Prices, choice: int, content: StageContent, backward_s: float) -> float:
     """Gradient reduction that the last micro-batch's backward does not hide [s]."""
     total = _once(
-        prices, choice, content, prices.layer_reduce_s, prices.embedding_reduce_s, prices.head_reduce_s
+        choice,
+        content,
+        prices.layer_reduce_s,
+        prices.embedding_reduce_s,
+        prices.head_reduce_s,
+        prices.head_beside_embedding_reduce_s,
     )
     tail = float(prices.reduce_tail_s[choice, content.node_class])
     return max(0.0, total - prices.hidden_fraction * backward_s) + tail
@@ -113,7 +118,12 @@ def exposed_reduce_s(prices: Prices, choice: int, content: StageContent, backwar
 def exposed_gather_s(prices: Prices, choice: int, content: StageContent, forward_s: float) -> float:
     """Parameter gathering that the first micro-batch's forward does not hide [s]."""
     total = _once(
-        prices, choice, content, prices.layer_gather_s, prices.embedding_gather_s, prices.head_gather_s
+        choice,
+        content,
+        prices.layer_gather_s,
+        prices.embedding_gather_s,
+        prices.head_gather_s,
+        prices.head_beside_embedding_gather_s,
     )
     tail = float(prices.gather_tail_s[choice, content.node_class])
     return max(0.0, total - prices.hidden_fraction * forward_s) + tail
@@ -122,12 +132,12 @@ def exposed_gather_s(prices: Prices, choice: int, content: StageContent, forward
 def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:
     """Optimizer step over the stage's parameters [s]."""
     return _once(
-        prices,
         choice,
         content,
         prices.layer_optimizer_s,
         prices.embedding_optimizer_s,
         prices.head_optimizer_s,
+        prices.head_beside_embedding_optimizer_s,
     )
 
 
@@ -151,7 +161,9 @@ def memory_bytes(
         states = states + count * prices.layer_state_bytes[c, kind]
     if content.has_embedding:
         states = states + prices.embedding_state_bytes[c]
-    if content.has_head and not (prices.head_shares_embedding and content.has_embedding):
+    if content.has_head and content.has_embedding:
+        states = states + prices.head_beside_embedding_state_bytes[c]
+    elif content.has_head:
         states = states + prices.head_state_bytes[c]
     kept = kept_bytes(prices, choice, content)
     activations = sum(held * size for held, size in zip(in_flight, kept, strict=True))

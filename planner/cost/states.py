@@ -19,9 +19,19 @@ theoretical_memory_usage.py: 18 bytes, or 6 + 12 / dp with the distributed optim
 
 
 def state_bytes(
-    counts: ParameterCounts, sizes: Sizes, dp_mode: str, gradient_bytes: float = GRADIENT_BYTES
+    counts: ParameterCounts,
+    sizes: Sizes,
+    dp_mode: str,
+    gradient_bytes: float = GRADIENT_BYTES,
+    num_ends: int = 2,
 ) -> Floats:
-    """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes."""
+    """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes.
+
+    Parameters
+    ----------
+    num_ends
+        Pieces at the end of the list that are no layers.
+    """
     s = sizes
     dense = counts.tensor_sharded / s.tp + counts.replicated
     expert = counts.expert / (s.ep * s.etp)
@@ -41,7 +51,7 @@ def state_bytes(
         # Shards are kept in fp32 alone, the optimizer's master weights; the root's pieces, embedding and
         # head, stay gathered.
         weights = 0.0 * weights
-        weights[-2:] = WEIGHT_BYTES * dense[-2:]
+        weights[-num_ends:] = WEIGHT_BYTES * dense[-num_ends:]
     return np.stack(
         [
             weights,
@@ -52,7 +62,9 @@ def state_bytes(
     )
 
 
-def narrow_weight_bytes(counts: ParameterCounts, sizes: Sizes, dp_mode: str, precision: Precision) -> Floats:
+def narrow_weight_bytes(
+    counts: ParameterCounts, sizes: Sizes, dp_mode: str, precision: Precision, num_ends: int = 2
+) -> Floats:
     """Quantised copies of layers' weights, array [piece, choice] in bytes; zero for the ends, in 16 bits, and
     where parameters are sharded.
 
@@ -63,7 +75,7 @@ def narrow_weight_bytes(counts: ParameterCounts, sizes: Sizes, dp_mode: str, pre
     whole: Floats = counts.tensor_sharded / s.tp + counts.expert / (s.ep * s.etp) + 0.0 * s.ones
     if precision not in INPUT_BYTES or dp_mode in ("zero3", "fsdp"):
         return 0.0 * whole
-    whole[-2:] = 0.0
+    whole[-num_ends:] = 0.0
     return 2 * INPUT_BYTES[precision] * whole
 
 

@@ -134,7 +134,7 @@ def head_tensors(model: ModelSpec, tp: int, *, has_embedding: bool) -> Iterator[
     yield from [Tensor(model.hidden_size)] * (1 if model.normalization == "rms" else 2)
     if not (model.tied_embeddings and has_embedding):
         size = padded_vocab(model.vocab_size, tp) * model.hidden_size // tp
-        yield Tensor(size, own_bucket=model.tied_embeddings)
+        yield Tensor(size, own_bucket=model.tied_embeddings and not model.mtp_num_layers)
 
 
 def mtp_tensors(model: ModelSpec, degrees: Divisors) -> Iterator[Tensor]:

@@ -83,7 +83,7 @@ def entry_coefficients(
     """
     classes, c, p = entries.node_class, entries.choice, entries.num_stages
     first_stage, last_stage = entries.position == 0, entries.position == p - 1
-    own_head = last_stage & ~(first_stage & prices.head_shares_embedding)
+    only_stage = first_stage & last_stage
 
     def by_class(array: Floats) -> Floats:
         chosen: Floats = array[c, classes]
@@ -110,29 +110,34 @@ def entry_coefficients(
         total: Floats = array.sum(axis=-1)
         return total
 
-    def ends(embedding: Floats, head: Floats, with_head: np.ndarray) -> Floats:
-        """What the first and the last stage pay beside their layers."""
-        total: Floats = np.where(first_stage, embedding, 0.0) + np.where(with_head, head, 0.0)
+    def ends(embedding: Floats, head: Floats, beside: Floats | None = None) -> Floats:
+        """What the first and the last stage pay beside their layers; `beside`: a head with the embedding."""
+        if beside is not None:
+            head = np.where(only_stage, beside, head)
+        total: Floats = np.where(first_stage, embedding, 0.0) + np.where(last_stage, head, 0.0)
         return total
+
+    def ends_once(task: str) -> Floats:
+        """The same, once a step."""
+        names = (f"{piece}_{task}_s" for piece in ("embedding", "head", "head_beside_embedding"))
+        return ends(*(by_class(getattr(prices, name)) for name in names))
 
     forward = seconds(layer(prices.layer_forward_s))
     backward = seconds(layer(prices.layer_backward_s))
     base_forward = ends(
-        seconds(by_class(prices.embedding_forward_s)), seconds(by_class(prices.head_forward_s)), last_stage
+        seconds(by_class(prices.embedding_forward_s)), seconds(by_class(prices.head_forward_s))
     ) + lead * (seconds(leading(prices.layer_forward_s)) - forward)
     base_backward = ends(
-        seconds(by_class(prices.embedding_backward_s)), seconds(by_class(prices.head_backward_s)), last_stage
+        seconds(by_class(prices.embedding_backward_s)), seconds(by_class(prices.head_backward_s))
     ) + lead * (seconds(leading(prices.layer_backward_s)) - backward)
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
     blocked_forward, blocked_backward = np.zeros(len(c)), np.zeros(len(c))
     if not problem.stack.p2p_overlap:
         blocked_forward, blocked_backward = hops, returning
         hops = np.zeros(len(c))
-    base_reduce = ends(by_class(prices.embedding_reduce_s), by_class(prices.head_reduce_s), own_head)
-    base_reduce = base_reduce + difference(prices.layer_reduce_s)
-    base_gather = ends(by_class(prices.embedding_gather_s), by_class(prices.head_gather_s), own_head)
-    base_gather = base_gather + difference(prices.layer_gather_s)
-    memory = _memory(prices, entries, kinds, num_microbatches, own_head, problem.options.forbid)
+    base_reduce = ends_once("reduce") + difference(prices.layer_reduce_s)
+    base_gather = ends_once("gather") + difference(prices.layer_gather_s)
+    memory = _memory(prices, entries, kinds, num_microbatches, problem.options.forbid)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
@@ -151,9 +156,7 @@ def entry_coefficients(
         gather_tail_ms=by_class(prices.gather_tail_s) / MS,
         optimizer_ms=layer(prices.layer_optimizer_s) / MS,
         base_optimizer_ms=(
-            ends(by_class(prices.embedding_optimizer_s), by_class(prices.head_optimizer_s), own_head)
-            + by_class(prices.step_fixed_s)
-            + difference(prices.layer_optimizer_s)
+            ends_once("optimizer") + by_class(prices.step_fixed_s) + difference(prices.layer_optimizer_s)
         )
         / MS,
         hidden_fraction=prices.hidden_fraction,
@@ -170,7 +173,6 @@ def _memory(
     entries: Entries,
     kinds: LayerKinds,
     num_microbatches: int,
-    own_head: NDArray[np.bool_],
     forbid: Sequence[str],
 ) -> dict[str, Floats]:
     """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers.
@@ -209,8 +211,10 @@ def _memory(
     )
     embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
     base = np.where(first_stage, embedding_state + in_flight * prices.embedding_activation_bytes[c], 0.0)
-    base = base + np.where(own_head, prices.head_state_bytes[c].sum(axis=-1), 0.0)
-    base = base + np.where(last_stage, in_flight * prices.head_activation_bytes[c], 0.0)
+    head_state = prices.head_state_bytes[c].sum(axis=-1)
+    beside = prices.head_beside_embedding_state_bytes[c].sum(axis=-1)
+    head_state = np.where(first_stage, beside, head_state)
+    base = base + np.where(last_stage, head_state + in_flight * prices.head_activation_bytes[c], 0.0)
     base = base + base_working + (prices.pipeline_buffer_bytes[c] if p > 1 else 0.0)
     base = base + lead * (kept(kinds.lead) - kept(kinds.main))
     selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes

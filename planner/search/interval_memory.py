@@ -38,15 +38,14 @@ class IntervalMemory:
     def __init__(self, prices: Prices, at: Position, kind_of_layer: NDArray[np.int64]) -> None:
         c, n = at.choice, at.node_class
         self.prices, self.at, self.kinds = prices, at, kind_of_layer
-        own_head = at.last and not (at.first and prices.head_shares_embedding)
         base = 0.0 if at.first and at.last else float(prices.pipeline_buffer_bytes[c])
         if at.first:
             base += float(prices.embedding_state_bytes[c].sum())
             base += at.in_flight * float(prices.embedding_activation_bytes[c])
         if at.last:
             base += at.in_flight * float(prices.head_activation_bytes[c])
-        if own_head:
-            base += float(prices.head_state_bytes[c].sum())
+            head = prices.head_beside_embedding_state_bytes if at.first else prices.head_state_bytes
+            base += float(head[c].sum())
         states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
         reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(prices.fixed_bytes[c, n])
         self.room: Floats = reserved * float(prices.allocated_fraction) - base - spans(states)

@@ -109,24 +109,24 @@ class Intervals:
             of_kind = array[c, :, n]
             return spans((of_kind.sum(axis=-1) if of_kind.ndim == 2 else of_kind)[kinds])
 
-        def ends(embedding: Floats, head: Floats, *, with_head: bool) -> float:
+        def ends(embedding: Floats, head: Floats) -> float:
             """What the embedding and the head add."""
             total = float(np.sum(embedding[c, n])) if first else 0.0
-            return total + (float(np.sum(head[c, n])) if with_head else 0.0)
+            return total + (float(np.sum(head[c, n])) if last else 0.0)
 
-        own_head = last and not (first and prices.head_shares_embedding)
+        def once(task: str) -> Floats:
+            """The same once a step, with the layers."""
+            head = f"{'head_beside_embedding' if first else 'head'}_{task}_s"
+            of_ends = ends(getattr(prices, f"embedding_{task}_s"), getattr(prices, head))
+            return layers(getattr(prices, f"layer_{task}_s")) + of_ends
+
         extra, selective, full = self._least_recompute(key)
         forward = layers(prices.layer_forward_s)
-        forward = forward + ends(prices.embedding_forward_s, prices.head_forward_s, with_head=last)
+        forward = forward + ends(prices.embedding_forward_s, prices.head_forward_s)
         backward = layers(prices.layer_backward_s) + extra
-        backward = backward + ends(prices.embedding_backward_s, prices.head_backward_s, with_head=last)
-        reduce = layers(prices.layer_reduce_s)
-        reduce = reduce + ends(prices.embedding_reduce_s, prices.head_reduce_s, with_head=own_head)
-        gather = layers(prices.layer_gather_s)
-        gather = gather + ends(prices.embedding_gather_s, prices.head_gather_s, with_head=own_head)
-        follow = layers(prices.layer_optimizer_s)
-        follow = follow + ends(prices.embedding_optimizer_s, prices.head_optimizer_s, with_head=own_head)
-        follow = follow + float(prices.step_fixed_s[c, n]) + float(prices.gather_tail_s[c, n])
+        backward = backward + ends(prices.embedding_backward_s, prices.head_backward_s)
+        reduce, gather = once("reduce"), once("gather")
+        follow = once("optimizer") + float(prices.step_fixed_s[c, n]) + float(prices.gather_tail_s[c, n])
         hidden = prices.hidden_fraction
         fits = np.isfinite(extra)
         shown = np.maximum(reduce - hidden * np.where(fits, backward, 0.0), 0.0)

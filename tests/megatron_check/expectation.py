@@ -6,6 +6,7 @@ from typing import Any
 
 from planner.cost.parameters import (
     ParameterCounts,
+    embedding_copies,
     embedding_parameters,
     head_parameters,
     layer_parameters,
@@ -55,9 +56,9 @@ def stage_parameters(problem: Problem, plan: Plan, stage: int) -> int:
         counts += embedding_parameters(model, vocab)
     if is_last:
         counts += head_parameters(model, vocab) + mtp_parameters(model)
-        # The last stage has a copy of the embedding for a tied head, or for multi-token prediction.
-        if not is_first and (model.tied_embeddings or model.mtp_num_layers):
-            counts += ParameterCounts(tensor_sharded=vocab * model.hidden_size)
+        # The last stage has a copy of the embedding for a tied head, and one for multi-token prediction.
+        if not is_first:
+            counts += embedding_copies(model, vocab)
     per_rank = counts.per_rank(tp, plan.expert_parallel, plan.expert_tensor_parallel)
     return round(per_rank) - _balancing_biases(problem, plan, stage)
 

@@ -17,7 +17,11 @@ from planner.cost.states import state_bytes
 from planner.data.load import build_problem, load_model, load_stack
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
+from planner.simulate.evaluate import evaluate
+from planner.units import GIB
+from tests.megatron_check.expectation import stage_parameters
 from tests.planner.cost.problems import prices, problem
+from tests.planner.launchers.plans import in_stages
 
 LAYERS = Path(__file__).parents[4] / "shared/calibration/onechip_ops_h100_h200.json"
 MOE_LAYERS = LAYERS.with_name("onechip_moe_ops_h100.json")
@@ -107,6 +111,24 @@ def test_expert_states_are_shared_by_expert_data_parallelism() -> None:
     dense, expert = counts.total - counts.expert, counts.expert / 4
     # Near-miss: sharing the experts' optimizer over all 8 ranks would take 12 / 8 bytes.
     assert found.sum() == pytest.approx(dense * (6 + 12 / 8) + expert * (6 + 12 / 2))
+
+
+@pytest.mark.parametrize("num_predicted", [0, 1])
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_hold_the_weights_of_the_parameters_that_megatron_builds(
+    tied: bool, num_predicted: int
+) -> None:
+    # The expected numbers are those that the real model is held to in tests/planner/launchers/
+    # test_megatron_accepts.py. Near-miss: with several stages a stage that predicts more tokens reads its own
+    # copy of the embedding (tied or not), which is 0.6 GiB here, and the head of a single stage needs none.
+    given = load_model("glm-4.5-air").model_copy(
+        update={"tied_embeddings": tied, "mtp_num_layers": num_predicted}
+    )
+    for layers in ([46], [23, 23]):
+        of, plan = in_stages(given, layers)
+        weights = [stage.memory_gib["weights"] * GIB for stage in evaluate(of, plan).stages]
+        expected = [2 * stage_parameters(of, plan, s) for s in range(len(layers))]
+        assert weights == pytest.approx(expected, rel=1e-5)  # router biases are buffers to Megatron
 
 
 def test_vocabulary_is_padded_to_a_multiple_of_128_tp() -> None:

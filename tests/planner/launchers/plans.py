@@ -224,20 +224,25 @@ def sharded_parameters() -> Case:
     return problem.model_copy(update={"stack": stack}), plan.model_copy(update={"dp_mode": "fsdp"})
 
 
-def two_stages(model: str) -> Case:
-    """Any shipped model, halved."""
-    spec = load_model(model)
+def two_stages(model: str | ModelSpec) -> Case:
+    """Any shipped model, or a change of one, halved."""
+    spec = load_model(model) if isinstance(model, str) else model
     half = spec.num_layers // 2
+    return in_stages(spec, [half, spec.num_layers - half])
+
+
+def in_stages(spec: ModelSpec, layers: Sequence[int]) -> Case:
+    """A model with so many layers on each stage."""
     sketch = Sketch(
-        [[half], [spec.num_layers - half]],
-        [0, 0],
+        [[count] for count in layers],
+        [0] * len(layers),
         tensor_parallel=2,
         data_parallel=8,
         expert_parallel=8 if spec.moe is not None else 1,
         num_microbatches=2,
         sequence_parallel=True,
     )
-    return case(model, "4x8 h100-sxm-80gb", 16, min(1024, spec.max_position_embeddings), sketch)
+    return case(spec, "4x8 h100-sxm-80gb", 16, min(1024, spec.max_position_embeddings), sketch)
 
 
 CASES: dict[str, Callable[[], Case]] = {

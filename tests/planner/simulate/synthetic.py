@@ -58,11 +58,15 @@ def prices_of(
         "embedding_optimizer_s": np.full((1, n), 0.02 * MS),
         "head_optimizer_s": np.full((1, n), 0.02 * MS),
         "step_fixed_s": np.full((1, n), 1.0 * MS),
+        **{
+            f"head_beside_embedding_{task}_s": np.full((1, n), cost * MS)
+            for task, cost in {"reduce": 0.5, "gather": 0.2, "optimizer": 0.02}.items()
+        },
         "tied_sync_s": np.array([0.4 * MS]),
         "layer_state_bytes": np.tile(state, (1, k, 1)),
         "embedding_state_bytes": state[None],
         "head_state_bytes": state[None],
-        "head_shares_embedding": False,
+        "head_beside_embedding_state_bytes": state[None],
         "layer_activation_bytes": np.full((1, k), 0.5 * GIB),
         "layer_activation_selective_bytes": np.full((1, k), 0.4 * GIB),
         "layer_activation_full_bytes": np.full((1, k), 0.05 * GIB),
