@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
 from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
 from planner.cost.parameters import padded_vocab
+from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH
 from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.units import GB
@@ -40,6 +41,8 @@ def replica_reduce_s(
     shard_parameters
         Parameters of the stage on one chip, by replica.
     """
+    if dp_mode in SCATTERS_EACH_MICROBATCH:
+        return 0.0
     passes = 2 if dp_mode == "ddp" else 1
     return passes * _ring_pass_s(problem, places, shard_parameters, problem.stack.gradient_bytes)
 
@@ -48,9 +51,24 @@ def replica_gather_s(
     problem: Problem, places: Sequence[ReplicaPlace], shard_parameters: Sequence[float], dp_mode: str
 ) -> float:
     """Gathering of a stage's updated parameters among its replicas [s]; zero where nothing is shared."""
-    if dp_mode == "ddp":
+    if dp_mode == "ddp" or dp_mode in GATHERS_IN_FORWARD:
         return 0.0
     return _ring_pass_s(problem, places, shard_parameters, WEIGHT_BYTES)
+
+
+def replica_exchange_s(
+    problem: Problem, places: Sequence[ReplicaPlace], shard_parameters: Sequence[float], dp_mode: str
+) -> tuple[float, float]:
+    """Gathering of a stage's parameters and scattering of its gradients in one micro-batch, a pass each [s].
+
+    Zero where the mode does it once a step (`sharding.py` has which do not).
+    """
+    gather = scatter = 0.0
+    if dp_mode in GATHERS_IN_FORWARD:
+        gather = _ring_pass_s(problem, places, shard_parameters, WEIGHT_BYTES)
+    if dp_mode in SCATTERS_EACH_MICROBATCH:
+        scatter = _ring_pass_s(problem, places, shard_parameters, problem.stack.scattered_gradient_bytes)
+    return gather, scatter
 
 
 def _ring_pass_s(

@@ -13,16 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.hops import hops_inside_host
+from planner.cost.parameters import (
+    ParameterCounts,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    mtp_parameters,
+    padded_vocab,
+)
 from planner.cost.prices import PARTS, Floats, Prices
-from planner.cost.replica_sync import replica_gather_s, replica_reduce_s, tied_embedding_s
+from planner.cost.replica_sync import (
+    ReplicaPlace,
+    replica_exchange_s,
+    replica_gather_s,
+    replica_reduce_s,
+    tied_embedding_s,
+)
 from planner.cost.stage import (
     chunk_times,
     exposed_gather_s,
     exposed_reduce_s,
-    memory_bytes,
     optimizer_s,
 )
-from planner.cost.states import WEIGHT_BYTES
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.replicas import Pipelines, Placed
@@ -182,13 +194,46 @@ def _stage_sync(
     reduce_s = replica_reduce_s(problem, places, shards, plan.dp_mode)
     gather_s = replica_gather_s(problem, places, shards, plan.dp_mode)
     hidden = prices.hidden_fraction
-    return max(0.0, reduce_s - hidden * backward_s), max(0.0, gather_s - hidden * forward_s)
+    each_s = _more_exchange_s(problem, plan, places, shards, [r.parts_s[s] for r in replicas], hidden)
+    return (
+        max(0.0, reduce_s - hidden * backward_s) + schedulable_microbatches(plan) * each_s,
+        max(0.0, gather_s - hidden * forward_s),
+    )
+
+
+def _more_exchange_s(
+    problem: Problem,
+    plan: Plan,
+    places: Sequence[ReplicaPlace],
+    shards: Sequence[float],
+    parts_s: Sequence[Floats],
+    hidden: float,
+) -> float:
+    """What a micro-batch of sharded parameters exposes over the replicas' own links beyond its price [s].
+
+    A stage is priced as if its replicas were all of its own class; over a slower link between classes the
+    same exchange takes longer, behind the same computation. That it comes after the pipeline and not within
+    is a simplification, which adds up to the same where all stages share the link.
+    """
+    gather, scatter = replica_exchange_s(problem, places, shards, plan.dp_mode)
+    if gather + scatter == 0.0:
+        return 0.0
+    compute, dp = PARTS.index("compute"), PARTS.index("dp")
+    quickest = min(parts_s, key=lambda parts: float(parts[compute]))
+    exposed = max(0.0, 2 * gather + scatter - hidden * float(quickest[compute]))
+    return max(0.0, exposed - float(quickest[dp]))
 
 
 def stage_parameters(problem: Problem, plan: Plan, prices: Prices, placed: Placed) -> float:
-    """Parameters of a stage on one chip, from the size of its gradients, or of its weights where those are
-    shared (weights may have copies in a narrow format beside them)."""
-    terms = memory_bytes(prices, placed.choice, placed.content, [0.0] * len(placed.content.chunks), 1)
-    if plan.dp_mode in ("ddp", "distopt"):
-        return terms["gradients"] / problem.stack.gradient_bytes
-    return terms["weights"] / WEIGHT_BYTES
+    """Parameters of a stage on one chip, before replicas share any of them."""
+    model, content, tp = problem.model, placed.content, placed.place.tensor_parallel
+    vocab, counts = padded_vocab(model.vocab_size, tp), ParameterCounts()
+    for kind, count in content.count_of_kind.items():
+        counts += layer_parameters(model, model.layer_kinds[kind]).times(count)
+    if content.has_embedding:
+        counts += embedding_parameters(model, vocab)
+    if content.has_head:
+        counts += head_parameters(model, vocab) + mtp_parameters(model)
+        if model.tied_embeddings and not content.has_embedding:
+            counts += ParameterCounts(tensor_sharded=vocab * model.hidden_size)
+    return counts.per_rank(tp, plan.expert_parallel, min(plan.expert_tensor_parallel, tp))

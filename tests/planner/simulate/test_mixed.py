@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planner.cost.replica_sync import ReplicaPlace, replica_gather_s, replica_reduce_s, tied_embedding_s
+from planner.data.cluster import Link
 from planner.data.load import build_problem
 from planner.data.plan import Plan, Replica, Stage
 from planner.data.problem import Problem
@@ -208,3 +209,22 @@ def test_stage_must_agree_with_its_replicas(
 def test_plan_without_replicas_does_not_mention_them(problem: Problem, h100_and_a100: Plan) -> None:
     assert "replicas" not in to_yaml(packed_plan(problem, [(0, 32)]))
     assert to_yaml(h100_and_a100).count("replicas:") == 2
+
+
+def test_sharded_parameters_cross_the_link_between_classes_in_every_microbatch(
+    problem: Problem, h100_and_a100: Plan
+) -> None:
+    slow_link = Link(between=("h100-sxm-80gb", "a100-sxm-80gb"), gbit_per_s=10)
+    names = tuple(c.name for c in problem.cluster.classes)
+    slow_link = slow_link.model_copy(update={"between": names})
+    slow = problem.model_copy(update={"cluster": problem.cluster.model_copy(update={"links": (slow_link,)})})
+    found = {
+        mode: evaluate(slow, h100_and_a100.model_copy(update={"dp_mode": mode})).breakdown_s["dp"]
+        for mode in ("distopt", "zero2", "fsdp")
+    }
+    assert found["distopt"] < found["zero2"] < found["fsdp"]
+    # Half of a stage's 4 billion parameters over 8 tensor ranks: 2 gathers of 2 bytes and one scatter of 2
+    # each micro-batch, all ranks of the node over 1.25 GB/s.
+    m = h100_and_a100.num_microbatches
+    passes_s = 8 * (4.0e9 / 8) * (2 + 2 + 2) / 2 / 1.25e9
+    assert found["fsdp"] == pytest.approx(m * passes_s, rel=0.15)
