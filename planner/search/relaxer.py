@@ -26,6 +26,8 @@ from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
 """Points of the lattice of counts times states of a walk up to which counts are exact, at first and later."""
+MAX_STATES = 64
+"""States of a walk up to which changes of class are counted as well."""
 MAX_KINDS = 60
 """Kinds of stages beyond which hops are rounded down to the least of each class."""
 COARSE, FINE = 1.02, 1.004
@@ -137,7 +139,8 @@ class Relaxer:
             return chain, count_classes(stages, *key)
         room = np.cumsum(np.sort(most)[::-1])
         changes = max(int(np.argmax(room >= stages)), int((fewest > 0).sum()) - 1)
-        if changes:
+        changes = min(changes, MAX_STATES // len(chain.class_of_state) - 1)
+        if changes > 0:
             chain = build_chain(hops, inside, size, chips, changes, sends_block=blocks)
         return chain, count_nothing(stages, len(used))
 

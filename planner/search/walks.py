@@ -143,47 +143,42 @@ class Walks:
         first = self.counter.before[0][:, chain.class_of_state[chain.first_state]] >= 0
         for row, c in zip(*np.nonzero(first), strict=True):
             value[:, 0, row * size + chain.first_state[c]] = 0.0
-        came: list[Ints] = []
+        values = [value]
         for i in range(p - 1):
-            value, step = self._advance(value, i, [kept[0][:, i] for kept in stay], turn[0][:, i])
-            came.append(step)
+            values.append(self._advance(values[-1], i, [kept[0][:, i] for kept in stay], turn[0][:, i]))
         may_end = np.where(self.counter.may_end[:, None] & chain.may_end, 0.0, np.inf).ravel()
         last = np.tile(chain.last_kind, len(self.counter.may_end))
-        value = value[:, :, :-1] + may_end
+        value = values[-1][:, :, :-1] + may_end
         ends = [value[:, 0] + turn[0][:, p - 1, last]]
         ends += [value[:, k] + stay[k][0][:, p - 1, last] for k in range(1, len(stay))]
-        return self._trace(np.stack(ends, axis=1), came, stay, turn)
+        return self._trace(np.stack(ends, axis=1), values, stay, turn)
 
-    def _advance(self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats) -> tuple[Floats, Ints]:
-        """Values one stage on, and the way to each: step of `into`, plus their number where s is passed."""
+    def _advance(self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats) -> Floats:
+        """Values one stage on."""
         chain, source = self.chain, self.sources[i]
         hop, kind = self.hop, chain.kind
-        counts, states, _ = source.shape
-        ahead = np.full((len(value), len(stay), counts * states + 1), np.inf)
-        came = np.empty((len(value), len(stay), counts * states), dtype=np.int64)
-        turns_to = 2 if self.is_short[i] else 1
+        ahead = np.full((len(value), len(stay), source.shape[0] * source.shape[1] + 1), np.inf)
+        before = value[:, 0][:, source]
         for k, kept in enumerate(stay):
             cost = (kept[:, kind] + (4 if k == 1 else 2) * hop)[:, chain.into]
-            into = value[:, k][:, source] + cost[:, None]
-            if k == turns_to:
+            into = before if k == 0 else value[:, k][:, source]
+            least = (into + cost[:, None]).min(axis=3)
+            if k == (2 if self.is_short[i] else 1):
                 cost = (turn[:, kind] + (2 if self.is_short[i] else 4) * hop)[:, chain.into]
-                into = np.concatenate([into, value[:, 0][:, source] + cost[:, None]], axis=3)
-            best = np.argmin(into, axis=3)
-            least = np.take_along_axis(into, best[..., None], axis=3)
+                least = np.minimum(least, (before + cost[:, None]).min(axis=3))
             ahead[:, k, :-1] = least.reshape(len(value), -1)
-            came[:, k] = best.reshape(len(value), -1)
-        return ahead, came
+        return ahead
 
     def _trace(
         self,
         ends: Floats,
-        came: list[Ints],
+        values: Sequence[Floats],
         stay: Sequence[tuple[Floats, Ints]],
         turn: tuple[Floats, Ints],
     ) -> Walk:
         """Follow the best way back from the last stage."""
         chain, p, size = self.chain, self.num_stages, len(self.chain.class_of_state)
-        rows = np.arange(len(ends))
+        rows, width = np.arange(len(ends)), chain.into.shape[1]
         flat = ends.reshape(len(ends), -1)
         best = np.argmin(flat, axis=1)
         length = flat[rows, best]
@@ -191,6 +186,8 @@ class Walks:
         order, layers = np.empty((len(rows), p), dtype=np.int64), np.empty((len(rows), p), dtype=np.int64)
         kind = chain.last_kind[entry % size]
         turned = layer == 0
+        costs = np.stack([kept[0] for kept in stay])
+        across = rows[:, None]
         for i in range(p - 1, -1, -1):
             state = entry % size
             order[:, i] = chain.class_of_state[state]
@@ -198,10 +195,17 @@ class Walks:
             layers[:, i] = np.where(turned, turn[1][rows, i, kind], kept)
             layer = np.where(turned, 0, layer)
             if i:
-                turned, way = np.divmod(came[i - 1][rows, layer, entry], chain.into.shape[1])
+                steps, short = chain.into[state], self.is_short[i - 1]
+                source = self.sources[i - 1].reshape(-1, width)[entry]
+                column, kinds, hops = layer[:, None], chain.kind[steps], self.hop[steps]
+                come = values[i - 1][across, column, source] + costs[column, across, i - 1, kinds]
+                come = come + np.where(column == 1, 4, 2) * hops
+                passed = values[i - 1][across, 0, source] + turn[0][across, i - 1, kinds]
+                passed = passed + (2 if short else 4) * hops
+                passed = np.where(column == (2 if short else 1), passed, np.inf)
+                turned, way = np.divmod(np.argmin(np.concatenate([come, passed], axis=1), axis=1), width)
                 turned = turned == 1
-                kind = chain.kind[chain.into[state, way]]
-                entry = self.sources[i - 1].reshape(-1, chain.into.shape[1])[entry, way]
+                kind, entry = kinds[rows, way], source[rows, way]
         return Walk(length, order, layers)
 
 

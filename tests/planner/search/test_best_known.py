@@ -1,0 +1,44 @@
+"""The best plans known of the shipped problems, and that the search does not fall behind them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.best_known import in_full, in_short, known, known_step_s
+from planner.data.load import load_problem
+from planner.search import driver
+
+ENTRIES = known()
+QUICK = "llama3-8b-h100-a100-16"
+LIMIT_S = 15.0
+
+
+def test_an_entry_gives_the_plan_that_it_was_made_of() -> None:
+    problem = load_problem(QUICK)
+    result = driver.search(problem)
+    assert result.plan is not None
+    assert in_full(problem, in_short(result.plan)) == result.plan.model_copy(update={"problem": None})
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_known_plans_still_fit_and_lie_above_their_bound(name: str) -> None:
+    entry = ENTRIES[name]
+    assert entry["step_s"] >= entry["bound_s"] * (1 - 1e-6)
+    assert known_step_s(load_problem(name), entry) < float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_no_shipped_problem_gets_worse_than_its_best_known(name: str) -> None:
+    """Within the gap that the search states; and its bound never passes a plan that is known."""
+    problem = load_problem(name)
+    problem = problem.model_copy(
+        update={"options": problem.options.model_copy(update={"time_limit_s": LIMIT_S, "gap": 0.01})}
+    )
+    best_s = known_step_s(problem, ENTRIES[name])
+    result = driver.search(problem)
+    assert result.evaluation is not None and result.bound_s is not None and result.gap is not None
+    assert result.bound_s <= best_s * (1 + 1e-9)
+    assert result.evaluation.step_s <= best_s / (1 - result.gap) * (1 + 1e-9)
+    if not result.interrupted:
+        assert result.gap <= 0.01 + 1e-9
