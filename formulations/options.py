@@ -25,9 +25,12 @@ class SolveOptions:
         Relative gap at which the solver may stop.
     seed
         Random seed, where the solver has one.
+    node_limit
+        Nodes of the tree after which HiGHS or SCIP stops; None for none.
     """
 
     solver: SolverName = "highs"
     time_limit_s: float | None = None
     gap: float = 0.0
     seed: int = 0
+    node_limit: int | None = None

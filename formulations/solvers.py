@@ -85,6 +85,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
         random_seed=options.seed,
         threads=None if options.solver == "highs" else 1,  # HiGHS refuses the setting here
         time_limit=_limit(options),
+        node_limit=options.node_limit,
     )
     program = mathopt.Model.from_model_proto(proto)
     with _stdout_to_stderr(silence=True):

@@ -70,7 +70,29 @@ def random_problem(
             seq_length=int(rng.choice([512, 1024, 2048, 4096])), global_batch_size=int(rng.integers(1, 9))
         ),
         stack=stack,
-        options=Options(gap=gap, max_context_parallel=most_context, least_context_tokens=1),
+        options=Options(
+            gap=gap, max_context_parallel=most_context, least_context_tokens=1, max_virtual_stages=1
+        ),
+    )
+
+
+def random_interleaved_problem(seed: int, *, most_virtual: int = 3, experts: bool = False) -> Problem:
+    """The same where virtual stages are free: 4 to 8 layers, a batch that often divides by the stages."""
+    problem = random_problem(seed, experts=experts)
+    rng = np.random.default_rng([seed, most_virtual])
+    stack = problem.stack.model_copy(
+        update={"p2p_overlap_interleaved": (None, True, False)[int(rng.integers(3))]}
+    )
+    batch = int(rng.choice([2, 4, 6, 8, 12]))
+    return problem.model_copy(
+        update={
+            "model": problem.model.model_copy(update={"num_layers": int(rng.integers(4, 9))}),
+            "workload": problem.workload.model_copy(update={"global_batch_size": batch}),
+            "stack": stack,
+            "options": problem.options.model_copy(
+                update={"max_virtual_stages": most_virtual, "virtual_gap": 0.0}
+            ),
+        }
     )
 
 

@@ -117,7 +117,11 @@ class JobSpec(Wishes):
         return {name: value for name, value in values.items() if value is not None}
 
 
-_ALIASES = {"memory_reserve": "memory_reserve_fraction", "max_pp": "max_pipeline_parallel"}
+_ALIASES = {
+    "memory_reserve": "memory_reserve_fraction",
+    "max_pp": "max_pipeline_parallel",
+    "max_vp": "max_virtual_stages",
+}
 """Flags of `hetplan plan` that are called otherwise in a problem's options."""
 
 

@@ -23,6 +23,7 @@ _FLAGS = {
     "pin": "--pin",
     "forbid": "--forbid",
     "max_pipeline_parallel": "--max-pp",
+    "max_virtual_stages": "--max-vp",
     "seq_length": "--seq-length",
     "global_batch_size": "--global-batch-size",
     "precision": "--precision",

@@ -45,6 +45,7 @@ class PlanRequest:
     forbid: list[str] | None = None
     spare: list[str] | None = None
     max_pp: int | None = None
+    max_vp: int | None = None
     keep_class_order: bool | None = None
     out: Path | None = None
     use: list[str] | None = None
@@ -170,6 +171,7 @@ def load(request: PlanRequest) -> Problem:
         "spare": known_classes(problem, request.spare or []) or None,
         "use": known_classes(problem, request.use or [], "--use") or None,
         "max_pipeline_parallel": request.max_pp,
+        "max_virtual_stages": request.max_vp,
         "keep_class_order": request.keep_class_order,
     }
     return problem.model_copy(update={"options": checked_options(problem.options, wishes)})

@@ -63,6 +63,9 @@ def plan(
         list[str] | None, typer.Option(help="Keep a node class of the cluster from idling. Repeatable.")
     ] = None,
     max_pp: Annotated[int | None, typer.Option(help="Most pipeline stages.")] = None,
+    max_vp: Annotated[
+        int | None, typer.Option(help="Most virtual stages of a pipeline rank; 1 for none.")
+    ] = None,
     keep_class_order: Annotated[
         bool, typer.Option("--keep-class-order", help="Stages follow the order of the cluster's classes.")
     ] = False,
@@ -109,6 +112,7 @@ def plan(
             spare=spare,
             use=use,
             max_pp=max_pp,
+            max_vp=max_vp,
             keep_class_order=keep_class_order or None,
             objective=objective,
             reach_step_s=reach_step_s,

@@ -10,8 +10,9 @@ from planner.data.base import Data
 
 SolverName = Literal["highs", "cp_sat", "scip", "cbc"]
 
-DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "mbs", "sp")
-"""What can be pinned or forbidden: degrees, micro-batch size, sequence parallelism (0 or 1)."""
+DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "mbs", "sp", "vp")
+"""What can be pinned or forbidden: degrees, micro-batch size, sequence parallelism (0 or 1), vp (virtual
+stages)."""
 RECOMPUTE_KINDS = ("selective", "full")
 """Kinds of recomputation that can be forbidden."""
 
@@ -23,6 +24,8 @@ class Options(Data):
     """Wall-clock limit of the search [s]; null for none."""
     gap: float = Field(default=0.01, ge=0, lt=1)
     """Relative gap between plan and bound at which the search may stop."""
+    virtual_gap: float = Field(default=0.02, ge=0, lt=1)
+    """The same for plans with virtual stages, where larger than `gap`: their bounds are looser."""
     top: int = Field(default=3, ge=1, le=100)
     """How many plans to return, the best included."""
     workers: int = Field(default=1, ge=1)
@@ -37,6 +40,8 @@ class Options(Data):
     """Largest tensor-parallel degree; null for the node size."""
     max_pipeline_parallel: int | None = Field(default=None, ge=1)
     """Most stages; null for the number of layers."""
+    max_virtual_stages: int = Field(default=12, ge=1)
+    """Most virtual stages of a pipeline rank; 12 is what published runs on eight stages reach."""
     max_microbatch_size: int = Field(default=8, ge=1)
     """Largest micro-batch [sequences]."""
     max_context_parallel: int = Field(default=32, ge=1)
@@ -45,7 +50,8 @@ class Options(Data):
     """Fewest tokens of a sequence that a context-parallel rank gets. Of the published runs with context
     parallelism that predictions were compared with, nearly all have this many or more."""
     pin: dict[str, int] = Field(default_factory=dict)
-    """Values that a plan must have, by name: tp, cp, pp, dp, ep, etp, mbs, sp (0 or 1)."""
+    """Values that a plan must have, by name: tp, cp, pp, dp, ep, etp, mbs, sp (0 or 1), vp (virtual
+    stages)."""
     forbid: tuple[str, ...] = ()
     """What no plan may have: `recompute=full`, `recompute=selective`, `tp=8` and the like."""
     spare: tuple[str, ...] = ()

@@ -97,6 +97,8 @@ class Result(Data):
     """What the referee says of it."""
     bound_s: float | None
     """No plan of the target is faster than this [s]; null where unknown."""
+    whole_bound_s: float | None = None
+    """No plan with one virtual stage a pipeline rank is faster than this [s]; null where unknown."""
     gap: float | None
     """(step - bound) / step."""
     termination: Termination

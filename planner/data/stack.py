@@ -105,3 +105,7 @@ class SoftwareStack(Data):
     """Measured over predicted computation time, by chip id; 1 where absent."""
     source: str = ""
     """Where the figures come from."""
+
+    def overlaps_sends(self, virtual_stages: int) -> bool:
+        """Whether pipeline sends run behind computation, with so many virtual stages a rank."""
+        return self.p2p_overlap or (virtual_stages > 1 and self.p2p_overlap_interleaved)

@@ -120,7 +120,7 @@ def _stack_facts(stack: SoftwareStack) -> list[str]:
     overlaps = [
         f"TP {100 * stack.tp_overlap_fraction:.0f}%" if stack.tp_overlap_fraction else "",
         "DP" if stack.dp_overlap else "",
-        "PP" if stack.p2p_overlap else "",
+        "PP" if stack.p2p_overlap else "PP with virtual stages" if stack.overlaps_sends(2) else "",
     ]
     return [
         ", ".join(filter(None, overlaps)) or "none",

@@ -182,7 +182,7 @@ def proof_grid(problem: Problem, result: Result) -> Table:
         else:
             claim = (
                 f"no plan that the search covers for {problem.target} can be predicted more than "
-                f"{_gap(result.gap)} faster (bound {format_seconds(result.bound_s)})"
+                f"{_gap(result.gap)} faster (bound {format_seconds(result.bound_s)}){_whole_claim(result)}"
             )
         grid.add_row("proof", claim)
     elif result.plan is not None:
@@ -192,12 +192,21 @@ def proof_grid(problem: Problem, result: Result) -> Table:
     return grid
 
 
+def _whole_claim(result: Result) -> str:
+    """The sharper claim on plans without virtual stages, whose bounds are closer."""
+    if result.whole_bound_s is None or result.evaluation is None or result.gap is None:
+        return ""
+    step_s = result.evaluation.step_s
+    gap = max(0.0, (step_s - result.whole_bound_s) / step_s)
+    return f", none without virtual stages more than {_gap(gap)}" if gap < result.gap * 0.95 else ""
+
+
 def _ending(problem: Problem, result: Result) -> str:
     """Whether the search ended before the wanted gap, and by whose hand."""
     wanted = problem.options.gap
     if result.interrupted:
         return f", cut before the wanted gap of {format_percent(wanted)}"
-    if result.gap is not None and result.gap > max(wanted, GAP_TOL):
+    if result.plan is not None and result.termination != "optimal":
         return f", ended above the wanted gap of {format_percent(wanted)}"
     return ""
 

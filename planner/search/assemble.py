@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from formulations.stage_selection_data import StageChoice
+from formulations.virtual_selection_data import VirtualChoice
 from planner.data.plan import Plan, Recompute, Stage
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
@@ -88,3 +89,28 @@ def assemble_plan(
         dp_mode="distopt",
         stages=tuple(stages),
     )
+
+
+def assemble_virtual_plan(
+    problem: Problem,
+    table: DegreeTable,
+    choice: int,
+    class_of_stage: Sequence[int],
+    virtual_choice: VirtualChoice,
+) -> Plan:
+    """The plan of one row of degrees, one order of classes and one answer of `virtual_selection`."""
+    sums = tuple(sum(counts) for counts in virtual_choice.layers)
+    whole = StageChoice(sums, virtual_choice.recompute, virtual_choice.recompute_layers)
+    plan = assemble_plan(problem, table, choice, class_of_stage, whole)
+    v = len(virtual_choice.layers[0])
+    chunks: list[list[tuple[int, int]]] = [[] for _ in sums]
+    first = 0
+    for k in range(v):
+        for s, counts in enumerate(virtual_choice.layers):
+            chunks[s].append((first, first + counts[k] - 1))
+            first += counts[k]
+    stages = tuple(
+        stage.model_copy(update={"layers": tuple(own)})
+        for stage, own in zip(plan.stages, chunks, strict=True)
+    )
+    return plan.model_copy(update={"virtual_stages": v, "stages": stages})

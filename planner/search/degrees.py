@@ -1,6 +1,6 @@
 """List the legal degrees: tensor, context, expert and data parallel, micro-batch, sequence parallelism.
 
-Context parallelism in powers of two only. Left out: virtual stages, which this search leaves at 1.
+Context parallelism in powers of two only.
 """
 
 from __future__ import annotations
@@ -115,6 +115,19 @@ def allowed_stages(options: Options, most: int) -> list[int]:
     pinned = options.pin.get("pp")
     stages = range(1, most + 1) if pinned is None else [pinned] if pinned <= most else []
     return [count for count in stages if f"pp={count}" not in options.forbid]
+
+
+def allowed_virtual_stages(options: Options, most: int) -> list[int]:
+    """Numbers of virtual stages beyond one, up to `most`, that the user's wishes let be."""
+    pinned = options.pin.get("vp")
+    most = min(most, options.max_virtual_stages)
+    counts = range(2, most + 1) if pinned is None else [pinned] if 1 < pinned <= most else []
+    return [count for count in counts if f"vp={count}" not in options.forbid]
+
+
+def one_virtual_stage_is_allowed(options: Options) -> bool:
+    """Whether the user's wishes let stages be whole."""
+    return options.pin.get("vp", 1) == 1 and "vp=1" not in options.forbid
 
 
 def _rows(problem: Problem) -> Iterator[Row]:

@@ -32,6 +32,8 @@ from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_
 from planner.search.progress import Progress
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
+from planner.search.virtual import VirtualOpener, virtual_gap
+from planner.search.virtual_items import VirtualItem
 from planner.tolerances import GAP_TOL
 
 LOOKS = 400
@@ -84,6 +86,7 @@ class Search:
         self.incumbent = Incumbent(max(problem.options.top, 1))
         self.frontier: Frontier[Item] = Frontier(self.incumbent, max(problem.options.gap, GAP_TOL))
         self.opener: Opener | PartitionOpener | None = None
+        self.virtual: VirtualOpener | None = None
         self.opened = 0
 
     def run(self) -> Result:
@@ -113,6 +116,8 @@ class Search:
         opener = PartitionOpener if kinds is None else Opener
         self.opener = opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
         self._dive(self.opener)
+        if isinstance(self.opener, Opener):
+            self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         return self._loop(self.opener)
 
     def _dive(self, opener: Opener | PartitionOpener) -> None:
@@ -157,7 +162,10 @@ class Search:
                 return False
             self.opened += 1
             try:
-                opener.open(bound_s, item)
+                if isinstance(item, VirtualItem) and self.virtual is not None:
+                    self.virtual.open(bound_s, item)
+                else:
+                    opener.open(bound_s, item)
             except KeyboardInterrupt:
                 self.frontier.queue.push(bound_s, item)
                 raise
@@ -169,6 +177,17 @@ class Search:
         if isinstance(self.opener, PartitionOpener):
             return NO_SPLIT
         return why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
+
+    def _is_proven(self, step_s: float) -> bool:
+        """Whether both bounds have come within their gaps of the best plan."""
+        gap = max(self.problem.options.gap, GAP_TOL)
+        wanted = (
+            (self.frontier.whole_bound_s, gap),
+            (self.frontier.bound_s, virtual_gap(self.problem.options)),
+        )
+        return all(
+            bound_s is not None and (step_s - bound_s) / step_s <= allowed for bound_s, allowed in wanted
+        )
 
     def _result(self, interrupted: bool) -> Result:
         import planner
@@ -190,13 +209,13 @@ class Search:
                 reason = self._why_infeasible()
                 bound_s = None
         else:
-            proven = gap is not None and gap <= max(self.problem.options.gap, GAP_TOL)
-            termination = "optimal" if proven else "feasible"
+            termination = "optimal" if self._is_proven(best.evaluation.step_s) else "feasible"
         return Result(
             problem=self.problem.name,
             plan=best.plan if best else None,
             evaluation=best.evaluation if best else None,
             bound_s=bound_s,
+            whole_bound_s=self.frontier.whole_bound_s if best else None,
             gap=gap,
             termination=termination,
             interrupted=interrupted,

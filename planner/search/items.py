@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from formulations.stage_selection_data import PipelineRow
 from planner.search.relaxer import Limits
 from planner.search.space import Groups
+from planner.search.virtual_items import VirtualItem
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,4 @@ class Prefix:
     shapes: tuple[int, ...]
 
 
-Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Prefix
+Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Prefix | VirtualItem

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bounds import BoundData, group_bounds, relaxed_bounds
-from planner.search.degrees import DegreeTable, allowed_stages
+from planner.search.degrees import DegreeTable, allowed_stages, one_virtual_stage_is_allowed
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,17 @@ def list_pairs(problem: Problem, table: DegreeTable, prices: Prices, data: Bound
     allowed = [allowed_stages(problem.options, int(limit)) for limit in limits]
     choice = np.repeat(np.arange(len(table)), [len(counts) for counts in allowed])
     stages = np.array([count for counts in allowed for count in counts], dtype=np.int64)
-    holds = stages >= _fewest_stages(problem, table, prices)[choice]
+    holds = stages >= fewest_stages(problem, table, prices)[choice]
     choice, stages = choice[holds], stages[holds]
-    if len(stages) == 0:
+    if len(stages) == 0 or not one_virtual_stage_is_allowed(problem.options):
+        choice, stages = choice[:0], stages[:0]
         return Pairs(choice, stages, np.zeros(0))
     bounds = relaxed_bounds(data, choice, table.num_microbatches[choice], table.max_stages[choice], stages)
     order = np.argsort(bounds, kind="stable")
     return Pairs(choice[order], stages[order], bounds[order])
 
 
-def _fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floats:
+def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floats:
     """Stages below which not even weights, gradients, optimizer and layer inputs fit, [choice].
 
     As if every stage had the roomiest class that a row can use, and held one micro-batch.

@@ -109,6 +109,7 @@ class Incumbent:
             plan.pipeline_parallel,
             plan.microbatch_size,
             int(plan.sequence_parallel),
+            plan.virtual_stages,
         )
         known = self._best.get(key)
         if known is None or evaluation.step_s < known.evaluation.step_s:
@@ -158,6 +159,8 @@ class Frontier(Generic[T]):
         self.queue: Queue[T] = Queue()
         self.floor_s = float("inf")
         """Least bound of the parts that were closed, or will not be opened."""
+        self.virtual_floor_s = float("inf")
+        """The same of the parts with virtual stages, which are closed at a gap of their own."""
 
     @property
     def cutoff_s(self) -> float:
@@ -169,12 +172,22 @@ class Frontier(Generic[T]):
     @property
     def bound_s(self) -> float | None:
         """What no plan of the space undercuts."""
+        least = min(self.virtual_floor_s, self.whole_bound_s or float("inf"))
+        return least if np.isfinite(least) else None
+
+    @property
+    def whole_bound_s(self) -> float | None:
+        """The same for plans without virtual stages."""
         least = min(self.floor_s, self.queue.least_s or float("inf"), self.incumbent.step_s or float("inf"))
         return least if np.isfinite(least) else None
 
     def close(self, bound_s: float) -> None:
         """Note the bound of a part that is not looked at any more."""
         self.floor_s = min(self.floor_s, bound_s)
+
+    def close_virtual(self, bound_s: float) -> None:
+        """Note the bound of a part with virtual stages that is not looked at any more."""
+        self.virtual_floor_s = min(self.virtual_floor_s, bound_s)
 
     def push(self, bound_s: float, part: T) -> None:
         """Keep a part open, or note its bound where it cannot win any more; an infinite one holds no plan."""

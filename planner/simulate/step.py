@@ -121,11 +121,11 @@ def run_pipeline(
         [stage] one activation from the stage to the next [s].
     """
     stack = problem.stack
-    hidden = stack.p2p_overlap or (stack.p2p_overlap_interleaved and forward_s.shape[1] > 1)
-    seen = block_on_sends(forward_s, backward_s, hops_s, p2p_overlap=hidden)
+    overlaps = stack.overlaps_sends(forward_s.shape[1])
+    seen = block_on_sends(forward_s, backward_s, hops_s, p2p_overlap=overlaps)
     nothing = np.zeros_like(hops_s)
     # Two candidates run side by side: as it is, and with sends that take no time.
-    if stack.p2p_after_gradient and not stack.p2p_overlap and forward_s.shape[1] == 1:
+    if stack.p2p_after_gradient and not overlaps and forward_s.shape[1] == 1:
         forward, backward = forward_s[:, 0], backward_s[:, 0]
         ends, without = deferred_stage_ends_s(
             np.stack([forward, forward]),

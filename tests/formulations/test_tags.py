@@ -21,11 +21,15 @@ from formulations import (
     row_search,
     stage_selection,
     stage_selection_cp,
+    virtual_selection,
 )
+from formulations.interleaved_rows import longest_paths
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
+from planner.search.virtual_data import whole_stages
 from tests.formulations.instances import random_data
+from tests.formulations.interleaved_instances import random_interleaved
 from tests.formulations.test_layer_partition import random_data as random_partition
 
 
@@ -80,6 +84,19 @@ def replica_mix_cp_names(data: StageSelectionData) -> Iterable[str]:
     return [constraint.name for constraint in replica_mix_cp.build(mix, 1.0)[0].proto.constraints]
 
 
+def virtual_selection_names(data: StageSelectionData) -> Iterable[str]:
+    instance = random_interleaved(3)
+    whole = whole_stages(instance)
+    model, var = virtual_selection.build(instance)
+    virtual_selection.tighten_recompute(model, whole, var)
+    virtual_selection.tighten_bottleneck(model, whole, var)
+    virtual_selection.add_exclude(model, instance, var, virtual_selection.fewest_layers(instance).tolist(), 0)
+    times = np.ones((instance.num_stages, instance.virtual_stages))
+    rows = longest_paths(times, times, instance.send_ms, instance.stage.num_microbatches, [0])
+    virtual_selection.add_path(model, instance, var, rows[0], 0)
+    return list(model.constraints)
+
+
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "fleet_split": fleet_split_names,
     "joint": joint_names,
@@ -88,6 +105,7 @@ NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "replica_mix_cp": replica_mix_cp_names,
     "stage_selection": stage_selection_names,
     "stage_selection_cp": stage_selection_cp_names,
+    "virtual_selection": virtual_selection_names,
 }
 """Names of all constraints of a formulation, each group present; a new formulation adds its line."""
 

@@ -105,7 +105,9 @@ class MeshSearch(Search):
         """The best plans of Megatron-LM, which come before all else."""
         limit_s = self.clock.left_s
         share_s = None if limit_s is None else max(SHARE_OF_UNIFORM * limit_s, 1e-3)
-        options = self.problem.options.model_copy(update={"time_limit_s": share_s, "use": self.use})
+        options = self.problem.options.model_copy(
+            update={"time_limit_s": share_s, "use": self.use, "max_virtual_stages": 1}
+        )
         found = Search(
             self.problem.model_copy(update={"target": "megatron-lm", "options": options}), None
         ).run()

@@ -122,10 +122,32 @@ def test_a_hybrid_that_fits_nowhere_has_no_plan_and_a_reason() -> None:
 
 
 def test_leading_dense_layers_of_an_expert_model_lie_on_the_first_stage() -> None:
-    result = driver.search(load_problem("deepseek-v3-gb200-256"))
+    result = driver.search(with_options(load_problem("deepseek-v3-gb200-256"), max_virtual_stages=1))
     assert result.plan is not None and result.gap is not None and result.gap <= 0.01
     assert result.plan.expert_parallel > 1
     assert result.plan.stages[0].chunks[0][1] >= 2
+
+
+@pytest.mark.slow
+def test_virtual_stages_are_chosen_where_they_pay_and_proven_to_their_own_gap() -> None:
+    """16 stages of Llama-3 405B: the fill shrinks by the chunks, and their sends run behind computation."""
+    problem = load_problem("llama3-405b-h100-1024")
+    whole = driver.search(with_options(problem, max_virtual_stages=1))
+    result = driver.search(problem)
+    assert whole.evaluation is not None and result.evaluation is not None and result.plan is not None
+    assert result.plan.virtual_stages > 1
+    assert result.evaluation.step_s < 0.97 * whole.evaluation.step_s
+    assert result.termination == "optimal" and result.gap is not None and result.gap <= 0.02
+    assert whole.bound_s is not None and result.bound_s is not None
+    assert result.whole_bound_s is not None and result.bound_s <= result.whole_bound_s
+
+
+def test_pinned_and_forbidden_virtual_stages_are_kept() -> None:
+    problem = with_options(load_problem(SMALL), max_pipeline_parallel=2)
+    pinned = driver.search(with_options(problem, pin={"vp": 4}))
+    assert pinned.plan is not None and pinned.plan.virtual_stages == 4
+    none = driver.search(with_options(problem, max_virtual_stages=1))
+    assert none.plan is not None and none.plan.virtual_stages == 1
 
 
 def test_idle_chips_are_possible() -> None:

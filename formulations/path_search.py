@@ -1,0 +1,135 @@
+"""Solve a program whose rows are the paths through an interleaved schedule: add the longest, and solve again.
+
+Stops at the gap, at a cutoff that the bound has reached, or when its time or its nodes are up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pulp
+
+from formulations import solvers
+from formulations.interleaved_rows import PathRow, longest_paths, row_value, stage_ends
+from formulations.options import SolveOptions, Status
+from formulations.stage_selection_data import ROW_TOL
+from formulations.virtual_selection_data import VirtualSelectionData
+
+MAX_ROUNDS = 40
+"""Rounds of added rows after which the bound at hand is taken: more only tighten it."""
+
+Layers = tuple[tuple[int, ...], ...]
+"""Layers of every chunk, [stage][chunk]."""
+
+
+@dataclass(frozen=True)
+class VirtualSelectionResult:
+    """Choice and bound [ms]; `layers` None where there is none (or none found in time)."""
+
+    status: Status
+    layers: Layers | None
+    bound_ms: float | None
+    rows: tuple[PathRow, ...]
+
+
+@dataclass(frozen=True)
+class PathProgram:
+    """What the loop must know of a formulation: its variables, how to add a row, how to read."""
+
+    forward: Sequence[Sequence[pulp.LpVariable]]
+    backward: Sequence[Sequence[pulp.LpVariable]]
+    reduction: Sequence[pulp.LpVariable]
+    add_row: Callable[[PathRow, int], None]
+    extract: Callable[[solvers.Solution], Layers]
+
+
+class PathSearch:
+    """The loop that solves, looks for the longest path at the times found, and adds it if it is violated."""
+
+    def __init__(
+        self,
+        data: VirtualSelectionData,
+        model: pulp.LpProblem,
+        program: PathProgram,
+        options: SolveOptions,
+        cutoff_ms: float | None,
+    ) -> None:
+        self.data, self.model, self.program, self.options = data, model, program, options
+        self.cutoff_ms = cutoff_ms
+        limit_s = options.time_limit_s
+        self.deadline = None if limit_s is None else time.monotonic() + limit_s
+        self.known: dict[PathRow, None] = {}
+        self.bound: float | None = None
+
+    def add(self, rows: Sequence[PathRow]) -> bool:
+        """Add the rows that are new; whether there were any."""
+        fresh = [row for row in dict.fromkeys(rows) if row not in self.known]
+        for row in fresh:
+            self.program.add_row(row, len(self.known))
+            self.known[row] = None
+        return bool(fresh)
+
+    def result(self, status: Status, layers: Layers | None) -> VirtualSelectionResult:
+        return VirtualSelectionResult(status, layers, self.bound, tuple(self.known))
+
+    def _options(self) -> SolveOptions:
+        """The options with the time that is left."""
+        if self.deadline is None:
+            return self.options
+        return replace(self.options, time_limit_s=max(self.deadline - time.monotonic(), 1e-3))
+
+    def _closed(self) -> bool:
+        """Whether the bound has reached the cutoff."""
+        return self.cutoff_ms is not None and self.bound is not None and self.bound >= self.cutoff_ms
+
+    def _raise_bound(self, solution: solvers.Solution) -> None:
+        if solution.bound is not None:
+            self.bound = solution.bound if self.bound is None else max(self.bound, solution.bound)
+
+    def run_relaxed(self) -> VirtualSelectionResult | None:
+        """Bound the relaxation; a result only where that already decides the choice.
+
+        Longest paths would be added without end there (hundreds of rounds for a thousandth of the bound); the
+        rows (wait) hold most of it.
+        """
+        solution = solvers.solve(self.model, self._options())
+        if solution.status == "infeasible":
+            return self.result("infeasible", None)
+        if solution.status != "optimal":
+            return None
+        self._raise_bound(solution)
+        return self.result("unknown", None) if self._closed() else None
+
+    def run(self) -> VirtualSelectionResult:
+        """Solve the integer program, adding rows until its answer breaks none."""
+        layers = None
+        for _ in range(MAX_ROUNDS):
+            solution = solvers.solve(self.model, self._options())
+            self._raise_bound(solution)
+            if solution.status in ("infeasible", "unknown"):
+                status: Status = solution.status if layers is None else "feasible"
+                return self.result(status, layers)
+            layers = self.program.extract(solution)
+            if solution.status == "feasible" or self._closed():
+                return self.result("feasible", layers)
+            if not self.add(self._violated(solution)):
+                return self.result("optimal", layers)
+        return self.result("feasible", layers)
+
+    def _violated(self, solution: solvers.Solution) -> list[PathRow]:
+        """The longest path to the stage that ends last, where it ends later than the program says."""
+        forward, backward = (
+            np.array([[solution.values[v.name] for v in row] for row in grid])
+            for grid in (self.program.forward, self.program.backward)
+        )
+        reduction = np.array([solution.values[v.name] for v in self.program.reduction])
+        after = reduction + self.data.stage.reduce_tail_ms
+        m, send, end_ms = self.data.stage.num_microbatches, self.data.send_ms, solution.values["T"]
+        ends = stage_ends(forward[None], backward[None], send[None], m)[0]
+        stage = int(np.argmax(ends + after))
+        row = longest_paths(forward, backward, send, m, [stage])[0]
+        late = row_value(row, forward, backward, send) + float(after[stage]) > end_ms * (1 + ROW_TOL)
+        return [row] if late else []

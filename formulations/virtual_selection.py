@@ -1,0 +1,416 @@
+"""Give every chunk of an interleaved pipeline its layers and every stage its recomputation, in least time.
+
+The outer choice has fixed the degrees, the micro-batch, the node class of every stage and the number of
+virtual stages; layers are of one kind, or begin with some of another. Times in ms, sizes in GiB.
+
+Sets       s in S                         stages 0 .. p-1, in pipeline order
+           k in K                         chunks 0 .. v-1 of every stage; k of s is virtual stage k p + s
+           H[s]                           moments of s at which most micro-batches may be in flight
+           R, W[s]                        rows (path), and (wait) of either side, of `interleaved_rows`
+Data       L                              layers of the model
+           m                              micro-batches, a multiple of p
+           f[s], b[s]                     forward, backward of one layer on s, one micro-batch
+           f0[s,k], b0[s,k]               the same of embedding and head, and of sends that block
+           g1[s], g2[s]                   more backward of a layer: core attention or all of it recomputed
+           c[s]                           send to the next stage, from the last one to the first
+           e[s,h,k]                       micro-batches in flight on chunk k at moment h
+           d                              weights, gradients and optimizer state of a layer
+           a, v1, v2                      activations of a layer and micro-batch; what recomputing saves
+           a0[s,h]                        memory of all else at moment h
+           w[s], w1[s]                    more passing memory where any layer is recomputed in full, or where
+                                          core attention is
+           M[s]                           memory limit
+           r[s], r0[s], rt[s]             gradient reduction a layer; of embedding and head; tail
+           o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
+           h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
+           q                              share of the last backward (first forward) that hides it
+           N                              most layers that a chunk may hold: every other one keeps its fewest
+           l                              layers of another kind that chunk 0 of stage 0 begins with; its base
+                                          terms hold how they differ, l1, lv how their core attention does
+           l0[s,k]                        fewest layers: one, or l
+Variables  n[s,k]    whole, l0 .. N       layers
+           u[s]      whole, 0 .. N        layers of every chunk that are recomputed in full
+           k1[s,k]   whole, 0 .. N        layers whose core attention is recomputed: none or all of s
+           x[s]      binary               some layer of s is recomputed in full
+           y[s]      binary               core attention of s is recomputed
+           F[s,k], B[s,k]                 forward and backward of a chunk
+           Z[s], G[s]                     reduction and gathering that stay exposed
+           I[s], J[s]                     what s waits before its work, and what follows it on stage 0
+           T, O                           end of the last stage with its reduction; what follows
+Model      min  T + O
+           s.t. sum_sk n[s,k] = L                                               (assign)
+                u[s] <= n[s,k],  u[s] <= N x[s],  u[s] >= x[s]                  (recomputed)
+                k1[s,k] <= n[s,k],  k1[s,k] <= N y[s],
+                k1[s,k] >= n[s,k] - N (1 - y[s])                                (selective)
+                x[s] + y[s] <= 1                                                (one_kind)
+                sum_k (d n[s,k] + e[s,h,k] (a n[s,k] - v2 u[s] - v1 k1[s,k]))
+                     + (w1[s] - lv) y[s] + w[s] x[s] + a0[s,h] <= M[s]
+                     for h in H[s]                                              (memory)
+                F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
+                B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
+                     + l1 y[s]                                                  (backward_time)
+                Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],  Z[s] >= 0  (reduction)
+                G[s] >= h[s] sum_k n[s,k] + h0[s] - q sum_k F[s,k],  G[s] >= 0  (gathering)
+                O >= o[s] sum_k n[s,k] + o0[s] + G[s] + ht[s]                   (follow_up)
+                I[s] >= row(F, B, c) and J[s] >= row(F, B, c) for the rows of W[s]
+                T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + Z[0] + rt[0]     (wait)
+                T >= row(F, B, c) + Z[j] + rt[j]
+                     for every row of R, j its stage, added when violated       (path)
+                n not equal to an excluded n'                                   (exclude)
+Size       p v + 3p integers, p v more with core attention, 9 p v + 12p rows, and some rows (path).
+Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
+           the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
+           relaxation that the exact evaluation of every answer makes good.
+Source     rows: proved in `interleaved_rows`; memory and times: `planner.cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from formulations import solvers
+from formulations.interleaved_rows import Floats, PathRow, wait_rows
+from formulations.options import SolveOptions
+from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
+from formulations.row_search import relaxed
+from formulations.stage_selection import lower_hull
+from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
+from formulations.virtual_selection_data import VirtualSelectionData
+
+TIGHTENINGS = ("recompute", "bottleneck")
+"""The functions `tighten_*`, each of which may be left out."""
+
+Grid = list[list[pulp.LpVariable]]
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The solver's variables, by stage, or by stage and chunk."""
+
+    n: Grid
+    u: list[pulp.LpVariable]
+    k1: Grid
+    x: list[pulp.LpVariable]
+    y: list[pulp.LpVariable]
+    forward: Grid
+    backward: Grid
+    reduction: list[pulp.LpVariable]
+    gathering: list[pulp.LpVariable]
+    before: list[pulp.LpVariable]
+    behind: list[pulp.LpVariable]
+    end: pulp.LpVariable
+    follow: pulp.LpVariable
+
+
+def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
+    """The program without (path) rows, which `solve` adds as they are violated."""
+    model = pulp.LpProblem("virtual_selection", pulp.LpMinimize)
+    variables = _variables(data)
+    model += variables.end + variables.follow + data.stage.constant_ms
+    add_assign(model, data, variables)
+    add_recomputed(model, data, variables)
+    add_selective(model, data, variables)
+    add_one_kind(model, data, variables)
+    add_memory(model, data, variables)
+    add_forward_time(model, data, variables)
+    add_backward_time(model, data, variables)
+    add_reduction(model, data, variables)
+    add_gathering(model, data, variables)
+    add_follow_up(model, data, variables)
+    add_wait(model, data, variables)
+    return model, variables
+
+
+def tighten_recompute(model: pulp.LpProblem, whole: StageSelectionData, var: Variables) -> None:
+    """Cut: the backward of s lies above the lower hull of the best backward for each number of layers.
+
+    `whole` counts memory no more than any dealing, so every whole number of layers costs at least its least
+    recomputation there, and every solution lies on or above each line of the hull of those points.
+    """
+    table = least_recompute(whole)
+    for s, counts in enumerate(var.n):
+        fits = np.flatnonzero(np.isfinite(table.extra_ms[s]))
+        points = [(int(n), float(table.extra_ms[s, n] + whole.backward_ms[s] * n)) for n in fits]
+        for line, (slope, offset) in enumerate(lower_hull(points)):
+            total = slope * pulp.lpSum(counts) + offset + float(whole.base_backward_ms[s])
+            model += pulp.lpSum(var.backward[s]) >= total, f"tighten_recompute_{s}_{line}"
+
+
+def tighten_bottleneck(model: pulp.LpProblem, whole: StageSelectionData, var: Variables) -> None:
+    """Cut: the slowest stage cannot be faster than whole layers allow, and does the work of m micro-batches.
+
+    The reduction of the first stage follows, which ends last but for what others still reduce.
+    """
+    least = least_bottleneck_ms(whole, least_recompute(whole))
+    if np.isfinite(least):
+        after = var.reduction[0] + float(whole.reduce_tail_ms[0])
+        model += var.end >= whole.num_microbatches * least + after, "tighten_bottleneck"
+
+
+def _variables(data: VirtualSelectionData) -> Variables:
+    stages, chunks = range(data.num_stages), range(data.virtual_stages)
+    most = most_layers(data)
+
+    def whole(name: str, s: int, k: int, least: int) -> pulp.LpVariable:
+        return pulp.LpVariable(f"{name}_{s}_{k}", least, most, cat="Integer")
+
+    def binary(name: str) -> list[pulp.LpVariable]:
+        return [pulp.LpVariable(f"{name}_{s}", cat="Binary") for s in stages]
+
+    def positive(name: str) -> list[pulp.LpVariable]:
+        return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
+
+    def times(name: str) -> Grid:
+        return [[pulp.LpVariable(f"{name}_{s}_{k}", 0) for k in chunks] for s in stages]
+
+    fewest = fewest_layers(data)
+    may_select = "selective" in data.kinds
+    return Variables(
+        n=[[whole("n", s, k, int(fewest[s, k])) for k in chunks] for s in stages],
+        u=[pulp.LpVariable(f"u_{s}", 0, most if "full" in data.kinds else 0, cat="Integer") for s in stages],
+        k1=[[whole("k1", s, k, 0) for k in chunks] for s in stages] if may_select else [],
+        x=binary("x"),
+        y=binary("y") if may_select else [],
+        forward=times("F"),
+        backward=times("B"),
+        reduction=positive("Z"),
+        gathering=positive("G"),
+        before=positive("I"),
+        behind=positive("J"),
+        end=pulp.LpVariable("T", 0),
+        follow=pulp.LpVariable("O", 0),
+    )
+
+
+def fewest_layers(data: VirtualSelectionData) -> np.ndarray:
+    """l0: one layer of every chunk, or the leading ones."""
+    fewest = np.ones((data.num_stages, data.virtual_stages), dtype=np.int64)
+    fewest[0, 0] = max(1, int(data.stage.lead[0]))
+    return fewest
+
+
+def most_layers(data: VirtualSelectionData) -> int:
+    """N: every other chunk keeps one layer. Valid as a big-M: no feasible n[s,k] exceeds it."""
+    return max(data.num_layers - data.num_stages * data.virtual_stages + 1, int(data.stage.lead[0]), 1)
+
+
+def add_assign(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Every layer runs in exactly one chunk."""
+    model += pulp.lpSum(n for counts in var.n for n in counts) == data.num_layers, "assign"
+
+
+def add_recomputed(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Layers are recomputed in full only where every chunk holds them and the stage says so."""
+    most = most_layers(data)
+    for s, counts in enumerate(var.n):
+        for k, n in enumerate(counts):
+            model += var.u[s] <= n, f"recomputed_held_{s}_{k}"
+        model += var.u[s] <= most * var.x[s], f"recomputed_said_{s}"
+        model += var.u[s] >= var.x[s], f"recomputed_some_{s}"
+
+
+def add_selective(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Core attention is recomputed in all layers of a stage or in none."""
+    most = most_layers(data)
+    for s, chosen in enumerate(var.k1):
+        for k, k1 in enumerate(chosen):
+            model += k1 <= var.n[s][k], f"selective_held_{s}_{k}"
+            model += k1 <= most * var.y[s], f"selective_said_{s}_{k}"
+            model += k1 >= var.n[s][k] - most + most * var.y[s], f"selective_all_{s}_{k}"
+
+
+def add_one_kind(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """A stage recomputes core attention or whole layers, not both."""
+    for s in range(data.num_stages if var.y else 0):
+        model += var.x[s] + var.y[s] <= 1, f"one_kind_{s}"
+
+
+def add_memory(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """What a stage holds fits its chips at every moment that can be the peak."""
+    saves = data.kept_gib - data.kept_selective_gib
+    lead_kept, lead_selective, lead_full = data.lead_kept_gib
+    for s, held in enumerate(data.moments):
+        lead = int(data.stage.lead[s])
+        for h, in_flight in enumerate(held.tolist()):
+            full = [data.kept_gib - data.kept_full_gib] * data.virtual_stages
+            if lead:
+                full[0] = max(full[0], lead_kept - lead_full)
+            need = data.full_peak_gib[s] * var.x[s]
+            need -= sum(e * one for e, one in zip(in_flight, full, strict=True)) * var.u[s]
+            for k, e in enumerate(in_flight):
+                need += (data.state_gib + e * data.kept_gib) * var.n[s][k]
+                if var.k1:
+                    need -= e * saves * var.k1[s][k]
+            if var.y:
+                need += float(data.selective_peak_gib[s]) * var.y[s]
+            if lead and var.y:
+                need -= lead * in_flight[0] * (lead_kept - lead_selective - saves) * var.y[s]
+            rest = data.base_gib[s][h] + lead * in_flight[0] * (lead_kept - data.kept_gib)
+            model += need <= float(data.limit_gib[s] - rest), f"memory_{s}_{h}"
+
+
+def add_forward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Forward of a chunk: its layers, and embedding or head."""
+    base, _ = data.base_ms()
+    for s, k in np.ndindex(data.num_stages, data.virtual_stages):
+        time_ms = data.stage.forward_ms[s] * var.n[s][k] + float(base[s, k])
+        model += var.forward[s][k] == time_ms, f"forward_time_{s}_{k}"
+
+
+def add_backward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Backward of a chunk: its layers, what they recompute, and embedding or head."""
+    times, (_, base) = data.stage, data.base_ms()
+    for s, k in np.ndindex(data.num_stages, data.virtual_stages):
+        lead = int(times.lead[s]) if k == 0 else 0
+        full = float(min(times.full_ms[s], times.lead_full_ms[s]) if lead else times.full_ms[s])
+        time_ms = times.backward_ms[s] * var.n[s][k] + full * var.u[s] + float(base[s, k])
+        if var.k1:
+            time_ms += float(times.selective_ms[s]) * var.k1[s][k]
+            time_ms += lead * float(times.lead_selective_ms[s] - times.selective_ms[s]) * var.y[s]
+        model += var.backward[s][k] == time_ms, f"backward_time_{s}_{k}"
+
+
+def add_reduction(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Gradient reduction shows where the last backward does not hide it."""
+    times = data.stage
+    for s in range(data.num_stages):
+        total = times.reduce_ms[s] * pulp.lpSum(var.n[s]) + float(times.base_reduce_ms[s])
+        hidden = times.hidden_fraction * pulp.lpSum(var.backward[s])
+        model += var.reduction[s] >= total - hidden, f"reduction_{s}"
+
+
+def add_gathering(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """Parameter gathering shows where the first forward does not hide it."""
+    times = data.stage
+    for s in range(data.num_stages):
+        total = times.gather_ms[s] * pulp.lpSum(var.n[s]) + float(times.base_gather_ms[s])
+        hidden = times.hidden_fraction * pulp.lpSum(var.forward[s])
+        model += var.gathering[s] >= total - hidden, f"gathering_{s}"
+
+
+def add_follow_up(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """After all stages have met, the slowest optimizer and gathering end the step."""
+    times = data.stage
+    for s in range(data.num_stages):
+        rest = float(times.base_optimizer_ms[s] + times.gather_tail_ms[s])
+        total = times.optimizer_ms[s] * pulp.lpSum(var.n[s]) + rest
+        model += var.follow >= total + var.gathering[s], f"follow_up_{s}"
+
+
+def add_wait(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """A stage waits for the first micro-batch, does all its work, and the last one goes on without it."""
+    m = data.stage.num_microbatches
+    for index, row in enumerate(wait_rows(data.num_stages, m, data.virtual_stages)):
+        waits = (var.behind if row.after else var.before)[row.stage]
+        terms = _terms(var, row.forward, row.backward)
+        model += waits >= terms + float(row.sends @ data.send_ms), f"wait_row_{index}"
+    after = var.reduction[0] + float(data.stage.reduce_tail_ms[0])
+    for s in range(data.num_stages):
+        work = m * pulp.lpSum([*var.forward[s], *var.backward[s]])
+        model += var.end >= work + var.before[s] + var.behind[s] + after, f"wait_{s}"
+
+
+def _terms(var: Variables, forward: Floats, backward: Floats) -> pulp.LpAffineExpression:
+    """Sum over the chunks of factors [stage, chunk] times forward and backward."""
+    return pulp.LpAffineExpression(
+        [
+            (grid[s][k], float(factors[s, k]))
+            for grid, factors in ((var.forward, forward), (var.backward, backward))
+            for s, k in np.argwhere(factors)
+        ]
+    )
+
+
+def add_path(
+    model: pulp.LpProblem, data: VirtualSelectionData, var: Variables, row: PathRow, index: int
+) -> None:
+    """One path through the schedule, to the end of its stage and what that still reduces."""
+    terms = _terms(var, np.array(row.forward), np.array(row.backward))
+    constant = float(np.array(row.sends) @ data.send_ms + data.stage.reduce_tail_ms[row.end_stage])
+    model += var.end >= terms + var.reduction[row.end_stage] + constant, f"path_{index}"
+
+
+def add_exclude(
+    model: pulp.LpProblem,
+    data: VirtualSelectionData,
+    var: Variables,
+    layers: Sequence[Sequence[int]],
+    index: int,
+) -> None:
+    """Some chunk holds more or fewer layers than in a solution already judged."""
+    most, moved = most_layers(data), []
+    for s, counts in enumerate(layers):
+        for k, count in enumerate(counts):
+            up = pulp.LpVariable(f"up_{index}_{s}_{k}", cat="Binary")
+            down = pulp.LpVariable(f"down_{index}_{s}_{k}", cat="Binary")
+            model += var.n[s][k] >= count + 1 - (count + 1) * (1 - up), f"exclude_{index}_up_{s}_{k}"
+            room = most - count + 1
+            model += var.n[s][k] <= count - 1 + room * (1 - down), f"exclude_{index}_down_{s}_{k}"
+            moved += [up, down]
+    model += pulp.lpSum(moved) >= 1, f"exclude_{index}"
+
+
+def extract(data: VirtualSelectionData, solution: solvers.Solution) -> Layers:
+    """Read the layers of every chunk out of a solution; what fits is recomputed by `choices`."""
+    return tuple(
+        tuple(solution.integer(f"n_{s}_{k}") for k in range(data.virtual_stages))
+        for s in range(data.num_stages)
+    )
+
+
+def solve(
+    data: VirtualSelectionData,
+    whole: StageSelectionData,
+    options: SolveOptions,
+    *,
+    exclude: Sequence[Sequence[Sequence[int]]] = (),
+    rows: Sequence[PathRow] = (),
+    cutoff_ms: float | None = None,
+    integral: bool = True,
+    tighten: Collection[str] = TIGHTENINGS,
+) -> VirtualSelectionResult:
+    """Solve to the gap of `options`, adding violated (path) rows until none is left.
+
+    Parameters
+    ----------
+    whole
+        The same pipeline with stages as if they were whole: no dealing takes less time or memory.
+    exclude
+        Layer counts already judged.
+    rows
+        Rows found before for this choice or one like it, to start from.
+    cutoff_ms
+        Stop as soon as the bound reaches this: the choice cannot win any more.
+    integral
+        Whether to go on to the integer program; else the bound of the relaxation is the answer.
+    tighten
+        Which of the cuts that only strengthen to add.
+    """
+    if int(fewest_layers(data).sum()) > data.num_layers:
+        return VirtualSelectionResult("infeasible", None, None, ())
+    model, var = build(data)
+    if "recompute" in tighten:
+        tighten_recompute(model, whole, var)
+    if "bottleneck" in tighten:
+        tighten_bottleneck(model, whole, var)
+    for index, layers in enumerate(exclude):
+        add_exclude(model, data, var, layers, index)
+    program = PathProgram(
+        var.forward,
+        var.backward,
+        var.reduction,
+        add_row=lambda row, index: add_path(model, data, var, row, index),
+        extract=lambda solution: extract(data, solution),
+    )
+    search = PathSearch(data, model, program, options, cutoff_ms)
+    search.add(rows)
+    with relaxed(model):
+        relaxation = search.run_relaxed()
+    if relaxation is not None or not integral:
+        return relaxation or search.result("unknown", None)
+    return search.run()

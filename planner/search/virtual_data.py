@@ -1,0 +1,159 @@
+"""Turn prices into the coefficients of `virtual_selection`, and stage times that no dealing undercuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from formulations.stage_selection_data import StageSelectionData
+from formulations.virtual_selection_data import VirtualSelectionData
+from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.prices import Floats, Prices
+from planner.data.options import RECOMPUTE_KINDS
+from planner.data.problem import Problem
+from planner.search.coefficients import stage_coefficients
+from planner.search.degrees import DegreeTable
+from planner.search.kinds import layer_kinds
+from planner.simulate.schedules import in_flight_peaks
+from planner.tolerances import MEMORY_TOL_BYTES
+from planner.units import GIB, MS
+
+
+def virtual_coefficients(
+    problem: Problem,
+    prices: Prices,
+    table: DegreeTable,
+    choice: int,
+    virtual_stages: int,
+    class_of_stage: Sequence[int],
+    *,
+    with_sends: bool = True,
+) -> VirtualSelectionData:
+    """Coefficients of a pipeline whose stage s runs v chunks on class `class_of_stage[s]` [ms, GiB].
+
+    Without sends the times are those of the stages alone, which no neighbour changes.
+    """
+    classes = np.array(class_of_stage)
+    p, v, c = len(classes), virtual_stages, choice
+    m, size = int(table.num_microbatches[c]), int(table.stage_size[c])
+    stage = stage_coefficients(problem, prices, c, size, m, class_of_stage, with_sends=False)
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, size, per_node) / MS
+    if not with_sends:
+        hops = np.zeros(p)
+    nothing = np.zeros((p, v))
+    overlaps = problem.stack.overlaps_sends(v)
+    forward, backward, delays = block_on_sends(nothing, nothing, hops, p2p_overlap=overlaps)
+    # Blocked sends hide no part of the synchronisation.
+    hidden = stage.hidden_fraction
+    stage = replace(
+        stage,
+        base_reduce_ms=stage.base_reduce_ms + hidden * backward.sum(axis=1),
+        base_gather_ms=stage.base_gather_ms + hidden * forward.sum(axis=1),
+    )
+    moments = tuple(np.array(in_flight_peaks(p, s, m, v), dtype=np.int64) for s in range(p))
+    return VirtualSelectionData(
+        stage=stage,
+        virtual_stages=v,
+        blocked_forward_ms=forward,
+        blocked_backward_ms=backward,
+        send_ms=delays,
+        moments=moments,
+        limit_gib=(prices.limit_bytes[classes] + MEMORY_TOL_BYTES / 2) / GIB,
+        kinds=tuple(k for k in RECOMPUTE_KINDS if f"recompute={k}" not in problem.options.forbid),
+        **_memory(problem, prices, c, classes, moments),  # type: ignore[arg-type]
+    )
+
+
+def _memory(
+    problem: Problem, prices: Prices, c: int, classes: np.ndarray, moments: Sequence[np.ndarray]
+) -> dict[str, object]:
+    """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, with the chunks apart."""
+    kinds = layer_kinds(problem.model)
+    assert kinds is not None
+    scale = 1 / prices.allocated_fraction / GIB
+    kept = (
+        prices.layer_activation_bytes[c],
+        prices.layer_activation_selective_bytes[c],
+        prices.layer_activation_full_bytes[c],
+    )
+    state = prices.layer_state_bytes[c].sum(axis=-1) * scale
+    working = prices.layer_working_bytes[c]
+    peaks = working + prices.layer_recompute_peak_bytes[c]
+    p = len(classes)
+    again = working + prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
+    base, more, more_selective = [], np.zeros(p), np.zeros(p)
+    for s in range(p):
+        lead = kinds.num_lead if s == 0 else 0
+        present = [kinds.main, kinds.lead] if lead else [kinds.main]
+        passing = max(float(working[kind]) for kind in present)
+        held = moments[s]
+        total = np.zeros(len(held))
+        if s == 0:
+            total += float(prices.embedding_state_bytes[c].sum())
+            total += held[:, 0] * float(prices.embedding_activation_bytes[c])
+        if s == p - 1:
+            total += float(prices.head_state_bytes[c].sum())
+            total += held[:, -1] * float(prices.head_activation_bytes[c])
+            passing = max(passing, float(prices.head_peak_bytes[c]))
+        total += passing + float(prices.pipeline_buffer_bytes[c])
+        more[s] = (max(passing, max(float(peaks[kind]) for kind in present)) - passing) * scale
+        more_selective[s] = (max(passing, max(float(again[kind]) for kind in present)) - passing) * scale
+        fixed = float(prices.fixed_bytes[c, classes[s]]) / GIB
+        base.append(total * scale + fixed + lead * float(state[kinds.lead] - state[kinds.main]))
+    return {
+        "state_gib": float(state[kinds.main]),
+        "kept_gib": float(kept[0][kinds.main]) * scale,
+        "kept_selective_gib": float(kept[1][kinds.main]) * scale,
+        "kept_full_gib": float(kept[2][kinds.main]) * scale,
+        "lead_kept_gib": tuple(float(one[kinds.lead]) * scale for one in kept),
+        "base_gib": tuple(base),
+        "full_peak_gib": more,
+        "selective_peak_gib": more_selective,
+    }
+
+
+def whole_stages(data: VirtualSelectionData) -> StageSelectionData:
+    """The same pipeline as if stages were whole: least recomputation and time of n layers, however dealt.
+
+    A stage must hold its layers at every moment; one is looked at, in which the emptiest chunk has most in
+    flight. A layer is in flight there no less than on that chunk, and a layer of every chunk recomputed saves
+    the mean over the chunks for each. So memory counts no more, and savings no less, than any dealing.
+    """
+    at = [int(np.argmax(held.min(axis=1))) for held in data.moments]
+    chosen = [held[i].astype(np.float64) for held, i in zip(data.moments, at, strict=True)]
+    least = np.array([float(held.min()) for held in chosen])
+    middle = np.array([float(held.mean()) for held in chosen])
+    first = np.array([float(held[0]) for held in chosen])
+    lead = data.stage.lead
+    base = np.array([float(one[i]) for one, i in zip(data.base_gib, at, strict=True)])
+    # Leading layers lie on chunk 0; as many of the main kind are counted at the least chunk beside them.
+    kept, selective, full = data.lead_kept_gib
+    base = base + lead * (first * kept - least * data.kept_gib)
+    save_selective, save_full = data.kept_gib - data.kept_selective_gib, data.kept_gib - data.kept_full_gib
+    # A stage of two kinds may recompute the one that saves more, in the time of the quicker one.
+    saves = middle * save_full + np.where(lead > 0, first * max((kept - full) - save_full, 0.0), 0.0)
+    full_ms = np.where(lead > 0, np.minimum(data.stage.full_ms, data.stage.lead_full_ms), data.stage.full_ms)
+    return replace(
+        data.stage,
+        base_forward_ms=data.stage.base_forward_ms + data.blocked_forward_ms.sum(axis=1),
+        base_backward_ms=data.stage.base_backward_ms + data.blocked_backward_ms.sum(axis=1),
+        layer_gib=data.state_gib + least * data.kept_gib,
+        base_gib=base,
+        selective_saves_gib=_allowed(data, "selective", least * save_selective),
+        full_saves_gib=_allowed(data, "full", saves),
+        lead_selective_saves_gib=_allowed(data, "selective", first * (kept - selective)),
+        lead_full_saves_gib=_allowed(data, "full", saves),
+        full_ms=full_ms,
+        lead_full_ms=full_ms,
+        full_peak_gib=data.full_peak_gib,
+        selective_peak_gib=data.selective_peak_gib,
+        limit_gib=data.limit_gib,
+    )
+
+
+def _allowed(data: VirtualSelectionData, kind: str, saves: Floats) -> Floats:
+    """What a kind of recomputation saves, nothing where it is forbidden."""
+    return saves if kind in data.kinds else np.zeros_like(saves)

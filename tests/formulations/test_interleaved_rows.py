@@ -1,0 +1,121 @@
+"""Rows of the interleaved schedule: never above the simulated step, exact where they say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from formulations.interleaved_rows import (
+    dealt_bound,
+    longest_paths,
+    row_value,
+    stage_ends,
+    wait_rows,
+)
+from planner.simulate.pipeline import simulate
+
+REL = 1e-12
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    forward: np.ndarray
+    backward: np.ndarray
+    send: np.ndarray
+    m: int
+
+    @property
+    def ends(self) -> np.ndarray:
+        return simulate(self.forward, self.backward, self.send, self.m).stage_end_s
+
+
+def random_pipeline(rng: np.random.Generator) -> Pipeline:
+    """2 to 8 stages, 2 to 4 chunks, one to four groups of micro-batches, sends up to five forwards long."""
+    p, v = int(rng.integers(2, 9)), int(rng.integers(2, 5))
+    spread, slow = rng.choice([0.0, 0.1, 1.0, 10.0]), rng.choice([0.0, 0.05, 0.3, 1.0, 5.0])
+    forward = 1 + spread * rng.random((p, v))
+    backward = 2 * forward if rng.random() < 0.5 else 1 + spread * rng.random((p, v))
+    return Pipeline(forward, backward, slow * rng.random(p), p * int(rng.integers(1, 5)))
+
+
+def waits(x: Pipeline) -> float:
+    """The largest row (wait)."""
+    p, v = x.forward.shape
+    least = np.zeros((2, p))
+    for row in wait_rows(p, x.m, v):
+        value = (row.forward * x.forward).sum() + (row.backward * x.backward).sum() + row.sends @ x.send
+        least[int(row.after), row.stage] = max(least[int(row.after), row.stage], value)
+    work = x.m * (x.forward + x.backward).sum(axis=1)
+    return float((least.sum(axis=0) + work).max())
+
+
+def check(x: Pipeline, other: Pipeline) -> None:
+    """No row of `x` exceeds its events; paths found for `other` hold for `x`, as they know no times."""
+    ends = x.ends
+    assert waits(x) <= ends[0] * (1 + REL), x
+    both = (x.forward + x.backward).sum(axis=1)
+    assert dealt_bound(both, x.send, x.m, x.forward.shape[1]) <= ends[0] * (1 + REL), x
+    if other.forward.shape == x.forward.shape and other.m == x.m:
+        for row in longest_paths(other.forward, other.backward, other.send, x.m, [0, len(ends) - 1]):
+            assert row_value(row, x.forward, x.backward, x.send) <= ends[row.end_stage] * (1 + REL), x
+
+
+def test_no_row_exceeds_the_simulated_step_in_a_few_hundred_pipelines() -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(150):
+        x = random_pipeline(rng)
+        shuffled = Pipeline(rng.permuted(x.forward), rng.permuted(x.backward), x.send[::-1].copy(), x.m)
+        check(x, shuffled)
+
+
+@pytest.mark.slow
+def test_no_row_exceeds_the_simulated_step_in_twenty_thousand_pipelines() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(20_000):
+        x = random_pipeline(rng)
+        check(x, x)
+
+
+def test_longest_paths_are_the_simulated_ends() -> None:
+    rng = np.random.default_rng(13)
+    for _ in range(60):
+        x = random_pipeline(rng)
+        ends = x.ends
+        found = stage_ends(x.forward[None], x.backward[None], x.send[None], x.m)[0]
+        assert found == pytest.approx(ends, rel=REL)
+        for row in longest_paths(x.forward, x.backward, x.send, x.m, list(range(len(ends)))):
+            value = row_value(row, x.forward, x.backward, x.send)
+            assert value == pytest.approx(ends[row.end_stage], rel=1e-9)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (2, 3, 4), (4, 2, 8), (8, 4, 8), (8, 2, 32)])
+def test_waits_are_exact_on_even_chunks_without_sends(p: int, v: int, m: int) -> None:
+    """m t + (p - 1) t / v; the near miss m t + (p - 1) t is the fill of whole stages."""
+    x = Pipeline(np.ones((p, v)), np.full((p, v), 2.0), np.zeros(p), m)
+    assert waits(x) == pytest.approx(3 * (m * v + p - 1), rel=REL)
+    assert x.ends[0] == pytest.approx(3 * (m * v + p - 1), rel=REL)
+
+
+def test_waits_come_close_on_nearly_even_chunks() -> None:
+    rng = np.random.default_rng(14)
+    ratios = []
+    for _ in range(100):
+        p, v = int(rng.integers(2, 9)), int(rng.integers(2, 5))
+        forward = 1 + 0.1 * rng.random((p, v))
+        x = Pipeline(forward, 2 * forward, np.zeros(p), p * int(rng.integers(1, 5)))
+        ratios.append(waits(x) / x.ends[0])
+    assert min(ratios) > 0.96 and float(np.mean(ratios)) > 0.985
+
+
+def test_dealing_unevenly_never_undercuts_the_dealt_row() -> None:
+    """Two stages of twelve layers in two chunks: (6, 6) is best, (1, 11) far worse; one row bounds both."""
+    values = []
+    for first in range(1, 12):
+        forward = np.array([[first, 12 - first]] * 2, dtype=float)
+        x = Pipeline(forward, 2 * forward, np.zeros(2), 8)
+        bound = dealt_bound((3 * forward).sum(axis=1), x.send, 8, 2)
+        values.append(float(x.ends[0]))
+        assert bound == pytest.approx(8 * 36 + 36 / 4, rel=REL)
+    assert min(values) == values[5] == pytest.approx(8 * 36 + 18)

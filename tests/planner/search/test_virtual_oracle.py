@@ -1,0 +1,62 @@
+"""The search with virtual stages against brute force over all plans, judged by the referee."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.search import driver, virtual
+from planner.simulate.evaluate import evaluate
+from tests.oracle_plans import brute_force
+from tests.oracle_virtual import brute_force_virtual
+from tests.random_problems import random_interleaved_problem
+
+REL = 1e-9
+
+
+def assert_search_finds_the_best(
+    seed: int, *, most_virtual: int = 3, only: bool = False, experts: bool = False
+) -> int:
+    """Hold one problem against brute force; the virtual stages of its plan, 0 without any plan."""
+    problem = random_interleaved_problem(seed, most_virtual=most_virtual, experts=experts)
+    if only:
+        options = problem.options.model_copy(update={"forbid": ("vp=1",)})
+        problem = problem.model_copy(update={"options": options})
+    candidates = [brute_force_virtual(problem, most_virtual)] + ([] if only else [brute_force(problem)])
+    best = min(candidates, key=lambda one: one.step_s)
+    result = driver.search(problem)
+    if best.what == ():
+        assert result.termination == "infeasible", f"seed {seed}"
+        return 0
+    assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {best}"
+    judged = evaluate(problem, result.plan)
+    assert judged.violations == ()
+    assert judged.step_s == pytest.approx(best.step_s, rel=REL), f"seed {seed}: {best.what}"
+    assert result.termination == "optimal"
+    assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
+    return result.plan.virtual_stages
+
+
+@pytest.mark.parametrize("seed", range(500, 503))
+def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
+    assert_search_finds_the_best(seed)
+
+
+@pytest.mark.slow
+def test_search_equals_brute_force_and_often_interleaves() -> None:
+    found = [assert_search_finds_the_best(seed) for seed in range(510, 550)]
+    assert sum(stages > 1 for stages in found) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(560, 580))
+def test_best_interleaved_plan_equals_brute_force(seed: int) -> None:
+    """Where whole stages are forbidden every answer comes from the parts with virtual stages."""
+    assert_search_finds_the_best(seed, only=True, experts=seed % 3 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(560, 575))
+def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no dealing tried by enumeration every order goes through the mixed-integer program."""
+    monkeypatch.setattr(virtual, "MAX_SPLITS", 0)
+    assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
