@@ -109,7 +109,7 @@ def floors(space: Space) -> tuple[Floor, ...]:
 
 
 def bottleneck_s(floor: Floor, need: Ints, left: Floats, depth: int) -> Floats:
-    """Least bottleneck of what is in front, array [label, blocks on fast stages].
+    """Least bottleneck of what is in front, array [label, blocks on fast stages], or [label, 1] for any.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def bottleneck_s(floor: Floor, need: Ints, left: Floats, depth: int) -> Floats:
     def pooled(sends: int) -> Floats:
         if floor.mixed:
             tables = [look_up(floor.pools[sends, w], need, units[:, w]) for w in POOLED]
-            return np.broadcast_to(np.max(tables, axis=0)[:, None], (len(need), NUM_BLOCKS + 1))
+            return np.max(tables, axis=0)[:, None]
         fast = look_up(floor.pools[sends, 0], on_fast, units[:, :1])
         slow = look_up(floor.pools[sends, 1], np.maximum(need[:, None] - on_fast, 0), units[:, 1:2])
         return np.maximum(fast, slow)
