@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.opt350m.floors import NEVER_S, Floor, bottleneck_s, floors, remaining_s
-from benchmarks.opt350m.judge import JudgedPlan, score
+from benchmarks.opt350m.judge import GLOBAL_BATCH_SIZE, JudgedPlan, score
 from benchmarks.opt350m.labels import Labels, joined, narrowed, undominated
 from benchmarks.opt350m.profile import NUM_LAYERS, SIZES
 from benchmarks.opt350m.realise import realised
@@ -65,8 +65,10 @@ class Proven:
 class Search:
     """One search of one space; `run` does it."""
 
-    def __init__(self, where: Space, incumbent: Proven | None = None) -> None:
+    def __init__(self, where: Space, incumbent: Proven | None = None, *, whole_batches: bool = False) -> None:
         self.space = where
+        self.whole_batches = whole_batches
+        """Whether the global batch must be whole micro-batches of all replicas, as launchers demand."""
         self.floors: tuple[Floor, ...] = floors(where)
         self.plan = incumbent.plan if incumbent else None
         self.best_s = incumbent.step_s if incumbent else math.inf
@@ -114,7 +116,11 @@ class Search:
             need = np.full(degrees, NUM_BLOCKS)
             least = bottleneck_s(floor, need, self.space.capacity, 0).min(axis=1)
             alone = min((NUM_BLOCKS * block for block in floor.block_s.values()), default=math.inf)
-            bounds.append(self.space.microbatches[size] * np.minimum(least, alone))
+            bound = self.space.microbatches[size] * np.minimum(least, alone)
+            if self.whole_batches:
+                sequences = SIZES[size] * np.arange(1, degrees + 1)
+                bound = np.where(GLOBAL_BATCH_SIZE % sequences == 0, bound, np.inf)
+            bounds.append(bound)
         return np.concatenate(bounds)
 
     def open(self, configs: Ints, width: int | None = None) -> None:

@@ -17,11 +17,12 @@ TARGETS = {
 """Target and what it lets the judge's plans choose."""
 
 
-def best_plan(chips: tuple[int, int], target: str) -> Proven:
+def best_plan(chips: tuple[int, int], target: str, *, whole_batches: bool = False) -> Proven:
     """The best plan of a cluster of (fast, slow) chips for a target, by the judge, with its proof.
 
     Stages of one kind are searched first; where they may mix, the wider space then starts from that
-    plan, and mostly has only to be closed.
+    plan, and mostly has only to be closed. The judge rounds the micro-batches up; with `whole_batches`
+    nothing is rounded, so that a launcher can run the plan.
     """
     start_s, start_core_s = time.perf_counter(), time.process_time()
     menus = [of_degree(degree) for degree in DEGREES] if target == "megatron-lm" else [KINDS]
@@ -30,7 +31,8 @@ def best_plan(chips: tuple[int, int], target: str) -> Proven:
     for mixed in (False,) if target == "flagscale" else (False, True):
         bound_s = float("inf")
         for kinds in menus:
-            found = Search(space(chips, kinds, mixed=mixed), found).run()
+            where = space(chips, kinds, mixed=mixed)
+            found = Search(where, found, whole_batches=whole_batches).run()
             bound_s, labels = min(bound_s, found.bound_s), labels + found.labels
     assert found is not None
     return replace(

@@ -139,6 +139,15 @@ def test_the_best_plan_of_a_tiny_cluster_is_that_of_brute_force(chips: tuple[int
     assert brute_force(chips, mixed=mixed, enough_s=enough_s) == pytest.approx(proven.step_s, rel=1e-9)
 
 
+@pytest.mark.slow
+def test_plans_that_keep_the_batch_are_plans_of_the_judge_too():
+    """80 + 240 with one kind a stage: 20 replicas leave a short micro-batch, 16 and 32 do not."""
+    any_batch, whole = (best_plan((80, 240), "flagscale", whole_batches=whole) for whole in (False, True))
+    assert any_batch.plan is not None and not any_batch.plan.keeps_batch
+    assert whole.plan is not None and whole.plan.keeps_batch
+    assert whole.step_s >= any_batch.step_s and whole.gap <= 1e-6
+
+
 def test_eight_and_eight_is_proven_at_the_brute_force_value():
     proven = best_plan((8, 8), "flagscale")
     assert proven.plan == KNOWN[0].plan
