@@ -137,9 +137,8 @@ def main() -> int:
 def report(rows: list[dict[str, Any]]) -> str:
     """Both tables, and the plans."""
     parts = [
-        "Step time in s by the published simulator, in brackets the seconds of search and proof (ours on "
-        "one core) "
-        f"(gap at most {max(f['gap'] for row in rows for f in row['targets'].values()):.0e}).",
+        "Step time in s by the published simulator; in brackets the seconds of search and proof, ours on one "
+        f"core; gap at most {max(f['gap'] for row in rows for f in row['targets'].values()):.0e}.",
         table(COMPARED, [compared_cells(row) for row in rows]),
         "\n".join(
             f"- {row['name']}, {target}: {found['plan']}"
