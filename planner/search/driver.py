@@ -95,6 +95,9 @@ class Search:
             interrupted = bool(len(self.table)) and self._search()
         except KeyboardInterrupt:
             interrupted = True
+        finally:
+            if isinstance(self.opener, Opener):
+                self.opener.workers.close()
         return self._result(interrupted)
 
     def _search(self) -> bool:

@@ -15,28 +15,19 @@ from math import comb
 
 import numpy as np
 
-from formulations.options import SolveOptions
-from formulations.stage_selection_data import (
-    StageSelectionData,
-    StageSelectionResult,
-)
-from formulations.stage_selection_tables import least_recompute, objectives_ms
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.bounds import BoundData, group_bounds
 from planner.search.degrees import DegreeTable
 from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
-from planner.search.judge import Judge
-from planner.search.local import all_splits
 from planner.search.orders import all_orders, count_orders
+from planner.search.programs import Solver
 from planner.search.relaxation import Found
-from planner.search.relaxer import Limits, Relaxer
+from planner.search.relaxer import Limits, PartBound, Relaxer
 from planner.search.space import list_groups
 from planner.search.state import Clock, Frontier
-from planner.units import MS
+from planner.search.workers import ROUND, Task, Workers
 
-MAX_SPLITS = 400
-"""Splits of the layers of one order up to which they are all tried instead of solved for."""
 MAX_ORDERS = 600
 """Orders of one group that are listed whole; beyond it they are cut into sets by their first stages."""
 MAX_GROUPS = 2000
@@ -47,7 +38,7 @@ TRIED_ORDERS = 3
 """Orders of one relaxed part that are given to the local search."""
 
 
-class Opener(Judge):
+class Opener(Solver):
     """Opens parts for one search; what comes of it goes to the frontier and the incumbent."""
 
     def __init__(
@@ -59,18 +50,16 @@ class Opener(Judge):
         frontier: Frontier[Item],
         clock: Clock,
     ) -> None:
-        super().__init__(problem, prices, table, frontier.incumbent)
-        self.bounds, self.frontier, self.clock = bounds, frontier, clock
-        self.programs = 0
+        super().__init__(problem, prices, table, frontier, clock)
+        self.bounds = bounds
         self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
+        self.workers = Workers(self.relaxer, problem.options.workers)
         self._tried: set[tuple[int, tuple[int, ...]]] = set()
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
         if isinstance(item, Pair):
-            fewest = tuple(int(c in self.table.busy) for c in range(self.table.max_stages.shape[1]))
-            most = tuple(min(int(k), item.stages) for k in self.table.max_stages[item.choice])
-            self._push_part(bound_s, Part(item.choice, item.stages, Limits(fewest, most), fine=False))
+            self._open_round([(bound_s, item)])
         elif isinstance(item, Part):
             self._split_part(bound_s, item)
         elif isinstance(item, GroupList):
@@ -89,13 +78,41 @@ class Opener(Judge):
         if part.start < len(part.groups):
             self.frontier.push(float(part.groups.bound_s[part.start]), part)
 
+    def _open_round(self, pairs: list[tuple[float, Pair]]) -> None:
+        """Bound the pairs of least bound together, before any of them changes the cutoff."""
+        queue = self.frontier.queue
+        while len(pairs) < ROUND and (queue.least_s or np.inf) < self.frontier.cutoff_s:
+            bound_s, item = queue.pop()
+            if not isinstance(item, Pair):
+                queue.push(bound_s, item)
+                break
+            pairs.append((bound_s, item))
+        parts, fewest = [], tuple(int(c in self.table.busy) for c in range(self.table.max_stages.shape[1]))
+        for _, pair in pairs:
+            most = tuple(min(int(k), pair.stages) for k in self.table.max_stages[pair.choice])
+            parts.append(Part(pair.choice, pair.stages, Limits(fewest, most), self._is_tiny(pair.stages)))
+        tasks = [
+            Task(part.choice, part.limits, part.stages, self._finite_cutoff_s(bound_s))
+            for (bound_s, _), part in zip(pairs, parts, strict=True)
+            if not part.fine
+        ]
+        try:
+            found = iter(self.workers.bounds(tasks))
+            for (bound_s, _), part in zip(pairs, parts, strict=True):
+                self._push_found(bound_s, part, PartBound(bound_s, ()) if part.fine else next(found))
+        except KeyboardInterrupt:
+            # Some may be open twice then, which leaves the bound true.
+            for bound_s, pair in pairs[1:]:
+                queue.push(bound_s, pair)
+            raise
+
     def _push_part(self, bound_s: float, part: Part) -> None:
         """Bound a part by shortest walks, and try the orders that come up."""
-        if self._is_tiny(part.stages):
-            self.frontier.push(bound_s, replace(part, fine=True))
-            return
         cutoff_s = self._finite_cutoff_s(bound_s)
         found = self.relaxer.bound(part.choice, part.limits, part.stages, cutoff_s, fine=part.fine)
+        self._push_found(bound_s, part, found)
+
+    def _push_found(self, bound_s: float, part: Part, found: PartBound) -> None:
         bound_s = max(bound_s, found.bound_s)
         if bound_s < self.frontier.cutoff_s:
             self._try_orders(part.choice, found.found)
@@ -103,7 +120,7 @@ class Opener(Judge):
 
     def _is_tiny(self, stages: int) -> bool:
         """Whether all splits of an order are tried at once, which costs less than to bound it."""
-        return comb(self.problem.model.num_layers - 1, stages - 1) <= MAX_SPLITS
+        return comb(self.problem.model.num_layers - 1, stages - 1) <= self.max_splits
 
     def _finite_cutoff_s(self, bound_s: float) -> float:
         """Just beyond the cutoff, so that no rounding reopens a part; twice the bound without a plan."""
@@ -240,55 +257,3 @@ class Opener(Judge):
         cutoff_s = self._finite_cutoff_s(bound_s)
         found = self.relaxer.bound(part.choice, limits, len(part.order), cutoff_s, fine=True)
         return max(bound_s, found.bound_s), found.found[0][1] if found.found else None
-
-    def _solve(self, bound_s: float, part: Program) -> None:
-        """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
-        data = self.tables.data(part.choice, part.order)
-        if self._try_all(part, data):
-            return
-        cutoff_s = self.frontier.cutoff_s
-        result = self._solve_program(data, part, cutoff_s)
-        self.programs += 1
-        if result.bound_ms is not None:
-            bound_s = max(bound_s, result.bound_ms * MS)
-        if result.status == "infeasible":
-            return
-        excluded = part.excluded
-        if result.choice is not None:
-            layers = result.choice.layers
-            self._judge(part.choice, part.order, data, layers)
-            excluded = (*excluded, layers)
-        elif bound_s < self.frontier.cutoff_s:
-            # Cut by the clock before any answer: the part stays open with its bound.
-            self.frontier.close(bound_s)
-            return
-        self.frontier.push(bound_s, Program(part.choice, part.order, excluded, result.rows))
-
-    def _try_all(self, part: Program, data: StageSelectionData) -> bool:
-        """Judge all splits that may still win, where there are few; whether there were few."""
-        splits = all_splits(data.num_layers, data.num_stages, MAX_SPLITS)
-        if splits is None:
-            return False
-        values_s = objectives_ms(data, least_recompute(data), splits) * MS
-        for i in np.argsort(values_s, kind="stable"):
-            if values_s[i] >= self.frontier.cutoff_s:
-                self.frontier.close(float(values_s[i]))
-                break
-            self._judge(part.choice, part.order, data, tuple(int(n) for n in splits[i]))
-        return True
-
-    def _solve_program(
-        self, data: StageSelectionData, part: Program, cutoff_s: float
-    ) -> StageSelectionResult:
-        options = SolveOptions(
-            solver=self.problem.options.solver,
-            time_limit_s=self.clock.left_s,
-            gap=self.problem.options.gap / 4,
-            seed=self.problem.options.seed,
-        )
-        if options.solver == "cp_sat":
-            from formulations import stage_selection_cp as program
-        else:
-            from formulations import stage_selection as program  # type: ignore[no-redef]
-        cutoff_ms = cutoff_s / MS if np.isfinite(cutoff_s) else None
-        return program.solve(data, options, exclude=part.excluded, rows=part.rows, cutoff_ms=cutoff_ms)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.search import driver, openings
+from planner.search import driver
+from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
 from tests.oracle_plans import MAX_PLANS, brute_force
 from tests.random_problems import random_problem
@@ -43,7 +44,7 @@ def test_search_equals_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(200, 300))
 def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no split tried by enumeration every order goes through the mixed-integer program."""
-    monkeypatch.setattr(openings, "MAX_SPLITS", 0)
+    monkeypatch.setattr(Solver, "max_splits", 0)
     assert_search_finds_the_best(seed)
 
 

@@ -7,7 +7,8 @@ import pytest
 from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
-from planner.search import driver, openings
+from planner.search import driver
+from planner.search.programs import Solver
 from planner.search.progress import Progress
 from planner.simulate.evaluate import evaluate
 from tests.random_problems import random_problem
@@ -28,7 +29,7 @@ def test_the_same_problem_gives_the_same_plan() -> None:
 
 @pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "cp_sat"])
 def test_solvers_agree_on_the_best_plan(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openings, "MAX_SPLITS", 0)
+    monkeypatch.setattr(Solver, "max_splits", 0)
     problem = random_problem(6, most_layers=8)
     expected = driver.search(problem)
     result = driver.search(with_options(problem, solver=solver))
@@ -211,3 +212,11 @@ def test_pieces_of_a_sequence_are_never_shorter_than_asked() -> None:
     assert result.plan is not None and result.plan.context_parallel == 1
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         Options(least_context_tokens=0)
+
+
+@pytest.mark.slow
+def test_the_answer_does_not_depend_on_the_number_of_workers() -> None:
+    problem = with_options(load_problem("llama3-70b-h100-a100-128"), gap=0.005)
+    alone = driver.search(problem).model_dump(exclude={"seconds"})
+    for workers in (2, 3):
+        assert driver.search(with_options(problem, workers=workers)).model_dump(exclude={"seconds"}) == alone
