@@ -73,6 +73,16 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """Pipelines of one batch and of several numbers of stages (`planner.search.meshes`)."""
+
+    choice: int
+    stages: tuple[int, ...]
+    bounds_s: tuple[float, ...]
+    """Bound of each number of stages."""
+
+
+@dataclass(frozen=True)
 class Prefix:
     """Pipelines of one batch and length that begin with these shapes (`planner.search.meshes`)."""
 
@@ -81,4 +91,4 @@ class Prefix:
     shapes: tuple[int, ...]
 
 
-Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Prefix | VirtualItem
+Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Lengths | Prefix | VirtualItem

@@ -25,11 +25,10 @@ from planner.data.result import Result
 from planner.rules.megatron import violations
 from planner.search.bounds import bound_data
 from planner.search.driver import Search, check_kinds
-from planner.search.items import Pair
 from planner.search.kinds import layer_kinds
 from planner.search.meshes.neighbours import first_sequences, improve, sequence_of
 from planner.search.meshes.opener import MeshOpener
-from planner.search.meshes.pairs import list_pairs
+from planner.search.meshes.pairs import list_lengths, list_pairs
 from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
 from planner.search.space import Pairs
@@ -79,9 +78,8 @@ class MeshSearch(Search):
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
         opener = self.make_opener()
         self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
-        self.frontier.queue.stream(
-            self.pairs.bound_s, lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
-        )
+        lengths = list_lengths(self.pairs)
+        self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)
         return self._loop(opener)
 

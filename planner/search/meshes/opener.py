@@ -15,7 +15,8 @@ from planner.data.result import Evaluation
 from planner.search.assemble import hosts_of_stages
 from planner.search.bounds import BoundData
 from planner.search.degrees import DegreeTable
-from planner.search.items import Item, Order, Pair, Prefix
+from planner.search.items import Item, Lengths, Order, Prefix
+from planner.search.meshes.pairs import LONG
 from planner.search.meshes.relaxation import Relaxation
 from planner.search.meshes.shapes import Batch, can_be_placed, ends_match
 from planner.search.meshes.tables import MeshTables
@@ -24,8 +25,6 @@ from planner.search.state import Clock, Frontier
 from planner.simulate.evaluate import evaluate_stages
 from planner.units import MS
 
-LONG = 8
-"""Stages beyond which a pipeline is first looked at in groups."""
 HALVINGS = 6
 """Halvings of the interval in which the bound of a batch and number of stages lies."""
 HALVINGS_OF_PREFIX = 2
@@ -56,12 +55,35 @@ class MeshOpener(Opener):
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
-        if isinstance(item, Pair):
-            self._push_bounded(bound_s, Prefix(item.choice, item.stages, ()))
+        if isinstance(item, Lengths):
+            self._look_at_lengths(bound_s, item)
         elif isinstance(item, Prefix):
             self._extend(bound_s, item)
         else:
             super().open(bound_s, item)
+
+    def _look_at_lengths(self, bound_s: float, part: Lengths) -> None:
+        """Close several numbers of stages together, or halve them; one becomes a part of its own."""
+        if len(part.stages) == 1:
+            self._push_bounded(bound_s, Prefix(part.choice, part.stages[0], ()))
+            return
+        deadline_s = self._deadline_s()
+        if deadline_s is not None:
+            together = self._relaxation(part.choice, part.stages[0], coarse=True, longest=part.stages[-1])
+            if together.misses(deadline_s / MS):
+                self.frontier.close(deadline_s)
+                return
+        half = len(part.stages) // 2
+        for side in (slice(half), slice(half, None)):
+            bounds = part.bounds_s[side]
+            self.frontier.push(max(bound_s, min(bounds)), Lengths(part.choice, part.stages[side], bounds))
+
+    def _deadline_s(self) -> float | None:
+        """What a part must miss to be closed: a little beyond the cutoff, so that rounding keeps the gap."""
+        best_s = self.frontier.incumbent.step_s
+        if best_s is None:
+            return None
+        return self.frontier.cutoff_s + (best_s - self.frontier.cutoff_s) / 1000
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that the shapes take, and the user lets the order be."""
@@ -90,10 +112,8 @@ class MeshOpener(Opener):
 
     def _push_bounded(self, bound_s: float, part: Prefix) -> None:
         """Keep a part open with the bound of its relaxation, unless that closes it."""
-        cutoff_s, best_s = self.frontier.cutoff_s, self.frontier.incumbent.step_s
-        if best_s is not None and bound_s < cutoff_s:
-            # A little beyond the cutoff, so that rounding leaves the gap within what was asked for.
-            deadline_s = cutoff_s + (best_s - cutoff_s) / 1000
+        deadline_s = self._deadline_s()
+        if deadline_s is not None and bound_s < self.frontier.cutoff_s:
             if self._misses(part, deadline_s):
                 self.frontier.close(deadline_s)
                 return
@@ -112,7 +132,9 @@ class MeshOpener(Opener):
                 return True
         return self.relaxation(part.choice, part.stages).misses(deadline_ms, part.shapes)
 
-    def _relaxation(self, choice: int, num_stages: int, coarse: bool = False) -> Relaxation:
+    def _relaxation(
+        self, choice: int, num_stages: int, coarse: bool = False, longest: int | None = None
+    ) -> Relaxation:
         batch = self.batches[choice]
         return Relaxation(
             table=self.meshes.pair(choice, num_stages, coarse),
@@ -122,6 +144,7 @@ class MeshOpener(Opener):
             chips_of_shape=batch.num_chips,
             chips_of_class=np.array([float(c.num_chips) for c in self.problem.cluster.classes]),
             sends_block=not self.problem.stack.p2p_overlap,
+            longest=longest or num_stages,
         )
 
     def _bound_order(self, bound_s: float, part: Order) -> tuple[float, tuple[int, ...] | None]:

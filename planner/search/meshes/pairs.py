@@ -21,11 +21,38 @@ from planner.cost.prices import Floats
 from planner.data.problem import Problem
 from planner.search.bounds import BoundData, least_of_largest
 from planner.search.degrees import allowed_stages
+from planner.search.items import Lengths
 from planner.search.meshes.shapes import Batch
 from planner.search.space import Pairs
 
 FARTHEST = 8.0
 """Slowest stage that is looked at, in times of the least; with a slower one m tau is bound enough."""
+
+
+LONG = 8
+"""Stages from which several numbers of them are first looked at together."""
+WIDEST = 1.35
+"""Largest of such numbers, in times of the least."""
+
+
+def list_lengths(pairs: Pairs) -> list[tuple[float, Lengths]]:
+    """The pairs of a batch put together where pipelines are long, by ascending bound."""
+    by_batch: dict[int, list[tuple[int, float]]] = {}
+    for choice, stages, bound_s in zip(
+        pairs.choice.tolist(), pairs.stages.tolist(), pairs.bound_s.tolist(), strict=True
+    ):
+        by_batch.setdefault(choice, []).append((stages, bound_s))
+    found = []
+    for choice, members in by_batch.items():
+        group: list[tuple[int, float]] = []
+        for stages, bound_s in [*sorted(members), (0, 0.0)]:
+            ends = group and (group[0][0] < LONG or not 0 < stages <= group[0][0] * WIDEST)
+            if ends:
+                numbers, bounds = zip(*group, strict=True)
+                found.append((min(bounds), Lengths(choice, numbers, bounds)))
+                group = []
+            group.append((stages, bound_s))
+    return sorted(found, key=lambda part: (part[0], part[1].choice, part[1].stages))
 
 
 def list_pairs(problem: Problem, batches: Sequence[Batch], data: BoundData) -> Pairs:

@@ -24,6 +24,10 @@ V(b) is bounded by prices, mu on a layer and lambda[c] >= 0 on a chip of class c
 
 Any prices are valid. For one shape and position the least over n lies at the fewest layers, at the bend of
 `PairTable`, or at the most that b allows, as the cost is bounded there by two lines, the second steeper.
+Several numbers of stages p .. P are looked at together: the last p - 1 stages and the first are those of the
+shorter pipeline, the others, which hold more micro-batches, at best like its second; each adds what it
+costs where that is below 0, else nothing. alpha is that of P, and (even), whose weights differ, is left out.
+
 Prices are improved along subgradients (layers missing, chips missing) in a space that is dilated across the
 last two of them, for which few steps are enough in so few dimensions.
 
@@ -72,10 +76,13 @@ class Relaxation:
     chips_of_shape: NDArray[np.int64]
     chips_of_class: Floats
     sends_block: bool
+    longest: int
+    """Most stages: with more than the table's, all numbers of them in between are looked at together."""
 
     def __post_init__(self) -> None:
-        t, p = self.table, self.table.num_stages
+        t, p, longest = self.table, self.table.num_stages, self.longest
         m = self.num_microbatches
+        self.more = longest - p
         self.count = np.diff(t.positions, prepend=-1).astype(np.float64)
         sides = (t.positions > 0).astype(float) + (t.positions < p - 1)
         self.sends = t.hop_ms[:, None] * sides
@@ -84,13 +91,15 @@ class Relaxation:
         fits = np.where(np.isfinite(t.times_ms), t.times_ms, 0.0)
         self.at_fewest = np.take_along_axis(fits, t.fewest[:, :, None], axis=2)[:, :, 0]
         self.at_bend = np.take_along_axis(fits, t.bend[:, :, None], axis=2)[:, :, 0]
-        self.each = t.after_layer_ms / p + first * t.reduce_layer_ms[:, None]
-        self.fixed = t.after_ms / p + first * t.reduce_ms[:, None]
+        self.each = t.after_layer_ms / longest + first * t.reduce_layer_ms[:, None]
+        self.fixed = t.after_ms / longest + first * t.reduce_ms[:, None]
         longer = 0.5 if self.sends_block else t.longer_fraction
         ones = np.ones(len(t.positions))
-        paced, path = (m - p - 1.0, 2 * ones), ((m - 1) * longer, ones)
-        self.rows = [paced] if m > p else []
-        if m <= FEW_MICROBATCHES * p:
+        paced, path = (m - longest - 1.0, 2 * ones), ((m - 1) * longer, ones)
+        self.rows = [paced] if m > longest else []
+        if self.more:
+            self.rows.append(path)
+        elif m <= FEW_MICROBATCHES * p:
             even = np.split(_even_weights(p, m, longer), t.positions[:-1] + 1)
             self.rows += [(0.0, np.array([group.min() for group in even])), path]
         # Prices times this: layers that must be there, chips that there are.
@@ -172,8 +181,12 @@ class Relaxation:
             """Value and, as shares of what there is, layers and chips that are missing."""
             reduced = cost + self.chips @ prices[1:] - prices[0] * layers
             chosen = np.argmin(reduced, axis=1)
-            value = float(self.count @ reduced[rows, chosen] + prices @ self.scale)
-            used = np.concatenate([[-(self.count @ layers[rows, chosen])], self.count @ self.chips[chosen]])
+            least, count = reduced[rows, chosen], self.count
+            if self.more and least[1] < 0:
+                count = count.copy()
+                count[1] += self.more
+            value = float(count @ least + prices @ self.scale)
+            used = np.concatenate([[-(count @ layers[rows, chosen])], count @ self.chips[chosen]])
             return value, used / np.abs(self.scale) + np.sign(self.scale)
 
         return _ascend(at, prices, np.abs(self.scale), target)
