@@ -13,7 +13,10 @@ from planner.data.result import Result
 from planner.report.targets import cost_in_words
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import config_violations
+from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.relaxation import _ascend
+from planner.search.state import Incumbent
+from planner.units import MS
 
 
 def problem_of(**changes: object) -> Problem:
@@ -75,3 +78,30 @@ def test_shor_ascends_to_the_top_of_a_ridge() -> None:
     best, where = _ascend(at, np.array([0.1, 5.0]), np.ones(2), 10.0)
     assert best == pytest.approx(2, rel=1e-3)
     assert where[1] >= 0
+
+
+@pytest.mark.parametrize("stages", [9, 12])
+def test_lengths_looked_at_together_never_miss_what_one_of_them_reaches(stages: int) -> None:
+    """The step of a real pipeline is no deadline that all pipelines of 9 to 12 stages miss."""
+    problem = problem_of(
+        cluster="2x8 h100-sxm-80gb, 2x8 a100-sxm-40gb", model="llama2-13b", global_batch_size=32
+    )
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    tried = 0
+    for number, batch in enumerate(opener.batches):
+        together = opener._relaxation(number, 9, coarse=True, longest=12)
+        alone = opener._relaxation(number, stages)
+        for k in range(0, len(batch.shapes), 3):
+            order = (k,) * (stages - 2) + (len(batch.shapes) - 1,) * 2
+            if not opener.is_allowed(number, order):
+                continue
+            opener.best, opener.incumbent = None, Incumbent(1)
+            opener.try_order(number, order)
+            if opener.best is not None:
+                step_ms = opener.best[0] / MS
+                assert together.misses(0.02 * step_ms)
+                assert not together.misses(step_ms * (1 + 1e-6))
+                assert not alone.misses(step_ms * (1 + 1e-6))
+                tried += 1
+    assert tried > 3
