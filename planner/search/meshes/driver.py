@@ -40,6 +40,19 @@ SHARE_OF_UNIFORM = 0.4
 """Share of the time limit that the search for equal degrees may take."""
 
 
+LIMITS = {"max_context_parallel": 1, "max_virtual_stages": 1}
+"""Options that hold for FlagScale whatever the user allows."""
+
+
+def pinned_beyond(problem: Problem) -> str | None:
+    """What is pinned that no stage-by-stage plan has, in a sentence."""
+    pins = problem.options.pin.items()
+    pinned = " and ".join(f"{name}={value}" for name, value in pins if name in ("cp", "vp") and value > 1)
+    if not pinned:
+        return None
+    return f"{pinned} is pinned; target flagscale has no context parallelism and no virtual stages"
+
+
 def search_meshes(
     problem: Problem,
     on_progress: Callable[[Progress], None] | None = None,
@@ -66,13 +79,15 @@ class MeshSearch(Search):
         seeds: Sequence[Plan] = (),
     ) -> None:
         # Classes that must be busy are asked of whole pipelines, as not each shape can lie on each of them.
-        options = problem.options.model_copy(update={"max_context_parallel": 1, "use": ()})
+        options = problem.options.model_copy(update=LIMITS | {"use": ()})
         super().__init__(problem.model_copy(update={"options": options}), on_progress)
         self.use = problem.options.use
         self.seeds = list(seeds)
-        self.reason: str | None = None
+        self.reason = pinned_beyond(problem)
 
     def _search(self) -> bool:
+        if self.reason is not None:
+            return False
         if not self.seeds:
             self._uniform_plans()
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)

@@ -36,6 +36,11 @@ class Batch:
     shapes: tuple[StageShape, ...]
     """`choice` is the row of the degree table."""
 
+    @property
+    def shared(self) -> tuple[bool, int, int | None]:
+        """What pipelines side by side must share: the split of the sequence and the experts' degrees."""
+        return self.sequence_parallel, self.expert_parallel, self.expert_tensor_parallel
+
     @cached_property
     def choice(self) -> NDArray[np.int64]:
         """[shape] row of the prices."""

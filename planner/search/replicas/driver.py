@@ -31,7 +31,7 @@ from planner.search.bounds import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.driver import Search, check_kinds
 from planner.search.kinds import layer_kinds
-from planner.search.meshes.driver import MeshSearch
+from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.neighbours import Place, sequence_of
 from planner.search.meshes.opener import MeshOpener, assemble_meshes
 from planner.search.progress import Progress
@@ -74,16 +74,22 @@ class ReplicaSearch(MeshSearch):
     def _search(self) -> bool:
         interrupted = not self.seeds and self._narrower_plans()
         self.offer_seeds()
-        self.reporter.report("mixing pipelines", self.incumbent.step_s, None, 0, 0)
-        opener = self.make_opener()
-        places = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds]
-        known = [place for place in places if place is not None]
-        for number in dict.fromkeys(place[0] for place in known):
-            self._mix(opener, list_candidates(opener, known, opener.batches[number]))
+        if pinned_beyond(self.whole) is None:
+            self._mix_all()
         bound_s = work_bound_s(self.whole)
         if bound_s is not None:
             self.frontier.close(bound_s)
         return interrupted or self.clock.is_up
+
+    def _mix_all(self) -> None:
+        """Mixes of what goes with each of the plans at hand."""
+        self.reporter.report("mixing pipelines", self.incumbent.step_s, None, 0, 0)
+        opener = self.make_opener()
+        places = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds]
+        known = [place for place in places if place is not None]
+        likes = [opener.batches[number] for number, _ in known] or list(opener.batches)
+        for like in {like.shared: like for like in likes}.values():
+            self._mix(opener, list_candidates(opener, known, like))
 
     def _narrower_plans(self) -> bool:
         """The best plans of Megatron-LM and of FlagScale; whether a limit cut either."""

@@ -50,7 +50,7 @@ def list_candidates(opener: MeshOpener, seeds: Sequence[Place], like: Batch) -> 
     kept: list[Candidate] = []
     for place in dict.fromkeys([*_parts_of(opener, seeds), *_of_classes(opener)]):
         batch = opener.batches[place[0]]
-        if not _goes_with(batch, like) or opener.clock.is_up:
+        if batch.shared != like.shared or opener.clock.is_up:
             continue
         candidate = _candidate(opener, place)
         if candidate is not None:
@@ -64,14 +64,6 @@ def list_candidates(opener: MeshOpener, seeds: Sequence[Place], like: Batch) -> 
         return share * template.times_ms[-1] / (len(template.times_ms) * template.sequences)
 
     return [*kept, *sorted(found, key=cost)[:MOST_TEMPLATES]]
-
-
-def _goes_with(batch: Batch, like: Batch) -> bool:
-    return (
-        batch.expert_parallel == like.expert_parallel
-        and batch.expert_tensor_parallel == like.expert_tensor_parallel
-        and batch.sequence_parallel == like.sequence_parallel
-    )
 
 
 def _of_classes(opener: MeshOpener) -> Iterator[Place]:
