@@ -29,7 +29,7 @@ from planner.search.assemble import assemble_virtual_plan
 from planner.search.bounds import BoundData
 from planner.search.kinds import layer_kinds
 from planner.search.local import all_splits
-from planner.search.openings import MAX_SPLITS, Opener
+from planner.search.openings import Opener
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.state import Clock
 from planner.search.virtual_data import whole_stages
@@ -48,6 +48,8 @@ from planner.simulate.evaluate import evaluate_with_prices
 from planner.tolerances import BOUND_TOL, GAP_TOL
 from planner.units import MS
 
+MAX_SPLITS = 400
+"""Dealings of one order up to which they are all tried instead of solved for."""
 MAX_ORDERS = 60
 """Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
 MAX_CHUNKS = 24
