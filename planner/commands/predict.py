@@ -84,6 +84,7 @@ def _show(
                 "model": problem.model.model_dump(mode="json"),
                 "unknown_flags": list(read_back.unknown_flags),
                 "notes": list(read_back.notes),
+                "warnings": list(read_back.warnings),
             }
         screen.show_json(data)
     else:
@@ -98,8 +99,9 @@ def _show(
 
 
 def _in_words(read_back: read_megatron.ReadBack) -> list[str]:
-    """What the script does not say, and what we do not know of it."""
-    lines = [f"assumed      {note}" for note in read_back.notes]
+    """Traps of the script, what it does not say, and what we do not know of it."""
+    lines = [f"warning      {warning}" for warning in read_back.warnings]
+    lines += [f"assumed      {note}" for note in read_back.notes]
     if read_back.unknown_flags:
         lines.append(
             f"not known    {', '.join(read_back.unknown_flags)}: the prediction leaves these flags out"

@@ -7,6 +7,10 @@ import re
 from planner.errors import InstanceError
 from planner.launchers.read_flags import Flags
 
+_VIRTUAL = ("--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage")
+_ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+_ACCOUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+
 
 def layer_counts(flags: Flags) -> list[list[int]]:
     """Layers of every virtual stage of every pipeline rank, as [stage][chunk].
@@ -25,6 +29,22 @@ def layer_counts(flags: Flags) -> list[list[int]]:
     return counts
 
 
+def even_layout(layers: int, p: int) -> str:
+    """A layout string that spreads the layers, the middle stages holding what is left over."""
+    each, rest = divmod(layers, p)
+    counts = [each + (1 if (p - rest) // 2 <= s < (p - rest) // 2 + rest else 0) for s in range(p)]
+    return "E" + "|".join(f"t*{count}" if count else "" for count in counts) + "L"
+
+
+def _uneven(flags: Flags, layers: int, p: int, what: str) -> InstanceError:
+    """The refusal of a split that Megatron-LM refuses, or in older releases rounds down in silence."""
+    return InstanceError(
+        f"{what}, so that Megatron-LM refuses or, in older releases, builds fewer layers; with "
+        f'--pipeline-model-parallel-layout "{even_layout(layers, p)}" every layer has its place',
+        flags.where,
+    )
+
+
 def layout_stages(text: str) -> list[str]:
     """Entries of a layout string written out, one character a layer: `Et*2|(tt|)*2L` is Ett, tt, tt, L.
 
@@ -39,12 +59,22 @@ def layout_stages(text: str) -> list[str]:
 
 def _by_layout(flags: Flags, p: int) -> list[list[int]]:
     text = flags.text("--pipeline-model-parallel-layout")
+    besides = [flag for flag in (*_VIRTUAL, *_ENDS, *_ACCOUNT) if flag in flags]
+    if besides:
+        raise InstanceError(
+            f"--pipeline-model-parallel-layout with {' and '.join(besides)}: the layout alone says which "
+            "layers a stage holds and how many virtual stages there are; leave the rest out",
+            flags.where,
+        )
     entries = layout_stages(text)
     strange = set("".join(entries)) - set("EtmL")
     if strange:
         raise InstanceError(f"layout {text}: {', '.join(sorted(strange))} is not understood", flags.where)
     if len(entries) % p:
-        raise InstanceError(f"layout {text}: {len(entries)} stages on {p} pipeline ranks", flags.where)
+        raise InstanceError(
+            f"layout {text}: {len(entries)} stages on {p} pipeline ranks; write a multiple of them",
+            flags.where,
+        )
     joined = "|".join(entries)
     if joined.count("E") != 1 or joined.count("L") != 1 or joined[0] != "E" or joined[-1] != "L":
         raise InstanceError(f"layout {text}: needs one E, first, and one L, last", flags.where)
@@ -58,15 +88,15 @@ def _by_layout(flags: Flags, p: int) -> list[list[int]]:
 def _by_numbers(flags: Flags, p: int) -> list[list[int]]:
     """Even stages, or first and last with counts of their own, each cut into chunks."""
     layers = flags.number("--num-layers")
-    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
-    if any(flag in flags for flag in ends):
-        of_stage = _with_own_ends(flags, p, layers, ends)
+    if any(flag in flags for flag in _ENDS):
+        of_stage = _with_own_ends(flags, p, layers, _ENDS)
     else:
-        embedding = "--account-for-embedding-in-pipeline-split" in flags
-        loss = "--account-for-loss-in-pipeline-split" in flags
+        embedding, loss = (flag in flags for flag in _ACCOUNT)
         total = layers + embedding + loss
         if total % p:
-            raise InstanceError(f"{total} layers do not split evenly over {p} stages", flags.where)
+            units = f" (with embedding and loss counted {total})" if total != layers else ""
+            what = f"{layers} layers{units} do not split evenly over {p} stages"
+            raise _uneven(flags, layers, p, what)
         of_stage = [total // p] * p
         of_stage[0] -= embedding
         of_stage[-1] -= loss
@@ -78,18 +108,32 @@ def _by_numbers(flags: Flags, p: int) -> list[list[int]]:
 
 def _with_own_ends(flags: Flags, p: int, layers: int, ends: tuple[str, str]) -> list[int]:
     given = [flags.number(flag) if flag in flags else None for flag in ends]
+    if p == 1:
+        for flag, count in zip(ends, given, strict=True):
+            if count not in (None, layers):
+                raise InstanceError(
+                    f"{flag} {count} with one pipeline stage, which holds all {layers} layers: some releases "
+                    f"of Megatron-LM would build {count} of them in silence; leave the flag out",
+                    flags.where,
+                )
+        return [layers]
+    if any(count is not None and count <= 0 for count in given):
+        raise InstanceError(f"{' and '.join(ends)} must be above 0", flags.where)
     middle = p - sum(count is not None for count in given)
     rest = layers - sum(count or 0 for count in given)
-    if middle and rest % middle:
-        raise InstanceError(f"{rest} layers do not split evenly over {middle} stages", flags.where)
+    if rest < 0 or (middle and rest % middle):
+        fixed = " and ".join(f"{flag} {count}" for flag, count in zip(ends, given, strict=True) if count)
+        what = f"{fixed} leave {rest} of {layers} layers, which do not split evenly over {middle} stages"
+        raise _uneven(flags, layers, p, what)
     each = rest // middle if middle else 0
     first, last = (each if count is None else count for count in given)
     return [first, *[each] * (p - 2), last][:p]
 
 
 def _chunks(flags: Flags, layers_a_stage: int) -> int:
-    if "--num-virtual-stages-per-pipeline-rank" in flags:
-        return flags.number("--num-virtual-stages-per-pipeline-rank")
-    if "--num-layers-per-virtual-pipeline-stage" in flags:
-        return max(1, layers_a_stage // flags.number("--num-layers-per-virtual-pipeline-stage"))
+    by_count, by_layers = _VIRTUAL
+    if by_count in flags:
+        return flags.number(by_count)
+    if by_layers in flags:
+        return max(1, layers_a_stage // flags.number(by_layers))
     return 1

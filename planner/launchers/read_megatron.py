@@ -16,6 +16,7 @@ from planner.launchers.read_flags import Flags, differing
 from planner.launchers.read_model import read_model
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
+from planner.launchers.read_warnings import warnings_of
 from planner.launchers.run_script import arguments_of_rank, run_as_nodes
 
 MAY_DIFFER = frozenset(
@@ -46,6 +47,8 @@ class ReadBack:
     """Flags that we know nothing of, so that the prediction leaves them out."""
     notes: tuple[str, ...] = field(default=())
     """What the script does not say, and what was taken in its place."""
+    warnings: tuple[str, ...] = field(default=())
+    """Traps that it walks into, and that no number of the prediction shows."""
 
 
 def read_script(
@@ -178,7 +181,9 @@ def _assemble(
         stages=stages,
     )
     unknown = dict.fromkeys(flag for line in lines.values() for flag in line.unknown)
-    return ReadBack(problem, plan, tuple(unknown), tuple(dict.fromkeys(notes)))
+    return ReadBack(
+        problem, plan, tuple(unknown), tuple(dict.fromkeys(notes)), warnings_of(problem, plan, flags)
+    )
 
 
 def _shape(flags: Flags, world_size: int, where: str) -> dict[str, int]:

@@ -51,8 +51,9 @@ def expert_ranks_divide_stage(tp: int, cp: int, dp: int, etp: int, ep: int) -> s
     if (tp * cp * dp) % (etp * ep) == 0:
         return None
     return (
-        f"expert_parallel {ep}: with expert_tensor_parallel {etp} it does not divide the "
-        f"{tp * cp * dp} ranks of a stage; lower one of them"
+        f"expert_parallel {ep}: x expert_tensor_parallel {etp} = {ep * etp} does not divide the "
+        f"{tp * cp * dp} ranks of a stage (tensor {tp} x context {cp} x data {dp}); lower one of them"
+        + (", such as expert_tensor_parallel to 1" if etp > 1 and (tp * cp * dp) % ep == 0 else "")
     )
 
 

@@ -11,15 +11,17 @@ from planner.data.plan import Plan
 
 
 def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
-    """Every (virtual) stage has at least one layer.
+    """Every (virtual) stage has a layer, or else the embedding or the loss alone (layout "E|t...|L").
 
-    Our choice: Megatron lets a stage be empty, but such a stage only adds a hop.
+    Our choice: Megatron lets any stage be empty, but between the ends such a stage only adds a hop. No
+    plan of the search has a stage without layers.
     """
+    ends = ((0, 0), (len(plan.stages) - 1, plan.virtual_stages - 1)) if len(plan.stages) > 1 else ()
     return tuple(
         f"stage {s}: its layer range [{first}, {last}] is empty; give it a layer or drop the stage"
         for s, stage in enumerate(plan.stages)
-        for first, last in stage.chunks
-        if last < first
+        for chunk, (first, last) in enumerate(stage.chunks)
+        if last < first and not (plan.target == "megatron-lm" and (s, chunk) in ends)
     )
 
 

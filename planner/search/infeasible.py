@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 
+from planner.cost.parameters import mtp_parameters, total_parameters
+from planner.cost.states import OPTIMIZER_BYTES, WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
 from planner.search.no_degrees import stages_of_rows, why_no_degrees, why_no_stages
@@ -36,10 +40,30 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
     limit_gib = problem.memory_limit_bytes(order[stage]) / GIB
     stages = "1 stage" if len(order) == 1 else f"{len(order)} stages"
     return (
-        f"{problem.model.id} does not fit, even with every layer recomputed. The closest layout (tensor "
-        f"parallel {tp}, {stages}, data parallel {dp}, micro-batch size {mbs}) is {short_gib:.1f} "
-        f"GiB short on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} GiB. Add chips, or "
-        "chips with more memory, or lower the memory reserve"
+        f"{problem.model.id} does not fit, even with every layer recomputed. {_too_few_chips(problem)}"
+        f"The closest layout (tensor parallel {tp}, {stages}, data parallel {dp}, micro-batch size {mbs}) "
+        f"is {short_gib:.1f} GiB short on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} "
+        "GiB. Add chips, or chips with more memory, or lower the memory reserve "
+        "(`hetplan explain` finds the least change)"
+    )
+
+
+def _too_few_chips(problem: Problem) -> str:
+    """A sentence where the states alone are more than all chips hold.
+
+    However they are shared, each parameter is somewhere with its weight, gradient and optimizer state.
+    """
+    parameters = total_parameters(problem.model) + mtp_parameters(problem.model).total
+    states_gib = parameters * (WEIGHT_BYTES + problem.stack.gradient_bytes + OPTIMIZER_BYTES) / GIB
+    limits = [problem.memory_limit_bytes(c) / GIB for c in range(len(problem.cluster.classes))]
+    chips = [node_class.num_chips for node_class in problem.cluster.classes]
+    room_gib = sum(limit * count for limit, count in zip(limits, chips, strict=True))
+    if states_gib <= room_gib:
+        return ""
+    least = ceil(states_gib / max(limits))
+    return (
+        f"Its weights, gradients and optimizer state alone take {states_gib:,.0f} GiB, all chips have "
+        f"{room_gib:,.0f} GiB: it needs more than {least - 1} chips like these. "
     )
 
 

@@ -1,0 +1,88 @@
+"""Traps in a Megatron-LM command line that its parser lets pass, and that no prediction shows.
+
+Each is a public report on Megatron-LM; the sentence says what happens, and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.launchers.read_flags import Flags
+from planner.rules.pipeline import interleaving_is_legal
+from planner.rules.versions import kv_heads_are_not_copied
+from planner.units import GIB
+
+LARGEST_MASK_BYTES = 4 * GIB
+"""Attention mask of a sample that the data loader still made (65,536 tokens; NVIDIA/Megatron-LM#1025)."""
+
+
+def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
+    """A sentence for each trap that the flags walk into."""
+    found = [
+        *_interleaving_groups(plan, flags),
+        *_hidden_exchange(problem, plan, flags),
+        *_recomputation_under_fsdp2(plan, flags),
+        *_mask_of_loader(problem, flags),
+        *_expert_tensor_parallel(problem, plan, flags),
+    ]
+    copied = kv_heads_are_not_copied(problem, plan, "0.15")
+    return (*found, copied) if copied is not None else tuple(found)
+
+
+def _interleaving_groups(plan: Plan, flags: Flags) -> Iterator[str]:
+    """Groups other than of p micro-batches (NVIDIA/Megatron-LM#1829; pytorch/pytorch#129597)."""
+    name, p = "--microbatch-group-size-per-virtual-pipeline-stage", plan.pipeline_parallel
+    group = flags.number(name, p) if plan.virtual_stages > 1 else p
+    if group == p:
+        return
+    m = plan.num_microbatches
+    if interleaving_is_legal(p, m, group):
+        yield f"{name} {group}: the prediction interleaves in groups of {p} only"
+    elif group < p:
+        yield (
+            f"{name} {group}: below the {p} pipeline stages every group waits for the one before it, and "
+            f"newer releases refuse it; take at least {p}, or leave the flag out"
+        )
+    else:
+        yield (
+            f"{name} {group}: {m} micro-batches leave a last group of {m % group if group <= m else m}, "
+            f"which must be 0 or at least the {p} pipeline stages; Megatron-LM stops in the first step"
+        )
+
+
+def _hidden_exchange(problem: Problem, plan: Plan, flags: Flags) -> Iterator[str]:
+    """Exchange of tokens behind computation on uneven stages (NVIDIA/Megatron-LM#1810, open)."""
+    uneven = len({stage.num_layers for stage in plan.stages}) > 1
+    if problem.model.moe is not None and uneven and "--overlap-moe-expert-parallel-comm" in flags:
+        yield (
+            "--overlap-moe-expert-parallel-comm on stages with unequal numbers of layers: large runs are "
+            "reported to hang early on; try a short run first, or leave the flag out"
+        )
+
+
+def _recomputation_under_fsdp2(plan: Plan, flags: Flags) -> Iterator[str]:
+    """Recomputation that saved nothing under PyTorch's FSDP2 (NVIDIA/Megatron-LM#1368)."""
+    if "--use-torch-fsdp2" in flags and any(stage.recompute != "none" for stage in plan.stages):
+        yield (
+            "recomputation with --use-torch-fsdp2: reported to save no memory, which the prediction counts "
+            "as saved; measure it, or take --use-megatron-fsdp"
+        )
+
+
+def _mask_of_loader(problem: Problem, flags: Flags) -> Iterator[str]:
+    """An attention mask of s x s made for every sample (NVIDIA/Megatron-LM#1025)."""
+    mask_bytes = problem.workload.seq_length**2
+    if mask_bytes > LARGEST_MASK_BYTES and "--no-create-attention-mask-in-dataloader" not in flags:
+        yield (
+            f"sequences of {problem.workload.seq_length} tokens: the data loader makes a mask of "
+            f"{mask_bytes / GIB:.0f} GiB for each and may crash; add --no-create-attention-mask-in-dataloader"
+        )
+
+
+def _expert_tensor_parallel(problem: Problem, plan: Plan, flags: Flags) -> Iterator[str]:
+    """Experts split as the rest where nothing is said (NVIDIA-NeMo/Megatron-Bridge#546)."""
+    tp = plan.tensor_parallel
+    if problem.model.moe is not None and tp > 1 and "--expert-tensor-parallel-size" not in flags:
+        yield f"no --expert-tensor-parallel-size: Megatron-LM splits experts over the {tp} tensor ranks, too"
