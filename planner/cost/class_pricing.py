@@ -14,12 +14,11 @@ from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
     expert_layer_s,
-    exposed_behind,
-    partly_hidden,
     tensor_collectives,
     tensor_forward_s,
     tensor_layer_s,
 )
+from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS, Floats
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
@@ -27,6 +26,7 @@ from planner.cost.relatives import relative_of
 from planner.cost.sharding import Sharding
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import selective_traffic
+from planner.cost.userbuffers import PieceTimes, piece_times
 from planner.cost.work import Piece, Work
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
@@ -57,21 +57,20 @@ class ClassPricing:
         self.model, self.stack = problem.model, problem.stack
         self.kinds, self.pieces = work.kinds, work.pieces
         chip, sizes = problem.chip_of(class_index), work.sizes
+        precision = problem.workload.precision
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
         self.zero = np.zeros_like(sizes.tp)
         self.sync: Synchronisation = synchronisation(
-            self.network, sizes, dp_mode, self.stack, self.model.moe is not None
+            self.network, sizes, dp_mode, self.stack, precision, self.model.moe is not None
         )
-        self.sharding = Sharding(self.network, sizes, dp_mode, self.stack)
+        self.sharding = Sharding(self.network, sizes, dp_mode, self.stack, precision)
         self.tensor: TensorCollectives = tensor_collectives(
-            self.network, self.model, sizes, problem.workload.precision
+            self.network, self.model, sizes, precision, self.stack
         )
         self.layers: dict[LayerKind, LayerTimes] = {}
-        self.times: MatmulTimes = matmul_times(
-            self.relative, work.products, problem.workload.precision, self.stack
-        )
+        self.times: MatmulTimes = matmul_times(self.relative, work.products, precision, self.stack)
         self.attention = self._attention()
 
     def _attention(self) -> tuple[Floats, Floats]:
@@ -109,9 +108,8 @@ class ClassPricing:
         forward, backward = forward + core[0], backward + core[1]
         compute = (self.factor * forward, self.factor * backward)
         column = piece.column
-        tp = tensor_layer_s(
-            self.tensor, stack, sizes, work.blocks, dgrad[column].sum(axis=0), wgrad[column].sum(axis=0)
-        )
+        passes = (dgrad[column].sum(axis=0), wgrad[column].sum(axis=0))
+        tp = tensor_layer_s(self.tensor, stack, sizes, work.blocks, *passes, self._pieces(piece))
         cp = (self.zero, self.zero)
         if has_attention:
             cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
@@ -132,6 +130,16 @@ class ClassPricing:
             full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0], again), count),
         )
 
+    def _pieces(self, piece: Piece) -> PieceTimes | None:
+        """Tensor-parallel products in pieces, where the stack runs them so; never with latent attention."""
+        if not self.stack.tp_userbuffers or self.model.mla is not None or not np.any(self.sizes.tp > 1):
+            return None
+        whole = MatmulTimes(
+            *(piece.rows(t) for t in (self.times.forward_s, self.times.dgrad_s, self.times.wgrad_s))
+        )
+        precision = self.problem.workload.precision
+        return piece_times(self.relative, piece.matmuls, whole, self.sizes, precision, self.stack)
+
     def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats, ep: Floats) -> Floats:
         """Forward of the modules that selective recomputation runs again, with their collectives."""
         zero = self.zero
@@ -144,7 +152,7 @@ class ClassPricing:
             shares = repeated_shares(self.model, kind)
         times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
         compute = zero + sum(shares.get(product.name, 0.0) * time for product, time in times)
-        has_core = "core_attn" in modules
+        has_core = "core_attn" in modules or "all_but_qkv" in modules
         if has_core:
             compute = compute + core
         moved = selective_traffic(self.model, kind, self.stack, self.sizes)
@@ -205,7 +213,9 @@ class ClassPricing:
             loss = inside_s(self.network, "all_reduce", np.array([rows, 2 * rows]), sizes.tp).sum(axis=0)
         else:
             loss = 3 * inside_s(self.network, "all_reduce", rows, sizes.tp)
-        gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), self.stack.tp_overlap_fraction)
+        # The head is Megatron's own map, which user buffers do not serve.
+        hidden = 0.0 if self.stack.tp_userbuffers else self.stack.tp_overlap_fraction
+        gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), hidden)
         # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
         behind = np.where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
         dp: tuple[Floats | float, Floats | float] = (0.0, 0.0)

@@ -7,14 +7,15 @@ shapes. Attention: measured forward by sequence, heads and head width; backward 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import tables
-from planner.cost.operators import HALF, Products, attention_dims
+from planner.cost.operators import HALF, Matmul, Products, attention_dims
 from planner.cost.prices import Floats
 from planner.cost.relatives import MeasuredChip, Relative, sixteen_bit
 from planner.cost.sizes import Sizes, context_levels
@@ -65,6 +66,18 @@ def matmul_times(
     return MatmulTimes(*out)
 
 
+def in_pieces(
+    relative: Relative,
+    matmuls: Sequence[Matmul],
+    pieces: Floats | float,
+    precision: Precision,
+    stack: SoftwareStack,
+) -> MatmulTimes:
+    """The same where every product runs as so many products of fewer tokens, one after the other."""
+    parts = [replace(x, m=x.m / pieces, count=x.count * pieces) for x in matmuls]
+    return matmul_times(relative, Products(parts), precision, stack)
+
+
 def _pass_times(relative: Relative, products: Products, precision: Precision, stack: SoftwareStack) -> Floats:
     """Latency of products in one format, array [pass, product, choice] in seconds."""
     m, n, k, count, weight = products.m, products.n, products.k, products.count, products.weight
@@ -75,15 +88,18 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
         isolated = np.minimum(isolated, tables.gemm_grid(relative.measured.table, "bf16").latency_s(*shapes))
     isolated = isolated * relative.compute_scale * relative.precision_scale
-    latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision)
+    sums = _sums_factor(stack)
+    latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision, sums)
     at = products.grouped
     if at:
-        grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
+        grouped = np.array([_grouped_factor(relative, name, m[at], sums) for name in PASSES])
+        if stack.experts_as_single_products:
+            single = _gemm_factors(relative.measured, relative.gemm_precision, sums)[:, 0]
+            grouped = np.minimum(grouped, single[:, None])
         latency[:, at] = isolated[:, at] * grouped
     if relative.sustained_flop_per_s is not None:
         limited = 2.0 * m * n * k / relative.sustained_flop_per_s
-        accumulating = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
-        latency = np.maximum(latency, limited * np.array([1.0, 1.0, accumulating])[:, None, None])
+        latency = np.maximum(latency, limited * np.array([1.0, 1.0, sums])[:, None, None])
     rate = relative.memory_bytes_per_s
     latency = count * np.maximum(
         latency, _operand_bytes(relative, m, n, k, weight, stack.gradient_bytes) / rate
@@ -114,22 +130,28 @@ def _operand_bytes(
     return np.array([forward, dgrad, wgrad])
 
 
+def _sums_factor(stack: SoftwareStack) -> float:
+    """Latency of wgrad with a sum as wide as the stack keeps it over that with a 16-bit one, seen on B200."""
+    if stack.gradient_bytes <= HALF:
+        return 1.0
+    return tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
+
+
 @lru_cache(maxsize=64)
-def _gemm_factors(measured: MeasuredChip, gemm_precision: str) -> Floats:
+def _gemm_factors(measured: MeasuredChip, gemm_precision: str, sums: float) -> Floats:
     """Latency in a training loop over the isolated kernel's, array [pass, 1, 1]."""
-    return np.array([_gemm_factor(measured, gemm_precision, name) for name in PASSES])[:, None, None]
+    return np.array([_gemm_factor(measured, gemm_precision, name, sums) for name in PASSES])[:, None, None]
 
 
-def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str) -> float:
+def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str, sums: float) -> float:
     """Latency in a training loop over the isolated kernel's.
 
-    Where wgrad was timed with a 16-bit output, its sum in fp32 costs what both outputs differ by on B200.
+    Where wgrad was timed with a 16-bit output, `sums` makes up for a wider one.
     8-bit products were timed forward on H100 and H200 only: there the other passes keep their 16-bit ratio
     to it; elsewhere narrow products lose in a loop what 16-bit ones do. Where the power limit is known, it
     says the rest.
     """
     training = measured.products or measured.training
-    sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
     source = training if tables.has_relation(training, "gemm", "forward") else "h100_sxm"
     factor = tables.relation(source, "gemm", name)
     if name == "wgrad" and source in ("h100_sxm", "h200_sxm"):
@@ -141,27 +163,29 @@ def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str) -> floa
     return split * over_forward * tables.relation(source, "gemm", "fp8_forward")
 
 
-def _grouped_factor(relative: Relative, name: str, rows: Floats) -> Floats:
+def _grouped_factor(relative: Relative, name: str, rows: Floats, sums: float) -> Floats:
     """The same for grouped products over as many single ones, by the rows of one."""
     training = relative.measured.products or relative.measured.training
     training = "h100_sxm" if training == "h200_sxm" else training
     if tables.has_relation(training, "grouped_gemm", name):
         return tables.grouped_relation(training, name, rows)
-    sums = tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
     return sums * tables.grouped_relation(training, "dgrad", rows)
 
 
+FLASH2_ON_HOPPER = (1.95, 1.66)
+"""Time of FlashAttention-2, forward and backward, over that of cuDNN's attention on Hopper: medians over 58
+shapes measured with both on one H100 (1.94, 1.64) and one H200 (1.97, 1.69); `instances/tables/README.md`."""
+
 KERNEL_SLOWDOWN = {
     "newest": ((1.0, 1.0), (1.0, 1.0)),
-    "flash2": ((1.0, 1.0), (1.75, 1.625)),
-    "flash1": ((2.0, 2.0), (3.5, 3.25)),
-    "triton": ((1.9, 1.9), (3.325, 3.0875)),
+    "flash2": ((1.0, 1.0), FLASH2_ON_HOPPER),
+    "flash1": ((2.0, 2.0), (2.0 * FLASH2_ON_HOPPER[0], 2.0 * FLASH2_ON_HOPPER[1])),
+    "triton": ((1.9, 1.9), (1.9 * FLASH2_ON_HOPPER[0], 1.9 * FLASH2_ON_HOPPER[1])),
 }
 """Time of older fused attention over that of the measured kernels: (forward, backward) where the chip's best
 kernel is FlashAttention-2 (Ampere), and where kernels of its own generation were measured (Hopper and later).
-The middle of published ranges: newer kernels are 1.5 to 2.0 times FlashAttention-2 forward and 1.5 to 1.75
-backward on H100 (arXiv 2407.08608, section 4.1); that is 2 times FlashAttention (abstract) and 1.3 to 2.5
-times its Triton form (arXiv 2307.08691, section 4.1)."""
+FlashAttention-2 is 2 times FlashAttention (arXiv 2307.08691, abstract) and 1.3 to 2.5 times its Triton form
+(section 4.1), of which the middle is taken."""
 
 AMPERE = ("a100_sxm",)
 """Tables whose attention was FlashAttention-2."""

@@ -8,9 +8,6 @@ them beside the products that they overlap with:
   behind wgrad (core/tensor_parallel/layers.py); two gathers with sequence parallelism are exposed;
 - context parallel: over a ring the next block's keys and values travel behind this one's attention;
 - expert parallel: exchanges are exposed.
-
-Hidden communication slows the computation that hides it by 13% (Galvatron, arXiv 2211.13878, the
-published overlap coefficient 1.13).
 """
 
 from __future__ import annotations
@@ -21,15 +18,14 @@ import numpy as np
 
 from planner.cost.collectives import Network, collective_s, send_s
 from planner.cost.operators import HALF, attention_dims
+from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.placement import spread_group
 from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes, context_levels
+from planner.cost.userbuffers import PieceTimes, pipelined_scatter_s, ring_gather_s
 from planner.data.chip import Precision
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
-
-OVERLAP_SLOWDOWN = 0.13
-"""Time that computation loses per second of communication hidden behind it."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +35,21 @@ class TensorCollectives:
     all_gather_s: Floats
     reduce_scatter_s: Floats
     all_reduce_s: Floats
+    forward_scatter_s: Floats
+    """Reduce-scatter of the forward pass, which may sum narrower values."""
 
 
 GATHERED_BYTES = {"bf16": HALF, "fp16": HALF, "fp8": 1.0, "fp8_block": 1.0, "mxfp8": 1.0, "nvfp4": 0.5625}
 """Bytes of a gathered value: Transformer Engine gathers what its products read, scales included; sums stay
 in 16 bits (transformer_engine/pytorch/distributed.py, gather_along_first_dim)."""
 
+NARROW_SUM_BYTES = 1.0
+"""Bytes of a value that user buffers sum where per-tensor 8-bit products made it (`fp8_buf` of NVIDIA's
+published configurations; NeMo, collections/llm/recipes/tp_overlap_configs/userbuffers.py)."""
+
 
 def tensor_collectives(
-    network: Network, model: ModelSpec, sizes: Sizes, precision: Precision
+    network: Network, model: ModelSpec, sizes: Sizes, precision: Precision, stack: SoftwareStack
 ) -> TensorCollectives:
     """Gather, scatter and reduction of one activation among the tensor-parallel ranks.
 
@@ -56,26 +58,25 @@ def tensor_collectives(
     values = sizes.tokens * model.hidden_size
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
     split = sizes.splits_sequence
-    wanted: dict[str, float] = {}
+    wanted: dict[str, tuple[str, float]] = {}
     if split.any():
-        wanted |= {"all_gather": GATHERED_BYTES[precision], "reduce_scatter": HALF}
+        wanted["all_gather"] = ("all_gather", GATHERED_BYTES[precision])
+        wanted["reduce_scatter"] = ("reduce_scatter", HALF)
+        if stack.tp_userbuffers and precision == "fp8":
+            wanted["forward_scatter"] = ("reduce_scatter", NARROW_SUM_BYTES)
     if not split.all() or model.position_embedding == "learned":
-        wanted["all_reduce"] = HALF
-    size = values * np.array(list(wanted.values()))[:, None]
-    times = dict(zip(wanted, collective_s(network, tuple(wanted), size, spread, sizes.ones), strict=True))
+        wanted["all_reduce"] = ("all_reduce", HALF)
+    size = values * np.array([width for _, width in wanted.values()])[:, None]
+    ops = tuple(op for op, _ in wanted.values())
+    times = dict(zip(wanted, collective_s(network, ops, size, spread, sizes.ones), strict=True))
     zero = np.zeros_like(values)
-    return TensorCollectives(*(times.get(op, zero) for op in ("all_gather", "reduce_scatter", "all_reduce")))
-
-
-def exposed_behind(communication_s: Floats, computation_s: Floats) -> Floats:
-    """What is left of communication behind computation, with what the computation loses by it [s]."""
-    hidden = np.minimum(communication_s, computation_s)
-    return communication_s - hidden + OVERLAP_SLOWDOWN * hidden
-
-
-def partly_hidden(communication_s: Floats, fraction: float) -> Floats:
-    """What is left of communication of which the stack hides a fraction [s]."""
-    return communication_s * (1 - fraction + OVERLAP_SLOWDOWN * fraction)
+    scatter = times.get("reduce_scatter", zero)
+    return TensorCollectives(
+        times.get("all_gather", zero),
+        scatter,
+        times.get("all_reduce", zero),
+        times.get("forward_scatter", scatter),
+    )
 
 
 def tensor_layer_s(
@@ -85,6 +86,7 @@ def tensor_layer_s(
     blocks: int,
     dgrad_s: Floats,
     wgrad_s: Floats,
+    pieces: PieceTimes | None = None,
 ) -> tuple[Floats, Floats]:
     """Forward and backward of the tensor-parallel collectives of a layer [s].
 
@@ -94,8 +96,10 @@ def tensor_layer_s(
         Pairs of a column- and a row-parallel product (`collective_counts.tensor_blocks`).
     dgrad_s, wgrad_s
         Time of these passes over all column-parallel products of the layer [s].
+    pieces
+        Times of the products that run in pieces beside their collectives, where the stack does so.
     """
-    c, hidden = collectives, stack.tp_overlap_fraction
+    c, hidden = collectives, 0.0 if stack.tp_userbuffers else stack.tp_overlap_fraction
     sp = sizes.splits_sequence
     behind_dgrad = blocks * np.where(sp, c.all_gather_s, 0.0)
     behind_wgrad = blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s)
@@ -103,16 +107,23 @@ def tensor_layer_s(
         behind_dgrad = exposed_behind(behind_dgrad, dgrad_s)
         behind_wgrad = exposed_behind(behind_wgrad, wgrad_s)
     exposed = partly_hidden(blocks * np.where(sp, c.all_gather_s, 0.0), hidden)
-    return tensor_forward_s(c, stack, sizes, blocks), behind_dgrad + behind_wgrad + exposed
+    forward = tensor_forward_s(c, stack, sizes, blocks)
+    if pieces is not None:
+        parted = ring_gather_s(c.all_gather_s, pieces.column_forward_s, pieces.ring_pieces)
+        parted = parted + pipelined_scatter_s(c.forward_scatter_s, pieces.row_forward_s)
+        forward = np.where(sp, parted, forward)
+        gathered = ring_gather_s(c.all_gather_s, pieces.row_dgrad_s, pieces.ring_pieces)
+        exposed = np.where(sp, gathered, exposed)
+    return forward, behind_dgrad + behind_wgrad + exposed
 
 
 def tensor_forward_s(
     collectives: TensorCollectives, stack: SoftwareStack, sizes: Sizes, blocks: int
 ) -> Floats:
-    """Forward of the tensor-parallel collectives of so many pairs of maps [s]."""
+    """Forward of the tensor-parallel collectives of so many pairs of maps, in one piece [s]."""
     c = collectives
     once = np.where(sizes.splits_sequence, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s)
-    return blocks * partly_hidden(once, stack.tp_overlap_fraction)
+    return blocks * partly_hidden(once, 0.0 if stack.tp_userbuffers else stack.tp_overlap_fraction)
 
 
 def context_layer_s(

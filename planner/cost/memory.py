@@ -91,12 +91,21 @@ def layer_activations(
             saved = saved + shared - input_again
     if "every_second_product" in modules:
         saved = whole - values * HALF - kept_bytes(model, kind, s)
+    if "all_but_qkv" in modules:
+        saved = whole - values * HALF - _projected_bytes(model, s)
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 
 def _norm_outputs(model: ModelSpec, kind: LayerKind) -> int:
     """Norms of a layer whose output a product keeps."""
     return 1 if kind in ("mlp", "mamba", "attention") else 2
+
+
+def _projected_bytes(model: ModelSpec, s: Sizes) -> Floats:
+    """Queries, keys and values as their map makes them."""
+    groups = np.maximum(model.num_query_groups / s.tp, 1.0)
+    width: Floats = (model.num_attention_heads / s.tp + 2 * groups) * model.head_dim
+    return s.tokens * HALF * width
 
 
 def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Floats:

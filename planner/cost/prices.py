@@ -122,7 +122,8 @@ class Prices:
     """Share of the last backward (first forward) that hides reduction (gathering); 0 without overlap."""
 
     layer_optimizer_s: Floats
-    """[choice, kind, node_class] optimizer step of one layer's parameters, once a step."""
+    """[choice, kind, node_class] optimizer step of one layer's parameters, once a step, and what hidden
+    synchronisation of them takes from computation."""
     embedding_optimizer_s: Floats
     """[choice, node_class] the same for the embedding."""
     head_optimizer_s: Floats
@@ -176,6 +177,9 @@ class Prices:
     """Relative error that the times may have."""
     assumptions: tuple[str, ...]
     """What was taken for granted."""
+    slowed_fraction: float = 0.0
+    """What hidden synchronisation takes from computation, over the prices of reduction and gathering; the
+    optimizer's prices contain it."""
 
     def at(self, choice: int) -> Prices:
         """The prices of one choice alone, with a `choice` axis of length one."""

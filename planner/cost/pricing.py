@@ -51,13 +51,15 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     work = Work.of(problem, sizes, vocab)
     classes = [ClassPricing(problem, work, i, degrees.dp_mode) for i in range(num_classes)]
     counts = _parameters(problem, work)
+    slowdown = classes[0].sync.slowdown
     prices = Prices(
         kinds=classes[0].kinds,
         **_microbatch_times(classes),
         **_sends(problem, classes, sizes),
         **_once_a_step(problem, classes, sizes, vocab, counts),
         **_memory(problem, work, counts, degrees.dp_mode),
-        hidden_fraction=HIDDEN_FRACTION if problem.stack.dp_overlap else 0.0,
+        hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
+        slowed_fraction=slowdown / (1 - slowdown),
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=np.array([problem.memory_limit_bytes(i) for i in range(num_classes)]),
         error_band=max(error_band(problem.chip_of(i), problem.stack, model) for i in range(num_classes)),

@@ -132,7 +132,9 @@ def _put_times(
             ("head_beside_embedding", head),
         ):
             if np.isfinite(found[2]):
-                changed[f"{piece}_optimizer_s"][row, ..., c] = found[2] / shard[row]
+                sync = getattr(prices, f"{piece}_reduce_s") + getattr(prices, f"{piece}_gather_s")
+                slowed = prices.slowed_fraction * sync[row, ..., c]
+                changed[f"{piece}_optimizer_s"][row, ..., c] = found[2] / shard[row] + slowed
 
 
 def _put_activations(changed: Times, profiles: list[LayerProfile], degrees: Degrees) -> None:

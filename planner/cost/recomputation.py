@@ -18,6 +18,7 @@ from planner.data.model_spec import LayerKind, ModelSpec
 PRODUCTS = {
     "mla_up_proj": ("kv_up", "q_up"),
     "mlp": ("fc1", "fc2"),
+    "all_but_qkv": ("proj", "fc1"),
     "moe": ("router", "expert1", "expert2", "shared1", "shared2"),
     "shared_experts": ("shared1", "shared2"),
 }
@@ -33,6 +34,7 @@ def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tup
         "mla_up_proj": has_attention and model.mla is not None,
         "layernorm": True,
         "mlp": kind in ("dense", "mlp"),
+        "all_but_qkv": kind == "dense",
         "every_second_product": kind in ("dense", "mlp", "attention"),
         "moe": moe is not None,
         "moe_act": moe is not None and "moe" not in modules,

@@ -12,12 +12,13 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost.collectives import Network, collective_s
-from planner.cost.layer_communication import exposed_behind
+from planner.cost.overlap import exposed_behind
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.cost.states import WEIGHT_BYTES
+from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
 GATHERS_IN_FORWARD = ("zero3", "fsdp")
@@ -27,12 +28,24 @@ SCATTERS_EACH_MICROBATCH = ("zero2", *GATHERS_IN_FORWARD)
 """Modes that hold a shard of the gradients only, so that every micro-batch scatters its own."""
 
 
+def parameter_bytes(stack: SoftwareStack, precision: Precision) -> float:
+    """Bytes of a parameter where it is gathered.
+
+    Per-tensor 8-bit weights travel as they are; formats with scales by blocks are gathered in 16 bits and
+    cast afterwards (Megatron-LM core, optimizer/distrib_optimizer.py; `reuse_grad_buf_for_mxfp8_param_ag`).
+    """
+    return 1.0 if stack.narrow_parameters and precision == "fp8" else WEIGHT_BYTES
+
+
 class Sharding:
     """Exposed gathers and scatters of a piece in one micro-batch, on one node class."""
 
-    def __init__(self, network: Network, sizes: Sizes, dp_mode: str, stack: SoftwareStack) -> None:
+    def __init__(
+        self, network: Network, sizes: Sizes, dp_mode: str, stack: SoftwareStack, precision: Precision
+    ) -> None:
         self.network, self.sizes, self.stack = network, sizes, stack
         self.releases_after_forward = dp_mode == "zero3"
+        self.parameter_bytes = parameter_bytes(stack, precision)
         self.gathers, self.scatters = dp_mode in GATHERS_IN_FORWARD, dp_mode in SCATTERS_EACH_MICROBATCH
 
     def layer_s(self, counts: ParameterCounts, compute_s: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
@@ -50,7 +63,7 @@ class Sharding:
             spread = spread_group(ranks, stride, self.network.domain_chips)
             sharing = np.minimum(stride, self.network.domain_chips)
             if self.gathers:
-                gather = gather + self._once("all_gather", WEIGHT_BYTES * parameters, spread, sharing)
+                gather = gather + self._once("all_gather", self.parameter_bytes * parameters, spread, sharing)
             size = self.stack.scattered_gradient_bytes * parameters
             scatter = scatter + self._once("reduce_scatter", size, spread, sharing)
         if not self.stack.dp_overlap:

@@ -129,8 +129,29 @@ def exposed_gather_s(prices: Prices, choice: int, content: StageContent, forward
     return max(0.0, total - prices.hidden_fraction * forward_s) + tail
 
 
+def slowed_s(prices: Prices, choice: int, content: StageContent) -> float:
+    """What hidden synchronisation takes from computation, a part of the optimizer's price [s]."""
+    reduce_s = _once(
+        choice,
+        content,
+        prices.layer_reduce_s,
+        prices.embedding_reduce_s,
+        prices.head_reduce_s,
+        prices.head_beside_embedding_reduce_s,
+    )
+    gather_s = _once(
+        choice,
+        content,
+        prices.layer_gather_s,
+        prices.embedding_gather_s,
+        prices.head_gather_s,
+        prices.head_beside_embedding_gather_s,
+    )
+    return prices.slowed_fraction * (reduce_s + gather_s)
+
+
 def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:
-    """Optimizer step over the stage's parameters [s]."""
+    """Optimizer step over the stage's parameters, and what synchronising them takes from computation [s]."""
     return _once(
         choice,
         content,

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.collectives import Network, collective_s
+from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
-from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH
+from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH, parameter_bytes
 from planner.cost.sizes import Sizes
 from planner.cost.states import WEIGHT_BYTES
+from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
 BUCKET_PARAMETERS = 40e6
@@ -42,6 +44,9 @@ H100 (`instances/tables/README.md`)."""
 CAST_WEIGHT_BYTES = 4.0
 """Bytes moved for each parameter of a rank to cast its 16-bit weight and the transpose to a narrow format,
 once a step, as Transformer Engine keeps both until the weights change (is_first_microbatch)."""
+
+TRANSPOSE_WEIGHT_BYTES = 2.0
+"""The same where the weight is narrow already: it is read and its transpose written."""
 
 ZERO_GRADIENT_BYTES = 4.0
 """Bytes written for each parameter of the rank to clear its gradient."""
@@ -69,7 +74,13 @@ of Ring with LL128 over NVLink and network)."""
 
 
 def gradient_group(
-    network: Network, ranks: Floats, stride: Floats, sharing: Floats, dp_mode: str, stack: SoftwareStack
+    network: Network,
+    ranks: Floats,
+    stride: Floats,
+    sharing: Floats,
+    dp_mode: str,
+    stack: SoftwareStack,
+    precision: Precision,
 ) -> GradientGroup:
     """How fast a group reduces gradients and gathers parameters once a step.
 
@@ -88,7 +99,7 @@ def gradient_group(
     elif stack.optimizer_shard_size is not None or stack.parameters_broadcast:
         return _shared_group(network, spread, stride, sharing, bucket, stack)
     else:
-        size = bucket * np.array([[stack.gradient_bytes], [WEIGHT_BYTES]])
+        size = bucket * np.array([[stack.gradient_bytes], [parameter_bytes(stack, precision)]])
         reduce, gather = collective_s(network, ("reduce_scatter", "all_gather"), size, spread, sharing)
     if dp_mode in SCATTERS_EACH_MICROBATCH:
         reduce = np.zeros_like(reduce)
@@ -150,30 +161,42 @@ class Synchronisation:
     overlap: bool
     clips: bool
     clears: bool
+    cast_bytes: float
+    """Bytes moved for each parameter of a rank to have its weight ready in the format of the products."""
 
     def _rank_parameters(self, counts: ParameterCounts) -> tuple[Floats, Floats]:
         s = self.sizes
         return counts.tensor_sharded / s.tp + counts.replicated, counts.expert / (s.ep * s.etp)
 
+    @property
+    def slowdown(self) -> float:
+        """Time that computation loses per second of synchronisation hidden behind it.
+
+        Of R seconds behind B seconds of computation max(0, R - B) + slowdown min(R, B) is left, which is
+        (1 - slowdown) max(0, R - B) + slowdown R: linear parts, of which the second goes with the optimizer.
+        """
+        return OVERLAP_SLOWDOWN if self.overlap else 0.0
+
     def reduce_s(self, counts: ParameterCounts) -> Floats:
-        """Gradient reduction of a piece [s]."""
+        """Gradient reduction of a piece, less what the optimizer's price has of it [s]."""
         dense, expert = self._rank_parameters(counts)
-        return dense * self.dense.reduce_s + expert * self.expert.reduce_s
+        return (1 - self.slowdown) * (dense * self.dense.reduce_s + expert * self.expert.reduce_s)
 
     def gather_s(self, counts: ParameterCounts) -> Floats:
-        """Parameter gathering of a piece [s]."""
+        """Parameter gathering of a piece, less what the optimizer's price has of it [s]."""
         dense, expert = self._rank_parameters(counts)
-        return dense * self.dense.gather_s + expert * self.expert.gather_s
+        return (1 - self.slowdown) * (dense * self.dense.gather_s + expert * self.expert.gather_s)
 
     def optimizer_s(self, counts: ParameterCounts) -> Floats:
-        """Optimizer step over a piece [s]."""
+        """Optimizer step over a piece, and what its synchronisation takes from computation [s]."""
         dense, expert = self._rank_parameters(counts)
         moved = (OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if self.clips else 0.0)) / OPTIMIZER_RATE
         shard = dense / self.dense.shard + expert / self.expert.shard
-        narrow = CAST_WEIGHT_BYTES if self.relative.gemm_precision != "bf16" else 0.0
-        total = shard * moved + (dense + expert) * ((ZERO_GRADIENT_BYTES if self.clears else 0.0) + narrow)
+        cleared = ZERO_GRADIENT_BYTES if self.clears else 0.0
+        total = shard * moved + (dense + expert) * (cleared + self.cast_bytes)
         spread = dense * self.dense.spread_s + expert * self.expert.spread_s
-        return total / self.relative.memory_bytes_per_s + spread
+        slowed = self.slowdown / (1 - self.slowdown) * (self.reduce_s(counts) + self.gather_s(counts))
+        return total / self.relative.memory_bytes_per_s + spread + slowed
 
     @property
     def tail_s(self) -> tuple[Floats, Floats]:
@@ -184,16 +207,25 @@ class Synchronisation:
 
 
 def synchronisation(
-    network: Network, sizes: Sizes, dp_mode: str, stack: SoftwareStack, has_experts: bool
+    network: Network,
+    sizes: Sizes,
+    dp_mode: str,
+    stack: SoftwareStack,
+    precision: Precision,
+    has_experts: bool,
 ) -> Synchronisation:
     """Gradient groups of a stage on one node class."""
     s = sizes
-    dense = gradient_group(network, s.gradient_ranks, s.tp, s.tp, dp_mode, stack)
+    dense = gradient_group(network, s.gradient_ranks, s.tp, s.tp, dp_mode, stack, precision)
     expert = dense
     if has_experts:
         stride = s.ep * s.etp
         sharing = np.minimum(stride, network.domain_chips)
-        expert = gradient_group(network, s.expert_gradient_ranks, stride, sharing, dp_mode, stack)
+        expert = gradient_group(network, s.expert_gradient_ranks, stride, sharing, dp_mode, stack, precision)
+    cast = 0.0
+    if network.relative.gemm_precision != "bf16":
+        is_narrow = parameter_bytes(stack, precision) < WEIGHT_BYTES
+        cast = TRANSPOSE_WEIGHT_BYTES if is_narrow else CAST_WEIGHT_BYTES
     return Synchronisation(
         dense,
         expert,
@@ -203,4 +235,5 @@ def synchronisation(
         stack.dp_overlap,
         stack.clips_gradients,
         stack.clears_gradients,
+        cast,
     )

@@ -142,7 +142,7 @@ def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s
     moe = model.moe
     if "every_second_product" in modules:
         return layer_traffic(model, kind, stack, s).forward_bytes
-    if "layernorm" in modules:
+    if "layernorm" in modules or "all_but_qkv" in modules:
         moved = moved + s.norm_tokens * model.hidden_size * 4 * HALF
     if "moe" in modules:
         moved = moved + _moe_traffic(model, stack, s).forward_bytes
@@ -152,7 +152,7 @@ def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s
     if "shared_experts" in modules and moe is not None:
         inner = s.tokens * moe.shared_ffn_hidden_size / s.tp
         moved = moved + _activation_traffic(model, stack, inner).forward_bytes
-    if "mlp" in modules:
+    if "mlp" in modules or "all_but_qkv" in modules:
         inner = s.tokens * model.ffn_hidden_size / s.tp
         moved = moved + _activation_traffic(model, stack, inner).forward_bytes
     return moved

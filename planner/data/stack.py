@@ -11,9 +11,9 @@ from planner.data.base import Data
 SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
 """Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
 
-CheckpointedModule = SelectiveModule | Literal["every_second_product"]
-"""These, or what torchtitan's checkpointing by operator runs again: all but attention and every second
-product."""
+CheckpointedModule = SelectiveModule | Literal["every_second_product", "all_but_qkv"]
+"""These, or what torchtitan's checkpointing by operator runs again (all but attention and every second
+product), or MaxText's save_qkv_proj under XLA (all but the first map and the last, which no gradient needs)."""
 
 
 class SoftwareStack(Data):
@@ -38,6 +38,9 @@ class SoftwareStack(Data):
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
+    experts_as_single_products: bool = False
+    """Whether experts run as single products on several streams (Transformer Engine's GroupedLinear), rather
+    than in one grouped kernel."""
     selective_modules: tuple[CheckpointedModule, ...] = ("core_attn",)
     """What selective recomputation computes again, unless a plan says otherwise: core attention,
     up-projections of latent attention, the experts' activation, norms, dense MLPs, all of a layer's experts
@@ -60,6 +63,8 @@ class SoftwareStack(Data):
     tied_gradient_bytes: float | None = Field(default=None, gt=0)
     """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
     `gradient_bytes` [bytes]."""
+    narrow_parameters: bool = False
+    """Whether weights that per-tensor 8-bit products read are kept, and gathered, in 8 bits."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     narrow_parameters: bool = False
@@ -78,6 +83,9 @@ class SoftwareStack(Data):
     a ring, or gathered first; heads exchanged for tokens; or that inside a node and a ring between nodes."""
     tp_overlap_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of tensor-parallel communication hidden behind computation."""
+    tp_userbuffers: bool = False
+    """Whether Transformer Engine runs tensor-parallel products in pieces beside their collectives
+    (--tp-comm-overlap), which hides what the pieces' time covers; `tp_overlap_fraction` then says nothing."""
     tp_backward_overlap: bool = True
     """Whether the backward pass gathers and reduces behind its matrix products (one device connection)."""
     dp_overlap: bool = True

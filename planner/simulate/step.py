@@ -16,6 +16,7 @@ from planner.cost.stage import (
     exposed_gather_s,
     exposed_reduce_s,
     optimizer_s,
+    slowed_s,
 )
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -181,11 +182,13 @@ def _add_up(
     )
     makespan = float(ends.max())
     busy = num_microbatches * float((forward + backward).sum(axis=1).max())
+    last = int(np.argmax(optimizer))
+    slowed = slowed_s(prices, *stages[last])
     breakdown = {
         "pp": makespan - makespan_without_sends_s,
-        "dp": (float(synced) - makespan) + tied + (tail - max(optimizer)),
+        "dp": (float(synced) - makespan) + tied + (tail - optimizer[last]) + slowed,
         "bubble": makespan_without_sends_s - busy,
-        "optimizer": max(optimizer),
+        "optimizer": optimizer[last] - slowed,
     }
     # Differences of sums can fall below zero by rounding alone.
     parts = {name: max(0.0, part) for name, part in breakdown.items()}

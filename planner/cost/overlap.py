@@ -1,0 +1,25 @@
+"""What is left of communication that runs beside computation.
+
+Hidden communication slows the computation that hides it by 13% (Galvatron, arXiv 2211.13878, the
+published overlap coefficient 1.13).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.prices import Floats
+
+OVERLAP_SLOWDOWN = 0.13
+"""Time that computation loses per second of communication hidden behind it."""
+
+
+def exposed_behind(communication_s: Floats, computation_s: Floats) -> Floats:
+    """What is left of communication behind computation, with what the computation loses by it [s]."""
+    hidden = np.minimum(communication_s, computation_s)
+    return communication_s - hidden + OVERLAP_SLOWDOWN * hidden
+
+
+def partly_hidden(communication_s: Floats, fraction: float) -> Floats:
+    """What is left of communication of which the stack hides a fraction [s]."""
+    return communication_s * (1 - fraction + OVERLAP_SLOWDOWN * fraction)
