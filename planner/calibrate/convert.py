@@ -250,6 +250,8 @@ def _recompute(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
     if stack_id(run) in NO_RECOMPUTE_STACKS:
         assumptions.append("nothing recomputed")
         return ("none",)
+    if "all_but_qkv" in stack_of(run).selective_modules:
+        return ("selective",)
     if stack_id(run) in NO_WHOLE_LAYER_STACKS:
         return ("none", "selective")
     return ("none", "selective", "full")

@@ -32,18 +32,20 @@ def _stack_id(software: str, source: str) -> str:
 
 
 def stack_of(run: Run) -> SoftwareStack:
-    """Properties of the run's software, with what its notes say changed."""
-    changed = _overrides(run.text, run.source)
+    """Properties of the run's software, with what its notes, model and chip say changed."""
+    chips = " ".join(group.chip for group in run.cluster.groups)
+    changed = _overrides(run.text, run.source, run.model.name, chips)
     if run.plan.dp_mode == "distopt" and run.plan.optimizer_shard_size is not None:
         changed += (("optimizer_shard_size", run.plan.optimizer_shard_size),)
     return _stack(stack_id(run), changed)
 
 
 @lru_cache(maxsize=4096)
-def _overrides(text: str, source: str) -> tuple[tuple[str, Setting], ...]:
+def _overrides(text: str, source: str, model: str, chips: str) -> tuple[tuple[str, Setting], ...]:
     changed: dict[str, Setting] = {}
     for rule in table("stack_patterns")["overrides"]:
-        if occurs(rule.get("pattern"), text) and occurs(rule.get("source"), source):
+        asked = (("pattern", text), ("source", source), ("model", model), ("chip", chips))
+        if all(occurs(rule.get(name), words) for name, words in asked):
             changed.update((k, tuple(v) if isinstance(v, list) else v) for k, v in rule["set"].items())
     return tuple(changed.items())
 

@@ -63,13 +63,12 @@ class SoftwareStack(Data):
     tied_gradient_bytes: float | None = Field(default=None, gt=0)
     """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
     `gradient_bytes` [bytes]."""
-    narrow_parameters: bool = False
-    """Whether weights that per-tensor 8-bit products read are kept, and gathered, in 8 bits."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     narrow_parameters: bool = False
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
-    (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones."""
+    (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are gathered
+    in it as well."""
     clips_gradients: bool = True
     """Whether the norm of the gradients is taken each step and they are clipped to it."""
     clears_gradients: bool = True

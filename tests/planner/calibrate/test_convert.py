@@ -389,3 +389,37 @@ def test_sequence_parallel_unknown_is_off_and_said() -> None:
     candidate = converted(plan__sequence_parallel=None)
     assert not candidate.plans[0].sequence_parallel
     assert "no sequence parallelism" in candidate.assumptions
+
+
+def test_benchmarks_of_nvidia_are_read_as_their_scripts_configure_them() -> None:
+    """NVTE_FUSED_ATTN=0 for Grok-1 and GPT-3, not for Llama; bf16 sums but for Nemotron-4 of then."""
+    old = "NeMo (dgxc-benchmarking v24.11.1)"
+    grok = stack_of(run(software=old, model__name="Grok-1"))
+    gpt = stack_of(run(software=old, model__name="GPT3-175B"))
+    llama = stack_of(run(software=old, model__name="Llama3-70B"))
+    nemotron = stack_of(run(software=old, model__name="Nemotron4-15B"))
+    assert (grok.attention_kernel, gpt.attention_kernel) == ("flash2", "flash2")
+    assert (llama.attention_kernel, nemotron.attention_kernel) == ("newest", "newest")
+    assert (gpt.dropout, grok.dropout, llama.dropout) == (True, False, False)
+    assert (grok.gradient_bytes, llama.gradient_bytes, nemotron.gradient_bytes) == (2, 2, 4)
+    assert stack_of(run(software="NeMo 24.07", model__name="Llama2-7B")).attention_kernel == "flash2"
+
+
+def test_latent_attention_on_blackwell_goes_through_memory_before_its_kernel_came() -> None:
+    gb200 = {"chip": "gb200-186gb", "num_chips": 16, "chips_per_node": 4}
+    deepseek = {"software": "NeMo (dgxc-benchmarking v25.05.05)", "model__name": "DeepSeek-V3"}
+    assert not stack_of(run(**deepseek, cluster__groups=[gb200])).flash_attention
+    assert stack_of(run(**deepseek)).flash_attention
+    assert stack_of(
+        run(
+            software="Megatron-Bridge / NeMo container 25.09",
+            model__name="DeepSeek-V3",
+            cluster__groups=[gb200],
+        )
+    ).flash_attention
+
+
+def test_maxtext_recomputes_all_but_the_first_map() -> None:
+    found = convert(run(software="MaxText (JAX) dgxc-benchmarking v25.02", plan__recompute=None))
+    assert [plan.stages[0].recompute for plan in found.plans] == ["selective"]
+    assert found.problem.stack.selective_modules == ("all_but_qkv",)
