@@ -205,8 +205,8 @@ def _options_of_run(
                 count,
                 forward,
                 backward,
-                exposed_reduce_s(prices, 0, content, np.array([backward])),
-                follow + exposed_gather_s(prices, 0, content, np.array([forward])),
+                exposed_reduce_s(prices, 0, content, backward),
+                follow + exposed_gather_s(prices, 0, content, forward),
                 memory <= problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES,
             )
         )

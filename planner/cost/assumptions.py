@@ -90,7 +90,9 @@ def _of_stack(problem: Problem) -> Iterator[str]:
             f"{stack.id}: the host needs {stack.host_layer_floor_ms:g} ms or more to launch a layer's "
             "forward (none with CUDA graphs)"
         )
-    if stack.tp_overlap_fraction > 0:
+    if stack.tp_userbuffers:
+        yield f"{stack.id}: tensor-parallel communication beside pieces of the products (user buffers)"
+    elif stack.tp_overlap_fraction > 0:
         share = format_percent(stack.tp_overlap_fraction)
         yield f"{stack.id}: {share} of tensor-parallel communication hidden behind products"
     if stack.dropout:

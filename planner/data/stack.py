@@ -13,7 +13,7 @@ SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "m
 
 CheckpointedModule = SelectiveModule | Literal["every_second_product", "all_but_qkv"]
 """These, or what torchtitan's checkpointing by operator runs again (all but attention and every second
-product), or MaxText's save_qkv_proj under XLA (all but the first map and the last, which no gradient needs)."""
+product), or MaxText's save_qkv_proj under XLA: all but the first map, and the last that no gradient needs."""
 
 
 class SoftwareStack(Data):
@@ -67,8 +67,8 @@ class SoftwareStack(Data):
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     narrow_parameters: bool = False
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
-    (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are gathered
-    in it as well."""
+    (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are
+    gathered in it as well."""
     clips_gradients: bool = True
     """Whether the norm of the gradients is taken each step and they are clipped to it."""
     clears_gradients: bool = True

@@ -107,7 +107,8 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
         arguments.append(option("--hierarchical-context-parallel-sizes", *sizes))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         arguments.append(switch("--use-tp-pp-dp-mapping"))
-    if problem.stack.tp_overlap_fraction > 0 and plan.tensor_parallel > 1 and plan.sequence_parallel:
+    overlapped = problem.stack.tp_userbuffers or problem.stack.tp_overlap_fraction > 0
+    if overlapped and plan.tensor_parallel > 1 and plan.sequence_parallel:
         arguments.append(switch("--tp-comm-overlap"))
     return tuple(arguments)
 

@@ -117,8 +117,9 @@ def _problem_details(problem: Problem) -> str:
 
 
 def _stack_facts(stack: SoftwareStack) -> list[str]:
+    fraction = f"TP {100 * stack.tp_overlap_fraction:.0f}%" if stack.tp_overlap_fraction else ""
     overlaps = [
-        f"TP {100 * stack.tp_overlap_fraction:.0f}%" if stack.tp_overlap_fraction else "",
+        "TP by pieces" if stack.tp_userbuffers else fraction,
         "DP" if stack.dp_overlap else "",
         "PP" if stack.p2p_overlap else "PP with virtual stages" if stack.overlaps_sends(2) else "",
     ]
