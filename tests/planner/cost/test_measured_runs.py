@@ -60,7 +60,7 @@ def anchored() -> dict[str, Any]:
         ("vtrain-single", 0.07),
         ("simumax-b200", 0.04),
         ("megatron-bridge", 0.085),
-        ("nemo-docs", 0.045),
+        ("nemo-docs", 0.0455),
         ("llm-foundry", 0.09),
         ("torchtitan", 0.13),
         ("internevo", 0.07),
