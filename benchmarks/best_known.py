@@ -101,11 +101,13 @@ def known_step_s(problem: Problem, entry: dict[str, Any]) -> float:
 
 
 def searched(name: str, gap: float, limit_s: float) -> dict[str, Any] | None:
-    """The entry of a new search; None without a plan, or where it has virtual stages."""
+    """The entry of a new search; None without a plan. One virtual stage a rank."""
     problem = load_problem(name)
-    options = problem.options.model_copy(update={"gap": gap, "time_limit_s": limit_s})
+    options = problem.options.model_copy(
+        update={"gap": gap, "time_limit_s": limit_s, "max_virtual_stages": 1}
+    )
     result = plan(problem, Options.model_validate(options.model_dump()))
-    if result.plan is None or result.evaluation is None or result.plan.virtual_stages > 1:
+    if result.plan is None or result.evaluation is None:
         return None
     proof = f"search over all orders, layers and recomputation to a gap of {100 * (result.gap or 0.0):.2f}%"
     return {
