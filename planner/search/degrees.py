@@ -34,6 +34,11 @@ from planner.rules.sequence import (
 )
 from planner.rules.tensor import tp_is_legal
 
+MAX_VIRTUAL_STAGES = 12
+"""Most virtual stages of a rank where the user says nothing, on clusters of few classes."""
+CLASSES_THAT_INTERLEAVE = 1
+"""Node classes up to which virtual stages are looked at without being asked for."""
+
 
 @dataclass(frozen=True)
 class DegreeTable:
@@ -117,10 +122,13 @@ def allowed_stages(options: Options, most: int) -> list[int]:
     return [count for count in stages if f"pp={count}" not in options.forbid]
 
 
-def allowed_virtual_stages(options: Options, most: int) -> list[int]:
+def allowed_virtual_stages(problem: Problem, most: int) -> list[int]:
     """Numbers of virtual stages beyond one, up to `most`, that the user's wishes let be."""
-    pinned = options.pin.get("vp")
-    most = min(most, options.max_virtual_stages)
+    options = problem.options
+    pinned, wished = options.pin.get("vp"), options.max_virtual_stages
+    if wished is None and pinned is None:
+        wished = MAX_VIRTUAL_STAGES if len(problem.cluster.classes) <= CLASSES_THAT_INTERLEAVE else 1
+    most = most if wished is None else min(most, wished)
     counts = range(2, most + 1) if pinned is None else [pinned] if 1 < pinned <= most else []
     return [count for count in counts if f"vp={count}" not in options.forbid]
 

@@ -52,7 +52,7 @@ MAX_SPLITS = 400
 """Dealings of one order up to which they are all tried instead of solved for."""
 MAX_ORDERS = 60
 """Orders of one group that are listed whole; beyond it one block a class, and the rest only bounded."""
-MAX_CHUNKS = 24
+MAX_CHUNKS = 16
 """Chunks of all stages up to which the program is solved in whole numbers, beyond it only its relaxation;
 always the former where an exact answer is asked for."""
 ROUNDING = 1e-12
@@ -61,6 +61,8 @@ LOOKS = 60
 """Pairs looked at for a first plan where whole stages have given none."""
 DIVES = 12
 """Orders tried in them that some dealing fits."""
+MAX_PROGRAMS = 8
+"""Programs that are solved in whole numbers, unless an exact answer is asked for."""
 NODE_LIMIT = 200
 """Nodes of one program, unless an exact answer is asked for."""
 
@@ -79,6 +81,7 @@ class VirtualOpener:
         self.frontier, self.clock, self.opener = opener.frontier, clock, opener
         self.tables = VirtualTables(problem, self.prices, self.table)
         self.gap = virtual_gap(problem.options)
+        self.in_whole_numbers = 0
         kinds = layer_kinds(problem.model)
         self.has_lead = kinds is not None and kinds.num_lead > 0
         self.space = VirtualSpace(problem, self.prices, self.table, bounds)
@@ -235,9 +238,10 @@ class VirtualOpener:
             exclude=part.excluded,
             rows=part.rows,
             cutoff_ms=cutoff_s / MS if np.isfinite(cutoff_s) else None,
-            integral=is_exact or few_chunks,
+            integral=is_exact or (few_chunks and self.in_whole_numbers < MAX_PROGRAMS),
         )
         self.opener.programs += 1
+        self.in_whole_numbers += int(few_chunks)
         if result.status == "infeasible":
             return
         if result.bound_ms is not None:

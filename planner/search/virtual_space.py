@@ -67,7 +67,7 @@ class VirtualSpace:
 
     def virtual_stages(self, stages: int) -> list[int]:
         """Numbers of virtual stages to look at: every chunk holds a layer."""
-        return allowed_virtual_stages(self.problem.options, self.problem.model.num_layers // stages)
+        return allowed_virtual_stages(self.problem, self.problem.model.num_layers // stages)
 
     def _bounds_s(
         self,
