@@ -80,7 +80,7 @@ def test_shor_ascends_to_the_top_of_a_ridge() -> None:
     assert where[1] >= 0
 
 
-@pytest.mark.parametrize("stages", [9, 12])
+@pytest.mark.parametrize("stages", [9, pytest.param(12, marks=pytest.mark.slow)])
 def test_lengths_looked_at_together_never_miss_what_one_of_them_reaches(stages: int) -> None:
     """The step of a real pipeline is no deadline that all pipelines of 9 to 12 stages miss."""
     problem = problem_of(

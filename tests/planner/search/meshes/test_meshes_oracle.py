@@ -27,7 +27,7 @@ def assert_search_finds_the_best(seed: int, most_layers: int) -> None:
     assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
     assert_search_finds_the_best(seed, 2)
 

@@ -26,7 +26,11 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="module")
 def results(problem: Problem) -> dict[str, Result]:
-    return dict(api.plan_all(problem, Options(gap=0.05, max_pipeline_parallel=1, time_limit_s=30)))
+    return dict(
+        api.plan_all(
+            problem, Options(gap=0.05, max_pipeline_parallel=1, time_limit_s=30, pin={"sp": 1, "mbs": 1})
+        )
+    )
 
 
 def test_both_classes_work_side_by_side_with_shares_by_their_speed(
