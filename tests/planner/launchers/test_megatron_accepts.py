@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from planner.data.load import load_model
+from planner.data.load import load_model, load_plan, load_problem
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.directory import export_plan
+from planner.search import driver
 from tests.megatron_check.expectation import expectation
 from tests.planner.launchers import plans
 from tests.planner.launchers.random_plans import random_case
@@ -80,6 +81,22 @@ def test_megatron_places_and_runs_what_the_plan_says(name: str, megatron_python:
     assert [result["coordinates"]["pp"] for result in report["simulated"]] == list(range(len(plan.stages)))
     assert all(result["collectives"] for result in report["simulated"])
     assert_hosts_hold_their_stages(out, report)
+
+
+def test_a_searched_plan_with_virtual_stages_is_accepted_and_reads_back(
+    megatron_python: str, tmp_path: Path
+) -> None:
+    """The search's own plan: uneven chunks on two kinds of chips, one layout string for all nodes."""
+    problem = load_problem("llama3-8b-h100-a100-16")
+    options = problem.options.model_copy(update={"pin": {"vp": 4}, "max_pipeline_parallel": 2})
+    plan = driver.search(problem.model_copy(update={"options": options})).plan
+    assert plan is not None and plan.virtual_stages == 4
+    out = write(tmp_path, problem, plan)
+    expected = ("--simulate", "stages", "--expect", str(tmp_path / "expected.json"))
+    done = check(megatron_python, out, *expected)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    read_back = load_plan(out / "plan.yaml")
+    assert [stage.chunks for stage in read_back.stages] == [stage.chunks for stage in plan.stages]
 
 
 def assert_hosts_hold_their_stages(out: Path, report: dict[str, Any]) -> None:
