@@ -120,6 +120,7 @@ class Search:
         self.opener = opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
         self._dive(self.opener)
         if isinstance(self.opener, Opener):
+            self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         return self._loop(self.opener)
 
@@ -156,7 +157,7 @@ class Search:
         while len(self.frontier.queue):
             if self.clock.is_up:
                 return True
-            bound_s, item = self.frontier.queue.pop()
+            bound_s, item = self.frontier.queue.pop(self.frontier.cutoff_s)
             if bound_s >= self.frontier.cutoff_s:
                 self.frontier.close(bound_s)
                 return False

@@ -59,9 +59,12 @@ class Queue(Generic[T]):
         self._stream_s: Floats = np.zeros(0)
         self._make: Callable[[int], T] | None = None
         self._next = 0
+        self._later: list[tuple[float, int, T]] = []
+        self.waits: Callable[[T], bool] = lambda part: False
+        """Parts that are opened once all others have reached the cutoff."""
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._stream_s) - self._next
+        return len(self._heap) + len(self._later) + len(self._stream_s) - self._next
 
     def stream(self, bounds_s: Floats, make: Callable[[int], T]) -> None:
         """Add the parts `make(0)`, `make(1)` ... with ascending bounds."""
@@ -69,11 +72,16 @@ class Queue(Generic[T]):
 
     def push(self, bound_s: float, part: T) -> None:
         """Add a part that no plan of it undercuts `bound_s`."""
-        heapq.heappush(self._heap, (bound_s, next(self._ticket), part))
+        heap = self._later if self.waits(part) else self._heap
+        heapq.heappush(heap, (bound_s, next(self._ticket), part))
 
-    def pop(self) -> tuple[float, T]:
-        """The part of least bound."""
+    def pop(self, cutoff_s: float = float("inf")) -> tuple[float, T]:
+        """The part of least bound of those that do not wait; of those that do where it reaches the cutoff."""
         head_s = self._head_s()
+        heads = [bound_s for bound_s, _, _ in self._heap[:1]] + ([] if head_s is None else [head_s])
+        if self._later and (not heads or min(heads) >= cutoff_s):
+            bound_s, _, part = heapq.heappop(self._later)
+            return bound_s, part
         if self._make is not None and head_s is not None and (not self._heap or head_s <= self._heap[0][0]):
             self._next += 1
             return head_s, self._make(self._next - 1)
@@ -86,7 +94,7 @@ class Queue(Generic[T]):
     @property
     def least_s(self) -> float | None:
         """Bound of the best open part; None where all are closed."""
-        heads = [self._heap[0][0]] if self._heap else []
+        heads = [heap[0][0] for heap in (self._heap, self._later) if heap]
         head_s = self._head_s()
         heads += [] if head_s is None else [head_s]
         return min(heads) if heads else None
