@@ -13,11 +13,13 @@ from planner.cost.launches import HEAD_LAUNCHES
 from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
+    cut_heads_s,
     expert_layer_s,
     tensor_collectives,
     tensor_forward_s,
     tensor_layer_s,
 )
+from planner.cost.memory import gathered_heads_bytes
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS, Floats
@@ -111,6 +113,10 @@ class ClassPricing:
         passes = (dgrad[column].sum(axis=0), wgrad[column].sum(axis=0))
         tp = tensor_layer_s(self.tensor, stack, sizes, work.blocks, *passes, self._pieces(piece))
         cp = (self.zero, self.zero)
+        gathered = gathered_heads_bytes(self.model, sizes) if has_attention else self.zero
+        if gathered.any():
+            cut = cut_heads_s(self.network, gathered, sizes)
+            tp = (tp[0] + cut[0], tp[1] + cut[1])
         if has_attention:
             cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)

@@ -126,6 +126,23 @@ def tensor_forward_s(
     return blocks * partly_hidden(once, 0.0 if stack.tp_userbuffers else stack.tp_overlap_fraction)
 
 
+def cut_heads_s(network: Network, gathered_bytes: Floats, sizes: Sizes) -> tuple[Floats, Floats]:
+    """Forward and backward where ranks cut their heads out of all ranks' queries, keys and values [s].
+
+    A gather, and the scatter of its gradient; nothing hides them (core/tensor_parallel/mappings.py).
+
+    Parameters
+    ----------
+    gathered_bytes
+        Queries, keys and values of all ranks (`memory.gathered_heads_bytes`).
+    """
+    spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
+    size = gathered_bytes[None, :] * np.ones((2, 1))
+    forward, backward = collective_s(network, ("all_gather", "reduce_scatter"), size, spread, sizes.ones)
+    needed = gathered_bytes > 0
+    return np.where(needed, forward, 0.0), np.where(needed, backward, 0.0)
+
+
 def context_layer_s(
     network: Network,
     model: ModelSpec,

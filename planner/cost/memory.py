@@ -63,6 +63,7 @@ def layer_activations(
         whole, widest = whole + mixer, widest + width
     elif kind != "mlp":
         attention, core = _attention_bytes(model, stack, s)
+        widest = widest + gathered_heads_bytes(model, s)
         if kept_input < HALF:
             # The output is kept in 16 bits for attention and once more as input of the output map.
             attention = (
@@ -139,7 +140,8 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     softmax (2 bytes a score; without a fused kernel also its fp32 form, 4) and
     with dropout its mask (1) and its output (2). Rotary positions make new
     queries and keys, while the values are a view that keeps the map's whole output alive; with latent
-    attention they keep the up-projection's (SplitAlongDim in attention.py, multi_latent_attention.py).
+    attention they keep the up-projection's (SplitAlongDim in attention.py, multi_latent_attention.py). With
+    fewer key-value heads than tensor-parallel ranks the view is of all ranks' outputs, gathered to be cut.
     """
     heads = model.num_attention_heads / s.tp
     query_dim, value_dim = attention_dims(model)
@@ -154,6 +156,9 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         low_rank = 0.0 * s.ones
         rotated = 1.0 if model.position_embedding == "rope" else 0.0
         kept_alive = rotated * s.tokens * HALF * (heads + groups) * query_dim
+        gathered = gathered_heads_bytes(model, s)
+        own = s.tokens * HALF * (heads + 2 * groups) * query_dim
+        kept_alive = np.where(gathered > 0, np.maximum(gathered - own, 0.0) + kept_alive, kept_alive)
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
     qkv = qkv + kept_alive
     output = s.tokens * HALF * heads * value_dim
@@ -166,6 +171,18 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         + (3.0 if stack.dropout else 0.0)
     )
     return low_rank + qkv + output, scores * kept
+
+
+def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Floats:
+    """Queries, keys and values of all tensor-parallel ranks, from which each cuts its heads [bytes].
+
+    Zero where every rank has whole key-value heads (core/transformer/attention.py of Megatron-LM core 0.16 or
+    newer, `all_gather_last_dim_from_tensor_parallel_region`).
+    """
+    if model.mla is not None:
+        return 0.0 * s.tokens
+    width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
+    return np.where(model.num_query_groups < s.tp, s.tokens * HALF * width, 0.0)
 
 
 def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:

@@ -399,3 +399,18 @@ def test_seventy_billion_on_128_chips_reach_what_was_measured() -> None:
     sizes = LLAMA_70B | {"seq_length": 8192, "max_position_embeddings": 8192, "vocab_size": 128256}
     found = judged("16x8 h100-sxm-80gb", flags, **sizes, global_batch_size=1024)
     assert found.mfu * 989.4 == pytest.approx(296.5, rel=0.2)
+
+
+def test_fewer_key_value_heads_than_ranks_cost_a_gather_and_its_memory() -> None:
+    # ISEEKYAN/Megatron-LM#91; ai-dynamo/modelexpress#650: of the weights each rank still has its share alone.
+    flags = "--tensor-model-parallel-size 8 --sequence-parallel"
+    copied, split = (
+        judged(flags=flags, **(LLAMA_70B | {"num_layers": 4, "num_query_groups": groups})).stages[0]
+        for groups in (4, 8)
+    )
+    # Per layer 4,096 tokens x 2 bytes x (64 + 2 x 4) heads x 128 = 72 MiB are gathered, and kept for the
+    # backward, in the place of an eighth of (64 + 2 x 8) heads, 10 MiB.
+    more_gib = copied.memory_gib["activations"] - split.memory_gib["activations"]
+    assert more_gib == pytest.approx(4 * 62 / 1024, rel=0.01)
+    assert copied.memory_gib["weights"] < split.memory_gib["weights"]
+    assert copied.forward_s > split.forward_s and copied.backward_s > split.backward_s
