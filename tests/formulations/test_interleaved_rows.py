@@ -51,13 +51,13 @@ def waits(x: Pipeline) -> float:
     return float((least.sum(axis=0) + work).max())
 
 
-def check(x: Pipeline, other: Pipeline) -> None:
+def check(x: Pipeline, other: Pipeline | None) -> None:
     """No row of `x` exceeds its events; paths found for `other` hold for `x`, as they know no times."""
     ends = x.ends
     assert waits(x) <= ends[0] * (1 + REL), x
     both = (x.forward + x.backward).sum(axis=1)
     assert dealt_bound(both, x.send, x.m, x.forward.shape[1]) <= ends[0] * (1 + REL), x
-    if other.forward.shape == x.forward.shape and other.m == x.m:
+    if other is not None:
         for row in longest_paths(other.forward, other.backward, other.send, x.m, [0, len(ends) - 1]):
             assert row_value(row, x.forward, x.backward, x.send) <= ends[row.end_stage] * (1 + REL), x
 
@@ -73,9 +73,9 @@ def test_no_row_exceeds_the_simulated_step_in_a_few_hundred_pipelines() -> None:
 @pytest.mark.slow
 def test_no_row_exceeds_the_simulated_step_in_twenty_thousand_pipelines() -> None:
     rng = np.random.default_rng(12)
-    for _ in range(20_000):
+    for i in range(20_000):
         x = random_pipeline(rng)
-        check(x, x)
+        check(x, x if i % 20 == 0 else None)
 
 
 def test_longest_paths_are_the_simulated_ends() -> None:
