@@ -45,6 +45,7 @@ def _tensor_layers(model: ModelSpec, shape: StageShape, activation: float) -> It
     calls = sum(tensor_blocks(model, kind) for kind in shape.kinds) * shape.num_microbatches
     again = sum(tensor_blocks(model, kind) for kind in shape.kinds[: shape.recomputed_layers])
     again *= shape.num_microbatches
+    yield from _cut_heads(model, shape, activation)
     if not shape.sequence_parallel:
         yield Collective("forward", "all_reduce", "tp", activation, calls)
         yield Collective("backward", "all_reduce", "tp", activation, calls + again)
@@ -53,6 +54,20 @@ def _tensor_layers(model: ModelSpec, shape: StageShape, activation: float) -> It
     yield Collective("forward", "reduce_scatter", "tp", activation, calls)
     yield Collective("backward", "all_gather", "tp", activation, 2 * calls + again)
     yield Collective("backward", "reduce_scatter", "tp", activation, calls + again)
+
+
+def _cut_heads(model: ModelSpec, shape: StageShape, activation: float) -> Iterator[Collective]:
+    """Where heads are copied: gather of all ranks' queries, keys and values, scatter of their gradients."""
+    if model.mla is not None or model.num_query_groups >= shape.tp:
+        return
+    width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
+    size, m = activation / model.hidden_size * width, shape.num_microbatches
+    with_attention = ("dense", "moe", "attention")
+    calls = m * sum(kind in with_attention for kind in shape.kinds)
+    again = m * sum(kind in with_attention for kind in shape.kinds[: shape.recomputed_layers])
+    yield Collective("forward", "all_gather", "tp", size, calls)
+    yield Collective("backward", "all_gather", "tp", size, again)
+    yield Collective("backward", "reduce_scatter", "tp", size, calls)
 
 
 def tensor_blocks(model: ModelSpec, kind: LayerKind) -> int:

@@ -134,7 +134,8 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
     system["hetero"] = _hetero_tree(config)
     system["recompute"] = _recompute_tree(config, args.recompute_modules(problem, plan))
     system["logging"] = {"log_interval": 1, "log_throughput": True}
-    system["checkpoint"] = {"save_interval": 1000}
+    # Distributed checkpoints fail where tensor parallelism differs by mesh (flagos-ai/FlagScale#319).
+    system["checkpoint"] = {"ckpt_format": "torch", "save_interval": 1000}
     return {
         "system": system,
         "model": {

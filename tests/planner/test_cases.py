@@ -6,21 +6,26 @@ Each test or row names the thread that it comes from; only its facts are kept he
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.cost.collective_counts import collective_counts
 from planner.cost.prices import STATES
+from planner.cost.stage_shape import StageShape
 from planner.data.load import build_problem, load_model
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import InstanceError
+from planner.launchers.directory import export_plan
 from planner.launchers.megatron_arguments import pipeline_layout
 from planner.launchers.read_megatron import ReadBack, read_arguments
 from planner.rules import experts, sequence, tensor
 from planner.rules.versions import version_violations
 from planner.search import driver
 from planner.simulate.evaluate import evaluate
+from tests.planner.launchers import plans
 
 NODE = "1x8 h100-sxm-80gb"
 
@@ -414,3 +419,47 @@ def test_fewer_key_value_heads_than_ranks_cost_a_gather_and_its_memory() -> None
     assert more_gib == pytest.approx(4 * 62 / 1024, rel=0.01)
     assert copied.memory_gib["weights"] < split.memory_gib["weights"]
     assert copied.forward_s > split.forward_s and copied.backward_s > split.backward_s
+
+
+def test_copied_heads_issue_the_collectives_that_megatron_issues() -> None:
+    # Counted on core 0.19.2 with 3 layers, one of them recomputed, 2 micro-batches, 2 groups on 4 ranks: of
+    # all ranks' queries, keys and values 6 gathers forward, 2 more in the backward, 6 scatters.
+    model = load_model("llama3-8b").model_copy(update={"num_layers": 3, "num_query_groups": 2})
+    shape = StageShape(
+        kinds=("dense",) * 3,
+        has_embedding=True,
+        has_head=True,
+        stage=0,
+        num_stages=1,
+        tp=4,
+        sequence_parallel=True,
+        num_microbatches=2,
+        recomputed_layers=1,
+    )
+    whole = 1024 * (32 + 2 * 2) * 128 * 2
+    found = {(c.phase, c.op): c.count for c in collective_counts(model, shape, 1024) if c.size_bytes == whole}
+    assert found == {
+        ("forward", "all_gather"): 6,
+        ("backward", "all_gather"): 2,
+        ("backward", "reduce_scatter"): 6,
+    }
+
+
+def test_flagscale_writes_checkpoints_that_meshes_of_different_width_can(tmp_path: Path) -> None:
+    # flagos-ai/FlagScale#319.
+    of, plan = plans.uniform()
+    out = export_plan(of, plan.model_copy(update={"target": "flagscale"}), "flagscale", tmp_path / "launch")
+    assert "ckpt_format: torch\n" in (out / "train" / "hetero.yaml").read_text()
+
+
+def test_every_node_starts_as_many_processes_as_it_has_chips(tmp_path: Path) -> None:
+    # huggingface/accelerate#3894, deepspeedai/DeepSpeed#3409: 8 and 2 chips, which became 5 and 5.
+    of = build_problem(
+        cluster="accelerate-3894-8plus2", model="qwen3-8b", seq_length=2048, global_batch_size=40
+    )
+    pinned = of.options.model_copy(update={"pin": {"pp": 5, "tp": 2}, "gap": 0.5})
+    result = driver.search(of.model_copy(update={"options": pinned}))
+    assert result.plan is not None
+    out = export_plan(of, result.plan, "megatron-lm", tmp_path / "launch")
+    hostfile = (out / "forms" / "mpi" / "hostfile").read_text()
+    assert [line.rpartition("=")[2] for line in hostfile.split("\n") if line] == ["8", "2"]
