@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 from planner.data.chip import Backend
 from planner.data.plan import Plan
+from planner.data.problem import Problem
 from planner.launchers.template_text import fill
 
 _MAX_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -12,10 +15,19 @@ _MAX_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 _ENVIRONMENTS: dict[Backend, dict[str, str]] = {
     "cuda": {},
-    "rocm": {},
-    # Huawei, HCCL environment variables: time that a rank waits for the others to connect [s].
-    "ascend": {"HCCL_CONNECT_TIMEOUT": "1800"},
+    # AMD's own start script for Llama 3: ROCm/Megatron-LM, examples/llama/train_llama3.sh (2024).
+    "rocm": {"GPU_MAX_HW_QUEUES": "2", "TORCH_NCCL_HIGH_PRIORITY": "1", "HSA_NO_SCRATCH_RECLAIM": "1"},
+    # Huawei's own start scripts: Ascend/MindSpeed-LLM, examples/ (2024 and 2025). The first is the time that
+    # a rank waits for the others to connect [s].
+    "ascend": {
+        "HCCL_CONNECT_TIMEOUT": "1800",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        "TASK_QUEUE_ENABLE": "2",
+    },
 }
+
+_JOINED: dict[Backend, str] = {"cuda": "NCCL", "rocm": "RCCL", "ascend": "HCCL"}
+"""Library of collectives of a platform."""
 
 
 _ORDERED = """\
@@ -28,10 +40,37 @@ _UNORDERED = """\
     unset CUDA_DEVICE_MAX_CONNECTIONS"""
 
 
-def environment_text(plan: Plan) -> str:
-    """The script that sets the environment of the training processes, for what the plan shards."""
+def environment_text(problem: Problem, plan: Plan) -> str:
+    """The script that sets the environment of the training processes, for what the plan shards and uses."""
     sharded = plan.dp_mode not in ("ddp", "distopt")
-    return fill("environment.sh", {"max_connections": _UNORDERED if sharded else _ORDERED})
+    trouble = mixed_platforms(problem, plan)
+    return fill(
+        "environment.sh",
+        {
+            "mixed_platforms": "" if trouble is None else f"    warn {shlex.quote(trouble)}\n",
+            "max_connections": _UNORDERED if sharded else _ORDERED,
+            "rocm": _exports("rocm"),
+            "ascend": _exports("ascend"),
+        },
+    )
+
+
+def _exports(backend: Backend) -> str:
+    """Lines that set a platform's variables where the user has not."""
+    values = _ENVIRONMENTS[backend]
+    return "\n".join(f"        export {name}=${{{name}:-{value}}}" for name, value in values.items())
+
+
+def mixed_platforms(problem: Problem, plan: Plan) -> str | None:
+    """What a job on chips of several platforms lacks in stock Megatron-LM; None on one platform."""
+    used = dict.fromkeys(problem.chips[chip].backend for stage in plan.stages for _, chip, _ in stage.places)
+    if len(used) < 2:
+        return None
+    libraries = ", ".join(f"{_JOINED.get(backend, 'its own')} ({backend})" for backend in sorted(used))
+    return (
+        f"this plan joins chips of several platforms, whose collectives form no common groups: {libraries}; "
+        "the processes need a communication library that does, such as FlagCX, which stock Megatron-LM lacks"
+    )
 
 
 def environment_of(backend: Backend) -> dict[str, str]:

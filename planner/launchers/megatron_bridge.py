@@ -88,7 +88,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
     }
     if recipe is None:
         files["lib/recipe.py"] = _recipe_file(problem, plan)
-    files["lib/environment.sh"] = environment_text(plan)
+    files["lib/environment.sh"] = environment_text(problem, plan)
     return files | {f"lib/{name}": template(name) for name in _LIBRARY}
 
 

@@ -53,7 +53,7 @@ def launch_files(
         "README.md": readme_text(problem, plan, places, evaluation, version),
     }
     files |= {f"lib/{name}": template(name) for name in _LIBRARY}
-    files["lib/environment.sh"] = environment_text(plan)
+    files["lib/environment.sh"] = environment_text(problem, plan)
     if by_rank:
         files["lib/run_stage.py"] = _stage_runner(problem, plan)
     library = sorted(name.removeprefix("lib/") for name in files if name.startswith("lib/"))

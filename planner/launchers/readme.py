@@ -6,6 +6,7 @@ import planner
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
+from planner.launchers.environments import mixed_platforms
 from planner.launchers.megatron_arguments import recompute_modules
 from planner.launchers.placement import HostPlace, stage_of_rank
 from planner.launchers.template_text import fill
@@ -130,8 +131,12 @@ def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> s
     for backend in backends:
         if backend != "cuda":
             notes.append(
-                f"Chips of the platform {backend}: environment and device check are untried placeholders."
+                f"Chips of the platform {backend}: the environment follows its vendor's scripts where there "
+                "are any, but is untried here, and there is no device check."
             )
+    trouble = mixed_platforms(problem, plan)
+    if trouble is not None:
+        notes.append(f"**Mixed platforms**: {trouble}.")
     if not notes:
         return ""
     return "## Taken for granted\n\n" + "\n".join(f"- {note}" for note in notes)

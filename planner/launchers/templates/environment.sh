@@ -4,7 +4,7 @@
 
 # set_environment BACKEND
 set_environment() {
-@{max_connections}
+@{mixed_platforms}@{max_connections}
 
     case $1 in
     cuda)
@@ -15,14 +15,18 @@ set_environment() {
         # export NCCL_DEBUG=INFO
         ;;
     rocm)
-        # Placeholder, not tried: RCCL reads the variables of NCCL.
+        # As AMD's own script for Llama 3 sets them; not tried here. RCCL reads the variables of NCCL.
+@{rocm}
         # export NCCL_SOCKET_IFNAME=eth0
         # export NCCL_IB_HCA=mlx5
+        # export NCCL_IB_GID_INDEX=3
         ;;
     ascend)
-        # Placeholder, not tried: Megatron-LM runs on Ascend through MindSpeed only.
+        # As MindSpeed-LLM's scripts set them; not tried here. Megatron-LM runs on Ascend with MindSpeed, after
+        # source /usr/local/Ascend/ascend-toolkit/set_env.sh
+@{ascend}
         # export HCCL_SOCKET_IFNAME=eth0
-        # export HCCL_CONNECT_TIMEOUT=1800
+        # export GLOO_SOCKET_IFNAME=eth0
         ;;
     gaudi | tpu | neuron | musa | maca | xpu)
         # Placeholder, not tried: upstream Megatron-LM does not run on these chips; their vendors have forks.

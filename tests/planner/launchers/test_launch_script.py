@@ -296,3 +296,25 @@ def test_slurm_job_has_a_component_for_each_class_of_nodes(mixed: Path) -> None:
     assert text.count("#SBATCH hetjob") == 1
     assert text.count("#SBATCH --nodes=8") == 2
     assert "srun --het-group=0,1 " in text
+
+
+def test_each_platform_gets_its_own_environment_and_mixed_ones_a_warning(
+    tmp_path: Path, on_host: Path
+) -> None:
+    put(on_host, "torchrun", 'echo "${HCCL_CONNECT_TIMEOUT:-none} ${GPU_MAX_HW_QUEUES:-none}"')
+    sketch = plans.Sketch([[16], [16]], [0, 1], data_parallel=8, num_microbatches=2)
+    directories = {}
+    for name in ("ascend-910b-64gb", "mi300x-192gb", "h100-sxm-80gb"):
+        case = plans.case("llama2-7b", f"1x8 a100-sxm-80gb, 1x8 {name}", 16, 2048, sketch)
+        directories[name] = export_plan(*case, "megatron-lm", tmp_path / name)
+    said = {name: start(out, on_host, NODE_RANK="1") for name, out in directories.items()}
+    assert said["ascend-910b-64gb"].stdout.strip() == "1800 none"
+    assert said["mi300x-192gb"].stdout.strip() == "none 2"
+    assert start(directories["ascend-910b-64gb"], on_host, NODE_RANK="0").stdout.strip() == "none none"
+    assert (
+        start(directories["mi300x-192gb"], on_host, NODE_RANK="1", GPU_MAX_HW_QUEUES="4").stdout.strip()
+        == "none 4"
+    )
+    assert "collectives form no common groups: HCCL (ascend), NCCL (cuda)" in said["ascend-910b-64gb"].stderr
+    assert "Mixed platforms" in (directories["ascend-910b-64gb"] / "README.md").read_text()
+    assert "common groups" not in said["h100-sxm-80gb"].stderr
