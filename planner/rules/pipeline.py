@@ -21,7 +21,7 @@ def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
         f"stage {s}: its layer range [{first}, {last}] is empty; give it a layer or drop the stage"
         for s, stage in enumerate(plan.stages)
         for chunk, (first, last) in enumerate(stage.chunks)
-        if last < first and not (plan.target == "megatron-lm" and (s, chunk) in ends)
+        if last < first and not (plan.target == "megatron-lm" and (s, chunk) in ends and last == first - 1)
     )
 
 

@@ -128,6 +128,7 @@ SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] 
     "the first layer lost": (
         plans.mixed_128, lambda p: stage(p, 0, layers=(1, 25)), "starts at layer 1, but layer 0 is due",
     ),
+    "a last range backwards": (plans.mixed_128, lambda p: stage(p, -1, layers=(80, 6)), r"80, 6. is empty"),
     "a range backwards": (plans.mixed_128, lambda p: stage(p, 2, layers=(66, 54)), r"\[66, 54\] is empty"),
     "a layer before the first": (
         plans.mixed_128, lambda p: stage(p, 0, layers=(-1, 25)), "starts at layer -1, but layer 0 is due",
@@ -219,7 +220,7 @@ SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] 
     "expert ranks that do not fill a stage": (
         plans.latent_attention_and_prediction,
         plan_with(expert_parallel=8, expert_tensor_parallel=2),
-        r"does not divide the 8 ranks of a stage \(.*\); lower one of them",
+        r"tensor_parallel 2 = 16 does not divide the 8 ranks of a stage \(tensor .*; lower one of them",
     ),
     "replicas of experts in the other order of ranks": (
         plans.latent_attention_and_prediction,
