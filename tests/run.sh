@@ -56,6 +56,9 @@ set_up_packages() {
     fi
 }
 
+# Many tests start Python anew: without compiled files each would compile the product again.
+unset PYTHONDONTWRITEBYTECODE
+
 HETPLAN_PYTHON=$(find_python)
 export HETPLAN_PYTHON
 

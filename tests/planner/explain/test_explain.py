@@ -127,6 +127,7 @@ def test_layers_are_dealt_in_order() -> None:
     assert changed.stages[3].recompute_layers == 10  # it recomputed 13 before
 
 
+@pytest.mark.slow
 def test_a_class_that_must_work_is_used() -> None:
     alone = api.plan(two_nodes(spare=("a100-sxm-80gb",)))
     problem = build_problem(

@@ -29,7 +29,7 @@ def assert_search_finds_the_best(seed: int, *, experts: bool = False, most_conte
     assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
     assert_search_finds_the_best(seed)
 
@@ -48,7 +48,7 @@ def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyP
     assert_search_finds_the_best(seed)
 
 
-@pytest.mark.parametrize("seed", range(400, 403))
+@pytest.mark.parametrize("seed", [400, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (401, 402))])
 def test_search_equals_brute_force_on_a_few_problems_with_experts(seed: int) -> None:
     """Expert parallelism, experts split or not by tensor parallelism, leading dense layers."""
     assert_search_finds_the_best(seed, experts=True)

@@ -73,7 +73,7 @@ def test_more_memory_never_slows_the_plan() -> None:
 
 
 def test_a_limit_keeps_the_best_plan_and_its_bound() -> None:
-    problem = with_options(load_problem("h2-100b-four-vendors-1024"), time_limit_s=1.0, gap=0.0)
+    problem = with_options(load_problem("llama-30b-rtx-a100-56"), time_limit_s=1.0, gap=0.0)
     result = driver.search(problem)
     assert result.interrupted and result.termination in ("feasible", "no_solution_found")
     assert result.seconds < 3.0
