@@ -190,8 +190,12 @@ class _Economy:
 
     def _is_hopeless(self, bound: float) -> bool:
         """Whether a box cannot beat the best by more than the gap."""
-        gap = max(self.problem.options.gap, LEAST_GAP)
-        return self.best is not None and bound >= self.best[0] * (1 - gap)
+        if self.best is None:
+            return False
+        options, plan = self.problem.options, self.best[1].plan
+        virtual = plan is not None and plan.virtual_stages > 1
+        gap = max(options.gap, LEAST_GAP, options.virtual_gap if virtual else 0.0)
+        return bound >= self.best[0] * (1 - gap)
 
     def _in_words(self, counts: Counts) -> str:
         names = (c.name for c in self.problem.cluster.classes)

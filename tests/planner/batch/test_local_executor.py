@@ -23,6 +23,7 @@ from planner.batch.run import Batch
 from planner.batch.solving import without_problem
 from planner.batch.store import Store
 from planner.data import load
+from planner.data.options import Options
 from planner.data.result import Result
 from tests.planner.batch.samples import rows, some_jobs
 
@@ -124,5 +125,6 @@ def test_batch_on_real_workers_fills_the_store(tmp_path: Path) -> None:
     for (facts,) in rows(tmp_path / "plans.db", "SELECT facts FROM answer"):
         found = json.loads(str(facts))
         assert found["termination"] == "optimal"
-        assert found["bound_s"] <= found["step_s"] <= found["bound_s"] / (1 - 0.01)
+        # The trainings lie on one class, where plans with virtual stages compete, closed at their own gap.
+        assert found["bound_s"] <= found["step_s"] <= found["bound_s"] / (1 - Options().virtual_gap)
         assert found["plan"].startswith("tp ")

@@ -31,7 +31,7 @@ def priced(nodes: int) -> Problem:
         model="llama3-8b",
         seq_length=2048,
         global_batch_size=24,
-        options=Options(gap=0.0, top=1),
+        options=Options(gap=0.0, virtual_gap=0.0, top=1),
     )
     short = problem.model.model_copy(update={"num_layers": 8, "published_params": None})
     problem = Problem(**(dict(problem) | {"model": short}))

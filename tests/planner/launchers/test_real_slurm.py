@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +31,10 @@ DEADLINE_S = 90
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
+def slurm() -> Iterator[dict[str, str]]:
     """Environment of a Slurm with two partitions of two nodes each."""
-    folder = tmp_path / "slurm"
+    # Its sockets lie in this folder, and a socket's path holds 107 characters at most.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     said = subprocess.run(
         ["bash", str(TOOL), "start", str(folder), "new:zeta1,zeta2", "old:alpha1,alpha2"],
         capture_output=True,
@@ -44,6 +46,7 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield os.environ | {"SLURM_CONF": said.stdout.strip().split("=", 1)[1]}
     finally:
         subprocess.run(["bash", str(TOOL), "stop", str(folder)], check=False)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def put(folder: Path, name: str, body: str) -> None:
