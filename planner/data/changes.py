@@ -74,6 +74,7 @@ def with_faster_pair(problem: Problem, a: int, b: int, factor: float) -> Problem
             gbit_per_s=bytes_per_s / BYTES_PER_GBIT * factor,
             latency_us=latency_us,
             transport=transport,
+            rate_basis="measured" if cluster.rate_is_measured(a, b) else "rated",
         )
     links = (*(link for link in cluster.links if link not in known), faster)
     return with_cluster(problem, cluster.model_copy(update={"links": links}))

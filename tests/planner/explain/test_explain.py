@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from planner import api
 from planner.cli import main
+from planner.commands import plan_flags
 from planner.data.changes import with_faster_pair, with_more_memory, with_named_hosts, with_nodes
 from planner.data.load import build_problem
 from planner.data.options import Options
@@ -101,6 +103,20 @@ def test_a_faster_pair_changes_that_link_alone() -> None:
     assert faster.link_between(0, 0) == problem.cluster.link_between(0, 0)
     again = with_faster_pair(problem.model_copy(update={"cluster": faster}), 1, 0, 2.0).cluster
     assert len(again.links) == 1 and again.link_between(0, 1)[0] == pytest.approx(2.2 * old[0])
+
+
+def test_a_rate_that_was_measured_stays_so_where_it_is_made_faster() -> None:
+    problem = two_nodes()
+    measured = tuple(c.model_copy(update={"rate_basis": "measured"}) for c in problem.cluster.classes)
+    cluster = problem.cluster.model_copy(update={"classes": measured})
+    faster = with_faster_pair(problem.model_copy(update={"cluster": cluster}), 0, 1, 1.1).cluster
+    assert faster.rate_is_measured(0, 1)
+
+
+def test_explain_takes_every_wish_that_plan_takes() -> None:
+    own = {"time_limit_s", "top", "objective", "reach_step_s", "robust", "compare_split", "out", "force"}
+    wishes = set(inspect.signature(plan_flags.plan).parameters) - own
+    assert wishes <= set(inspect.signature(plan_flags.explain).parameters)
 
 
 def test_every_thing_of_the_cluster_is_asked_about() -> None:
