@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.commands import screen
+from planner.commands import clock, screen
+from planner.commands.interrupts import announcing, noticing_ctrl_c
 from planner.commands.plan import PlanRequest, exit_code, result_json, write
 from planner.commands.screen import ExitCode
 from planner.data.problem import Problem
@@ -25,13 +26,14 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
     if request.robust is not None or request.compare_split:
         raise InstanceError("goes with neither --robust nor --compare-split", "--objective")
 
-    def on_search(words: str) -> None:
-        if not request.quiet:
-            screen.note(f"planning on {words}")
-
-    result, economy = cheapest(
-        problem, OBJECTIVES[objective], reach_s=request.reach_step_s, on_search=on_search
-    )
+    with noticing_ctrl_c() as interrupts:
+        result, economy = cheapest(
+            problem,
+            OBJECTIVES[objective],
+            reach_s=request.reach_step_s,
+            spent_s=clock.since_process_start_s(),
+            on_search=announcing(interrupts, "planning on", quiet=request.quiet),
+        )
     if request.as_json:
         found = {"schema": "hetplan/result/v1", "plan": None} if result is None else result_json(result)
         screen.show_json({**found, "economy": economy.model_dump(mode="json")})
@@ -46,6 +48,8 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
         write(request, problem, result)
     if economy.interrupted:
         screen.note("cut before the wanted gap; this is the best so far")
+    if interrupts:
+        return ExitCode.INTERRUPTED
     if result is None:
         return ExitCode.NOT_FOUND if economy.interrupted else ExitCode.INFEASIBLE
     return exit_code(result)

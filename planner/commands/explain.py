@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner.commands import screen
+from planner.commands.interrupts import announcing, noticing_ctrl_c
 from planner.commands.plan import PlanRequest, load
 from planner.commands.predict import problem_of
 from planner.commands.screen import ExitCode
@@ -24,15 +25,20 @@ def run(request: PlanRequest, plan_path: Path | None, question_s: float) -> Exit
     if question_s <= 0:
         raise InstanceError("must be above 0", "--question-s")
 
-    def ask(question: str) -> None:
-        if not request.quiet:
-            screen.note(f"asking: {question}")
-
-    found = explain(problem, plan, question_s=question_s, on_question=ask)
+    with noticing_ctrl_c() as interrupts:
+        found = explain(
+            problem,
+            plan,
+            question_s=question_s,
+            on_question=announcing(interrupts, "asking:", quiet=request.quiet),
+        )
     if request.as_json:
         screen.show_json({"schema": "hetplan/explanation/v1", **found.model_dump(mode="json")})
     else:
         from planner.report.explanation import explanation_report
 
         screen.show(explanation_report(found, gap=problem.options.gap))
+    if interrupts:
+        screen.note("interrupted; the questions left are not answered")
+        return ExitCode.INTERRUPTED
     return ExitCode.PLAN if found.step_s is not None else ExitCode.INFEASIBLE

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from planner import api
 from planner.commands import clock, screen
 from planner.commands.inputs import checked_options, known_classes, pins, problem_from_flags
+from planner.commands.interrupts import announcing, noticing_ctrl_c
 from planner.commands.progress import reporter
 from planner.commands.screen import ExitCode
 from planner.data.explanation import Robustness, SplitComparison
@@ -71,12 +69,16 @@ def run(request: PlanRequest) -> ExitCode:
         from planner.commands import economy
 
         return economy.run(request, problem)
-    with _noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
-        elapsed_s = clock.since_process_start_s()
-        result = api.plan(problem, on_progress=on_progress, elapsed_s=elapsed_s)
+    with noticing_ctrl_c() as interrupts:
+        with reporter(quiet=request.quiet) as on_progress:
+            elapsed_s = clock.since_process_start_s()
+            asked = _leaving_time(request, problem)
+            result = api.plan(asked, on_progress=on_progress, elapsed_s=elapsed_s)
+        robustness = split = None
+        with suppress(KeyboardInterrupt):
+            result, robustness = _robust(request, problem, result, interrupts)
+            split = _compare_split(request, problem, result, interrupts)
     # A second Ctrl-C from here on ends the program in the ordinary way.
-    result, robustness = _robust(request, problem, result)
-    split = _compare_split(request, problem, result)
     if request.as_json:
         more = {"robustness": robustness, "split": split}
         extra = {name: found.model_dump(mode="json") for name, found in more.items() if found is not None}
@@ -112,7 +114,7 @@ def _run_all(request: PlanRequest) -> ExitCode:
         if given is not None:
             raise InstanceError("goes with one target, such as flagscale, not with all", flag)
     problem = load(replace(request, target=None))
-    with _noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
+    with noticing_ctrl_c() as interrupts, reporter(quiet=request.quiet) as on_progress:
         results = targets.solve(problem, on_progress)
     targets.show(problem, results, result_json, as_json=request.as_json)
     if interrupts:
@@ -121,30 +123,46 @@ def _run_all(request: PlanRequest) -> ExitCode:
     return targets.exit_code(results)
 
 
-def _robust(request: PlanRequest, problem: Problem, result: Result) -> tuple[Result, Robustness | None]:
+def _leaving_time(request: PlanRequest, problem: Problem) -> Problem:
+    """The problem with half of its time limit where further searches follow."""
+    limit_s = problem.options.time_limit_s
+    if limit_s is None or (request.robust is None and not request.compare_split):
+        return problem
+    options = problem.options.model_copy(update={"time_limit_s": limit_s / 2})
+    return problem.model_copy(update={"options": options})
+
+
+def _robust(
+    request: PlanRequest, problem: Problem, result: Result, interrupts: list[int]
+) -> tuple[Result, Robustness | None]:
     """The answer with its most robust plan first, where that is asked for and there is a plan."""
     if request.robust is None or result.plan is None:
         return result, None
     from planner.explain.robust import most_robust
 
-    def on_draw(number: int) -> None:
-        if not request.quiet:
-            screen.note(f"planning draw {number + 1} of {request.robust}")
+    return most_robust(
+        problem,
+        result,
+        request.robust,
+        spent_s=clock.since_process_start_s(),
+        on_draw=announcing(interrupts, "planning draw", quiet=request.quiet),
+    )
 
-    return most_robust(problem, result, request.robust, on_draw=on_draw)
 
-
-def _compare_split(request: PlanRequest, problem: Problem, result: Result) -> SplitComparison | None:
+def _compare_split(
+    request: PlanRequest, problem: Problem, result: Result, interrupts: list[int]
+) -> SplitComparison | None:
     """The answer against one job a class, where it is asked for and there is a plan."""
     if not request.compare_split or result.plan is None:
         return None
     from planner.explain.split import compare_split
 
-    def on_class(name: str) -> None:
-        if not request.quiet:
-            screen.note(f"planning {name} alone")
-
-    return compare_split(problem, result, on_class=on_class)
+    return compare_split(
+        problem,
+        result,
+        spent_s=clock.since_process_start_s(),
+        on_class=announcing(interrupts, "planning alone", quiet=request.quiet),
+    )
 
 
 def load(request: PlanRequest) -> Problem:
@@ -228,19 +246,3 @@ def say_written(directory: Path, *, to_stderr: bool = False, quiet: bool = False
         from rich.text import Text
 
         screen.show(Text("\n" + message[0].upper() + message[1:]))
-
-
-@contextmanager
-def _noticing_ctrl_c() -> Iterator[list[int]]:
-    """Keep a note of Ctrl-C: the search catches it and returns its best plan, as for a time limit."""
-    seen: list[int] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,6 +33,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
+from planner.explain.budget import Budget
 
 Objective = Literal["cost", "energy"]
 Counts = tuple[int, ...]
@@ -57,6 +57,7 @@ def cheapest(
     objective: Objective,
     *,
     reach_s: float | None = None,
+    spent_s: float = 0.0,
     on_search: Callable[[str], None] = lambda words: None,
 ) -> tuple[Result | None, Economy]:
     """The plan with the least cost or energy a token, or on the cheapest nodes that reach a step time.
@@ -67,6 +68,8 @@ def cheapest(
         cost, by `price_usd_per_hour` of every class, or energy, by `power_kw`.
     reach_s
         Step time to reach [s]; without it what a token costs is least.
+    spent_s
+        Time already spent that counts against the problem's time limit [s].
     on_search
         Called before each search with the nodes it may use.
 
@@ -81,14 +84,21 @@ def cheapest(
     InstanceError
         Where a class has no price or power.
     """
-    return _Economy(with_named_hosts(problem), objective, reach_s, on_search).run()
+    named = with_named_hosts(problem)
+    return _Economy(named, objective, reach_s, Budget(problem, spent_s), on_search).run()
 
 
 class _Economy:
     def __init__(
-        self, problem: Problem, objective: Objective, reach_s: float | None, on_search: Callable[[str], None]
+        self,
+        problem: Problem,
+        objective: Objective,
+        reach_s: float | None,
+        budget: Budget,
+        on_search: Callable[[str], None],
     ) -> None:
         self.problem, self.objective, self.reach_s, self.on_search = problem, objective, reach_s, on_search
+        self.budget = budget
         self.weights = _weights(problem, objective)
         self.known: dict[Counts, tuple[float, Result]] = {}
         """Bound on the step time [s] and result for every corner searched."""
@@ -97,7 +107,6 @@ class _Economy:
         self.tickets = itertools.count()
         self.floor = float("inf")
         """Least bound of the boxes that were closed because they cannot beat the best by the gap."""
-        self.started_s = time.monotonic()
         self.interrupted = False
 
     def run(self) -> tuple[Result | None, Economy]:
@@ -111,8 +120,7 @@ class _Economy:
             if self._is_hopeless(box.bound):
                 self.floor = min(self.floor, box.bound)
                 break
-            limit_s = self.problem.options.time_limit_s
-            if limit_s is not None and time.monotonic() - self.started_s >= limit_s:
+            if self.budget.is_up:
                 self.interrupted = True
                 self.floor = min(self.floor, box.bound)
                 break
@@ -168,7 +176,7 @@ class _Economy:
         """Bound on the step time with so many nodes, and the search's result; its plan is a candidate."""
         if high not in self.known:
             self.on_search(self._in_words(high))
-            result = api.plan(_with_counts(self.problem, high))
+            result = api.plan(self.budget.given(_with_counts(self.problem, high)))
             bound_s = float("inf") if result.termination == "infeasible" else result.bound_s or 0.0
             self.known[high] = bound_s, result
             if result.plan is not None and result.evaluation is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from planner import api
 from planner.data.changes import with_named_hosts
@@ -38,7 +39,8 @@ def explain(
     question_s
         Time limit of each search [s].
     on_question
-        Called with each question before it is worked on.
+        Called with each question before it is worked on; where it raises KeyboardInterrupt, the answers so
+        far are returned.
 
     Raises
     ------
@@ -60,10 +62,16 @@ def explain(
             f"the plan breaks a rule, so there is no point in it: {evaluation.violations[0]}"
         )
     on_question("what binds each stage")
-    gains = []
-    for change, changed in changed_problems(problem):
-        on_question(change)
-        gains.append(_gain(change, problem, changed, plan, evaluation, question_s))
+    gains: list[Gain] = []
+    idle: list[IdleReason] = []
+    interrupted = False
+    try:
+        for change, changed in changed_problems(problem):
+            on_question(change)
+            gains.append(_gain(change, problem, changed, plan, evaluation, question_s))
+        idle += _idle(problem, plan, evaluation, question_s, on_question)
+    except KeyboardInterrupt:
+        interrupted = True
     gains.sort(key=lambda gain: -(gain.gain or 0.0))
     return Explanation(
         problem=problem.name,
@@ -72,7 +80,8 @@ def explain(
         bubble_fraction=evaluation.breakdown_s.get("bubble", 0.0) / evaluation.step_s,
         stages=stage_reasons(problem, plan, evaluation),
         gains=tuple(gains),
-        idle=tuple(_idle(problem, plan, evaluation, question_s, on_question)),
+        idle=tuple(idle),
+        interrupted=interrupted,
     )
 
 
@@ -90,9 +99,10 @@ def _without_plan(problem: Problem, result: Result, question_s: float, on_questi
     found: list[Relaxation] = []
     if result.termination == "infeasible":
         on_question("the least changes that give a plan")
-        for relaxation in relaxations(problem, solve):
-            on_question(relaxation.change)
-            found.append(relaxation)
+        with suppress(KeyboardInterrupt):
+            for relaxation in relaxations(problem, solve):
+                found.append(relaxation)
+                on_question(f"other changes than {relaxation.change}")
     return Explanation(
         problem=problem.name,
         step_s=None,

@@ -26,6 +26,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result, RunnerUp
 from planner.errors import InstanceError
+from planner.explain.budget import Budget
 from planner.report import words
 from planner.tolerances import GAP_TOL
 from planner.units import GIB
@@ -62,7 +63,8 @@ def most_robust(
     result: Result,
     count: int,
     *,
-    on_draw: Callable[[int], None] = lambda number: None,
+    spent_s: float = 0.0,
+    on_draw: Callable[[str], None] = lambda words: None,
 ) -> tuple[Result, Robustness]:
     """The result with its most robust plan first, and how all candidates fared.
 
@@ -72,8 +74,10 @@ def most_robust(
         The answer of the problem, with a plan.
     count
         Draws.
+    spent_s
+        Time already spent that counts against the problem's time limit [s].
     on_draw
-        Called with the number of each draw before it is planned.
+        Called before each draw is planned, with its number in words.
 
     Raises
     ------
@@ -87,9 +91,13 @@ def most_robust(
     named = with_named_hosts(problem)
     drawn = list(draws(named, count, problem.options.seed))
     candidates = [result.plan, *(other.plan for other in result.runners_up)]
+    budget = Budget(problem, spent_s)
     for number, changed in enumerate(drawn):
-        on_draw(number)
-        found = api.plan(changed, changed.options.model_copy(update={"top": 1}))
+        if budget.is_up:
+            break  # the plans found so far compete on all draws all the same
+        on_draw(f"{number + 1} of {count}")
+        timed = budget.given(changed, count - number)
+        found = api.plan(timed, timed.options.model_copy(update={"top": 1}))
         if found.plan is not None:
             candidates.append(found.plan.model_copy(update={"problem": result.plan.problem}))
     judged = [_judge(plan, drawn) for plan in _distinct(candidates)]

@@ -13,11 +13,16 @@ from planner.data.explanation import Alone, SplitComparison
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
+from planner.explain.budget import Budget
 from planner.report.words import degrees_of
 
 
 def compare_split(
-    problem: Problem, result: Result, *, on_class: Callable[[str], None] = lambda name: None
+    problem: Problem,
+    result: Result,
+    *,
+    spent_s: float = 0.0,
+    on_class: Callable[[str], None] = lambda name: None,
 ) -> SplitComparison:
     """The mixed plan of a result against one job on each class that it may use.
 
@@ -25,6 +30,8 @@ def compare_split(
     ----------
     result
         The answer of the problem, with a plan.
+    spent_s
+        Time already spent that counts against the problem's time limit [s].
     on_class
         Called with the name of each class before it is planned alone.
 
@@ -38,10 +45,10 @@ def compare_split(
         raise InstanceError("there is no plan to compare with", problem.name)
     if len(names) < 2:
         raise InstanceError(f"a split needs two node classes, there is {names[0]} alone", "--compare-split")
-    alone = []
-    for name in names:
+    alone, budget = [], Budget(problem, spent_s)
+    for number, name in enumerate(names):
         on_class(name)
-        alone.append(_alone(problem, name))
+        alone.append(_alone(budget.given(problem, len(names) - number), name))
     mixed = result.evaluation.tokens_per_s
     together, at_most = sum(a.tokens_per_s for a in alone), sum(a.tokens_per_s_at_most for a in alone)
     gain = mixed / together if together else None

@@ -82,3 +82,11 @@ class _OnlyTheGivenPlans:
 def test_no_draws_are_refused(problem: Problem) -> None:
     with pytest.raises(InstanceError, match="at least 1"):
         most_robust(problem, api.plan(problem), 0)
+
+
+def test_no_draw_is_planned_when_the_time_is_up(problem: Problem) -> None:
+    limited = problem.model_copy(update={"options": Options(gap=0.1, time_limit_s=5.0)})
+    result = api.plan(problem)
+    planned: list[str] = []
+    _, table = most_robust(limited, result, 3, spent_s=6.0, on_draw=planned.append)
+    assert planned == [] and table.draws == 3 and table.plans[0].chosen
