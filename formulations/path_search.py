@@ -5,14 +5,14 @@ Stops at the gap, at a cutoff that the bound has reached, or when its time or it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pulp
 
 from formulations import solvers
+from formulations.bounded_loop import BoundedLoop
 from formulations.interleaved_rows import PathRow, longest_paths, row_value, stage_ends
 from formulations.options import SolveOptions, Status
 from formulations.stage_selection_data import ROW_TOL
@@ -46,7 +46,7 @@ class PathProgram:
     extract: Callable[[solvers.Solution], Layers]
 
 
-class PathSearch:
+class PathSearch(BoundedLoop):
     """The loop that solves, looks for the longest path at the times found, and adds it if it is violated."""
 
     def __init__(
@@ -57,12 +57,9 @@ class PathSearch:
         options: SolveOptions,
         cutoff_ms: float | None,
     ) -> None:
-        self.data, self.model, self.program, self.options = data, model, program, options
-        self.cutoff_ms = cutoff_ms
-        limit_s = options.time_limit_s
-        self.deadline = None if limit_s is None else time.monotonic() + limit_s
+        super().__init__(options, cutoff_ms)
+        self.data, self.model, self.program = data, model, program
         self.known: dict[PathRow, None] = {}
-        self.bound: float | None = None
 
     def add(self, rows: Sequence[PathRow]) -> bool:
         """Add the rows that are new; whether there were any."""
@@ -75,45 +72,31 @@ class PathSearch:
     def result(self, status: Status, layers: Layers | None) -> VirtualSelectionResult:
         return VirtualSelectionResult(status, layers, self.bound, tuple(self.known))
 
-    def _options(self) -> SolveOptions:
-        """The options with the time that is left."""
-        if self.deadline is None:
-            return self.options
-        return replace(self.options, time_limit_s=max(self.deadline - time.monotonic(), 1e-3))
-
-    def _closed(self) -> bool:
-        """Whether the bound has reached the cutoff."""
-        return self.cutoff_ms is not None and self.bound is not None and self.bound >= self.cutoff_ms
-
-    def _raise_bound(self, solution: solvers.Solution) -> None:
-        if solution.bound is not None:
-            self.bound = solution.bound if self.bound is None else max(self.bound, solution.bound)
-
     def run_relaxed(self) -> VirtualSelectionResult | None:
         """Bound the relaxation; a result only where that already decides the choice.
 
         Longest paths would be added without end there (hundreds of rounds for a thousandth of the bound); the
         rows (wait) hold most of it.
         """
-        solution = solvers.solve(self.model, self._options())
+        solution = solvers.solve(self.model, self.options_left())
         if solution.status == "infeasible":
             return self.result("infeasible", None)
         if solution.status != "optimal":
             return None
-        self._raise_bound(solution)
-        return self.result("unknown", None) if self._closed() else None
+        self.raise_bound(solution)
+        return self.result("unknown", None) if self.closed() else None
 
     def run(self) -> VirtualSelectionResult:
         """Solve the integer program, adding rows until its answer breaks none."""
         layers = None
         for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self._options())
-            self._raise_bound(solution)
+            solution = solvers.solve(self.model, self.options_left())
+            self.raise_bound(solution)
             if solution.status in ("infeasible", "unknown"):
                 status: Status = solution.status if layers is None else "feasible"
                 return self.result(status, layers)
             layers = self.program.extract(solution)
-            if solution.status == "feasible" or self._closed():
+            if solution.status == "feasible" or self.closed():
                 return self.result("feasible", layers)
             if not self.add(self._violated(solution)):
                 return self.result("optimal", layers)

@@ -7,15 +7,15 @@ bound has reached, or when its time is up.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pulp
 
 from formulations import solvers
+from formulations.bounded_loop import BoundedLoop
 from formulations.options import SolveOptions, Status
 from formulations.pipeline_rows import Floats, RowName
 from formulations.stage_selection_data import (
@@ -65,7 +65,7 @@ def relaxed(model: pulp.LpProblem) -> Iterator[None]:
             variable.cat = pulp.LpInteger
 
 
-class RowSearch:
+class RowSearch(BoundedLoop):
     """The loop that solves, looks for violated rows, and adds them."""
 
     def __init__(
@@ -76,12 +76,9 @@ class RowSearch:
         options: SolveOptions,
         cutoff_ms: float | None,
     ) -> None:
-        self.data, self.model, self.program, self.options = data, model, program, options
-        self.cutoff_ms = cutoff_ms
-        limit_s = options.time_limit_s
-        self.deadline = None if limit_s is None else time.monotonic() + limit_s
+        super().__init__(options, cutoff_ms)
+        self.data, self.model, self.program = data, model, program
         self.known: dict[PipelineRow, None] = {}
-        self.bound: float | None = None
         self.best: tuple[StageChoice, float] | None = None
 
     def add(self, rows: Sequence[PipelineRow]) -> bool:
@@ -99,24 +96,10 @@ class RowSearch:
             bound = min(bound, value)  # above it by the solver's tolerance only
         return StageSelectionResult(status, choice, value, bound, tuple(self.known))
 
-    def _options(self) -> SolveOptions:
-        """The options with the time that is left."""
-        if self.deadline is None:
-            return self.options
-        return replace(self.options, time_limit_s=max(self.deadline - time.monotonic(), 1e-3))
-
-    def closed(self) -> bool:
-        """Whether the bound has reached the cutoff."""
-        return self.cutoff_ms is not None and self.bound is not None and self.bound >= self.cutoff_ms
-
-    def raise_bound(self, solution: solvers.Solution) -> None:
-        if solution.bound is not None:
-            self.bound = solution.bound if self.bound is None else max(self.bound, solution.bound)
-
     def run_relaxed(self) -> StageSelectionResult | None:
         """Add rows to the relaxation; a result only where that already decides the choice."""
         for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self._options())
+            solution = solvers.solve(self.model, self.options_left())
             if solution.status == "infeasible":
                 return self.result("infeasible")
             if solution.status != "optimal":
@@ -135,7 +118,7 @@ class RowSearch:
         """Solve the integer program, adding rows until the best choice is within the gap."""
         gap = max(self.options.gap, ROW_TOL)
         for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self._options())
+            solution = solvers.solve(self.model, self.options_left())
             self.raise_bound(solution)
             if solution.status in ("infeasible", "unknown"):
                 return self.result("feasible" if self.best is not None else solution.status)
