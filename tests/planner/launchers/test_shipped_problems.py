@@ -9,11 +9,9 @@ import pytest
 
 from planner.api import plan
 from planner.data import load
-from tests.planner.launchers.test_megatron_accepts import check, megatron_python, write
+from tests.planner.launchers.test_megatron_accepts import check, write
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["megatron_python"]
 
 MOST_CHIPS = 1024
 """Above this, running the script as every node takes minutes; the rules by node are those of smaller ones."""

@@ -15,11 +15,9 @@ import pytest
 from planner.data.problem import Problem
 from planner.launchers.directory import export_plan
 from tests.planner.launchers import plans
-from tests.planner.launchers.test_megatron_accepts import ROOT, megatron_python
+from tests.planner.launchers.test_megatron_accepts import ROOT
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["megatron_python"]
 
 ITERATIONS = 2
 DEADLINE_S = 400
