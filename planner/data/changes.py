@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.data.cluster import Cluster, Link, NodeClass
+from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.units import BYTES_PER_GBIT, GIB
 
@@ -78,3 +81,15 @@ def with_faster_pair(problem: Problem, a: int, b: int, factor: float) -> Problem
         )
     links = (*(link for link in cluster.links if link not in known), faster)
     return with_cluster(problem, cluster.model_copy(update={"links": links}))
+
+
+def without_a_wish(options: Options) -> Iterator[tuple[str, str, Options]]:
+    """The options with one pin, prohibition or wish for a class given up: kind, what it says, the rest."""
+    for name, value in options.pin.items():
+        rest = {key: other for key, other in options.pin.items() if key != name}
+        yield "pin", f"{name}={value}", options.model_copy(update={"pin": rest})
+    for kind in ("forbid", "spare", "use"):
+        wishes: tuple[str, ...] = getattr(options, kind)
+        for wish in wishes:
+            others = tuple(other for other in wishes if other != wish)
+            yield kind, wish, options.model_copy(update={kind: others})

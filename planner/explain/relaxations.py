@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planner import api
-from planner.data.changes import with_cluster, with_more_memory, with_nodes
+from planner.data.changes import with_cluster, with_more_memory, with_nodes, without_a_wish
 from planner.data.explanation import Relaxation
 from planner.data.problem import Problem
 from planner.data.result import Result
@@ -68,19 +68,14 @@ def relaxations(problem: Problem, solve: Solve) -> Iterator[Relaxation]:
 def _without_a_wish(problem: Problem, solve: Solve) -> Iterator[Relaxation]:
     """Each wish of the user that alone stands in the way."""
     options = problem.options
+    words = {
+        "pin": "without pinning {}",
+        "forbid": "without forbidding {}",
+        "spare": "with {} not spared",
+        "use": "without insisting on {}",
+    }
+    freed = [(words[kind].format(wish), fewer) for kind, wish, fewer in without_a_wish(options)]
     wishes: list[tuple[str, dict[str, object]]] = []
-    for name, value in options.pin.items():
-        rest = {k: v for k, v in options.pin.items() if k != name}
-        wishes.append((f"without pinning {name}={value}", {"pin": rest}))
-    for wish in options.forbid:
-        rest_of = tuple(other for other in options.forbid if other != wish)
-        wishes.append((f"without forbidding {wish}", {"forbid": rest_of}))
-    for name in options.spare:
-        rest_of = tuple(other for other in options.spare if other != name)
-        wishes.append((f"with {name} not spared", {"spare": rest_of}))
-    for name in options.use:
-        rest_of = tuple(other for other in options.use if other != name)
-        wishes.append((f"without insisting on {name}", {"use": rest_of}))
     if options.max_pipeline_parallel is not None:
         wishes.append(("without a limit on pipeline stages", {"max_pipeline_parallel": None}))
     if options.max_tensor_parallel is not None:
@@ -89,9 +84,9 @@ def _without_a_wish(problem: Problem, solve: Solve) -> Iterator[Relaxation]:
         wishes.append(("with the classes in any order", {"keep_class_order": False}))
     if options.memory_reserve_fraction > 0:
         wishes.append(("without a memory reserve", {"memory_reserve_fraction": 0.0}))
-    for change, fields in wishes:
-        freed = problem.model_copy(update={"options": options.model_copy(update=fields)})
-        result = solve(freed)
+    freed += [(change, options.model_copy(update=fields)) for change, fields in wishes]
+    for change, fewer in freed:
+        result = solve(problem.model_copy(update={"options": fewer}))
         if result.evaluation is not None:
             yield Relaxation(change=change, amount=None, unit="", least=True, step_s=result.evaluation.step_s)
 

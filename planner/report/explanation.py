@@ -99,6 +99,8 @@ def _without_plan(explanation: Explanation) -> RenderableType:
     table.add_column("first plan found", justify="right", no_wrap=True)
     for relaxation in explanation.relaxations:
         amount = "" if relaxation.amount is None else f"{relaxation.amount:,g} {relaxation.unit}"
+        if amount and not relaxation.least and relaxation.unit != "tokens":
+            amount = f"at most {amount}"
         table.add_row(relaxation.change, amount, format_seconds(relaxation.step_s))
     return Group(grid, "", table)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.data.options import Options
+from planner.data.changes import without_a_wish
 from planner.data.problem import Problem
 from planner.rules import batch, chips, experts, sequence, tensor
 from planner.search.degrees import DegreeTable, allowed_stages, list_degrees
@@ -137,23 +137,10 @@ def _stage_size(problem: Problem, usable: list[int]) -> Iterator[str]:
 
 def _together(problem: Problem) -> str | None:
     """The wishes of which any one, given up, leaves legal degrees; None where none alone does."""
-    options = problem.options
-    freed: dict[str, Options] = {}
-    for name, value in options.pin.items():
-        rest = {key: degree for key, degree in options.pin.items() if key != name}
-        freed[f"{name}={value} pinned"] = options.model_copy(update={"pin": rest})
-    for wish in options.forbid:
-        others = tuple(other for other in options.forbid if other != wish)
-        freed[f"{wish} forbidden"] = options.model_copy(update={"forbid": others})
-    for spared in options.spare:
-        others = tuple(other for other in options.spare if other != spared)
-        freed[f"{spared} spared"] = options.model_copy(update={"spare": others})
-    for used in options.use:
-        others = tuple(other for other in options.use if other != used)
-        freed[f"{used} to be used"] = options.model_copy(update={"use": others})
+    words = {"pin": "pinned", "forbid": "forbidden", "spare": "spared", "use": "to be used"}
     guilty = [
-        wish
-        for wish, fewer in freed.items()
+        f"{wish} {words[kind]}"
+        for kind, wish, fewer in without_a_wish(problem.options)
         if len(list_degrees(problem.model_copy(update={"options": fewer})))
     ]
     if not guilty:
