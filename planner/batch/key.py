@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-import planner
+from planner.batch.revision import revision
 from planner.data import load
 from planner.data.problem import Problem
 
@@ -27,15 +27,15 @@ a limit cut is solved again when a later batch allows more."""
 
 
 def job_key(problem: Problem) -> str:
-    """Hash of a problem, its options and this version; equal for what has the same answer."""
+    """Hash of a problem, its options and this program; equal for what has the same answer."""
     file = load.problem_file(problem)
     values = file.model_dump(mode="json", exclude=_NO_PART_OF_THE_QUESTION)
-    return _hashed([planner.__version__, values])
+    return _hashed([revision(), values])
 
 
 def refused_key(values: Any) -> str:
     """Hash of an entry that did not even give a problem."""
-    return _hashed([planner.__version__, "refused", values])
+    return _hashed([revision(), "refused", values])
 
 
 def _hashed(values: Any) -> str:

@@ -8,6 +8,7 @@ batch counts attempts itself.
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 from planner.batch.answer import Answer, failure
 from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
+from planner.batch.revision import revision
 from planner.batch.worker import ONE_THREAD
 from planner.errors import InstanceError
 
 QUEUED_PER_CORE = 2
 """Tasks handed to Ray for each core, so that no core waits for the next one."""
+OTHER_PROGRAM = "{machine} runs another hetplan, or other solvers, than this machine; install the same there"
 
 
 class RayExecutor:
@@ -70,7 +73,7 @@ class RayExecutor:
     def submit(self, task: Task) -> None:
         """Hand a task to the cluster."""
         limits = task.limits
-        reference = self._remote.remote(task.key, task.problem_text, limits)
+        reference = self._remote.remote(task.key, task.problem_text, limits, revision())
         self._tasks[reference] = _Running(task)
 
     def wait(self, timeout_s: float) -> list[Answer]:
@@ -123,7 +126,10 @@ class _Running:
         return limit_s is not None and now_s - self.begun_s > QUEUED_PER_CORE * limit_s
 
 
-def _solve(key: str, problem_text: str, limits: Limits) -> Answer:
+def _solve(key: str, problem_text: str, limits: Limits, wanted: str) -> Answer:
+    """Answer a question on a machine of the cluster, which must run the program that asks."""
     from planner.batch.solving import solve
 
+    if revision() != wanted:
+        return failure(key, "fault", OTHER_PROGRAM.format(machine=platform.node()))
     return solve(key, problem_text, limits)

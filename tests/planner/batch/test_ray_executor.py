@@ -14,16 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from planner.batch.answer import Answer
 from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
 from planner.batch.local_executor import LocalExecutor
-from planner.batch.ray_executor import RayExecutor
+from planner.batch.ray_executor import QUEUED_PER_CORE, RayExecutor
 from planner.batch.run import Batch
 from planner.batch.store import Store
 from planner.cli import main
 from planner.data import load
 from planner.errors import InstanceError
 from tests.planner.batch.samples import jobs_text, rows, some_jobs, write_jobs
+
+WORKERS = 3
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra `cluster`")
 
@@ -51,9 +54,9 @@ def test_wrong_executor_is_refused_before_any_work(
     assert not (tmp_path / "plans.db").exists()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray_executor() -> Iterator[RayExecutor]:
-    executor = RayExecutor(2, None)
+    executor = RayExecutor(WORKERS, None)
     yield executor
     executor.close()
 
@@ -108,14 +111,55 @@ def _is_below(process: int, ancestor: int) -> bool:
 @needs_ray
 @pytest.mark.slow
 def test_task_past_its_time_is_killed(ray_executor: RayExecutor) -> None:
-    text = load.problem_file(load.load_problem("llama3-405b-mixed-10240")).model_dump_json()
-    ray_executor.submit(Task("k", text, Limits(timeout_s=3.0)))
-    answers = []
-    for _ in range(60):
-        answers += ray_executor.wait(0.5)
-        if answers:
-            break
+    problem = load.load_problem("llama3-405b-mixed-10240")
+    exact = problem.model_copy(
+        update={"options": problem.options.model_copy(update={"gap": 0.0, "virtual_gap": 0.0})}
+    )
+    ray_executor.submit(Task("k", load.problem_file(exact).model_dump_json(), Limits(timeout_s=2.0)))
+    answers = waited_for(ray_executor, 1)
     assert [(answer.cause, answer.facts["message"]) for answer in answers] == [
-        ("timeout", "killed after 3 s")
+        ("timeout", "killed after 2 s")
     ]
-    assert ray_executor.room == 4
+    assert ray_executor.room == WORKERS * QUEUED_PER_CORE
+
+
+@needs_ray
+@pytest.mark.slow
+def test_no_more_tasks_are_handed_over_than_the_cluster_has_room_for(
+    tmp_path: Path, ray_executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backpressure: of many jobs only a few lie with Ray at a time; none is lost or doubled."""
+    jobs, most = some_jobs(tmp_path, 12), []
+    submit = ray_executor.submit
+
+    def noting(task: Task) -> None:
+        submit(task)
+        most.append(len(ray_executor._tasks))
+
+    monkeypatch.setattr(ray_executor, "submit", noting)
+    with closing(Store(tmp_path / "ray.db")) as store:
+        assert Batch(jobs, store).run(ray_executor).done == 12
+    assert len(most) == 12 and max(most) == WORKERS * QUEUED_PER_CORE
+    assert rows(tmp_path / "ray.db", "SELECT count(*), max(attempts) FROM answer") == [(12, 1)]
+
+
+@needs_ray
+@pytest.mark.slow
+def test_machine_with_another_program_is_named_and_gives_no_answer(
+    ray_executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.batch.ray_executor.revision", lambda: "another")
+    text = load.problem_file(load.load_problem("llama3-8b-h100-8")).model_dump_json()
+    ray_executor.submit(Task("k", text, Limits()))
+    (answer,) = waited_for(ray_executor, 1)
+    assert answer.cause == "fault" and "runs another hetplan" in answer.facts["message"]
+
+
+def waited_for(executor: RayExecutor, number: int) -> list[Answer]:
+    """So many answers."""
+    answers: list[Answer] = []
+    for _ in range(120):
+        answers += executor.wait(0.5)
+        if len(answers) >= number:
+            break
+    return answers
