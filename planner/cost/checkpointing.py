@@ -7,8 +7,8 @@ attention; everything else, pointwise operators above all, runs again in the bac
 
 from __future__ import annotations
 
+from planner.cost.elementwise import Values
 from planner.cost.operators import HALF, attention_dims
-from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 
@@ -27,12 +27,12 @@ def calls_in_order(model: ModelSpec, kind: LayerKind) -> list[tuple[str, int, bo
     return calls
 
 
-def kept_bytes(model: ModelSpec, kind: LayerKind, s: Sizes) -> Floats:
+def kept_bytes(model: ModelSpec, kind: LayerKind, s: Sizes) -> Values:
     """Bytes that a layer keeps beside its input: outputs of every second product and of attention."""
-    width = 0.0 * s.ones
+    width = s.zeros
     for _, n, divided in calls_in_order(model, kind)[::2]:
         width = width + (n / s.tp if divided else n)
-    kept: Floats = s.tokens * HALF * width
+    kept: Values = s.tokens * HALF * width
     if kind != "mlp":
         heads = model.num_attention_heads / s.tp
         kept = kept + s.tokens * heads * (HALF * attention_dims(model)[1] + 4.0)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.collectives import Network, inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
+from planner.cost.elementwise import Values, exists, maximum, total, where
 from planner.cost.launches import HEAD_LAUNCHES
 from planner.cost.layer_communication import (
     TensorCollectives,
@@ -22,7 +21,7 @@ from planner.cost.layer_communication import (
 from planner.cost.memory import gathered_heads_bytes
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
-from planner.cost.prices import PARTS, Floats
+from planner.cost.prices import PARTS
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.relatives import relative_of
 from planner.cost.sharding import Sharding
@@ -41,14 +40,18 @@ EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
 
 
+Parts = list[Values]
+"""A time in the order of PARTS."""
+
+
 @dataclass(frozen=True)
 class LayerTimes:
-    """Prices of one layer, arrays [choice, part] in seconds."""
+    """Prices of one layer, by part [s]."""
 
-    forward: Floats
-    backward: Floats
-    selective: Floats
-    full: Floats
+    forward: Parts
+    backward: Parts
+    selective: Parts
+    full: Parts
 
 
 class ClassPricing:
@@ -63,7 +66,7 @@ class ClassPricing:
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
-        self.zero = np.zeros_like(sizes.tp)
+        self.zero = sizes.zeros
         self.sync: Synchronisation = synchronisation(
             self.network, sizes, dp_mode, self.stack, precision, self.model.moe is not None
         )
@@ -75,7 +78,7 @@ class ClassPricing:
         self.times: MatmulTimes = matmul_times(self.relative, work.products, precision, self.stack)
         self.attention = self._attention()
 
-    def _attention(self) -> tuple[Floats, Floats]:
+    def _attention(self) -> tuple[Values, Values]:
         """Forward and backward of core attention [s]."""
         if self.stack.flash_attention:
             return attention_times(
@@ -83,8 +86,8 @@ class ClassPricing:
             )
         piece = self.pieces["scores"]
         traffic = self.work.scores
-        forward = piece.rows(self.times.forward_s).sum(axis=0)
-        both = piece.rows(self.times.dgrad_s).sum(axis=0) + piece.rows(self.times.wgrad_s).sum(axis=0)
+        forward = total(piece.rows(self.times.forward_s))
+        both = total(piece.rows(self.times.dgrad_s)) + total(piece.rows(self.times.wgrad_s))
         return (
             forward + traffic_s(self.relative, traffic.forward_bytes),
             both + traffic_s(self.relative, traffic.backward_bytes),
@@ -98,9 +101,8 @@ class ClassPricing:
 
     def _layer(self, kind: LayerKind) -> LayerTimes:
         stack, sizes, piece = self.stack, self.sizes, self.pieces[kind]
-        forward = piece.rows(self.times.forward_s).sum(axis=0)
-        dgrad, wgrad = piece.rows(self.times.dgrad_s), piece.rows(self.times.wgrad_s)
-        backward = dgrad.sum(axis=0) + wgrad.sum(axis=0)
+        forward = total(piece.rows(self.times.forward_s))
+        backward = total(piece.rows(self.times.dgrad_s)) + total(piece.rows(self.times.wgrad_s))
         work = self.work.layers[kind]
         traffic = work.traffic
         forward = forward + traffic_s(self.relative, traffic.forward_bytes)
@@ -109,12 +111,14 @@ class ClassPricing:
         core = self.attention if has_attention else (self.zero, self.zero)
         forward, backward = forward + core[0], backward + core[1]
         compute = (self.factor * forward, self.factor * backward)
-        column = piece.column
-        passes = (dgrad[column].sum(axis=0), wgrad[column].sum(axis=0))
+        passes = (
+            total(piece.column_rows(self.times.dgrad_s)),
+            total(piece.column_rows(self.times.wgrad_s)),
+        )
         tp = tensor_layer_s(self.tensor, stack, sizes, work.blocks, *passes, self._pieces(piece))
         cp = (self.zero, self.zero)
         gathered = gathered_heads_bytes(self.model, sizes) if has_attention else self.zero
-        if gathered.any():
+        if exists(gathered > 0):
             cut = cut_heads_s(self.network, gathered, sizes)
             tp = (tp[0] + cut[0], tp[1] + cut[1])
         if has_attention:
@@ -122,7 +126,7 @@ class ClassPricing:
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
         if stack.ep_overlap:
             ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
-        dp: tuple[Floats | float, Floats | float] = (0.0, 0.0)
+        dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:
             dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
         count = work.launches
@@ -138,7 +142,7 @@ class ClassPricing:
 
     def _pieces(self, piece: Piece) -> PieceTimes | None:
         """Tensor-parallel products in pieces, where the stack runs them so; never with latent attention."""
-        if not self.stack.tp_userbuffers or self.model.mla is not None or not np.any(self.sizes.tp > 1):
+        if not self.stack.tp_userbuffers or self.model.mla is not None or not exists(self.sizes.tp > 1):
             return None
         whole = MatmulTimes(
             *(piece.rows(t) for t in (self.times.forward_s, self.times.dgrad_s, self.times.wgrad_s))
@@ -146,7 +150,7 @@ class ClassPricing:
         precision = self.problem.workload.precision
         return piece_times(self.relative, piece.matmuls, whole, self.sizes, precision, self.stack)
 
-    def _selective(self, kind: LayerKind, piece: Piece, core: Floats, cp: Floats, ep: Floats) -> Floats:
+    def _selective(self, kind: LayerKind, piece: Piece, core: Values, cp: Values, ep: Values) -> Parts:
         """Forward of the modules that selective recomputation runs again, with their collectives."""
         zero = self.zero
         if self.stack.selective_modules == ("core_attn",):
@@ -157,7 +161,7 @@ class ClassPricing:
         if "every_second_product" in modules:
             shares = repeated_shares(self.model, kind)
         times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
-        compute = zero + sum(shares.get(product.name, 0.0) * time for product, time in times)
+        compute = zero + total(shares.get(product.name, 0.0) * time for product, time in times)
         has_core = "core_attn" in modules or "all_but_qkv" in modules
         if has_core:
             compute = compute + core
@@ -168,26 +172,26 @@ class ClassPricing:
         parts = _parts(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
         return self._launched(parts, launches_again(self.model, modules, self.sizes))
 
-    def _launched(self, parts: Floats, layers: Floats | float) -> Floats:
+    def _launched(self, parts: Parts, layers: Values) -> Parts:
         """Parts with the time that a chip waits where the host launches more slowly than it computes."""
         if not self.stack.host_layer_floor_ms:
             return parts
         return with_host_floor(parts, layers * self.factor * self.stack.host_layer_floor_ms * MS)
 
-    def embedding(self) -> tuple[Floats, Floats]:
-        """Forward and backward of the embedding, arrays [choice, part] in seconds."""
+    def embedding(self) -> tuple[Parts, Parts]:
+        """Forward and backward of the embedding [s]."""
         traffic = self.work.embedding
         rate = EMBEDDING_RATE * self.relative.memory_bytes_per_s
         sp, t, zero = self.sizes.splits_sequence, self.tensor, self.zero
         learned = self.model.position_embedding == "learned"
         scatter = t.all_reduce_s if learned else t.reduce_scatter_s
         return (
-            _parts(traffic.forward_bytes / rate, np.where(sp, scatter, t.all_reduce_s), zero, zero),
-            _parts(traffic.backward_bytes / rate, np.where(sp, t.all_gather_s, 0.0), zero, zero),
+            _parts(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero),
+            _parts(traffic.backward_bytes / rate, where(sp, t.all_gather_s, 0.0), zero, zero),
         )
 
-    def head(self) -> tuple[Floats, Floats]:
-        """Forward and backward of final norm, head and loss, arrays [choice, part] in seconds.
+    def head(self) -> tuple[Parts, Parts]:
+        """Forward and backward of final norm, head and loss [s].
 
         Each multi-token-prediction layer adds a layer of the last kind, the map of two states to one and
         another head.
@@ -201,30 +205,30 @@ class ClassPricing:
         once = self.factor * merge.rows(self.times.forward_s)[0]
         twice = self.factor * (merge.rows(self.times.dgrad_s)[0] + merge.rows(self.times.wgrad_s)[0])
         return (
-            forward + predictions * (forward + layer.forward + _parts(once, zero, zero, zero)),
-            backward + predictions * (backward + layer.backward + _parts(twice, zero, zero, zero)),
+            _with_predictions(forward, layer.forward, _parts(once, zero, zero, zero), predictions),
+            _with_predictions(backward, layer.backward, _parts(twice, zero, zero, zero), predictions),
         )
 
-    def _one_head(self) -> tuple[Floats, Floats]:
+    def _one_head(self) -> tuple[Parts, Parts]:
         """Norm, head and loss once."""
         piece, sizes, t = self.pieces["head"], self.sizes, self.tensor
         traffic = self.work.head
-        forward = piece.rows(self.times.forward_s).sum(axis=0)
+        forward = total(piece.rows(self.times.forward_s))
         dgrad, wgrad = piece.rows(self.times.dgrad_s)[0], piece.rows(self.times.wgrad_s)[0]
         forward = self.factor * (forward + traffic_s(self.relative, traffic.forward_bytes))
         backward = self.factor * (dgrad + wgrad + traffic_s(self.relative, traffic.backward_bytes))
         sp, zero = sizes.splits_sequence, self.zero
         rows = 4.0 * sizes.tokens
         if self.stack.fused_cross_entropy:
-            loss = inside_s(self.network, "all_reduce", np.array([rows, 2 * rows]), sizes.tp).sum(axis=0)
+            loss = total(inside_s(self.network, "all_reduce", x, sizes.tp) for x in (rows, 2 * rows))
         else:
             loss = 3 * inside_s(self.network, "all_reduce", rows, sizes.tp)
         # The head is Megatron's own map, which user buffers do not serve.
         hidden = 0.0 if self.stack.tp_userbuffers else self.stack.tp_overlap_fraction
-        gather = partly_hidden(np.where(sp, t.all_gather_s, 0.0), hidden)
+        gather = partly_hidden(where(sp, t.all_gather_s, 0.0), hidden)
         # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
-        behind = np.where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
-        dp: tuple[Floats | float, Floats | float] = (0.0, 0.0)
+        behind = where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
+        dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:
             counts = head_parameters(self.model, self.vocab)  # type: ignore[arg-type]
             dp = self.sharding.layer_s(counts, (forward, backward))
@@ -236,22 +240,25 @@ class ClassPricing:
         )
 
 
-def _parts(compute: Floats, tp: Floats, cp: Floats, ep: Floats, dp: Floats | float = 0.0) -> Floats:
-    """Array [choice, part] in the order of PARTS, the host's part zero."""
+def _parts(compute: Values, tp: Values, cp: Values, ep: Values, dp: Values = 0.0) -> Parts:
+    """A time in the order of PARTS, the host's part zero."""
     assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
-    parts = np.zeros((len(compute), len(PARTS)))
-    parts[:, 0], parts[:, 1], parts[:, 2], parts[:, 3], parts[:, 4] = compute, tp, cp, ep, dp
-    return parts
+    return [compute, tp, cp, ep, dp, 0.0]
 
 
-def with_host_floor(parts: Floats, floor_s: Floats | float) -> Floats:
+def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:
+    """A head and further predictions, each of which is a layer, the map of two states to one, and a head."""
+    return [a + predictions * (a + b + c) for a, b, c in zip(once, layer, merge, strict=True)]
+
+
+def with_host_floor(parts: Parts, floor_s: Values) -> Parts:
     """Parts that take at least as long as the host needs to launch them; the rest of it is the host's part.
 
     Collectives are launched by the same host, so that they count towards the same floor.
     """
-    if np.any(np.asarray(floor_s) > 0):
-        parts[..., -1] = np.maximum(floor_s - parts.sum(axis=-1), 0.0)
-    return parts
+    if not exists(floor_s > 0):
+        return parts
+    return [*parts[:-1], maximum(floor_s - total(parts), 0.0)]
 
 
 def fast_domain(chips_per_node: int, scale_up_chips: int | None) -> float:

@@ -7,18 +7,14 @@ sets the rate, and the other overlaps with it but for a tenth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from planner.cost import tables
+from planner.cost.elementwise import Values, ceil, exists, log2, maximum, minimum, where
 from planner.cost.grid import LogGrid
 from planner.cost.oversubscription import rate_left
 from planner.cost.placement import Spread
-from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
 from planner.data.cluster import Transport
 
@@ -107,106 +103,73 @@ class Network:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of some operations inside a node: numbers, or arrays [operation, 1] for several."""
+    """What was measured of an operation inside a node."""
 
     grid: LogGrid
     most_ranks: int
-    plane: NDArray[np.intp]
-    scale: Floats
+    scale: float
     """Latency over the grid's."""
-    passes: Floats
-    """`WIRE_PASSES` of the operations."""
-    fit_fixed_s: Floats
-    fit_step_s: Floats
-    fit_bytes_per_s: Floats
-    """The other source's line; zero seconds where there is none."""
-    has_line: bool
+    fit: tables.CollectiveFit | None
+    """The other source's line; None where there is none."""
 
 
 @lru_cache(maxsize=256)
-def _measured(table: str, ops: str | tuple[str, ...]) -> _Measured:
-    """What a table holds of one operation or of several."""
-    listed = (ops,) if isinstance(ops, str) else ops
-    shape = () if isinstance(ops, str) else (-1, 1)
-    own = [tables.collective_table_exists(table, op) for op in listed]
+def _measured(table: str, op: str) -> _Measured:
+    """What a table holds of one operation."""
+    own = tables.collective_table_exists(table, op)
     # Where only all-reduce was measured: it is a reduce-scatter and a gather.
-    lookups = [op if exists else "all_reduce" for op, exists in zip(listed, own, strict=True)]
-    fits = [tables.collective_fit(FITS.get(table, table), op) for op in listed]
-    grid, most = tables.collective_grid(table, *lookups)
-
-    def array(values: Sequence[float]) -> Floats:
-        return np.array(values, dtype=np.float64).reshape(shape)
-
-    return _Measured(
-        grid,
-        most,
-        np.arange(len(listed)).reshape(shape),
-        array([1.0 if exists else 0.5 for exists in own]),
-        array([WIRE_PASSES[op] for op in listed]),
-        array([0.0 if fit is None else fit.fixed_s for fit in fits]),
-        array([0.0 if fit is None else fit.step_s for fit in fits]),
-        array([np.inf if fit is None else fit.bytes_per_s for fit in fits]),
-        any(fit is not None for fit in fits),
-    )
+    grid, most = tables.collective_grid(table, op if own else "all_reduce")
+    fit = tables.collective_fit(FITS.get(table, table), op)
+    return _Measured(grid, most, 1.0 if own else 0.5, fit)
 
 
-def inside_s(network: Network, op: str | tuple[str, ...], size_bytes: Floats, ranks: Floats) -> Floats:
+def inside_s(network: Network, op: str, size_bytes: Values, ranks: Values) -> Values:
     """Time of a collective among the ranks of one node [s]; zero for one rank.
 
     Parameters
     ----------
-    op
-        The operation, or several: one a row of the result.
     size_bytes
         The full buffer: what each rank holds after a gather, or before a reduction or an exchange.
     """
     several = ranks > 1
-    if not several.any():
-        return np.zeros(np.broadcast(ranks, size_bytes, _rows(op)).shape)
+    if not exists(several):
+        return 0.0 * size_bytes
     relative = network.relative
     of = _measured(relative.collective_table, op)
-    n = np.maximum(ranks, 2.0)
-    measured = np.minimum(n, of.most_ranks)
-    sizes = np.empty((2, *np.broadcast(size_bytes, measured, of.plane).shape))
-    sizes[0], sizes[1] = np.maximum(size_bytes, 1.0), SMALLEST_BYTES
-    latency, floor = of.scale * of.grid.latency_s(measured, sizes, plane=of.plane)
+    n = maximum(ranks, 2.0)
+    measured = minimum(n, float(of.most_ranks))
+    size = maximum(size_bytes, 1.0)
+    latency, floor = (of.scale * of.grid.latency_s(measured, x) for x in (size, SMALLEST_BYTES))
     if relative.collective_table in BRIDGED:
         # All groups of the node work at once and share its bridges: the rate is that of one group of all.
-        everyone = np.maximum(measured, min(network.chips_per_node, float(of.most_ranks)))
-        shared, shared_floor = of.scale * of.grid.latency_s(everyone, sizes, plane=of.plane)
+        everyone = maximum(measured, min(network.chips_per_node, float(of.most_ranks)))
+        shared, shared_floor = (of.scale * of.grid.latency_s(everyone, x) for x in (size, SMALLEST_BYTES))
         share = ((measured - 1) / measured) / ((everyone - 1) / everyone)
-        latency = np.maximum(latency, floor + (shared - shared_floor) * share)
+        latency = maximum(latency, floor + (shared - shared_floor) * share)
     over = (n - 1) / n
     wire = over / ((measured - 1) / measured)
     # Beyond the largest group measured the wire grows by its share, the latency by the steps.
     latency = floor * (n / measured) + (latency - floor) * relative.link_scale * wire
-    if of.has_line:
-        steps = of.passes * (measured - 1)  # larger groups take trees for small buffers
-        sent = of.passes * over * size_bytes
-        line = of.fit_fixed_s + steps * of.fit_step_s + sent / of.fit_bytes_per_s * relative.link_scale
-        latency = np.maximum(latency, line)
-    return np.where(several & (size_bytes > 0), np.maximum(latency, 0.0), 0.0)
-
-
-def _rows(op: str | tuple[str, ...]) -> NDArray[np.float64]:
-    """An array with the shape that operations add to a result."""
-    return np.zeros(()) if isinstance(op, str) else np.zeros((len(op), 1))
+    if of.fit is not None:
+        steps = WIRE_PASSES[op] * (measured - 1)  # larger groups take trees for small buffers
+        sent = WIRE_PASSES[op] * over * size_bytes
+        line = of.fit.fixed_s + steps * of.fit.step_s + sent / of.fit.bytes_per_s * relative.link_scale
+        latency = maximum(latency, line)
+    return where(several & (size_bytes > 0), maximum(latency, 0.0), 0.0)
 
 
 def collective_s(
     network: Network,
-    op: str | tuple[str, ...],
-    size_bytes: Floats,
+    op: str,
+    size_bytes: Values,
     spread: Spread,
-    sharing: Floats,
+    sharing: Values,
     efficiency: float | None = None,
-) -> Floats:
+) -> Values:
     """Time of a collective of a group over nodes [s].
 
     Parameters
     ----------
-    op
-        The operation, or several of the same kind of traffic: one a row of the result.
     size_bytes
         The full buffer on a rank [bytes].
     sharing
@@ -214,16 +177,15 @@ def collective_s(
     efficiency
         Share of the adapters' rate that the library reaches, where it is not NCCL's by nodes and size.
     """
-    inside = inside_s(network, op, size_bytes, np.minimum(spread.inside, spread.ranks))
+    inside = inside_s(network, op, size_bytes, minimum(spread.inside, spread.ranks))
     several, across = spread.ranks > 1, spread.nodes > 1
-    if not (across & several).any():
-        return np.where(several, inside, 0.0)
+    if not exists(across & several):
+        return where(several, inside, 0.0)
     below = network.nodes_per_switch * network.chips_per_node / network.domain_chips
     left = rate_left(op, spread, below, network.oversubscription)
     rate = left * network.chip_bytes_per_s * network.domain_chips / sharing
-    rate = np.minimum(rate, spread.inside * network.link_bytes_per_s)
-    nodes = np.maximum(spread.nodes, 2.0)
-    passes = _measured(network.relative.collective_table, op).passes
+    rate = minimum(rate, spread.inside * network.link_bytes_per_s)
+    nodes, passes = maximum(spread.nodes, 2.0), WIRE_PASSES[op]
     if op == "all_to_all":
         # Each rank sends the share of the other nodes' ranks; a node's ranks send at once.
         outside = (nodes - 1) / nodes * size_bytes * spread.inside
@@ -231,22 +193,23 @@ def collective_s(
     else:
         outside = passes * (nodes - 1) / nodes * size_bytes
         table = "allreduce_nic"
-    reached: Floats | float | None = efficiency
-    if reached is None:
-        reached = tables.scale_grid(table).latency_s(nodes, np.maximum(size_bytes * sharing, 1.0))
-        reached = np.minimum(np.maximum(reached, 0.01), 1.0)
-    latency = LAUNCH_S + passes * np.ceil(np.log2(nodes)) * network.step_latency_s
-    between = outside / (rate * reached) + latency
-    if efficiency is None and "all_reduce" in ((op,) if isinstance(op, str) else op):
-        steps = 2 * np.ceil(np.log2(nodes)) * TREE_STEP_S
-        two = tables.scale_grid(table).latency_s(2.0 + 0.0 * nodes, np.maximum(size_bytes * sharing, 1.0))
-        tree_rate = rate * TREE_EFFICIENCY * np.minimum(np.maximum(two, 0.01), 1.0)
-        along_trees = np.minimum(between, outside / tree_rate + steps + LAUNCH_S)
-        between = np.where(passes == WIRE_PASSES["all_reduce"], along_trees, between)
-    hierarchical = np.maximum(inside, between) + (1 - PHASE_OVERLAP) * np.minimum(inside, between)
-    return np.where(several, np.where(across, hierarchical, inside), 0.0)
+    shared_bytes = maximum(size_bytes * sharing, 1.0)
+    reached: Values = _reached(table, nodes, shared_bytes) if efficiency is None else efficiency
+    levels = ceil(log2(nodes))
+    between = outside / (rate * reached) + LAUNCH_S + passes * levels * network.step_latency_s
+    if efficiency is None and op == "all_reduce":
+        steps = 2 * levels * TREE_STEP_S
+        tree_rate = rate * TREE_EFFICIENCY * _reached(table, 2.0, shared_bytes)
+        between = minimum(between, outside / tree_rate + steps + LAUNCH_S)
+    hierarchical = maximum(inside, between) + (1 - PHASE_OVERLAP) * minimum(inside, between)
+    return where(several, where(across, hierarchical, inside), 0.0)
 
 
-def send_s(size_bytes: Floats, rate_bytes_per_s: Floats | float, latency_s: float) -> Floats:
+def _reached(table: str, nodes: Values, size_bytes: Values) -> Values:
+    """Share of the adapters' rate that NCCL reaches between so many nodes."""
+    return minimum(maximum(tables.scale_grid(table).latency_s(nodes, size_bytes), 0.01), 1.0)
+
+
+def send_s(size_bytes: Values, rate_bytes_per_s: Values, latency_s: float) -> Values:
     """Time of a point-to-point transfer [s]."""
     return latency_s + size_bytes / (P2P_EFFICIENCY * rate_bytes_per_s)

@@ -7,6 +7,7 @@ shapes. Attention: measured forward by sequence, heads and head width; backward 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import tables
+from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import HALF, Matmul, Products, attention_dims
 from planner.cost.prices import Floats
 from planner.cost.relatives import MeasuredChip, Relative, sixteen_bit
@@ -42,34 +44,38 @@ products (_2X_ACC_DGRAD and _2X_ACC_WGRAD); Blackwell has no such mode."""
 
 @dataclass(frozen=True)
 class MatmulTimes:
-    """Latency of products, arrays [product, choice] in seconds; cast of operands included."""
+    """Latency of products, one a product [s]; cast of operands included."""
 
-    forward_s: Floats
-    dgrad_s: Floats
-    wgrad_s: Floats
+    forward_s: Sequence[Values]
+    dgrad_s: Sequence[Values]
+    wgrad_s: Sequence[Values]
 
 
 def matmul_times(
     relative: Relative, products: Products, precision: Precision, stack: SoftwareStack
 ) -> MatmulTimes:
     """Forward, dgrad and wgrad of several products on one chip; those that are not narrow in 16 bits."""
-    if relative.gemm_precision == "bf16":
-        return MatmulTimes(*_pass_times(relative, products, precision, stack))
-    wide, in_16_bits, narrow, in_few_bits = products.split
-    if not wide:
-        return MatmulTimes(*_pass_times(relative, products, precision, stack))
-    first = _pass_times(sixteen_bit(relative), in_16_bits, "bf16", stack)
-    out = np.empty((3, len(products.matmuls), first.shape[-1]))
-    out[:, wide] = first
-    if narrow:
-        out[:, narrow] = _pass_times(relative, in_few_bits, precision, stack)
-    return MatmulTimes(*out)
+    times = _times(relative, products, precision, stack)
+    # Of a single choice plain numbers, else arrays of axis `choice`.
+    return MatmulTimes(*(times[..., 0].tolist() if products.single else map(list, times)))
+
+
+def _times(relative: Relative, products: Products, precision: Precision, stack: SoftwareStack) -> Floats:
+    """Latency of products, array [pass, product, choice] in seconds."""
+    if relative.gemm_precision == "bf16" or not products.wide:
+        return _pass_times(relative, products, precision, stack)
+    first = _pass_times(sixteen_bit(relative), products.in_16_bits, "bf16", stack)
+    out = np.empty((len(PASSES), len(products.matmuls), first.shape[-1]))
+    out[:, products.wide] = first
+    if products.narrow:
+        out[:, products.narrow] = _pass_times(relative, products.in_few_bits, precision, stack)
+    return out
 
 
 def in_pieces(
     relative: Relative,
     matmuls: Sequence[Matmul],
-    pieces: Floats | float,
+    pieces: Values,
     precision: Precision,
     stack: SoftwareStack,
 ) -> MatmulTimes:
@@ -81,7 +87,7 @@ def in_pieces(
 def _pass_times(relative: Relative, products: Products, precision: Precision, stack: SoftwareStack) -> Floats:
     """Latency of products in one format, array [pass, product, choice] in seconds."""
     m, n, k, count, weight = products.m, products.n, products.k, products.count, products.weight
-    shapes = products.shapes
+    shapes: tuple[Floats, ...] = tuple(products.shapes)
     grid = tables.gemm_grid(relative.measured.table, relative.gemm_precision)
     isolated = grid.latency_s(*shapes)
     if relative.gemm_precision != "bf16":
@@ -163,7 +169,7 @@ def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str, sums: f
     return split * over_forward * tables.relation(source, "gemm", "fp8_forward")
 
 
-def _grouped_factor(relative: Relative, name: str, rows: Floats, sums: float) -> Floats:
+def _grouped_factor(relative: Relative, name: str, rows: Floats, sums: float) -> Values:
     """The same for grouped products over as many single ones, by the rows of one."""
     training = relative.measured.products or relative.measured.training
     training = "h100_sxm" if training == "h200_sxm" else training
@@ -193,8 +199,8 @@ AMPERE = ("a100_sxm",)
 
 def attention_times(
     relative: Relative, model: ModelSpec, sizes: Sizes, stack: SoftwareStack, domain_chips: float
-) -> tuple[Floats, Floats]:
-    """Forward and backward of fused causal attention of one layer, arrays [choice] in seconds.
+) -> tuple[Values, Values]:
+    """Forward and backward of fused causal attention of one layer [s].
 
     With context parallelism over a ring, a rank works on c blocks of its own length, each with the work
     of a causal block of that length; with exchanged heads it works on the whole sequence with 1/c heads.
@@ -205,7 +211,7 @@ def attention_times(
     heads = s.microbatch_size * model.num_attention_heads / s.tp
     inner, outer = context_levels(stack, sizes, domain_chips)
     seq, heads, blocks = s.seq_length / outer, heads / inner, outer
-    forward = blocks * _attention_s(relative, seq, np.maximum(heads, 1.0), head_dim)
+    forward = blocks * _attention_s(relative, seq, maximum(heads, 1.0), head_dim)
     forward = forward * visible_fraction(model, s.seq_length)
     training = relative.measured.training
     forward = forward * tables.attention_relation(training, "forward", seq) * relative.compute_scale
@@ -214,7 +220,7 @@ def attention_times(
     return forward * older[0], backward * older[1]
 
 
-def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float) -> Floats:
+def _attention_s(relative: Relative, seq: Values, heads: Values, head_dim: float) -> Values:
     """Isolated forward, interpolated between the measured head widths; beyond them proportional."""
     table = relative.measured.table
     dims = tables.attention_head_dims(table)
@@ -227,9 +233,8 @@ def _attention_s(relative: Relative, seq: Floats, heads: Floats, head_dim: float
     if above == below:
         return low
     high = tables.attention_s(table, above, seq, heads)
-    weight = np.log(head_dim / below) / np.log(above / below)
-    blended: Floats = low ** (1 - weight) * high**weight
-    return blended
+    weight = math.log(head_dim / below) / math.log(above / below)
+    return low ** (1 - weight) * high**weight
 
 
 def visible_fraction(model: ModelSpec, seq_length: float) -> float:
@@ -242,6 +247,6 @@ def visible_fraction(model: ModelSpec, seq_length: float) -> float:
     return share_global + (1 - share_global) * local
 
 
-def traffic_s(relative: Relative, moved_bytes: Floats) -> Floats:
+def traffic_s(relative: Relative, moved_bytes: Values) -> Values:
     """Time of memory-bound operators [s]."""
     return moved_bytes / relative.memory_bytes_per_s

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
+from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from planner.cost.elementwise import Values
 
 Floats = NDArray[np.float64]
 
 CHUNK = 4096
 """Points interpolated at once: what they need on the way then stays in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class _ScalarAxis:
+    """An axis as plain numbers."""
+
+    points: list[float]
+    """Logarithms of its sizes, ascending."""
+    stride: int
+    """Between neighbours along it in the list of all values."""
+    below: float
+    above: float
+    """Powers of the size outside of it."""
 
 
 class LogGrid:
@@ -26,8 +46,7 @@ class LogGrid:
     axes
         Sizes of each axis, ascending.
     latency_s
-        Latency [axis 0, axis 1, ...] in seconds, NaN where nobody measured; with one axis more before them,
-        *planes*: several quantities measured at the same sizes.
+        Latency [axis 0, axis 1, ...] in seconds, NaN where nobody measured.
     below, above
         Power of each size below its first and above its last grid point.
     """
@@ -37,10 +56,8 @@ class LogGrid:
     ) -> None:
         log_axes = [np.log(np.asarray(axis, dtype=np.float64)) for axis in axes]
         values = np.log(np.asarray(latency_s, dtype=np.float64))
-        values = values.reshape(-1, *(len(axis) for axis in log_axes))
         for axis in range(len(log_axes)):
-            values = _extend(values, log_axes[axis], axis + 1, above[axis])
-        self._plane_size = values[0].size
+            values = _extend(values, log_axes[axis], axis, above[axis])
         self._flat = np.ascontiguousarray(values).ravel()
         # All axes one after the other, so that few numpy calls serve them all: [axis, 1] what a size meets
         # first and last and where its axis starts; then the points and the widths of the cells between.
@@ -51,44 +68,83 @@ class LogGrid:
         self._inverse_steps = np.concatenate([np.append(1.0 / np.diff(axis), 0.0) for axis in log_axes])
         self._below, self._above = np.array(below)[:, None], np.array(above)[:, None]
         # An axis of one point has no upper neighbour: its cell is the point.
-        shape = values.shape[1:]
+        shape = values.shape
         self._strides = np.array([int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))])
         self._wide = [axis for axis in range(len(shape)) if shape[axis] > 1]
         corners = product(*((0, self._strides[axis]) for axis in self._wide))
         self._corners = np.array([sum(corner) for corner in corners])[:, None]
+        self._scalar_axes = [
+            _ScalarAxis(axis.tolist(), int(self._strides[i]), below[i], above[i])
+            for i, axis in enumerate(log_axes)
+        ]
+        self._scalar_corners: list[int] = self._corners[:, 0].tolist()
 
-    def latency_s(self, *sizes: ArrayLike, plane: ArrayLike | None = None) -> Floats:
-        """Latency at the given sizes [s]; the arguments broadcast, one an axis.
+    @cached_property
+    def _scalar_flat(self) -> list[float]:
+        """Logarithms of the latencies as plain numbers."""
+        values: list[float] = self._flat.tolist()
+        return values
 
-        Parameters
-        ----------
-        plane
-            Which of the grid's planes counts at each of the sizes; the first where absent.
-        """
+    @overload
+    def latency_s(self, *sizes: float) -> float: ...
+
+    @overload
+    def latency_s(self, *sizes: Floats) -> Floats: ...
+
+    @overload
+    def latency_s(self, *sizes: Values) -> Values: ...
+
+    @overload
+    def latency_s(self, *sizes: ArrayLike) -> Floats: ...
+
+    def latency_s(self, *sizes: ArrayLike) -> Values | Floats:
+        """Latency at the given sizes [s]; the arguments broadcast, one an axis."""
+        if all(isinstance(size, float | int) for size in sizes):
+            return self._point_s(sizes)  # type: ignore[arg-type]
         shape = np.broadcast(*sizes).shape
         points = np.empty((len(sizes), *shape))
         for axis, size in enumerate(sizes):
             points[axis] = size
         x = np.log(points).reshape(len(sizes), -1)
-        first: NDArray[np.intp] | None = None
-        if plane is not None:
-            first = np.broadcast_to(np.asarray(plane) * self._plane_size, shape).ravel()
         if x.shape[1] <= CHUNK:
-            return self._interpolate(x, first).reshape(shape)
+            return self._interpolate(x).reshape(shape)
         parts = [slice(start, start + CHUNK) for start in range(0, x.shape[1], CHUNK)]
-        chunks = [self._interpolate(x[:, part], first if first is None else first[part]) for part in parts]
-        return np.concatenate(chunks).reshape(shape)
+        return np.concatenate([self._interpolate(x[:, part]) for part in parts]).reshape(shape)
 
-    def _interpolate(self, x: Floats, first: NDArray[np.intp] | None) -> Floats:
-        """Latency [point] at the logarithms of sizes [axis, point], on planes that begin at `first` [s]."""
+    def _point_s(self, sizes: Sequence[float]) -> float:
+        """Latency at one point [s]: the same in plain numbers, which numpy is slow with."""
+        base, beyond = 0, 0.0
+        weights: list[float] = []
+        for axis, size in zip(self._scalar_axes, sizes, strict=True):
+            x, points = math.log(size), axis.points
+            if x < points[0]:
+                beyond += axis.below * (x - points[0])
+                x = points[0]
+            elif x > points[-1]:
+                beyond += axis.above * (x - points[-1])
+                x = points[-1]
+            if len(points) > 1:
+                low = bisect_right(points, x, 1, len(points) - 1) - 1
+                base += axis.stride * low
+                weights.append((x - points[low]) / (points[low + 1] - points[low]))
+        flat = self._scalar_flat
+        corners = [flat[base + corner] for corner in self._scalar_corners]
+        for weight in reversed(weights):  # corners of the last axis lie next to each other
+            corners = [
+                below + weight * (above - below)
+                for below, above in zip(corners[::2], corners[1::2], strict=True)
+            ]
+        return math.exp(corners[0] + beyond)
+
+    def _interpolate(self, x: Floats) -> Floats:
+        """Latency [point] at the logarithms of sizes [axis, point] [s]."""
         inside = np.minimum(np.maximum(x, self._first), self._last)
         low = np.zeros(x.shape, dtype=np.intp)
         for axis in self._wide:
             low[axis] = self._inner[axis].searchsorted(inside[axis], side="right")
         cell = low + self._starts
         weight = (inside - self._points.take(cell)) * self._inverse_steps.take(cell)
-        base = self._strides @ low if first is None else self._strides @ low + first
-        corners = self._flat.take(base + self._corners)
+        corners = self._flat.take(self._strides @ low + self._corners)
         for axis in reversed(self._wide):  # corners of the last axis lie next to each other
             below, above = corners[0::2], corners[1::2]
             corners = below + weight[axis] * (above - below)

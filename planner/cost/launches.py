@@ -8,9 +8,7 @@ That a launch of one module costs as much as one of another is a guess.
 
 from __future__ import annotations
 
-import numpy as np
-
-from planner.cost.prices import Floats
+from planner.cost.elementwise import Values, maximum
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 
@@ -40,9 +38,9 @@ HEAD_LAUNCHES = 1.0
 """Launches of final norm, head and loss over those of a dense layer (guess: some thirty kernels each)."""
 
 
-def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Floats:
+def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Values:
     """Launches of one forward of a layer over those of a dense layer, array [choice]."""
-    count = 0.0 * sizes.ones
+    count = sizes.zeros
     if kind != "mlp":
         count = count + ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
     if kind in ("dense", "mlp"):
@@ -52,10 +50,10 @@ def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Floats:
     return count / DENSE_LAUNCHES
 
 
-def moe_launches(model: ModelSpec, sizes: Sizes) -> Floats:
+def moe_launches(model: ModelSpec, sizes: Sizes) -> Values:
     """Launches of router, exchanges, experts and shared experts, array [choice]."""
     moe = model.moe
     assert moe is not None
-    experts = EXPERT_LAUNCHES * np.maximum(moe.num_experts / sizes.ep, 1.0)
-    launched: Floats = ROUTING_LAUNCHES + experts + (SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0)
+    experts = EXPERT_LAUNCHES * maximum(moe.num_experts / sizes.ep, 1.0)
+    launched: Values = ROUTING_LAUNCHES + experts + (SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0)
     return launched

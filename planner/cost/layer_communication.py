@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.collectives import Network, collective_s, send_s
+from planner.cost.elementwise import Values, everywhere, exists, maximum, minimum, where
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.placement import spread_group
-from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes, context_levels
 from planner.cost.userbuffers import PieceTimes, pipelined_scatter_s, ring_gather_s
 from planner.data.chip import Precision
@@ -30,12 +28,12 @@ from planner.data.stack import SoftwareStack
 
 @dataclass(frozen=True)
 class TensorCollectives:
-    """One collective of each kind over the full activation A, arrays [choice] in seconds."""
+    """One collective of each kind over the full activation A [s]."""
 
-    all_gather_s: Floats
-    reduce_scatter_s: Floats
-    all_reduce_s: Floats
-    forward_scatter_s: Floats
+    all_gather_s: Values
+    reduce_scatter_s: Values
+    all_reduce_s: Values
+    forward_scatter_s: Values
     """Reduce-scatter of the forward pass, which may sum narrower values."""
 
 
@@ -58,25 +56,19 @@ def tensor_collectives(
     values = sizes.tokens * model.hidden_size
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
     split = sizes.splits_sequence
-    wanted: dict[str, tuple[str, float]] = {}
-    if split.any():
-        wanted["all_gather"] = ("all_gather", GATHERED_BYTES[precision])
-        wanted["reduce_scatter"] = ("reduce_scatter", HALF)
+
+    def one_s(op: str, width: float) -> Values:
+        return collective_s(network, op, values * width, spread, sizes.ones)
+
+    gather = scatter = forward_scatter = reduce = sizes.zeros
+    if exists(split):
+        gather, scatter = one_s("all_gather", GATHERED_BYTES[precision]), one_s("reduce_scatter", HALF)
+        forward_scatter = scatter
         if stack.tp_userbuffers and precision == "fp8":
-            wanted["forward_scatter"] = ("reduce_scatter", NARROW_SUM_BYTES)
-    if not split.all() or model.position_embedding == "learned":
-        wanted["all_reduce"] = ("all_reduce", HALF)
-    size = values * np.array([width for _, width in wanted.values()])[:, None]
-    ops = tuple(op for op, _ in wanted.values())
-    times = dict(zip(wanted, collective_s(network, ops, size, spread, sizes.ones), strict=True))
-    zero = np.zeros_like(values)
-    scatter = times.get("reduce_scatter", zero)
-    return TensorCollectives(
-        times.get("all_gather", zero),
-        scatter,
-        times.get("all_reduce", zero),
-        times.get("forward_scatter", scatter),
-    )
+            forward_scatter = one_s("reduce_scatter", NARROW_SUM_BYTES)
+    if not everywhere(split) or model.position_embedding == "learned":
+        reduce = one_s("all_reduce", HALF)
+    return TensorCollectives(gather, scatter, reduce, forward_scatter)
 
 
 def tensor_layer_s(
@@ -84,10 +76,10 @@ def tensor_layer_s(
     stack: SoftwareStack,
     sizes: Sizes,
     blocks: int,
-    dgrad_s: Floats,
-    wgrad_s: Floats,
+    dgrad_s: Values,
+    wgrad_s: Values,
     pieces: PieceTimes | None = None,
-) -> tuple[Floats, Floats]:
+) -> tuple[Values, Values]:
     """Forward and backward of the tensor-parallel collectives of a layer [s].
 
     Parameters
@@ -101,32 +93,32 @@ def tensor_layer_s(
     """
     c, hidden = collectives, 0.0 if stack.tp_userbuffers else stack.tp_overlap_fraction
     sp = sizes.splits_sequence
-    behind_dgrad = blocks * np.where(sp, c.all_gather_s, 0.0)
-    behind_wgrad = blocks * np.where(sp, c.reduce_scatter_s, c.all_reduce_s)
+    behind_dgrad = blocks * where(sp, c.all_gather_s, 0.0)
+    behind_wgrad = blocks * where(sp, c.reduce_scatter_s, c.all_reduce_s)
     if stack.tp_backward_overlap:
         behind_dgrad = exposed_behind(behind_dgrad, dgrad_s)
         behind_wgrad = exposed_behind(behind_wgrad, wgrad_s)
-    exposed = partly_hidden(blocks * np.where(sp, c.all_gather_s, 0.0), hidden)
+    exposed = partly_hidden(blocks * where(sp, c.all_gather_s, 0.0), hidden)
     forward = tensor_forward_s(c, stack, sizes, blocks)
     if pieces is not None:
         parted = ring_gather_s(c.all_gather_s, pieces.column_forward_s, pieces.ring_pieces)
         parted = parted + pipelined_scatter_s(c.forward_scatter_s, pieces.row_forward_s)
-        forward = np.where(sp, parted, forward)
+        forward = where(sp, parted, forward)
         gathered = ring_gather_s(c.all_gather_s, pieces.row_dgrad_s, pieces.ring_pieces)
-        exposed = np.where(sp, gathered, exposed)
+        exposed = where(sp, gathered, exposed)
     return forward, behind_dgrad + behind_wgrad + exposed
 
 
 def tensor_forward_s(
     collectives: TensorCollectives, stack: SoftwareStack, sizes: Sizes, blocks: int
-) -> Floats:
+) -> Values:
     """Forward of the tensor-parallel collectives of so many pairs of maps, in one piece [s]."""
     c = collectives
-    once = np.where(sizes.splits_sequence, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s)
+    once = where(sizes.splits_sequence, c.all_gather_s + c.reduce_scatter_s, c.all_reduce_s)
     return blocks * partly_hidden(once, 0.0 if stack.tp_userbuffers else stack.tp_overlap_fraction)
 
 
-def cut_heads_s(network: Network, gathered_bytes: Floats, sizes: Sizes) -> tuple[Floats, Floats]:
+def cut_heads_s(network: Network, gathered_bytes: Values, sizes: Sizes) -> tuple[Values, Values]:
     """Forward and backward where ranks cut their heads out of all ranks' queries, keys and values [s].
 
     A gather, and the scatter of its gradient; nothing hides them (core/tensor_parallel/mappings.py).
@@ -137,10 +129,12 @@ def cut_heads_s(network: Network, gathered_bytes: Floats, sizes: Sizes) -> tuple
         Queries, keys and values of all ranks (`memory.gathered_heads_bytes`).
     """
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
-    size = gathered_bytes[None, :] * np.ones((2, 1))
-    forward, backward = collective_s(network, ("all_gather", "reduce_scatter"), size, spread, sizes.ones)
+    forward, backward = (
+        collective_s(network, op, gathered_bytes, spread, sizes.ones)
+        for op in ("all_gather", "reduce_scatter")
+    )
     needed = gathered_bytes > 0
-    return np.where(needed, forward, 0.0), np.where(needed, backward, 0.0)
+    return where(needed, forward, 0.0), where(needed, backward, 0.0)
 
 
 def context_layer_s(
@@ -148,9 +142,9 @@ def context_layer_s(
     model: ModelSpec,
     stack: SoftwareStack,
     sizes: Sizes,
-    attention_forward_s: Floats,
-    attention_backward_s: Floats,
-) -> tuple[Floats, Floats]:
+    attention_forward_s: Values,
+    attention_backward_s: Values,
+) -> tuple[Values, Values]:
     """Forward and backward of the context-parallel exchange of one attention [s].
 
     The four ways of Megatron-LM's --cp-comm-type. Around a ring the next keys and values travel behind the
@@ -159,15 +153,15 @@ def context_layer_s(
     head, the result comes back. Or heads are exchanged inside a node, and a ring joins the nodes.
     """
     s = sizes
-    if not np.any(s.cp > 1):
-        return np.zeros_like(s.cp), np.zeros_like(s.cp)
+    if not exists(s.cp > 1):
+        return s.zeros, s.zeros
     query_dim, value_dim = attention_dims(model)
     heads = model.num_attention_heads / s.tp
-    groups = heads if model.mla is not None else np.maximum(model.num_query_groups / s.tp, 1.0)
+    groups = heads if model.mla is not None else maximum(model.num_query_groups / s.tp, 1.0)
     keys_values = s.tokens * groups * (query_dim + value_dim) * HALF
     heads_moved = keys_values + s.tokens * heads * (query_dim + value_dim) * HALF
     inner, outer = context_levels(stack, sizes, network.domain_chips)
-    forward = backward = 0.0 * s.ones
+    forward = backward = s.zeros
     if stack.cp_exchange in ("a2a", "a2a+p2p"):
         spread = spread_group(inner, s.tp, network.domain_chips)
         forward = collective_s(network, "all_to_all", heads_moved, spread, s.tp)
@@ -178,7 +172,7 @@ def context_layer_s(
         backward = forward + collective_s(network, "reduce_scatter", s.cp * keys_values, spread, s.tp)
     if stack.cp_exchange in ("p2p", "a2a+p2p"):
         crosses = spread_group(s.cp, s.tp, network.domain_chips).nodes > 1
-        rate = np.where(crosses, network.chip_bytes_per_s, network.link_bytes_per_s)
+        rate = where(crosses, network.chip_bytes_per_s, network.link_bytes_per_s)
         latency, steps = network.step_latency_s, outer - 1
         forward = forward + steps * exposed_behind(
             send_s(keys_values, rate, latency), attention_forward_s / outer
@@ -187,7 +181,7 @@ def context_layer_s(
         backward = backward + steps * exposed_behind(
             send_s(2 * keys_values, rate, latency), attention_backward_s / outer
         )
-    return np.where(s.cp > 1, forward, 0.0), np.where(s.cp > 1, backward, 0.0)
+    return where(s.cp > 1, forward, 0.0), where(s.cp > 1, backward, 0.0)
 
 
 DEDUPLICATING_EFFICIENCY = 0.88
@@ -196,7 +190,7 @@ and 51 GB/s, of which 3/4 and 7/8 cross adapters of 50 GB/s (github.com/deepseek
 internode kernels on H800)."""
 
 
-def distinct_share(top_k: int, groups: Floats) -> Floats:
+def distinct_share(top_k: int, groups: Values) -> Values:
     """Copies of a token that groups of ranks receive over those that its experts do, experts spread evenly.
 
     A token that visits k experts at random meets N (1 - (1 - 1/N)^k) of N groups.
@@ -206,33 +200,40 @@ def distinct_share(top_k: int, groups: Floats) -> Floats:
 
 def expert_layer_s(
     network: Network, model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes
-) -> tuple[Floats, Floats]:
+) -> tuple[Values, Values]:
     """Forward and backward of the exchanges of one mixture-of-experts layer, nothing hidden [s].
 
     Forward: tokens, probabilities, results, and the counts; with expert tensor parallelism two gathers and
     one reduction more. Backward: three exchanges; one gather and two reductions.
     """
     s = sizes
-    if kind != "moe" or model.moe is None or not np.any(s.ep * s.etp > 1):
-        return np.zeros_like(s.tp), np.zeros_like(s.tp)
+    if kind != "moe" or model.moe is None or not exists(s.ep * s.etp > 1):
+        return s.zeros, s.zeros
     moe = model.moe
     spread = spread_group(s.ep, s.etp, network.domain_chips)
-    sharing = np.maximum(np.minimum(network.domain_chips, s.stage_chips) / spread.inside, 1.0)
+    sharing = maximum(minimum(network.domain_chips, s.stage_chips) / spread.inside, 1.0)
     # The busiest rank sets the pace: what it receives exceeds an even share, or is cut to its capacity.
     rows = s.norm_tokens * moe.top_k * s.expert_load
     sent = rows
     once_a_node = stack.moe_dispatcher == "deduplicating"
     if once_a_node:
-        sent = rows * distinct_share(moe.top_k, np.where(spread.nodes > 1, spread.nodes, spread.ranks))
-    exchanged = np.stack([sent * model.hidden_size * HALF, rows * 4.0])
+        sent = rows * distinct_share(moe.top_k, where(spread.nodes > 1, spread.nodes, spread.ranks))
     reached = DEDUPLICATING_EFFICIENCY if once_a_node else None
-    tokens, probabilities = collective_s(network, "all_to_all", exchanged, spread, sharing, reached)
+    tokens, probabilities = (
+        collective_s(network, "all_to_all", size, spread, sharing, reached)
+        for size in (sent * model.hidden_size * HALF, rows * 4.0)
+    )
     counts = collective_s(network, "all_gather", 8.0 * moe.num_experts * s.ep, spread, sharing)
     exchange = 2 * tokens + probabilities
-    gathered = s.expert_rows(moe.top_k) * np.stack([model.hidden_size * HALF * s.ones, 4.0 * s.ones])
+    gathered = s.expert_rows(moe.top_k)
     expert_spread = spread_group(s.etp, s.ones, network.domain_chips)
-    gather = collective_s(network, "all_gather", gathered, expert_spread, s.ones)
-    scatter = collective_s(network, "reduce_scatter", gathered, expert_spread, s.ones)
+    gather, scatter = (
+        [
+            collective_s(network, op, gathered * width, expert_spread, s.ones)
+            for width in (model.hidden_size * HALF, 4.0)
+        ]
+        for op in ("all_gather", "reduce_scatter")
+    )
     forward = exchange + counts + gather[0] + gather[1] + scatter[0]
     backward = exchange + gather[0] + scatter[0] + scatter[1]
     return forward, backward

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.checkpointing import kept_bytes
+from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims
-from planner.cost.prices import Floats
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
@@ -25,13 +23,13 @@ from planner.data.stack import SoftwareStack
 class LayerActivations:
     """Bytes that a layer keeps from forward to backward, arrays [choice]."""
 
-    whole: Floats
+    whole: Values
     """Nothing recomputed."""
-    selective: Floats
+    selective: Values
     """The stack's selective modules recomputed."""
-    full: Floats
+    full: Values
     """The layer's input alone."""
-    working: Floats
+    working: Values
     """Largest passing buffers of its backward."""
 
 
@@ -54,7 +52,7 @@ def layer_activations(
     modules = modules_of(model, kind, stack.selective_modules)
     # A module that is checkpointed whole keeps its input in 16 bits.
     input_again = values * (HALF - kept_input)
-    whole, saved = _norm_bytes(model, kind, stack, s, kept_input), s.ones * 0.0
+    whole, saved = _norm_bytes(model, kind, stack, s, kept_input), s.zeros
     if "layernorm" in modules:
         saved = saved + _norm_outputs(model, kind) * values * kept_input
     widest = 2 * s.tokens * model.hidden_size * HALF
@@ -102,14 +100,14 @@ def _norm_outputs(model: ModelSpec, kind: LayerKind) -> int:
     return 1 if kind in ("mlp", "mamba", "attention") else 2
 
 
-def _projected_bytes(model: ModelSpec, s: Sizes) -> Floats:
+def _projected_bytes(model: ModelSpec, s: Sizes) -> Values:
     """Queries, keys and values as their map makes them."""
-    groups = np.maximum(model.num_query_groups / s.tp, 1.0)
-    width: Floats = (model.num_attention_heads / s.tp + 2 * groups) * model.head_dim
+    groups = maximum(model.num_query_groups / s.tp, 1.0)
+    width: Values = (model.num_attention_heads / s.tp + 2 * groups) * model.head_dim
     return s.tokens * HALF * width
 
 
-def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Floats:
+def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Values:
     """Queries, keys and values of latent attention, which its up-projections make from the low ranks."""
     assert model.mla is not None
     query_dim, value_dim = attention_dims(model)
@@ -117,7 +115,7 @@ def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Floats:
     return s.tokens * HALF * model.num_attention_heads / s.tp * widths
 
 
-def _expert_inner(model: ModelSpec, s: Sizes) -> Floats:
+def _expert_inner(model: ModelSpec, s: Sizes) -> Values:
     """Values of the experts' activation."""
     assert model.moe is not None
     return s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp
@@ -125,7 +123,7 @@ def _expert_inner(model: ModelSpec, s: Sizes) -> Floats:
 
 def _norm_bytes(
     model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes, kept_input: float
-) -> Floats:
+) -> Values:
     """Input and output of each norm, and the dropout mask after each block."""
     blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
     norms = model.norms_per_layer if blocks == 2 else 1
@@ -133,7 +131,7 @@ def _norm_bytes(
     return s.norm_tokens * model.hidden_size * (norms * (HALF + kept_input) + mask)
 
 
-def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[Floats, Floats]:
+def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[Values, Values]:
     """What attention keeps, without and with the core that selective recomputation drops.
 
     Fused: queries, keys, values, the output, and one fp32 statistic a row and head. In memory: the
@@ -152,13 +150,13 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         low_rank = low_rank + s.norm_tokens * HALF * 2 * (mla.q_lora_rank or 0)
         kept_alive = s.tokens * HALF * heads * mla.qk_nope_head_dim
     else:
-        groups = np.maximum(model.num_query_groups / s.tp, 1.0)
-        low_rank = 0.0 * s.ones
+        groups = maximum(model.num_query_groups / s.tp, 1.0)
+        low_rank = s.zeros
         rotated = 1.0 if model.position_embedding == "rope" else 0.0
         kept_alive = rotated * s.tokens * HALF * (heads + groups) * query_dim
         gathered = gathered_heads_bytes(model, s)
         own = s.tokens * HALF * (heads + 2 * groups) * query_dim
-        kept_alive = np.where(gathered > 0, np.maximum(gathered - own, 0.0) + kept_alive, kept_alive)
+        kept_alive = where(gathered > 0, maximum(gathered - own, 0.0) + kept_alive, kept_alive)
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
     qkv = qkv + kept_alive
     output = s.tokens * HALF * heads * value_dim
@@ -173,26 +171,26 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     return low_rank + qkv + output, scores * kept
 
 
-def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Floats:
+def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Values:
     """Queries, keys and values of all tensor-parallel ranks, from which each cuts its heads [bytes].
 
     Zero where every rank has whole key-value heads (core/transformer/attention.py of Megatron-LM core 0.16 or
     newer, `all_gather_last_dim_from_tensor_parallel_region`).
     """
     if model.mla is not None:
-        return 0.0 * s.tokens
+        return s.zeros
     width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
-    return np.where(model.num_query_groups < s.tp, s.tokens * HALF * width, 0.0)
+    return where(model.num_query_groups < s.tp, s.tokens * HALF * width, 0.0)
 
 
-def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:
+def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Values, Values]:
     """Output of the first map and of the activation; in the backward both exist as gradients."""
     inner = s.tokens * width / s.tp
     inputs = (2 if model.gated_mlp else 1) * HALF
     return inner * (inputs + kept_input), inner * (inputs + HALF)
 
 
-def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: float) -> tuple[Floats, Floats]:
+def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: float) -> tuple[Values, Values]:
     """Routed rows: input of the experts, both maps' outputs; router scores; shared experts.
 
     Without fused sorting the experts' results are weighted afterwards: they and their weighted copies are
@@ -213,7 +211,7 @@ def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: flo
     return kept, inner * (inputs + HALF) + 2 * rows * model.hidden_size * HALF
 
 
-def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Floats, Floats]:
+def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Values, Values]:
     """Input map's output, convolution's output, scan's output and gated norm; an estimate."""
     spec = model.hybrid
     assert spec is not None
@@ -223,7 +221,7 @@ def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Floats, Floats]:
     return kept, kept
 
 
-def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Floats:
+def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
     """Token numbers of eight bytes, and the dropout mask."""
     mask = sizes.norm_tokens * model.hidden_size if stack.dropout else 0.0
     return sizes.tokens * 8.0 + mask
@@ -231,7 +229,7 @@ def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Si
 
 def head_activation_bytes(
     model: ModelSpec, sizes: Sizes, last_layer: LayerActivations | None = None
-) -> Floats:
+) -> Values:
     """Input and output of the final norm, and all that multi-token prediction keeps.
 
     Each of its layers normalises hidden state and embedding, joins and maps them, is a layer, and has a final
@@ -250,7 +248,7 @@ def head_activation_bytes(
     return 2 * values + model.mtp_num_layers * (last_layer.whole + 2 * values + joined + 2 * values)
 
 
-def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Floats:
+def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Values:
     """Logits and their gradients in the loss, of the model's head and of every further prediction.
 
     Fused: 16-bit logits, whose place the gradient takes. Not fused: 16-bit logits, their fp32 copy, which

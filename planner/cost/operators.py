@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from planner.cost.elementwise import Values, maximum
 from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
@@ -27,13 +28,13 @@ HALF = 2.0
 
 @dataclass(frozen=True)
 class Matmul:
-    """A product of every choice: arrays of axis `choice`."""
+    """A product of every choice."""
 
     name: str
-    m: Floats
-    n: Floats
-    k: Floats
-    count: Floats
+    m: Values
+    n: Values
+    k: Values
+    count: Values
     """Equal products (experts, heads)."""
     split: Split = "none"
     """How tensor parallelism divides the weight."""
@@ -48,7 +49,7 @@ class Matmul:
     of layers alone (core/extensions/transformer_engine.py); the head and the router are Megatron's own."""
 
     @property
-    def flop(self) -> Floats:
+    def flop(self) -> Values:
         """FLOP of the forward product."""
         return 2.0 * self.count * self.m * self.n * self.k
 
@@ -58,13 +59,14 @@ class Products:
 
     def __init__(self, matmuls: Sequence[Matmul]) -> None:
         self.matmuls = matmuls
-        self.m = np.array([x.m for x in matmuls])
-        self.n = np.array([x.n for x in matmuls])
-        self.k = np.array([x.k for x in matmuls])
-        self.count = np.array([x.count for x in matmuls])
+        values = np.array([[x.m, x.n, x.k, x.count] for x in matmuls])
+        self.single = values.ndim == 2
+        self.m, self.n, self.k, self.count = values.reshape(len(matmuls), 4, -1).transpose(1, 0, 2)
         self.weight = np.array([x.has_weight for x in matmuls])[:, None]
         self.after_norm = np.array([x.after_norm for x in matmuls])[:, None]
         self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
+        self.wide = [i for i, x in enumerate(matmuls) if not x.narrow]
+        self.narrow = [i for i, x in enumerate(matmuls) if x.narrow]
 
     @cached_property
     def shapes(self) -> Floats:
@@ -73,16 +75,14 @@ class Products:
         return np.array([[m, m, n], [n, k, k], [k, n, m]])
 
     @cached_property
-    def split(self) -> tuple[list[int], Products, list[int], Products]:
-        """Products that stay in 16 bits, and those that run in the workload's format, with their places."""
-        wide = [i for i, x in enumerate(self.matmuls) if not x.narrow]
-        narrow = [i for i, x in enumerate(self.matmuls) if x.narrow]
-        return (
-            wide,
-            Products([self.matmuls[i] for i in wide]),
-            narrow,
-            Products([self.matmuls[i] for i in narrow]),
-        )
+    def in_16_bits(self) -> Products:
+        """Products that stay in 16 bits."""
+        return Products([self.matmuls[i] for i in self.wide])
+
+    @cached_property
+    def in_few_bits(self) -> Products:
+        """Products that run in the workload's format."""
+        return Products([self.matmuls[i] for i in self.narrow])
 
 
 def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> list[Matmul]:
@@ -101,7 +101,7 @@ def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> list[Matmu
 
 def _attention_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     queries = model.num_attention_heads * model.head_dim / s.tp
-    groups = np.maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
+    groups = maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
     hidden = model.hidden_size * s.ones
     return [
         Matmul("qkv", s.tokens, queries + 2 * groups, hidden, s.ones, "column", after_norm=True),
@@ -211,7 +211,7 @@ def attention_dims(model: ModelSpec) -> tuple[int, int]:
     return model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim
 
 
-def head_matmul(model: ModelSpec, vocab: Floats, sizes: Sizes) -> Matmul:
+def head_matmul(model: ModelSpec, vocab: Values, sizes: Sizes) -> Matmul:
     """The vocabulary head; `vocab` is the padded number of entries of each choice."""
     s = sizes
     hidden = model.hidden_size * s.ones

@@ -6,20 +6,18 @@ published overlap coefficient 1.13).
 
 from __future__ import annotations
 
-import numpy as np
-
-from planner.cost.prices import Floats
+from planner.cost.elementwise import Values, minimum
 
 OVERLAP_SLOWDOWN = 0.13
 """Time that computation loses per second of communication hidden behind it."""
 
 
-def exposed_behind(communication_s: Floats, computation_s: Floats) -> Floats:
+def exposed_behind(communication_s: Values, computation_s: Values) -> Values:
     """What is left of communication behind computation, with what the computation loses by it [s]."""
-    hidden = np.minimum(communication_s, computation_s)
+    hidden = minimum(communication_s, computation_s)
     return communication_s - hidden + OVERLAP_SLOWDOWN * hidden
 
 
-def partly_hidden(communication_s: Floats, fraction: float) -> Floats:
+def partly_hidden(communication_s: Values, fraction: float) -> Values:
     """What is left of communication of which the stack hides a fraction [s]."""
     return communication_s * (1 - fraction + OVERLAP_SLOWDOWN * fraction)

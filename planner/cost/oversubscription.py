@@ -8,15 +8,11 @@ many of its nodes are below; in an exchange every node sends to all others.
 
 from __future__ import annotations
 
-import numpy as np
-
+from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.placement import Spread
-from planner.cost.prices import Floats
 
 
-def rate_left(
-    op: str | tuple[str, ...], spread: Spread, domains_per_switch: float, oversubscription: float
-) -> Floats | float:
+def rate_left(op: str, spread: Spread, domains_per_switch: float, oversubscription: float) -> Values:
     """Share of the adapters' rate that a collective gets, array [choice]; groups lie at their worst.
 
     Parameters
@@ -28,13 +24,13 @@ def rate_left(
         return 1.0
     leaves = spread.nodes * spread.interleaved > domains_per_switch
     if op == "all_to_all":
-        below = np.minimum(np.maximum(domains_per_switch / spread.interleaved, 1.0), spread.nodes)
-        outside = (spread.nodes - below) / np.maximum(spread.nodes - 1, 1.0)
-        slower = np.maximum(oversubscription * outside, 1.0)
+        below = minimum(maximum(domains_per_switch / spread.interleaved, 1.0), spread.nodes)
+        outside = (spread.nodes - below) / maximum(spread.nodes - 1, 1.0)
+        slower = maximum(oversubscription * outside, 1.0)
     else:
         # Groups whose nodes are interleaved each have a ring through the switch.
-        slower = np.maximum(oversubscription * spread.interleaved / domains_per_switch, 1.0)
-    left: Floats = np.where(leaves, 1.0 / np.minimum(slower, oversubscription), 1.0)
+        slower = maximum(oversubscription * spread.interleaved / domains_per_switch, 1.0)
+    left = where(leaves, 1.0 / minimum(slower, oversubscription), 1.0)
     return left
 
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from planner.cost.prices import Floats
+from planner.cost.elementwise import Values, ceil, minimum, where
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A group over nodes: arrays of axis `choice`."""
+    """A group over nodes."""
 
-    ranks: Floats
+    ranks: Values
     """Ranks of the group."""
-    inside: Floats
+    inside: Values
     """Ranks of it on one node."""
-    nodes: Floats
+    nodes: Values
     """Nodes that it touches."""
-    interleaved: Floats
+    interleaved: Values
     """Groups like it whose nodes lie between its own."""
 
 
-def nodes_of_block(num_ranks: Floats, chips_per_node: float) -> Floats:
+def nodes_of_block(num_ranks: Values, chips_per_node: float) -> Values:
     """Nodes that a contiguous block of ranks touches at its worst alignment.
 
     One where the node is a multiple of the block, the quotient where the block is a multiple of the
@@ -35,12 +33,12 @@ def nodes_of_block(num_ranks: Floats, chips_per_node: float) -> Floats:
     """
     divides = chips_per_node % num_ranks == 0
     multiple = num_ranks % chips_per_node == 0
-    worst = np.ceil(num_ranks / chips_per_node) + 1
-    return np.where(divides, 1.0, np.where(multiple, num_ranks / chips_per_node, worst))
+    worst = ceil(num_ranks / chips_per_node) + 1
+    return where(divides, 1.0, where(multiple, num_ranks / chips_per_node, worst))
 
 
-def spread_group(ranks: Floats, stride: Floats, chips_per_node: float) -> Spread:
+def spread_group(ranks: Values, stride: Values, chips_per_node: float) -> Spread:
     """A group of ranks that lie `stride` apart, at its worst alignment."""
     block = nodes_of_block(ranks * stride, chips_per_node)
-    nodes = np.minimum(block, ranks)
+    nodes = minimum(block, ranks)
     return Spread(ranks, ranks / nodes, nodes, block / nodes)

@@ -6,6 +6,8 @@ number means stands in `prices.py`, where it comes from in the module that makes
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from planner.cost import memory, states
@@ -13,6 +15,7 @@ from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
 from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
+from planner.cost.elementwise import Values, minimum, total, where
 from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.operators import HALF
 from planner.cost.oversubscription import send_rate_left
@@ -28,6 +31,7 @@ from planner.cost.parameters import (
 from planner.cost.prices import PARTS, Degrees, Floats, Prices
 from planner.cost.profiles import value_bytes, with_profiles
 from planner.cost.sizes import Sizes
+from planner.cost.states import rank_parameters
 from planner.cost.work import Work
 from planner.data.problem import Problem
 from planner.units import GIB
@@ -45,8 +49,10 @@ STEP_HOST_S = 5e-3
 
 def price(problem: Problem, degrees: Degrees) -> Prices:
     """Prices of every piece for every choice of degrees on every node class."""
-    model, sizes = problem.model, Sizes.of(problem, degrees)
-    vocab = padded_vocab(model.vocab_size, degrees.tensor_parallel)
+    model, single = problem.model, len(degrees) == 1
+    sizes = Sizes.single(problem, degrees) if single else Sizes.of(problem, degrees)
+    tensor_parallel = int(degrees.tensor_parallel.item()) if single else degrees.tensor_parallel
+    vocab: Values = padded_vocab(model.vocab_size, tensor_parallel) * sizes.ones
     num_classes = len(problem.cluster.classes)
     work = Work.of(problem, sizes, vocab)
     classes = [ClassPricing(problem, work, i, degrees.dp_mode) for i in range(num_classes)]
@@ -54,8 +60,8 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     slowdown = classes[0].sync.slowdown
     prices = Prices(
         kinds=classes[0].kinds,
-        **_microbatch_times(classes),
-        **_sends(problem, classes, sizes),
+        **_microbatch_times(classes, len(degrees)),
+        **_sends(problem, classes, sizes, len(degrees)),
         **_once_a_step(problem, classes, sizes, vocab, counts),
         **_memory(problem, work, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
@@ -68,9 +74,9 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     return with_profiles(problem, degrees, prices)
 
 
-def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
+def _microbatch_times(classes: list[ClassPricing], rows: int) -> dict[str, Floats]:
     """Times of one micro-batch; axes choice, (kind,) class, part."""
-    kinds, rows = classes[0].kinds, len(classes[0].zero)
+    kinds = classes[0].kinds
     of_layer, of_end = (rows, len(kinds), len(classes), len(PARTS)), (rows, len(classes), len(PARTS))
     layer = {name: np.empty(of_layer) for name in ("forward", "backward", "selective", "full")}
     ends = [np.empty(of_end) for _ in range(4)]  # forward and backward of the embedding, then of the head
@@ -78,9 +84,11 @@ def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
         for k, kind in enumerate(kinds):
             times = of.layer(kind)
             for name, filled in layer.items():
-                filled[:, k, c] = getattr(times, name)
+                for part, value in enumerate(getattr(times, name)):
+                    filled[:, k, c, part] = value
         for column, end in zip(ends, (*of.embedding(), *of.head()), strict=True):
-            column[:, c] = end
+            for part, value in enumerate(end):
+                column[:, c, part] = value
     return {
         **{f"layer_{name}_s": filled for name, filled in layer.items()},
         "embedding_forward_s": ends[0],
@@ -90,7 +98,7 @@ def _microbatch_times(classes: list[ClassPricing]) -> dict[str, Floats]:
     }
 
 
-def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[str, Floats]:
+def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes, rows: int) -> dict[str, Floats]:
     """Point-to-point transfers of an activation: A / t with sequence parallelism, else A by every rank.
 
     Stacks that part it send A / t as well and gather it at the receiver.
@@ -102,8 +110,8 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
     if problem.stack.p2p_sends_mask:
         # Forward only: half of it stands for each way.
         size = size + sizes.seq_length**2 * HALF / 2
-    sends = np.zeros((len(size), num, num))
-    inside = np.zeros((len(size), num))
+    sends = np.empty((rows, num, num))
+    inside = np.empty((rows, num))
     for a in range(num):
         network = classes[a].network
         inside[:, a] = send_s(size, network.link_bytes_per_s, INSIDE_LATENCY_S)
@@ -113,8 +121,8 @@ def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes) -> dict[
 
 
 def _send_between(
-    problem: Problem, classes: list[ClassPricing], sizes: Sizes, size: Floats, a: int, b: int
-) -> Floats:
+    problem: Problem, classes: list[ClassPricing], sizes: Sizes, size: Values, a: int, b: int
+) -> Values:
     """A transfer between chips of two classes over the network [s]."""
     if a == b and classes[a].network.domain_chips > classes[a].network.chips_per_node:
         network = classes[a].network
@@ -122,7 +130,7 @@ def _send_between(
     rate, latency, transport = problem.cluster.link_between(a, b)
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     chips = max(classes[a].network.chips_per_node, classes[b].network.chips_per_node)
-    senders = np.minimum(chips, sizes.stage_chips)
+    senders = minimum(chips, sizes.stage_chips)
     if problem.cluster.rate_is_measured(a, b):  # what messages reached: nothing is left to take off
         return latency + size * senders / rate
     if a == b:
@@ -133,25 +141,25 @@ def _send_between(
 
 
 def _once_a_step(
-    problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Floats, counts: ParameterCounts
+    problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Values, counts: ParameterCounts
 ) -> dict[str, Floats]:
     """Synchronisation and optimizer; axes choice, (kind,) class."""
     num_kinds = len(classes[0].kinds)
-    rows, pieces = len(sizes.tp), num_kinds + len(ENDS)
+    dense, expert = rank_parameters(counts, sizes)
+    pieces, rows = dense.shape
     tasks = {name: np.empty((rows, pieces, len(classes))) for name in ("reduce", "gather", "optimizer")}
     tails = np.empty((2, rows, len(classes)))
     for c, of in enumerate(classes):
-        tasks["reduce"][:, :, c] = of.sync.reduce_s(counts).T
-        tasks["gather"][:, :, c] = of.sync.gather_s(counts).T
-        tasks["optimizer"][:, :, c] = of.sync.optimizer_s(counts).T
+        for filled, found in zip(tasks.values(), of.sync.once_a_step_s(dense, expert), strict=True):
+            filled[:, :, c] = found.T
         tails[0, :, c], tails[1, :, c] = of.sync.tail_s
-    found = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
+    times = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
     for name, filled in tasks.items():
-        found[f"layer_{name}_s"] = filled[:, :num_kinds]
-        found |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}
-    found["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)
-    found["tied_sync_s"] = _tied_sync_s(problem, sizes, vocab)
-    return found
+        times[f"layer_{name}_s"] = filled[:, :num_kinds]
+        times |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}
+    times["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)
+    times["tied_sync_s"] = np.full(rows, _tied_sync_s(problem, sizes, vocab))
+    return times
 
 
 def _parameters(problem: Problem, work: Work) -> ParameterCounts:
@@ -164,7 +172,7 @@ def _parameters(problem: Problem, work: Work) -> ParameterCounts:
     pieces = [layer_parameters(model, kind) for kind in work.kinds]
     pieces.append(embedding_parameters(model, vocab))  # type: ignore[arg-type]
     pieces += [beside + embedding_copies(model, vocab), beside]  # type: ignore[arg-type]
-    sharded = np.empty((len(pieces), len(vocab)))
+    sharded = np.empty((len(pieces), np.size(vocab)))
     for row, counts in zip(sharded, pieces, strict=True):
         row[:] = counts.tensor_sharded
     return ParameterCounts(
@@ -174,20 +182,20 @@ def _parameters(problem: Problem, work: Work) -> ParameterCounts:
     )
 
 
-def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Floats) -> Floats:
+def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Values) -> Values:
     """All-reduce of the gradients of an embedding that the first and the last stage hold.
 
     All chips of the stage on a node send at once.
     """
     if not problem.model.copies_embedding:
-        return np.zeros_like(sizes.tp)
+        return 0.0
     networks = [network_of(problem, i) for i in range(len(problem.cluster.classes))]
-    slowest = np.min(
-        [
-            n.chip_bytes_per_s * n.chips_per_node / np.minimum(n.chips_per_node, sizes.stage_chips)
+    slowest = reduce(
+        minimum,
+        (
+            n.chip_bytes_per_s * n.chips_per_node / minimum(n.chips_per_node, sizes.stage_chips)
             for n in networks
-        ],
-        axis=0,
+        ),
     )
     width = problem.stack.tied_gradient_bytes or problem.stack.gradient_bytes
     size = width * vocab * problem.model.hidden_size / sizes.tp
@@ -198,7 +206,7 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack, sizes = problem.model, problem.stack, work.sizes
     held = states.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS))
-    precision, rows = problem.workload.precision, len(sizes.tp)
+    precision, rows = problem.workload.precision, held.shape[1]
     layer = {
         name: np.empty((rows, len(work.kinds)))
         for name in ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
@@ -216,19 +224,22 @@ def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str)
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     num_kinds = len(work.kinds)
     layer["working"] += gathered[:num_kinds].T
-    buffer = sizes.norm_tokens * model.hidden_size * HALF
     # Groups of each kind with more than one rank have communicators, and so has the whole job.
-    groups = np.array([sizes.tp, sizes.cp, sizes.gradient_ranks, sizes.ep])
-    sets: Floats = (groups > 1).sum(axis=0) + float(problem.cluster.num_chips > 1)
-    fixed = (stack.context_gib + stack.communicator_gib * sets) * GIB
-    return {
-        **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
-        "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
-        **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
+    groups = (sizes.tp, sizes.cp, sizes.gradient_ranks, sizes.ep)
+    sets = total(where(group > 1, 1.0, 0.0) for group in groups) + float(problem.cluster.num_chips > 1)
+    fixed = np.empty((rows, len(problem.cluster.classes)))
+    fixed.T[:] = (stack.context_gib + stack.communicator_gib * sets) * GIB
+    of_choice = {
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),
         "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)
         + gathered[:num_kinds].max(axis=0),
-        "pipeline_buffer_bytes": 2 * buffer,
-        "fixed_bytes": np.repeat(fixed[:, None], len(problem.cluster.classes), axis=1),
+        "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,
+    }
+    return {
+        **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
+        "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
+        **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
+        **{name: np.full(rows, values) for name, values in of_choice.items()},
+        "fixed_bytes": fixed,
     }

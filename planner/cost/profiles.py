@@ -96,7 +96,7 @@ def _put_times(
     changed: Times, prices: Prices, profile: LayerProfile, degrees: Degrees, c: int, sizes: Sizes
 ) -> None:
     """Replace the times of one class in every row of degrees."""
-    shard = sizes.gradient_ranks if degrees.dp_mode != "ddp" else sizes.ones
+    shard = np.asarray(sizes.gradient_ranks) if degrees.dp_mode != "ddp" else np.asarray(sizes.ones)
     points = zip(
         degrees.tensor_parallel.tolist(),
         degrees.microbatch_size.tolist(),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.cost.elementwise import Values
 from planner.cost.launches import DENSE_LAUNCHES, MLP_LAUNCHES, SHARED_LAUNCHES, moe_launches
-from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 
@@ -60,7 +60,7 @@ def tensor_blocks_again(model: ModelSpec, modules: Sequence[str]) -> int:
     return ("mlp" in modules) + (shared and ("moe" in modules or "shared_experts" in modules))
 
 
-def launches_again(model: ModelSpec, modules: Sequence[str], sizes: Sizes) -> Floats:
+def launches_again(model: ModelSpec, modules: Sequence[str], sizes: Sizes) -> Values:
     """Launches of whole blocks that run again, over those of a dense layer; smaller modules count nothing."""
     count = sizes.ones * (MLP_LAUNCHES if "mlp" in modules else 0.0)
     if "moe" in modules:

@@ -9,13 +9,11 @@ in flight, what a layer exposes is what its own computation cannot hide.
 
 from __future__ import annotations
 
-import numpy as np
-
 from planner.cost.collectives import Network, collective_s
+from planner.cost.elementwise import Values, minimum, where
 from planner.cost.overlap import exposed_behind
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
-from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.cost.states import WEIGHT_BYTES
 from planner.data.chip import Precision
@@ -48,9 +46,9 @@ class Sharding:
         self.parameter_bytes = parameter_bytes(stack, precision)
         self.gathers, self.scatters = dp_mode in GATHERS_IN_FORWARD, dp_mode in SCATTERS_EACH_MICROBATCH
 
-    def layer_s(self, counts: ParameterCounts, compute_s: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    def layer_s(self, counts: ParameterCounts, compute_s: tuple[Values, Values]) -> tuple[Values, Values]:
         """Forward and backward exchange of a piece that its computation does not hide [s]."""
-        zero = np.zeros_like(compute_s[0])
+        zero = 0.0 * compute_s[0]
         if not self.scatters:
             return zero, zero
         s = self.sizes
@@ -61,7 +59,7 @@ class Sharding:
         gather, scatter = zero, zero
         for parameters, ranks, stride in groups:
             spread = spread_group(ranks, stride, self.network.domain_chips)
-            sharing = np.minimum(stride, self.network.domain_chips)
+            sharing = minimum(stride, self.network.domain_chips)
             if self.gathers:
                 gather = gather + self._once("all_gather", self.parameter_bytes * parameters, spread, sharing)
             size = self.stack.scattered_gradient_bytes * parameters
@@ -70,5 +68,5 @@ class Sharding:
             return gather, gather + scatter
         return exposed_behind(gather, compute_s[0]), exposed_behind(gather + scatter, compute_s[1])
 
-    def _once(self, op: str, size_bytes: Floats, spread: Spread, sharing: Floats) -> Floats:
-        return np.where(spread.ranks > 1, collective_s(self.network, op, size_bytes, spread, sharing), 0.0)
+    def _once(self, op: str, size_bytes: Values, spread: Spread, sharing: Values) -> Values:
+        return where(spread.ranks > 1, collective_s(self.network, op, size_bytes, spread, sharing), 0.0)

@@ -1,29 +1,32 @@
-"""Degrees of every choice as floating-point arrays, and the token counts that follow from them."""
+"""Degrees of every choice as floating-point numbers, and the token counts that follow from them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.prices import Degrees, Floats
+from planner.cost.elementwise import Flags, Values, maximum, minimum, where
+from planner.cost.prices import Degrees
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What each choice makes of a micro-batch: arrays of axis `choice`."""
+    """What each choice makes of a micro-batch: arrays of axis `choice`, or the numbers of one choice."""
 
-    tp: Floats
-    cp: Floats
-    ep: Floats
-    etp: Floats
-    dp: Floats
-    microbatch_size: Floats
-    sequence_parallel: Floats
+    tp: Values
+    cp: Values
+    ep: Values
+    etp: Values
+    dp: Values
+    microbatch_size: Values
+    sequence_parallel: Values
     """1 where the sequence is split between the tensor-parallel ranks, else 0."""
     seq_length: float
     optimizer_shard_size: float = float("inf")
@@ -33,11 +36,16 @@ class Sizes:
 
     @staticmethod
     def of(problem: Problem, degrees: Degrees) -> Sizes:
-        """The degrees as floats."""
+        """The degrees as arrays of floats."""
+        return Sizes._of(problem, degrees, lambda values: np.asarray(values, dtype=np.float64))
 
-        def floats(values: object) -> Floats:
-            return np.asarray(values, dtype=np.float64)
+    @staticmethod
+    def single(problem: Problem, degrees: Degrees) -> Sizes:
+        """The only row of the degrees as plain numbers."""
+        return Sizes._of(problem, degrees, lambda values: float(values.item()))
 
+    @staticmethod
+    def _of(problem: Problem, degrees: Degrees, floats: Callable[[NDArray[Any]], Values]) -> Sizes:
         return Sizes(
             tp=floats(degrees.tensor_parallel),
             cp=floats(degrees.context_parallel),
@@ -52,46 +60,51 @@ class Sizes:
         )
 
     @cached_property
-    def ones(self) -> Floats:
-        """An array of ones."""
-        return np.ones_like(self.tp)
+    def ones(self) -> Values:
+        """One for every choice."""
+        return np.ones_like(self.tp) if isinstance(self.tp, np.ndarray) else 1.0
 
     @cached_property
-    def splits_sequence(self) -> NDArray[np.bool_]:
+    def zeros(self) -> Values:
+        """Nothing for every choice."""
+        return 0.0 * self.ones
+
+    @cached_property
+    def splits_sequence(self) -> Flags:
         """Whether the tensor-parallel ranks split the sequence."""
         return self.sequence_parallel > 0
 
     @cached_property
-    def tokens(self) -> Floats:
+    def tokens(self) -> Values:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.microbatch_size * self.seq_length / self.cp
 
     @cached_property
-    def norm_tokens(self) -> Floats:
+    def norm_tokens(self) -> Values:
         """Tokens whose norms and residuals one rank computes: split with sequence parallelism."""
-        return self.tokens / np.where(self.splits_sequence, self.tp, 1.0)
+        return self.tokens / where(self.splits_sequence, self.tp, 1.0)
 
     @cached_property
-    def routed_tokens(self) -> Floats:
+    def routed_tokens(self) -> Values:
         """Tokens that one rank sends to experts; the tensor-parallel ranks share them."""
         return self.tokens / self.tp
 
     @cached_property
-    def stage_chips(self) -> Floats:
+    def stage_chips(self) -> Values:
         """Chips of one stage."""
         return self.tp * self.cp * self.dp
 
     @cached_property
-    def gradient_ranks(self) -> Floats:
+    def gradient_ranks(self) -> Values:
         """Ranks that share the gradient of a dense parameter: data x context parallel."""
         return self.dp * self.cp
 
     @cached_property
-    def expert_gradient_ranks(self) -> Floats:
+    def expert_gradient_ranks(self) -> Values:
         """Ranks that share the gradient of an expert's parameter."""
         return self.stage_chips / (self.ep * self.etp)
 
-    def expert_rows(self, top_k: int) -> Floats:
+    def expert_rows(self, top_k: int) -> Values:
         """Routed rows that the busiest rank's experts process."""
         return self.tokens * top_k * self.etp / self.tp * self.expert_load
 
@@ -104,13 +117,13 @@ def expert_load(problem: Problem) -> float:
     return moe.capacity_factor if moe.pad_to_capacity else min(comes, moe.capacity_factor)
 
 
-def context_levels(stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> tuple[Floats, Floats]:
+def context_levels(stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> tuple[Values, Values]:
     """Ranks that exchange heads, and rings of them that pass keys and values on; their product is cp."""
     one = sizes.ones
     if stack.cp_exchange == "a2a":
         return sizes.cp, one
     if stack.cp_exchange != "a2a+p2p":
         return one, sizes.cp
-    inner = np.minimum(sizes.cp, np.maximum(domain_chips // sizes.tp, 1.0))
-    inner = np.where(sizes.cp % inner == 0, inner, 1.0)
+    inner = minimum(sizes.cp, maximum(domain_chips // sizes.tp, 1.0))
+    inner = where(sizes.cp % inner == 0, inner, 1.0)
     return inner, sizes.cp / inner

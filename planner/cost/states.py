@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.cost.elementwise import minimum
 from planner.cost.memory import INPUT_BYTES
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts
@@ -16,6 +17,13 @@ GRADIENT_BYTES = 4.0
 OPTIMIZER_BYTES = 12.0
 """16-bit weights, fp32 gradients, fp32 master weights and two moments (Megatron-LM,
 theoretical_memory_usage.py: 18 bytes, or 6 + 12 / dp with the distributed optimizer)."""
+
+
+def rank_parameters(counts: ParameterCounts, sizes: Sizes) -> tuple[Floats, Floats]:
+    """Dense parameters and experts' of pieces that a rank holds where nothing is sharded [piece, choice]."""
+    s = sizes
+    dense = counts.tensor_sharded / s.tp + counts.replicated
+    return np.asarray(dense + s.zeros), np.asarray(counts.expert / (s.ep * s.etp))
 
 
 def state_bytes(
@@ -33,11 +41,10 @@ def state_bytes(
         Pieces at the end of the list that are no layers.
     """
     s = sizes
-    dense = counts.tensor_sharded / s.tp + counts.replicated
-    expert = counts.expert / (s.ep * s.etp)
+    dense, expert = rank_parameters(counts, sizes)
     shard, expert_shard = s.gradient_ranks, s.expert_gradient_ranks
     one = s.ones
-    some, some_expert = (np.minimum(ranks, s.optimizer_shard_size) for ranks in (shard, expert_shard))
+    some, some_expert = (minimum(ranks, s.optimizer_shard_size) for ranks in (shard, expert_shard))
     by_mode = {
         "ddp": (one, one, one, one, one, one),
         "distopt": (one, one, some, one, one, some_expert),
@@ -72,7 +79,7 @@ def narrow_weight_bytes(
     step to the last (transformer_engine/pytorch/module/base.py, get_weight_workspace).
     """
     s = sizes
-    whole: Floats = counts.tensor_sharded / s.tp + counts.expert / (s.ep * s.etp) + 0.0 * s.ones
+    whole = np.asarray(counts.tensor_sharded / s.tp + counts.expert / (s.ep * s.etp) + s.zeros)
     if precision not in INPUT_BYTES or dp_mode in ("zero3", "fsdp"):
         return 0.0 * whole
     whole[-num_ends:] = 0.0
@@ -88,9 +95,9 @@ def gathered_bytes(
     that is scattered (arXiv 2304.11277, sections 3.3 and 4.2; FSDP2, foreach_reduce). Sharded gradients alone
     are whole until they are scattered. Zero elsewhere.
     """
-    s = sizes
-    whole: Floats = counts.tensor_sharded / s.tp + counts.replicated + counts.expert / (s.ep * s.etp)
+    dense, expert = rank_parameters(counts, sizes)
+    whole = dense + expert
     if dp_mode not in ("zero2", "zero3", "fsdp"):
         return 0.0 * whole
     parameters = 0.0 if dp_mode == "zero2" else 2 * WEIGHT_BYTES
-    return np.where(s.gradient_ranks > 1, (parameters + HALF + scattered_gradient_bytes) * whole, 0.0)
+    return np.where(sizes.gradient_ranks > 1, (parameters + HALF + scattered_gradient_bytes) * whole, 0.0)

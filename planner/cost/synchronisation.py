@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.collectives import Network, collective_s
+from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.overlap import OVERLAP_SLOWDOWN
-from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
@@ -54,17 +52,17 @@ ZERO_GRADIENT_BYTES = 4.0
 
 @dataclass(frozen=True)
 class GradientGroup:
-    """Seconds for each parameter of a rank, arrays [choice], and the time of one bucket."""
+    """Seconds for each parameter of a rank, and the time of one bucket."""
 
-    reduce_s: Floats
-    gather_s: Floats
-    bucket_reduce_s: Floats
-    bucket_gather_s: Floats
-    shard: Floats
+    reduce_s: Values
+    gather_s: Values
+    bucket_reduce_s: Values
+    bucket_gather_s: Values
+    shard: Values
     """Ranks that share the optimizer state."""
-    spread_s: Floats
+    spread_s: Values
     """Seconds for each parameter that the optimizer's own step takes to spread it."""
-    spread_latency_s: Floats
+    spread_latency_s: Values
     """Seconds of that step whatever the parameters."""
 
 
@@ -75,9 +73,9 @@ of Ring with LL128 over NVLink and network)."""
 
 def gradient_group(
     network: Network,
-    ranks: Floats,
-    stride: Floats,
-    sharing: Floats,
+    ranks: Values,
+    stride: Values,
+    sharing: Values,
     dp_mode: str,
     stack: SoftwareStack,
     precision: Precision,
@@ -88,36 +86,36 @@ def gradient_group(
     """
     spread = spread_group(ranks, stride, network.domain_chips)
     if stack.bucket_parameters is not None:
-        bucket = np.full_like(ranks, stack.bucket_parameters)
+        bucket: Values = float(stack.bucket_parameters)
     elif stack.dp_overlap:
-        bucket = np.maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
+        bucket = maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
     else:
-        bucket = np.full_like(ranks, WHOLE_STAGE_PARAMETERS)
+        bucket = WHOLE_STAGE_PARAMETERS
     if dp_mode == "ddp":
         reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
-        gather = np.zeros_like(reduce)
+        gather: Values = 0.0
     elif stack.optimizer_shard_size is not None or stack.parameters_broadcast:
         return _shared_group(network, spread, stride, sharing, bucket, stack)
     else:
-        size = bucket * np.array([[stack.gradient_bytes], [parameter_bytes(stack, precision)]])
-        reduce, gather = collective_s(network, ("reduce_scatter", "all_gather"), size, spread, sharing)
+        width = parameter_bytes(stack, precision)
+        reduce = collective_s(network, "reduce_scatter", bucket * stack.gradient_bytes, spread, sharing)
+        gather = collective_s(network, "all_gather", bucket * width, spread, sharing)
     if dp_mode in SCATTERS_EACH_MICROBATCH:
-        reduce = np.zeros_like(reduce)
+        reduce = 0.0
     if dp_mode in GATHERS_IN_FORWARD:
-        gather = np.zeros_like(gather)
+        gather = 0.0
     alone = ranks <= 1
-    reduce, gather = np.where(alone, 0.0, reduce), np.where(alone, 0.0, gather)
-    shard = np.ones_like(ranks) if dp_mode == "ddp" else ranks
-    nothing = np.zeros_like(ranks)
+    reduce, gather = where(alone, 0.0, reduce), where(alone, 0.0, gather)
+    shard, nothing = ranks if dp_mode != "ddp" else 1.0 + 0.0 * ranks, 0.0 * ranks
     return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard, nothing, nothing)
 
 
 def _shared_group(
     network: Network,
     spread: Spread,
-    stride: Floats,
-    sharing: Floats,
-    bucket: Floats,
+    stride: Values,
+    sharing: Values,
+    bucket: Values,
     stack: SoftwareStack,
 ) -> GradientGroup:
     """A distributed optimizer that neighbouring ranks share, or whose step broadcasts the parameters.
@@ -128,24 +126,24 @@ def _shared_group(
     latency for every sharer.
     """
     ranks, domain = spread.ranks, network.domain_chips
-    shard = np.minimum(ranks, float(stack.optimizer_shard_size or "inf"))
+    shard = minimum(ranks, float(stack.optimizer_shard_size or "inf"))
     near = spread_group(shard, stride, domain)
-    alone, nothing = ranks <= 1, np.zeros_like(ranks)
+    alone, nothing = ranks <= 1, 0.0 * ranks
     gradients = bucket * stack.gradient_bytes
     if stack.parameters_broadcast:
-        whole = WHOLE_STAGE_PARAMETERS * WEIGHT_BYTES * np.ones_like(ranks)
-        reduce = np.where(alone, 0.0, collective_s(network, "all_reduce", gradients, spread, sharing))
+        whole = WHOLE_STAGE_PARAMETERS * WEIGHT_BYTES
+        reduce = where(alone, 0.0, collective_s(network, "all_reduce", gradients, spread, sharing))
         sent = collective_s(network, "all_gather", whole, near, sharing) / WHOLE_STAGE_PARAMETERS
         inside, between = RING_STEP_S
-        ring = (shard - near.nodes) * inside + np.where(near.nodes > 1, near.nodes * between, 0.0)
-        sent, latency = np.where(shard > 1, sent, 0.0), np.where(shard > 1, shard * ring, 0.0)
+        ring = (shard - near.nodes) * inside + where(near.nodes > 1, near.nodes * between, 0.0)
+        sent, latency = where(shard > 1, sent, 0.0), where(shard > 1, shard * ring, 0.0)
         return GradientGroup(reduce / bucket, nothing, reduce, nothing, shard, sent, latency)
     far = spread_group(ranks / shard, stride * shard, domain)
     scatter = collective_s(network, "reduce_scatter", gradients, near, sharing)
-    across = np.minimum(sharing * near.inside, domain)
+    across = minimum(sharing * near.inside, domain)
     scatter = scatter + collective_s(network, "all_reduce", gradients / shard, far, across)
     gather = collective_s(network, "all_gather", bucket * WEIGHT_BYTES, near, sharing)
-    reduce, gather = np.where(alone, 0.0, scatter), np.where(alone, 0.0, gather)
+    reduce, gather = where(alone, 0.0, scatter), where(alone, 0.0, gather)
     return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard, nothing, nothing)
 
 
@@ -164,10 +162,6 @@ class Synchronisation:
     cast_bytes: float
     """Bytes moved for each parameter of a rank to have its weight ready in the format of the products."""
 
-    def _rank_parameters(self, counts: ParameterCounts) -> tuple[Floats, Floats]:
-        s = self.sizes
-        return counts.tensor_sharded / s.tp + counts.replicated, counts.expert / (s.ep * s.etp)
-
     @property
     def slowdown(self) -> float:
         """Time that computation loses per second of synchronisation hidden behind it.
@@ -177,32 +171,32 @@ class Synchronisation:
         """
         return OVERLAP_SLOWDOWN if self.overlap else 0.0
 
-    def reduce_s(self, counts: ParameterCounts) -> Floats:
-        """Gradient reduction of a piece, less what the optimizer's price has of it [s]."""
-        dense, expert = self._rank_parameters(counts)
-        return (1 - self.slowdown) * (dense * self.dense.reduce_s + expert * self.expert.reduce_s)
+    def once_a_step_s(self, dense: Floats, expert: Floats) -> tuple[Floats, Floats, Floats]:
+        """Gradient reduction, parameter gathering and optimizer of pieces, arrays like the given ones [s].
 
-    def gather_s(self, counts: ParameterCounts) -> Floats:
-        """Parameter gathering of a piece, less what the optimizer's price has of it [s]."""
-        dense, expert = self._rank_parameters(counts)
-        return (1 - self.slowdown) * (dense * self.dense.gather_s + expert * self.expert.gather_s)
+        The optimizer's price holds what the other two take from the computation that hides them.
 
-    def optimizer_s(self, counts: ParameterCounts) -> Floats:
-        """Optimizer step over a piece, and what its synchronisation takes from computation [s]."""
-        dense, expert = self._rank_parameters(counts)
+        Parameters
+        ----------
+        dense, expert
+            Parameters of the pieces that a rank holds, arrays [piece, choice].
+        """
+        reduce = dense * self.dense.reduce_s + expert * self.expert.reduce_s
+        gather = dense * self.dense.gather_s + expert * self.expert.gather_s
         moved = (OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if self.clips else 0.0)) / OPTIMIZER_RATE
         shard = dense / self.dense.shard + expert / self.expert.shard
         cleared = ZERO_GRADIENT_BYTES if self.clears else 0.0
         total = shard * moved + (dense + expert) * (cleared + self.cast_bytes)
         spread = dense * self.dense.spread_s + expert * self.expert.spread_s
-        slowed = self.slowdown / (1 - self.slowdown) * (self.reduce_s(counts) + self.gather_s(counts))
-        return total / self.relative.memory_bytes_per_s + spread + slowed
+        optimizer = total / self.relative.memory_bytes_per_s + spread + self.slowdown * (reduce + gather)
+        left = 1 - self.slowdown
+        return left * reduce, left * gather, optimizer
 
     @property
-    def tail_s(self) -> tuple[Floats, Floats]:
+    def tail_s(self) -> tuple[Values, Values]:
         """Reduction and gathering of the last and first bucket, which nothing hides [s]."""
         if not self.overlap:
-            return np.zeros_like(self.dense.bucket_reduce_s), self.dense.spread_latency_s
+            return 0.0 * self.dense.bucket_reduce_s, self.dense.spread_latency_s
         return self.dense.bucket_reduce_s, self.dense.bucket_gather_s + self.dense.spread_latency_s
 
 
@@ -220,7 +214,7 @@ def synchronisation(
     expert = dense
     if has_experts:
         stride = s.ep * s.etp
-        sharing = np.minimum(stride, network.domain_chips)
+        sharing = minimum(stride, network.domain_chips)
         expert = gradient_group(network, s.expert_gradient_ranks, stride, sharing, dp_mode, stack, precision)
     cast = 0.0
     if network.relative.gemm_precision != "bf16":

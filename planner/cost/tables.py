@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.grid import Floats, LogGrid
+from planner.cost.elementwise import Curve, Values, maximum, minimum
+from planner.cost.grid import LogGrid
 from planner.units import GIB, MS, US
 
 GEMM_BELOW = (0.5, 0.5, 0.5)
@@ -60,30 +61,30 @@ def has_relation(table: str, op: str, name: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _points(table: str, op: str, name: str) -> tuple[Floats, Floats]:
-    """Logarithm of the size, and the relation measured there."""
+def _curve(table: str, op: str, name: str) -> Curve | None:
+    """A relation by the size it was measured at; None where it was not parted by sizes."""
     prefix = f"{name}_"
     points = sorted(
         (int(key[2][len(prefix) :]), value)
         for key, value in _relations().items()
         if key[:2] == (table, op) and key[2].startswith(prefix) and key[2][len(prefix) :].isdigit()
     )
-    sizes, values = zip(*points, strict=True) if points else ((1,), (np.nan,))
-    return np.log(np.array(sizes, dtype=np.float64)), np.array(values)
+    return Curve(*zip(*points, strict=True)) if points else None
 
 
-def attention_relation(table: str, name: str, seq_length: Floats) -> Floats:
+def attention_relation(table: str, name: str, seq_length: Values) -> Values:
     """A relation of attention, interpolated between the sequence lengths where it was measured."""
-    seqs, values = _points(table, "attention", name)
-    return np.interp(np.log(seq_length), seqs, values)
+    curve = _curve(table, "attention", name)
+    assert curve is not None, f"attention/{table}/{name} is not in relations.csv"
+    return curve.at(seq_length)
 
 
-def grouped_relation(table: str, name: str, rows: Floats) -> Floats:
+def grouped_relation(table: str, name: str, rows: Values) -> Values:
     """A relation of grouped products by the rows of one; the same for all where it was not parted by rows."""
-    sizes, values = _points(table, "grouped_gemm", name)
-    if np.isnan(values[0]):
-        return np.full_like(rows, relation(table, "grouped_gemm", name))
-    return np.interp(np.log(np.maximum(rows, 1.0)), sizes, values)
+    curve = _curve(table, "grouped_gemm", name)
+    if curve is None:
+        return relation(table, "grouped_gemm", name) + 0.0 * rows
+    return curve.at(maximum(rows, 1.0))
 
 
 def gemm_table_exists(table: str, precision: str) -> bool:
@@ -116,7 +117,7 @@ def _attention_grid(table: str, head_dim: int) -> tuple[LogGrid, float]:
     return grid, float(seqs[-1])
 
 
-def attention_s(table: str, head_dim: int, seq: Floats, heads: Floats) -> Floats:
+def attention_s(table: str, head_dim: int, seq: Values, heads: Values) -> Values:
     """Isolated forward of causal attention [s].
 
     A sequence beyond the measured ones offers as many blocks of queries as more heads would: it is taken
@@ -128,7 +129,7 @@ def attention_s(table: str, head_dim: int, seq: Floats, heads: Floats) -> Floats
         Batch x query heads.
     """
     grid, longest = _attention_grid(table, head_dim)
-    inside = np.minimum(seq, longest)
+    inside = minimum(seq, longest)
     return grid.latency_s(inside, heads * seq / inside) * (seq / inside)
 
 
@@ -138,15 +139,11 @@ def collective_table_exists(table: str, op: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def collective_grid(table: str, *ops: str) -> tuple[LogGrid, int]:
-    """Latency of collectives by ranks and bytes of the full buffer, a plane each; the most ranks measured.
-
-    A source measures all its collectives at the same ranks and bytes.
-    """
-    names = [f"collective/{table}/{op}" for op in ops]
-    ranks, sizes = (_array(f"{names[0]}/{axis}") for axis in ("ranks", "bytes"))
-    latency_ms = np.stack([_array(name) for name in names])
-    return LogGrid([ranks, sizes], latency_ms * MS, (0.0, 0.0), (0.0, 1.0)), int(ranks[-1])
+def collective_grid(table: str, op: str) -> tuple[LogGrid, int]:
+    """Latency of a collective by ranks and bytes of the full buffer; the most ranks measured."""
+    name = f"collective/{table}/{op}"
+    ranks, sizes = (_array(f"{name}/{axis}") for axis in ("ranks", "bytes"))
+    return LogGrid([ranks, sizes], _array(name) * MS, (0.0, 0.0), (0.0, 1.0)), int(ranks[-1])
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims
-from planner.cost.prices import Floats
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
@@ -23,8 +21,8 @@ from planner.data.stack import SoftwareStack
 class Traffic:
     """Bytes that memory-bound operators move in one pass over a micro-batch."""
 
-    forward_bytes: Floats
-    backward_bytes: Floats
+    forward_bytes: Values
+    backward_bytes: Values
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.forward_bytes + other.forward_bytes, self.backward_bytes + other.backward_bytes)
@@ -83,7 +81,7 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
 
 def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
     """Rotary positions and head norms read and write queries and keys once each way."""
-    groups = np.maximum(model.num_query_groups / s.tp, 1.0)
+    groups = maximum(model.num_query_groups / s.tp, 1.0)
     query_dim, _ = attention_dims(model)
     heads = model.num_attention_heads / s.tp
     if model.mla is not None:
@@ -98,7 +96,7 @@ def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traf
     return Traffic(moved, moved)
 
 
-def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Floats) -> Traffic:
+def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Values) -> Traffic:
     """A gated unit reads two and writes one (backward reads three, writes two); a plain one one and one."""
     inputs = 2 if model.gated_mlp else 1
     extra = 0.0 if stack.fused_pointwise else inputs * HALF
@@ -121,11 +119,11 @@ def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
     sent = s.norm_tokens * moe.top_k * model.hidden_size
     own = s.norm_tokens * model.hidden_size
     received = s.expert_rows(moe.top_k) * model.hidden_size
-    sorted_again = np.where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
+    sorted_again = where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
     permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
     if stack.moe_dispatcher == "deduplicating":
         # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
-        permute = np.where(s.ep * s.etp > 1, HALF * own * 2.0, permute)
+        permute = where(s.ep * s.etp > 1, HALF * own * 2.0, permute)
     moved = permute + received * sorted_again + s.norm_tokens * moe.num_experts * ROUTER_BYTES_PER_SCORE
     out = Traffic(moved, moved)
     rows = s.expert_rows(moe.top_k) * moe.ffn_hidden_size / s.etp
@@ -136,9 +134,9 @@ def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
     return out
 
 
-def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Floats:
+def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Values:
     """Bytes that the memory-bound operators of selective recomputation move again."""
-    modules, moved = modules_of(model, kind, stack.selective_modules), 0.0 * s.ones
+    modules, moved = modules_of(model, kind, stack.selective_modules), s.zeros
     moe = model.moe
     if "every_second_product" in modules:
         return layer_traffic(model, kind, stack, s).forward_bytes
@@ -168,7 +166,7 @@ def _mamba_traffic(model: ModelSpec, s: Sizes) -> Traffic:
     return Traffic(values * 12 * HALF, values * 24 * HALF)
 
 
-def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Floats, sizes: Sizes) -> Traffic:
+def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Traffic:
     """Final norm, and the cross-entropy over logits.
 
     Fused: one pass over 16-bit logits forward (read twice, write once), none backward but a scaling.

@@ -14,14 +14,13 @@ Products of fewer tokens are slower; how much, the tables of products say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.compute import MatmulTimes, in_pieces
+from planner.cost.elementwise import Values, maximum, minimum, total
 from planner.cost.operators import Matmul
 from planner.cost.overlap import exposed_behind
-from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
@@ -41,13 +40,13 @@ configurations, with `set_sm_margin`; of the 132 of an H100."""
 
 @dataclass(frozen=True)
 class PieceTimes:
-    """Products of a layer in pieces and whole, arrays [product, choice] in seconds."""
+    """Products of a layer in pieces and whole, one time a product [s]."""
 
-    column_forward_s: tuple[Floats, Floats]
+    column_forward_s: tuple[Sequence[Values], Sequence[Values]]
     """In pieces, whole."""
-    row_forward_s: tuple[Floats, Floats]
-    row_dgrad_s: tuple[Floats, Floats]
-    ring_pieces: Floats
+    row_forward_s: tuple[Sequence[Values], Sequence[Values]]
+    row_dgrad_s: tuple[Sequence[Values], Sequence[Values]]
+    ring_pieces: Values
 
 
 def piece_times(
@@ -61,30 +60,32 @@ def piece_times(
     """Times of a layer's tensor-parallel products in pieces; `whole` has those of all its products."""
     column = [i for i, x in enumerate(matmuls) if x.split == "column"]
     row = [i for i, x in enumerate(matmuls) if x.split == "row"]
-    ring = np.minimum(sizes.tp, MOST_RING_PIECES)
+    ring = minimum(sizes.tp, MOST_RING_PIECES)
     gathered = in_pieces(relative, [matmuls[i] for i in (*column, *row)], ring, precision, stack)
     scattered = in_pieces(relative, [matmuls[i] for i in row], SCATTER_PIECES, precision, stack)
     return PieceTimes(
-        column_forward_s=(gathered.forward_s[: len(column)], whole.forward_s[column]),
-        row_forward_s=(scattered.forward_s, whole.forward_s[row]),
-        row_dgrad_s=(gathered.dgrad_s[len(column) :], whole.dgrad_s[row]),
+        column_forward_s=(gathered.forward_s[: len(column)], [whole.forward_s[i] for i in column]),
+        row_forward_s=(scattered.forward_s, [whole.forward_s[i] for i in row]),
+        row_dgrad_s=(gathered.dgrad_s[len(column) :], [whole.dgrad_s[i] for i in row]),
         ring_pieces=ring,
     )
 
 
-def ring_gather_s(gather_s: Floats, times: tuple[Floats, Floats], pieces: Floats) -> Floats:
-    """What gathers add to products that take their input piece by piece, array [choice] in seconds."""
-    parted, whole = times
-    left = exposed_behind(gather_s, parted * (1 - 1 / pieces))
-    total: Floats = (np.maximum(parted - whole, 0.0) + left).sum(axis=0)
-    return total
+def ring_gather_s(
+    gather_s: Values, times: tuple[Sequence[Values], Sequence[Values]], pieces: Values
+) -> Values:
+    """What gathers add to products that take their input piece by piece [s]."""
+    return total(
+        maximum(parted - whole, 0.0) + exposed_behind(gather_s, parted * (1 - 1 / pieces))
+        for parted, whole in zip(*times, strict=True)
+    )
 
 
-def pipelined_scatter_s(scatter_s: Floats, times: tuple[Floats, Floats]) -> Floats:
-    """What scatters add to products whose output they sum piece by piece, array [choice] in seconds."""
-    parted, whole = times
-    slowed = np.maximum(parted, whole) / (1 - SCATTER_SHARE)
-    beside = 1 - 1 / SCATTER_PIECES
-    left = np.maximum(scatter_s - slowed, 0.0) * beside + scatter_s / SCATTER_PIECES
-    total: Floats = (slowed - whole + left).sum(axis=0)
-    return total
+def pipelined_scatter_s(scatter_s: Values, times: tuple[Sequence[Values], Sequence[Values]]) -> Values:
+    """What scatters add to products whose output they sum piece by piece [s]."""
+    added, beside = [], 1 - 1 / SCATTER_PIECES
+    for parted, whole in zip(*times, strict=True):
+        slowed = maximum(parted, whole) / (1 - SCATTER_SHARE)
+        left = maximum(scatter_s - slowed, 0.0) * beside + scatter_s / SCATTER_PIECES
+        added.append(slowed - whole + left)
+    return total(added)

@@ -5,9 +5,11 @@ Computed once for all node classes; `class_pricing.py` says how long a class tak
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.collective_counts import tensor_blocks
+from planner.cost.elementwise import Values
 from planner.cost.launches import launches
 from planner.cost.operators import (
     Matmul,
@@ -17,7 +19,6 @@ from planner.cost.operators import (
     merge_matmul,
     score_matmuls,
 )
-from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.cost.traffic import (
     Traffic,
@@ -39,9 +40,13 @@ class Piece:
     column: list[int]
     """Which of its products are column-parallel."""
 
-    def rows(self, times: Floats) -> Floats:
-        """The piece's rows of an array [product, choice]."""
+    def rows(self, times: Sequence[Values]) -> Sequence[Values]:
+        """The times of its products among those of all."""
         return times[self.first : self.first + len(self.matmuls)]
+
+    def column_rows(self, times: Sequence[Values]) -> list[Values]:
+        """The times of its column-parallel products among those of all."""
+        return [times[self.first + i] for i in self.column]
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class LayerWork:
     traffic: Traffic
     blocks: int
     """Pairs of a column- and a row-parallel product."""
-    launches: Floats | float
+    launches: Values
     """Launches of its forward over those of a dense layer; 0 where no launch is ever waited for."""
 
 
@@ -60,8 +65,8 @@ class Work:
     """Products and traffic of all pieces, for every choice of degrees."""
 
     sizes: Sizes
-    vocab: Floats
-    """[choice] padded vocabulary."""
+    vocab: Values
+    """Padded vocabulary."""
     kinds: tuple[LayerKind, ...]
     pieces: dict[str, Piece]
     """By layer kind; `head`; `merge` with multi-token prediction; `scores` without fused attention."""
@@ -73,7 +78,7 @@ class Work:
     head: Traffic
 
     @staticmethod
-    def of(problem: Problem, sizes: Sizes, vocab: Floats) -> Work:
+    def of(problem: Problem, sizes: Sizes, vocab: Values) -> Work:
         """What a problem's pieces do."""
         model, stack = problem.model, problem.stack
         kinds = model.layer_kinds

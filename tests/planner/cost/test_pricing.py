@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -29,8 +29,27 @@ def rows(*choices: dict) -> Degrees:
     return Degrees(**values)
 
 
-def test_a_row_of_many_equals_the_row_alone() -> None:
-    of = problem(cluster="4x8 h100-sxm-80gb, 4x8 a100-sxm-80gb", model="mixtral-8x7b")
+@pytest.mark.parametrize(
+    ("model", "precision", "stack"),
+    [
+        ("mixtral-8x7b", "bf16", "megatron-core"),
+        ("deepseek-v3", "fp8", "megatron-core"),
+        ("nemotron-h-8b", "bf16", "megatron-core"),
+        ("sailor-gpt-neo-2.7b", "fp16", "megatron-deepspeed"),
+        ("llama3-70b", "fp8", "nemo"),
+        ("llama3-8b", "bf16", "torchtitan"),
+    ],
+)
+@pytest.mark.parametrize("dp_mode", ["distopt", "zero3"])
+def test_a_row_of_many_equals_the_row_alone(model: str, precision: str, stack: str, dp_mode: str) -> None:
+    # A row alone is priced in plain numbers, several in arrays: by the same formulas.
+    of = problem(
+        cluster="4x8 h100-sxm-80gb, 4x8 a100-sxm-80gb, 2x4 rtx-4090-24gb",
+        model=model,
+        seq_length=2048,
+        precision=precision,
+        stack=stack,
+    )
     choices = [
         {
             "tensor_parallel": t,
@@ -42,9 +61,9 @@ def test_a_row_of_many_equals_the_row_alone() -> None:
         }
         for t, d, e, b in [(1, 8, 8, 1), (2, 8, 4, 2), (4, 2, 8, 1), (8, 1, 2, 4)]
     ]
-    together = price(of, rows(*choices))
+    together = price(of, replace(rows(*choices), dp_mode=dp_mode))
     for i, choice in enumerate(choices):
-        alone = price(of, Degrees.single(**choice))
+        alone = price(of, Degrees.single(**choice, dp_mode=dp_mode))
         for field in fields(together):
             value = getattr(together.at(i), field.name)
             if isinstance(value, np.ndarray):

@@ -71,12 +71,12 @@ def test_fsdp_keeps_fp32_shards_alone_and_the_ends_whole() -> None:
 
 
 def test_host_floor_holds_for_a_layer_with_its_collectives_and_not_beside_them() -> None:
-    parts = np.zeros((3, len(PARTS)))
-    parts[:, 0], parts[:, 1] = [0.2, 0.5, 2.0], [0.3, 0.5, 0.1]
-    found = with_host_floor(parts.copy(), 0.9)
+    parts = np.zeros((len(PARTS), 3))
+    parts[0], parts[1] = [0.2, 0.5, 2.0], [0.3, 0.5, 0.1]
+    found = np.array(with_host_floor(list(parts), 0.9))
     # 0.2 + 0.3 of work leave 0.4 of waiting; 0.5 + 0.5 is above the floor already.
-    np.testing.assert_allclose(found[:, HOST], [0.4, 0.0, 0.0])
-    np.testing.assert_allclose(found.sum(axis=1), [0.9, 1.0, 2.1])
+    np.testing.assert_allclose(found[HOST], [0.4, 0.0, 0.0])
+    np.testing.assert_allclose(found.sum(axis=0), [0.9, 1.0, 2.1])
 
 
 def test_small_layers_wait_for_the_host_and_recomputing_them_waits_again() -> None:
