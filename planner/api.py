@@ -22,7 +22,7 @@ from planner.errors import InstanceError, PlanRefusedError
 if TYPE_CHECKING:
     from planner.search.progress import Progress
 
-SUPPORTED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "flagscale", "unrestricted")
+SUPPORTED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "megatron-bridge", "flagscale", "unrestricted")
 """Launchers that plans can be made for so far; `KNOWN_TARGETS` are those that plans are written for."""
 
 KNOWN_TARGETS: tuple[str, ...] = get_args(TargetName)

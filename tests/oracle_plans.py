@@ -33,6 +33,7 @@ from planner.rules.experts import (
     experts_split,
 )
 from planner.rules.sequence import context_splits, experts_have_sequence_parallel
+from planner.rules.target import TARGETS
 from planner.rules.tensor import tp_is_legal
 from planner.simulate.pipeline import stage_ends_s
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -64,7 +65,7 @@ class Option:
 
 
 def brute_force(problem: Problem) -> Best:
-    """The least step time over all plans of target megatron-lm without virtual stages.
+    """The least step time over all plans of target megatron-lm or megatron-bridge without virtual stages.
 
     Leading layers of another kind all lie on the first stage, as in the search.
     """
@@ -213,6 +214,14 @@ def _options_of_run(
     return found
 
 
+def are_alike(stages: list[Option]) -> bool:
+    """Whether one setting gives all stages what they recompute; its number may exceed the layers of one."""
+    number = max(stage.recompute_layers for stage in stages)
+    return len({stage.recompute for stage in stages}) == 1 and all(
+        stage.recompute_layers == min(number, stage.layers) for stage in stages
+    )
+
+
 def _score_order(
     problem: Problem,
     prices: Prices,
@@ -234,6 +243,8 @@ def _score_order(
     best.num_plans += len(picks)
     fits = np.all([np.array([o.fits for o in options[s]])[picks[:, s]] for s in range(p)], axis=0)
     picks = picks[fits]
+    if not TARGETS[problem.target].recompute_per_stage:
+        picks = picks[[are_alike([options[s][i] for s, i in enumerate(pick)]) for pick in picks]]
     if len(picks) == 0:
         return
 

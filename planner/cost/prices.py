@@ -183,10 +183,14 @@ class Prices:
 
     def at(self, choice: int) -> Prices:
         """The prices of one choice alone, with a `choice` axis of length one."""
+        return self.rows(slice(choice, choice + 1))
+
+    def rows(self, choices: slice | NDArray[np.int64]) -> Prices:
+        """The prices of some choices, in the order asked for."""
         values = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray) and field.name != "limit_bytes":
-                value = value[choice : choice + 1]
+                value = value[choices]
             values[field.name] = value
         return Prices(**values)

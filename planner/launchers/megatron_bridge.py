@@ -136,7 +136,8 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
 
 
 def _recompute(problem: Problem, plan: Plan) -> dict[str, object]:
-    stage = plan.stages[0]
+    """One setting for all stages: where they differ in number, the others recompute all their layers."""
+    stage = max(plan.stages, key=lambda one: one.recompute_layers)
     granularity = None if stage.recompute == "none" else stage.recompute
     uniform = stage.recompute_piece > 1
     layers = stage.recompute_piece if uniform else stage.recompute_layers

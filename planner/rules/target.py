@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.data.plan import Plan
+from planner.data.plan import Plan, Stage
 from planner.data.problem import TargetName
 
 
@@ -76,17 +76,28 @@ def data_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
 
 
 def recompute_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
-    """All stages recompute alike, unless the target lets them differ."""
+    """All stages recompute alike, unless the target lets them differ.
+
+    One number of layers holds for all stages: those with fewer recompute all that they have
+    (megatron/core/transformer/transformer_block.py, `_checkpointed_forward`, method `block`).
+    """
     if target.recompute_per_stage:
         return ()
-    first = plan.stages[0]
+    most = max(plan.stages, key=lambda stage: stage.recompute_layers)
     return tuple(
         f"stage {s}: recompute {stage.recompute} with recompute_layers {stage.recompute_layers} differs from "
-        f"stage 0 ({first.recompute}, {first.recompute_layers}); target {target.name} has one setting for all"
+        f"stage {plan.stages.index(most)} ({most.recompute}, {most.recompute_layers}); "
+        f"target {target.name} has one setting for all"
         for s, stage in enumerate(plan.stages)
-        if (stage.recompute, stage.recompute_layers, stage.recompute_piece)
-        != (first.recompute, first.recompute_layers, first.recompute_piece)
+        if (stage.recompute, stage.recompute_piece) != (most.recompute, most.recompute_piece)
+        or stage.recompute_layers not in (most.recompute_layers, _layers_of_each_chunk(stage))
     )
+
+
+def _layers_of_each_chunk(stage: Stage) -> int | None:
+    """Layers of every virtual stage of a rank; None where they differ."""
+    counts = {last - first + 1 for first, last in stage.chunks}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def virtual_stages_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:

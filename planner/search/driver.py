@@ -22,6 +22,8 @@ from planner.cost.pricing import price
 from planner.data.problem import Problem
 from planner.data.result import Result, Termination
 from planner.errors import InstanceError
+from planner.rules.target import TARGETS
+from planner.search.alike import spread
 from planner.search.bounds import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.infeasible import why_infeasible
@@ -30,6 +32,7 @@ from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
 from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_data
 from planner.search.progress import Progress
+from planner.search.referee import Referee
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.search.virtual import VirtualOpener, virtual_gap
@@ -104,6 +107,9 @@ class Search:
         """The search itself; whether the time limit cut it."""
         self.reporter.report("listing choices", None, None, 0, 0)
         prices = price(self.problem, self.table.degrees)
+        referee = Referee(self.problem, prices)
+        if not TARGETS[self.problem.target].recompute_per_stage:
+            self.table, prices, referee = spread(self.problem, self.table, prices)
         kinds = layer_kinds(self.problem.model)
         if kinds is None:
             self.bounds = partition_bound_data(self.problem, prices)
@@ -117,7 +123,9 @@ class Search:
             lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
         )
         opener = PartitionOpener if kinds is None else Opener
-        self.opener = opener(self.problem, prices, self.table, self.bounds, self.frontier, self.clock)
+        self.opener = opener(
+            self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
+        )
         self._dive(self.opener)
         if isinstance(self.opener, Opener):
             self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)

@@ -7,16 +7,14 @@ import numpy as np
 from formulations.stage_selection_data import StageChoice, StageSelectionData, objective_ms
 from formulations.stage_selection_tables import least_recompute, with_least_recompute
 from planner.cost.prices import Prices
-from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.data.result import Evaluation
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.degrees import DegreeTable
 from planner.search.local import first_layers, improve_layers, repaired_layers
+from planner.search.referee import Referee
 from planner.search.state import Incumbent
 from planner.search.tables import Tables
-from planner.simulate.evaluate import evaluate_with_prices
 from planner.tolerances import BOUND_TOL
 from planner.units import MS
 
@@ -24,10 +22,18 @@ from planner.units import MS
 class Judge:
     """Makes plans of one search and has them evaluated."""
 
-    def __init__(self, problem: Problem, prices: Prices, table: DegreeTable, incumbent: Incumbent) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        prices: Prices,
+        table: DegreeTable,
+        incumbent: Incumbent,
+        referee: Referee | None = None,
+    ) -> None:
         self.problem, self.prices, self.table = problem, prices, table
         self.tables = Tables(problem, prices, table)
         self.incumbent = incumbent
+        self.referee = referee or Referee(problem, prices)
         self.evaluated = 0
         self.sets_since_better = 0
         """Sets of orders split since the last better plan."""
@@ -67,21 +73,16 @@ class Judge:
         stage_choice = with_least_recompute(least_recompute(data), layers)
         if stage_choice is None:
             return
-        plan, evaluation = self._evaluated(choice, order, stage_choice)
+        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
+        judged = self.referee.judged(plan, choice)
         self.evaluated += 1
-        if evaluation.violations:
-            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+        if judged is None:
+            return
+        plan, evaluation = judged
         self._check_bound(data, stage_choice, evaluation.step_s)
         if self.incumbent.step_s is None or evaluation.step_s < self.incumbent.step_s:
             self.sets_since_better = 0
         self.incumbent.offer(plan, evaluation)
-
-    def _evaluated(
-        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
-    ) -> tuple[Plan, Evaluation]:
-        """The plan of an answer, and what the referee says of it."""
-        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        return plan, evaluate_with_prices(self.problem, plan, self.prices, choice)
 
     def _check_bound(self, data: StageSelectionData, stage_choice: StageChoice, step_s: float) -> None:
         bound_s = objective_ms(data, stage_choice) * MS

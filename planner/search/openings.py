@@ -22,6 +22,7 @@ from planner.search.degrees import DegreeTable
 from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
 from planner.search.orders import all_orders, count_orders
 from planner.search.programs import Solver
+from planner.search.referee import Referee
 from planner.search.relaxation import Found
 from planner.search.relaxer import Limits, PartBound, Relaxer
 from planner.search.space import list_groups
@@ -49,8 +50,9 @@ class Opener(Solver):
         bounds: BoundData,
         frontier: Frontier[Item],
         clock: Clock,
+        referee: Referee | None = None,
     ) -> None:
-        super().__init__(problem, prices, table, frontier, clock)
+        super().__init__(problem, prices, table, frontier, clock, referee)
         self.bounds = bounds
         self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
         self.workers = Workers(self.relaxer, problem.options.workers)

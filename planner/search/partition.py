@@ -29,9 +29,9 @@ from planner.search.items import BoundedGroup, Item, Order, Pair, Program
 from planner.search.kinds import LayerKinds
 from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.referee import Referee
 from planner.search.space import list_groups
 from planner.search.state import Clock, Frontier
-from planner.simulate.evaluate import evaluate_with_prices
 from planner.tolerances import BOUND_TOL
 from planner.units import MS
 
@@ -80,7 +80,9 @@ class PartitionOpener:
         bounds: BoundData,
         frontier: Frontier[Item],
         clock: Clock,
+        referee: Referee | None = None,
     ) -> None:
+        self.referee = referee or Referee(problem, prices)
         self.problem, self.prices, self.table = problem, prices, table
         self.bounds, self.frontier, self.clock = bounds, frontier, clock
         self.intervals = Intervals(problem, prices, table)
@@ -203,10 +205,11 @@ class PartitionOpener:
         """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
         stage_choice = self.intervals.choice_of(choice, order, cuts)
         plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        evaluation = evaluate_with_prices(self.problem, plan, self.prices, choice)
+        judged = self.referee.judged(plan, choice)
         self.evaluated += 1
-        if evaluation.violations:
-            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+        if judged is None:
+            return
+        plan, evaluation = judged
         promised_s = objective_ms(data, cuts) * MS
         if promised_s > evaluation.step_s * (1 + BOUND_TOL):
             raise SolverError(

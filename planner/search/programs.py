@@ -17,6 +17,7 @@ from planner.search.degrees import DegreeTable
 from planner.search.items import Item, Program
 from planner.search.judge import Judge
 from planner.search.local import all_splits
+from planner.search.referee import Referee
 from planner.search.state import Clock, Frontier
 from planner.units import MS
 
@@ -34,8 +35,9 @@ class Solver(Judge):
         table: DegreeTable,
         frontier: Frontier[Item],
         clock: Clock,
+        referee: Referee | None = None,
     ) -> None:
-        super().__init__(problem, prices, table, frontier.incumbent)
+        super().__init__(problem, prices, table, frontier.incumbent, referee)
         self.frontier, self.clock = frontier, clock
         self.programs = 0
 

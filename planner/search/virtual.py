@@ -44,7 +44,6 @@ from planner.search.virtual_items import (
 from planner.search.virtual_local import Dealer
 from planner.search.virtual_space import VirtualSpace
 from planner.search.virtual_tables import VirtualTables
-from planner.simulate.evaluate import evaluate_with_prices
 from planner.tolerances import BOUND_TOL, GAP_TOL
 from planner.units import MS
 
@@ -265,12 +264,14 @@ class VirtualOpener:
     ) -> None:
         """Let the referee evaluate a choice; keep it if it is good."""
         plan = assemble_virtual_plan(self.problem, self.table, part.choice, part.order, choice)
-        evaluation = evaluate_with_prices(self.problem, plan, self.prices, part.choice)
+        judged = self.opener.referee.judged(plan, part.choice)
         self.opener.evaluated += 1
-        if evaluation.violations:
-            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+        if judged is None:
+            return
+        plan, evaluation = judged
         value_s = objective_ms(data, choice) * MS
-        if abs(value_s - evaluation.step_s) > evaluation.step_s * BOUND_TOL:
+        more_s = value_s - evaluation.step_s
+        if (abs(more_s) if self.opener.referee.exact else more_s) > evaluation.step_s * BOUND_TOL:
             raise SolverError(
                 f"the objective of a plan ({value_s!r} s) is not the referee's step time "
                 f"({evaluation.step_s!r} s)"

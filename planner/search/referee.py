@@ -1,0 +1,35 @@
+"""Have the plans of a search evaluated: the referee's word on what the formulations answered."""
+
+from __future__ import annotations
+
+from planner.cost.prices import Prices
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation
+from planner.errors import SolverError
+from planner.simulate.evaluate import evaluate_with_prices
+
+
+class Referee:
+    """Evaluates plans as they were found; `planner.search.alike` has one that completes them first."""
+
+    exact = True
+    """Whether a plan is evaluated as it was found, so that its objective can be held against its time."""
+
+    def __init__(self, problem: Problem, prices: Prices) -> None:
+        self.problem, self.prices = problem, prices
+
+    def judged(self, plan: Plan, choice: int) -> tuple[Plan, Evaluation] | None:
+        """The plan with what the referee says of it; `choice` is the row of its degrees.
+
+        None where it cannot be completed within the rules.
+
+        Raises
+        ------
+        SolverError
+            Where it breaks a rule: our fault.
+        """
+        evaluation = evaluate_with_prices(self.problem, plan, self.prices, choice)
+        if evaluation.violations:
+            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+        return plan, evaluation
