@@ -22,11 +22,8 @@ from planner.errors import InstanceError, PlanRefusedError
 if TYPE_CHECKING:
     from planner.search.progress import Progress
 
-SUPPORTED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "megatron-bridge", "flagscale", "unrestricted")
-"""Launchers that plans can be made for so far; `KNOWN_TARGETS` are those that plans are written for."""
-
 KNOWN_TARGETS: tuple[str, ...] = get_args(TargetName)
-"""All launchers that a problem may name."""
+"""All launchers: plans are made and written for each."""
 
 
 def load_problem(path_or_name: str | Path) -> Problem:
@@ -41,21 +38,7 @@ def load_problem(path_or_name: str | Path) -> Problem:
 
 
 def check_target(target: str, where: str = "target") -> None:
-    """Refuse a target that is unknown or that nothing here can plan for yet.
-
-    Raises
-    ------
-    InstanceError
-        With the nearest name, or with what is supported.
-    """
-    check_export_target(target, where)
-    if target not in SUPPORTED_TARGETS:
-        supported = ", ".join(SUPPORTED_TARGETS)
-        raise InstanceError(f"target {target!r} is not supported yet; supported: {supported}", where)
-
-
-def check_export_target(target: str, where: str = "target") -> None:
-    """Refuse a target that is unknown; plans can be written for all others.
+    """Refuse a target that is unknown.
 
     Raises
     ------
@@ -95,7 +78,7 @@ def plan(
     Raises
     ------
     InstanceError
-        Where the target is not supported yet.
+        Where the target is unknown.
     SolverError
         Where the referee does not confirm the answer; the answer is then not given.
     """
@@ -244,7 +227,7 @@ def _ready_for_export(
     from planner.leaving import portable
     from planner.report.words import differences
 
-    check_export_target(target)
+    check_target(target)
     chosen = result_or_plan.plan if isinstance(result_or_plan, Result) else result_or_plan
     if chosen is None:
         raise PlanRefusedError("there is no plan to export: the search found none")

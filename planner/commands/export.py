@@ -26,7 +26,7 @@ def run(
 ) -> ExitCode:
     """Check the plan with the referee, write the directory and name its files, or print them."""
     if target is not None:
-        api.check_export_target(target, "--target")
+        api.check_target(target, "--target")
     plan = load.load_plan(plan_path)
     if out is not None and not dry_run:
         check_out_dir(out, force=force)

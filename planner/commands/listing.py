@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner import api
 from planner.commands import screen
 from planner.commands.screen import ExitCode
 from planner.data import load
@@ -23,7 +22,7 @@ def run(kind: str, contains: str | None, *, as_json: bool) -> ExitCode:
     from planner.report import listing
 
     if kind == "targets":
-        targets = listing.target_records(api.SUPPORTED_TARGETS)
+        targets = listing.target_records()
         if as_json:
             screen.show_json(targets)
         else:

@@ -173,15 +173,14 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[Any], list[str]], _Words]] = 
 """Headings, facts of a record, and what stands below the table."""
 
 
-def target_records(supported: Sequence[str]) -> list[dict[str, Any]]:
-    """What each launcher can express, and whether plans can be made for it yet."""
-    return [{**asdict(target), "supported": target.name in supported} for target in TARGETS.values()]
+def target_records() -> list[dict[str, Any]]:
+    """What each launcher can express."""
+    return [asdict(target) for target in TARGETS.values()]
 
 
 def targets_table(records: Sequence[dict[str, Any]]) -> Table:
     """What each launcher can express, a column a launcher."""
     made = _table("", *(record["name"] for record in records))
-    made.add_row("plans", *("yes" if record["supported"] else "not yet" for record in records))
     for feature, heading in _FEATURES.items():
         made.add_row(heading, *("yes" if record[feature] else "-" for record in records))
     return made

@@ -16,6 +16,7 @@ from planner.tolerances import GAP_TOL
 from planner.units import format_percent
 
 NAMES = {
+    "megatron-bridge": "Megatron-Bridge",
     "megatron-lm": "stock Megatron",
     "flagscale": "FlagScale with its meshes",
     "unrestricted": "unrestricted",
@@ -24,9 +25,9 @@ NAMES = {
 
 
 def best_target(results: Mapping[TargetName, Result]) -> TargetName | None:
-    """The launcher with the fastest plan, the narrowest of equals; None where there is no plan."""
+    """The launcher with the fastest plan, of equals stock Megatron; None where there is no plan."""
     found = _evaluated(results)
-    return min(found.items(), key=lambda item: item[1].step_s)[0] if found else None
+    return min(found, key=lambda name: (found[name].step_s, name != "megatron-lm"), default=None)
 
 
 def _evaluated(results: Mapping[TargetName, Result]) -> dict[TargetName, Evaluation]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _built_in(prices: Prices, setting: Setting) -> Prices:
 
 def _stacked(parts: list[Prices]) -> Prices:
     """Prices of all rows of the parts, one part after the other."""
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(Prices):
         found = [getattr(part, field.name) for part in parts]
         by_choice = isinstance(found[0], np.ndarray) and field.name != "limit_bytes"

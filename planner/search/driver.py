@@ -14,14 +14,16 @@ judged once and then excluded; the program goes on until its bound passes the be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from planner.cost.pricing import price
+from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result, Termination
 from planner.errors import InstanceError
+from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
 from planner.search.bounds import bound_data
@@ -37,6 +39,7 @@ from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.search.virtual import VirtualOpener, virtual_gap
 from planner.search.virtual_items import VirtualItem
+from planner.simulate.evaluate import evaluate
 from planner.tolerances import GAP_TOL
 
 LOOKS = 400
@@ -49,15 +52,19 @@ STALE_SETS = 2000
 """Sets of orders split without a better plan after which the search ends with the bound it has."""
 
 
-def search(problem: Problem, on_progress: Callable[[Progress], None] | None = None) -> Result:
-    """The best plan of a problem within its limits, with a proven bound.
+def search(
+    problem: Problem,
+    on_progress: Callable[[Progress], None] | None = None,
+    seeds: Sequence[Plan] = (),
+) -> Result:
+    """The best plan of a problem within its limits, with a proven bound; `seeds` are plans to begin with.
 
     Raises
     ------
     SolverError
         Where a bound is broken or a plan fails the referee: our fault.
     """
-    return Search(problem, on_progress).run()
+    return Search(problem, on_progress, seeds).run()
 
 
 def check_kinds(problem: Problem) -> None:
@@ -81,8 +88,15 @@ def check_kinds(problem: Problem) -> None:
 class Search:
     """One search; `run` does it."""
 
-    def __init__(self, problem: Problem, on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        on_progress: Callable[[Progress], None] | None,
+        seeds: Sequence[Plan] = (),
+    ) -> None:
         self.problem = problem
+        self.use = problem.options.use
+        self.seeds = list(seeds)
         self.clock = Clock(problem.options.time_limit_s)
         self.reporter = Reporter(self.clock, on_progress)
         self.table = list_degrees(problem)
@@ -126,11 +140,22 @@ class Search:
         self.opener = opener(
             self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
         )
+        self.offer_seeds()
         self._dive(self.opener)
         if isinstance(self.opener, Opener):
             self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         return self._loop(self.opener)
+
+    def offer_seeds(self) -> None:
+        """Keep the plans at hand that are legal here."""
+        for plan in self.seeds:
+            made_for = plan.model_copy(update={"target": self.problem.target, "problem": None})
+            busy = {stage.node_class for stage in plan.stages}
+            if set(self.use) <= busy and not violations(self.problem, made_for):
+                evaluation = evaluate(self.problem, made_for)
+                if not evaluation.violations:
+                    self.incumbent.offer(made_for, evaluation)
 
     def _dive(self, opener: Opener | PartitionOpener) -> None:
         """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""

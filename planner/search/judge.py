@@ -7,7 +7,9 @@ import numpy as np
 from formulations.stage_selection_data import StageChoice, StageSelectionData, objective_ms
 from formulations.stage_selection_tables import least_recompute, with_least_recompute
 from planner.cost.prices import Prices
+from planner.data.plan import Plan
 from planner.data.problem import Problem
+from planner.data.result import Evaluation
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.degrees import DegreeTable
@@ -73,8 +75,7 @@ class Judge:
         stage_choice = with_least_recompute(least_recompute(data), layers)
         if stage_choice is None:
             return
-        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        judged = self.referee.judged(plan, choice)
+        judged = self._evaluated(choice, order, stage_choice)
         self.evaluated += 1
         if judged is None:
             return
@@ -83,6 +84,13 @@ class Judge:
         if self.incumbent.step_s is None or evaluation.step_s < self.incumbent.step_s:
             self.sets_since_better = 0
         self.incumbent.offer(plan, evaluation)
+
+    def _evaluated(
+        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
+    ) -> tuple[Plan, Evaluation] | None:
+        """The plan of an answer, and what the referee says of it; None where it cannot be completed."""
+        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
+        return self.referee.judged(plan, choice)
 
     def _check_bound(self, data: StageSelectionData, stage_choice: StageChoice, step_s: float) -> None:
         bound_s = objective_ms(data, stage_choice) * MS

@@ -29,7 +29,17 @@ class Referee:
         SolverError
             Where it breaks a rule: our fault.
         """
-        evaluation = evaluate_with_prices(self.problem, plan, self.prices, choice)
-        if evaluation.violations:
-            raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
-        return plan, evaluation
+        return confirmed(plan, evaluate_with_prices(self.problem, plan, self.prices, choice))
+
+
+def confirmed(plan: Plan, evaluation: Evaluation) -> tuple[Plan, Evaluation]:
+    """Both, where the plan breaks no rule.
+
+    Raises
+    ------
+    SolverError
+        Where it does: our fault.
+    """
+    if evaluation.violations:
+        raise SolverError(f"the search made a plan that breaks rules: {'; '.join(evaluation.violations)}")
+    return plan, evaluation

@@ -10,7 +10,7 @@ from planner.data.result import Result
 from planner.search.progress import Progress
 from planner.search.state import Clock
 
-PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-lm", "flagscale", "unrestricted")
+PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-bridge", "megatron-lm", "flagscale", "unrestricted")
 """Launchers that plans are made for, the narrower before the wider."""
 
 
@@ -42,7 +42,7 @@ def search_target(
         return search_replicas(problem, on_progress, seeds)
     from planner.search.driver import search
 
-    return search(problem, on_progress)
+    return search(problem, on_progress, seeds)
 
 
 def search_all(

@@ -110,7 +110,11 @@ def without_plan(problem: Problem, termination: str, reason: str) -> Result:
 
 def replace_search(monkeypatch: pytest.MonkeyPatch, search: Callable[..., Result]) -> None:
     """Let `plan` call this in the place of the search."""
-    monkeypatch.setitem(sys.modules, "planner.search.driver", SimpleNamespace(search=search))
+
+    def stub(problem: Problem, on_progress: Any = None, seeds: Any = ()) -> Result:
+        return search(problem, on_progress)
+
+    monkeypatch.setitem(sys.modules, "planner.search.driver", SimpleNamespace(search=stub))
 
 
 def replace_referee(monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Evaluation]) -> None:

@@ -104,12 +104,6 @@ def test_problem_without_a_plan_is_a_result_not_an_error(monkeypatch: pytest.Mon
     assert result.plan is None and result.reason == "12.0 GiB short"
 
 
-@pytest.mark.parametrize("target", ["megatron-bridge"])
-def test_target_without_a_planner_is_refused_by_name(target: str) -> None:
-    with pytest.raises(InstanceError, match=f"{target}.*not supported yet"):
-        api.plan(two_class_problem(target=target))
-
-
 def test_misspelt_target_is_told_the_nearest_name() -> None:
     with pytest.raises(InstanceError, match="did you mean megatron-lm"):
         api.check_target("megatron-ml")

@@ -194,7 +194,6 @@ BAD_FLAGS = [
     (flags(solver="gurobi"), ["--solver", "gurobi", "highs"]),
     (flags(memory_reserve="1.5"), ["--memory-reserve", "1.5"]),
     (flags(stack="megatron-cor"), ["megatron-core"]),
-    (flags(target="megatron-bridge"), ["megatron-bridge", "not supported yet", "megatron-lm"]),
     ([*flags(target="all"), "--out", "x"], ["--out", "one target"]),
     (flags(target="megatron-ml"), ["megatron-ml", "megatron-lm"]),
     (flags(model=None), ["--model"]),

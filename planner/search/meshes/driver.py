@@ -22,7 +22,6 @@ from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.rules.megatron import violations
 from planner.search.bounds import bound_data
 from planner.search.driver import Search, check_kinds
 from planner.search.kinds import layer_kinds
@@ -32,7 +31,6 @@ from planner.search.meshes.pairs import list_lengths, list_pairs
 from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
 from planner.search.space import Pairs
-from planner.simulate.evaluate import evaluate
 
 LOOKS = 300
 """Pipelines of one shape a class that are looked at for first plans."""
@@ -80,9 +78,8 @@ class MeshSearch(Search):
     ) -> None:
         # Classes that must be busy are asked of whole pipelines, as not each shape can lie on each of them.
         options = problem.options.model_copy(update=LIMITS | {"use": ()})
-        super().__init__(problem.model_copy(update={"options": options}), on_progress)
+        super().__init__(problem.model_copy(update={"options": options}), on_progress, seeds)
         self.use = problem.options.use
-        self.seeds = list(seeds)
         self.reason = pinned_beyond(problem)
 
     def _search(self) -> bool:
@@ -127,16 +124,6 @@ class MeshSearch(Search):
         self.reason = found.reason
         plans = [found.plan, *(other.plan for other in found.runners_up)]
         self.seeds = [plan for plan in plans if plan is not None]
-
-    def offer_seeds(self) -> None:
-        """Keep the plans at hand that are legal here."""
-        for plan in self.seeds:
-            made_for = plan.model_copy(update={"target": self.problem.target, "problem": None})
-            busy = {stage.node_class for stage in plan.stages}
-            if set(self.use) <= busy and not violations(self.problem, made_for):
-                evaluation = evaluate(self.problem, made_for)
-                if not evaluation.violations:
-                    self.incumbent.offer(made_for, evaluation)
 
     def _first_plans(self, opener: MeshOpener) -> None:
         self.offer_seeds()

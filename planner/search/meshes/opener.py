@@ -21,6 +21,7 @@ from planner.search.meshes.relaxation import Relaxation
 from planner.search.meshes.shapes import Batch, can_be_placed, ends_match
 from planner.search.meshes.tables import MeshTables
 from planner.search.openings import Opener
+from planner.search.referee import confirmed
 from planner.search.state import Clock, Frontier
 from planner.simulate.evaluate import evaluate_stages
 from planner.units import MS
@@ -160,7 +161,7 @@ class MeshOpener(Opener):
         evaluation = evaluate_stages(self.problem, plan, self.prices, rows)
         if self.best is None or evaluation.step_s < self.best[0]:
             self.best = evaluation.step_s, choice, order
-        return plan, evaluation
+        return confirmed(plan, evaluation)
 
 
 def assemble_meshes(problem: Problem, batch: Batch, order: Sequence[int], stage_choice: StageChoice) -> Plan:

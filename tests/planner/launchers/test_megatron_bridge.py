@@ -92,6 +92,18 @@ def test_stages_that_recompute_differently_are_refused() -> None:
         files_of(*plans.mixed_128(), "megatron-bridge")
 
 
+def test_the_one_number_is_that_of_the_longest_recomputed_stage() -> None:
+    problem, plan = plans.mixed_128()
+    counts = [min(stage.num_layers, 20) for stage in plan.stages]
+    assert counts == [20, 20, 13, 13]
+    stages = tuple(
+        stage.model_copy(update={"recompute": "full", "recompute_layers": count})
+        for stage, count in zip(plan.stages, counts, strict=True)
+    )
+    found = overrides(problem, plan.model_copy(update={"stages": stages, "target": "megatron-bridge"}))
+    assert (found["model.recompute_method"], found["model.recompute_num_layers"]) == ("block", "20")
+
+
 def test_a_model_without_a_recipe_gets_a_file_that_is_one() -> None:
     made = files(plans.latent_attention_and_prediction())
     tree = ast.parse(made["lib/recipe.py"])

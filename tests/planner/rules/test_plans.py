@@ -220,6 +220,22 @@ def test_only_some_targets_let_stages_differ(plan: Plan) -> None:
         assert refused(plan.model_copy(update={"virtual_stages": 2}), name) == (name == "flagscale")
 
 
+def test_stages_that_recompute_all_their_layers_keep_to_one_number(plan: Plan) -> None:
+    """With method `block` a stage of fewer layers recomputes all that it has."""
+    counts = [stage.num_layers for stage in plan.stages]
+
+    def refused(*recomputed: int) -> bool:
+        changed = plan.model_copy(update={"target": "megatron-bridge"})
+        for s, number in enumerate(recomputed):
+            changed = spoil(changed, s, recompute="full", recompute_layers=number)
+        return target.target_violations(changed) != ()
+
+    assert len(set(counts)) > 1
+    assert not refused(*counts)
+    assert not refused(*[min(count, max(counts) - 1) for count in counts])
+    assert refused(*[count - 1 for count in counts])
+
+
 def test_all_breaches_are_told_at_once(problem: Problem, plan: Plan) -> None:
     # 64 sequences on 3 replicas, and a layer lost.
     found = violations(problem, spoil(plan, 2, layers=(16, 30)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.data.problem import TargetName
 from planner.search import driver
 from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
@@ -13,8 +14,11 @@ from tests.random_problems import random_problem
 REL = 1e-9
 
 
-def assert_search_finds_the_best(seed: int, *, experts: bool = False, most_context: int = 1) -> None:
+def assert_search_finds_the_best(
+    seed: int, *, experts: bool = False, most_context: int = 1, target: TargetName = "megatron-lm"
+) -> None:
     problem = random_problem(seed, experts=experts, most_context=most_context)
+    problem = problem.model_copy(update={"target": target})
     best = brute_force(problem)
     result = driver.search(problem)
     assert best.num_plans <= MAX_PLANS
@@ -64,3 +68,15 @@ def test_search_equals_brute_force_with_experts(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(450, 480))
 def test_search_equals_brute_force_with_context_parallelism(seed: int) -> None:
     assert_search_finds_the_best(seed, experts=seed % 2 == 0, most_context=4)
+
+
+@pytest.mark.parametrize(
+    "seed", [221, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(200, 221))]
+)
+def test_search_with_one_setting_of_recomputation_equals_brute_force(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron-Bridge: all stages recompute alike, in some of these problems more than one of them needs."""
+    if seed % 2:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, experts=seed % 3 == 0, target="megatron-bridge")

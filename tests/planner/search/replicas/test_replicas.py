@@ -53,7 +53,7 @@ def test_both_classes_work_side_by_side_with_shares_by_their_speed(
 
 def test_no_launcher_beats_a_wider_one(results: dict[str, Result]) -> None:
     steps = [r.evaluation.step_s for r in results.values() if r.evaluation is not None]
-    assert len(steps) == 3
+    assert len(steps) == 4
     assert steps == sorted(steps, reverse=True)
 
 
