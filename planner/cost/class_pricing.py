@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.checkpointing import repeated_shares
-from planner.cost.collectives import Network, inside_s
+from planner.cost.collectives import inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
 from planner.cost.elementwise import Values, exists, maximum, total, where
+from planner.cost.identity import remembered
 from planner.cost.launches import HEAD_LAUNCHES
 from planner.cost.layer_communication import (
     TensorCollectives,
@@ -19,22 +20,20 @@ from planner.cost.layer_communication import (
     tensor_layer_s,
 )
 from planner.cost.memory import gathered_heads_bytes
+from planner.cost.networks import network_of
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
-from planner.cost.relatives import relative_of
 from planner.cost.sharding import Sharding
+from planner.cost.sizes import Sizes
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
-from planner.cost.work import Piece, Work
+from planner.cost.work import Piece, Work, work_of_one
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
-from planner.units import GB, MS
-
-NO_ADAPTER_BYTES_PER_S = 0.125e9
-"""Rate between nodes without adapters: their management Ethernet of 1 Gbit/s (guess)."""
+from planner.units import MS
 
 EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
@@ -57,11 +56,11 @@ class LayerTimes:
 class ClassPricing:
     """Prices on one node class: evaluates all products once, then each piece."""
 
-    def __init__(self, problem: Problem, work: Work, class_index: int, dp_mode: str) -> None:
-        self.problem, self.work, self.sizes, self.vocab = problem, work, work.sizes, work.vocab
+    def __init__(self, problem: Problem, work: Work, sizes: Sizes, class_index: int, dp_mode: str) -> None:
+        self.problem, self.work, self.sizes, self.vocab = problem, work, sizes, work.vocab
         self.model, self.stack = problem.model, problem.stack
         self.kinds, self.pieces = work.kinds, work.pieces
-        chip, sizes = problem.chip_of(class_index), work.sizes
+        chip = problem.chip_of(class_index)
         precision = problem.workload.precision
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
@@ -75,7 +74,10 @@ class ClassPricing:
             self.network, self.model, sizes, precision, self.stack
         )
         self.layers: dict[LayerKind, LayerTimes] = {}
-        self.times: MatmulTimes = matmul_times(self.relative, work.products, precision, self.stack)
+        if isinstance(work.vocab, float):
+            self.times = _times_of_one(problem, sizes.of_one_replica, work.vocab, class_index)
+        else:
+            self.times = matmul_times(self.relative, work.products, precision, self.stack)
         self.attention = self._attention()
 
     def _attention(self) -> tuple[Values, Values]:
@@ -240,6 +242,16 @@ class ClassPricing:
         )
 
 
+@remembered
+def _times_of_one(problem: Problem, sizes: Sizes, vocab: float, class_index: int) -> MatmulTimes:
+    """Times of the products of a single choice of degrees on one class."""
+    products, relative = (
+        work_of_one(problem, sizes, vocab).products,
+        network_of(problem, class_index).relative,
+    )
+    return matmul_times(relative, products, problem.workload.precision, problem.stack)
+
+
 def _parts(compute: Values, tp: Values, cp: Values, ep: Values, dp: Values = 0.0) -> Parts:
     """A time in the order of PARTS, the host's part zero."""
     assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
@@ -259,33 +271,3 @@ def with_host_floor(parts: Parts, floor_s: Values) -> Parts:
     if not exists(floor_s > 0):
         return parts
     return [*parts[:-1], maximum(floor_s - total(parts), 0.0)]
-
-
-def fast_domain(chips_per_node: int, scale_up_chips: int | None) -> float:
-    """Chips that fast links join for a job: a node's, or as many nodes of a rack as make a power of two.
-
-    Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside.
-    """
-    if scale_up_chips is None or scale_up_chips <= chips_per_node:
-        return float(chips_per_node)
-    nodes = scale_up_chips // chips_per_node
-    return float(chips_per_node * 2 ** (nodes.bit_length() - 1))
-
-
-def network_of(problem: Problem, class_index: int) -> Network:
-    """What a chip of a class can reach others through."""
-    node_class = problem.cluster.classes[class_index]
-    chip = problem.chip_of(class_index)
-    link = node_class.intra_node_bandwidth_gb_per_s or chip.intra_node_bandwidth_gb_per_s
-    rate, latency, transport = problem.cluster.link_between(class_index, class_index)
-    return Network(
-        relative=relative_of(chip, problem.workload.precision, link),
-        domain_chips=fast_domain(node_class.chips_per_node, chip.scale_up_chips),
-        chips_per_node=float(node_class.chips_per_node),
-        node_bytes_per_s=rate if rate > 0 else NO_ADAPTER_BYTES_PER_S,
-        latency_s=latency,
-        transport=transport,
-        link_bytes_per_s=link * GB,
-        nodes_per_switch=float(node_class.nodes_per_switch or "inf"),
-        oversubscription=node_class.oversubscription,
-    )

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import overload
 
@@ -32,6 +32,10 @@ class _ScalarAxis:
     below: float
     above: float
     """Powers of the size outside of it."""
+
+
+REMEMBERED = 4096
+"""Single points of a grid kept: plans of one search ask for few sizes again and again."""
 
 
 class LogGrid:
@@ -78,6 +82,7 @@ class LogGrid:
             for i, axis in enumerate(log_axes)
         ]
         self._scalar_corners: list[int] = self._corners[:, 0].tolist()
+        self._remembered_point_s = lru_cache(maxsize=REMEMBERED)(self._point_s)
 
     @cached_property
     def _scalar_flat(self) -> list[float]:
@@ -99,8 +104,11 @@ class LogGrid:
 
     def latency_s(self, *sizes: ArrayLike) -> Values | Floats:
         """Latency at the given sizes [s]; the arguments broadcast, one an axis."""
-        if all(isinstance(size, float | int) for size in sizes):
-            return self._point_s(sizes)  # type: ignore[arg-type]
+        for size in sizes:
+            if not isinstance(size, float):
+                break
+        else:
+            return self._remembered_point_s(*sizes)  # type: ignore[arg-type]
         shape = np.broadcast(*sizes).shape
         points = np.empty((len(sizes), *shape))
         for axis, size in enumerate(sizes):
@@ -111,7 +119,7 @@ class LogGrid:
         parts = [slice(start, start + CHUNK) for start in range(0, x.shape[1], CHUNK)]
         return np.concatenate([self._interpolate(x[:, part]) for part in parts]).reshape(shape)
 
-    def _point_s(self, sizes: Sequence[float]) -> float:
+    def _point_s(self, *sizes: float) -> float:
         """Latency at one point [s]: the same in plain numbers, which numpy is slow with."""
         base, beyond = 0, 0.0
         weights: list[float] = []

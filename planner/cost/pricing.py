@@ -6,6 +6,7 @@ number means stands in `prices.py`, where it comes from in the module that makes
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -13,12 +14,12 @@ import numpy as np
 from planner.cost import memory, states
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
-from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S, ClassPricing, network_of
-from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
+from planner.cost.class_pricing import ClassPricing
+from planner.cost.collectives import send_s
 from planner.cost.elementwise import Values, minimum, total, where
-from planner.cost.hops import INSIDE_LATENCY_S
+from planner.cost.identity import remembered
+from planner.cost.networks import network_of
 from planner.cost.operators import HALF
-from planner.cost.oversubscription import send_rate_left
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_copies,
@@ -29,10 +30,11 @@ from planner.cost.parameters import (
     padded_vocab,
 )
 from planner.cost.prices import PARTS, Degrees, Floats, Prices
-from planner.cost.profiles import value_bytes, with_profiles
+from planner.cost.profiles import with_profiles
+from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
 from planner.cost.states import rank_parameters
-from planner.cost.work import Work
+from planner.cost.work import Work, work_of_one
 from planner.data.problem import Problem
 from planner.units import GIB
 
@@ -53,25 +55,49 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     sizes = Sizes.single(problem, degrees) if single else Sizes.of(problem, degrees)
     tensor_parallel = int(degrees.tensor_parallel.item()) if single else degrees.tensor_parallel
     vocab: Values = padded_vocab(model.vocab_size, tensor_parallel) * sizes.ones
+    if isinstance(vocab, float):
+        work = work_of_one(problem, sizes.of_one_replica, vocab)
+        counts = _parameters_of_one(problem, vocab)
+    else:
+        work, counts = Work.of(problem, sizes, vocab), _parameters(problem, vocab)
     num_classes = len(problem.cluster.classes)
-    work = Work.of(problem, sizes, vocab)
-    classes = [ClassPricing(problem, work, i, degrees.dp_mode) for i in range(num_classes)]
-    counts = _parameters(problem, work)
-    slowdown = classes[0].sync.slowdown
+    classes = [ClassPricing(problem, work, sizes, i, degrees.dp_mode) for i in range(num_classes)]
+    slowdown, given = classes[0].sync.slowdown, _given(problem)
     prices = Prices(
         kinds=classes[0].kinds,
         **_microbatch_times(classes, len(degrees)),
-        **_sends(problem, classes, sizes, len(degrees)),
+        **sends_s(problem, sizes, len(degrees)),
         **_once_a_step(problem, classes, sizes, vocab, counts),
-        **_memory(problem, work, counts, degrees.dp_mode),
+        **_memory(problem, work, sizes, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
         slowed_fraction=slowdown / (1 - slowdown),
         allocated_fraction=problem.stack.allocated_fraction,
-        limit_bytes=np.array([problem.memory_limit_bytes(i) for i in range(num_classes)]),
-        error_band=max(error_band(problem.chip_of(i), problem.stack, model) for i in range(num_classes)),
-        assumptions=assumptions(problem, [c.relative for c in classes]),
+        limit_bytes=given.limit_bytes,
+        error_band=given.error_band,
+        assumptions=given.assumptions,
     )
     return with_profiles(problem, degrees, prices)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What prices hold whatever the degrees."""
+
+    limit_bytes: Floats
+    error_band: float
+    assumptions: tuple[str, ...]
+
+
+@remembered
+def _given(problem: Problem) -> _Given:
+    classes = range(len(problem.cluster.classes))
+    limits = np.array([problem.memory_limit_bytes(i) for i in classes])
+    limits.setflags(write=False)
+    return _Given(
+        limits,
+        max(error_band(problem.chip_of(i), problem.stack, problem.model) for i in classes),
+        assumptions(problem, [network_of(problem, i).relative for i in classes]),
+    )
 
 
 def _microbatch_times(classes: list[ClassPricing], rows: int) -> dict[str, Floats]:
@@ -98,48 +124,6 @@ def _microbatch_times(classes: list[ClassPricing], rows: int) -> dict[str, Float
     }
 
 
-def _sends(problem: Problem, classes: list[ClassPricing], sizes: Sizes, rows: int) -> dict[str, Floats]:
-    """Point-to-point transfers of an activation: A / t with sequence parallelism, else A by every rank.
-
-    Stacks that part it send A / t as well and gather it at the receiver.
-    All chips of a node that belong to one stage send at once, so each has its share of the adapters.
-    """
-    num = len(classes)
-    tokens = sizes.tokens / sizes.tp if problem.stack.p2p_partitioned else sizes.norm_tokens
-    size = tokens * problem.model.hidden_size * value_bytes(problem)
-    if problem.stack.p2p_sends_mask:
-        # Forward only: half of it stands for each way.
-        size = size + sizes.seq_length**2 * HALF / 2
-    sends = np.empty((rows, num, num))
-    inside = np.empty((rows, num))
-    for a in range(num):
-        network = classes[a].network
-        inside[:, a] = send_s(size, network.link_bytes_per_s, INSIDE_LATENCY_S)
-        for b in range(num):
-            sends[:, a, b] = _send_between(problem, classes, sizes, size, a, b)
-    return {"send_s": sends, "send_inside_s": inside}
-
-
-def _send_between(
-    problem: Problem, classes: list[ClassPricing], sizes: Sizes, size: Values, a: int, b: int
-) -> Values:
-    """A transfer between chips of two classes over the network [s]."""
-    if a == b and classes[a].network.domain_chips > classes[a].network.chips_per_node:
-        network = classes[a].network
-        return send_s(size, network.link_bytes_per_s, network.latency_s)
-    rate, latency, transport = problem.cluster.link_between(a, b)
-    rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
-    chips = max(classes[a].network.chips_per_node, classes[b].network.chips_per_node)
-    senders = minimum(chips, sizes.stage_chips)
-    if problem.cluster.rate_is_measured(a, b):  # what messages reached: nothing is left to take off
-        return latency + size * senders / rate
-    if a == b:
-        one = problem.cluster.classes[a]
-        rate *= send_rate_left(one.num_nodes, one.nodes_per_switch or float("inf"), one.oversubscription)
-    share = transport_rate(rate, transport) / senders
-    return send_s(size, share, latency + TRANSPORT_LATENCY_S[transport])
-
-
 def _once_a_step(
     problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Values, counts: ParameterCounts
 ) -> dict[str, Floats]:
@@ -162,14 +146,20 @@ def _once_a_step(
     return times
 
 
-def _parameters(problem: Problem, work: Work) -> ParameterCounts:
+@remembered
+def _parameters_of_one(problem: Problem, vocab: float) -> ParameterCounts:
+    """Those of a single choice of degrees."""
+    return _parameters(problem, vocab)
+
+
+def _parameters(problem: Problem, vocab: Values) -> ParameterCounts:
     """Parameters of each layer kind and of the `ENDS`, arrays [piece, choice].
 
     The vocabulary is padded. Multi-token-prediction layers live with the head.
     """
-    model, vocab = problem.model, work.vocab
+    model = problem.model
     beside = head_parameters(model, vocab) + mtp_parameters(model)  # type: ignore[arg-type]
-    pieces = [layer_parameters(model, kind) for kind in work.kinds]
+    pieces = [layer_parameters(model, kind) for kind in model.layer_kinds]
     pieces.append(embedding_parameters(model, vocab))  # type: ignore[arg-type]
     pieces += [beside + embedding_copies(model, vocab), beside]  # type: ignore[arg-type]
     sharded = np.empty((len(pieces), np.size(vocab)))
@@ -202,9 +192,11 @@ def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Values) -> Values:
     return send_s(size, slowest, max(n.step_latency_s for n in networks))
 
 
-def _memory(problem: Problem, work: Work, counts: ParameterCounts, dp_mode: str) -> dict[str, Floats]:
+def _memory(
+    problem: Problem, work: Work, sizes: Sizes, counts: ParameterCounts, dp_mode: str
+) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
-    model, stack, sizes = problem.model, problem.stack, work.sizes
+    model, stack = problem.model, problem.stack
     held = states.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS))
     precision, rows = problem.workload.precision, held.shape[1]
     layer = {

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
 from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
+from planner.cost.networks import NO_ADAPTER_BYTES_PER_S
 from planner.cost.parameters import padded_vocab
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH
 from planner.cost.states import WEIGHT_BYTES

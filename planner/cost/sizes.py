@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,6 +58,11 @@ class Sizes:
             optimizer_shard_size=float(problem.stack.optimizer_shard_size or "inf"),
             expert_load=expert_load(problem),
         )
+
+    @cached_property
+    def of_one_replica(self) -> Sizes:
+        """The same without data parallelism, which changes nothing about the work of a micro-batch."""
+        return replace(self, dp=self.ones)
 
     @cached_property
     def ones(self) -> Values:

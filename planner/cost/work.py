@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
+from planner.cost.identity import remembered
 from planner.cost.launches import launches
 from planner.cost.operators import (
     Matmul,
@@ -64,7 +65,6 @@ class LayerWork:
 class Work:
     """Products and traffic of all pieces, for every choice of degrees."""
 
-    sizes: Sizes
     vocab: Values
     """Padded vocabulary."""
     kinds: tuple[LayerKind, ...]
@@ -95,7 +95,6 @@ class Work:
             pieces[name] = Piece(group, len(matmuls), column)
             matmuls += group
         return Work(
-            sizes=sizes,
             vocab=vocab,
             kinds=kinds,
             pieces=pieces,
@@ -112,3 +111,9 @@ class Work:
             embedding=embedding_traffic(model, sizes),
             head=head_traffic(model, stack, vocab, sizes),
         )
+
+
+@remembered
+def work_of_one(problem: Problem, sizes: Sizes, vocab: float) -> Work:
+    """The work of a single choice of degrees; choices that part a micro-batch alike share it."""
+    return Work.of(problem, sizes, vocab)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from planner.cost.class_pricing import fast_domain
+from planner.cost.networks import fast_domain
 from planner.cost.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from planner.cost.class_pricing import NO_ADAPTER_BYTES_PER_S
 from planner.cost.collectives import TRANSPORT_LATENCY_S, transport_rate
+from planner.cost.networks import NO_ADAPTER_BYTES_PER_S
 from planner.cost.parameters import (
     embedding_parameters,
     head_parameters,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import tables
-from planner.cost.class_pricing import network_of
 from planner.cost.collectives import collective_s, inside_s
 from planner.cost.grid import LogGrid
+from planner.cost.networks import network_of
 from planner.cost.placement import spread_group
 from tests.planner.cost.problems import problem
 

@@ -1,0 +1,86 @@
+"""Point-to-point transfers of activations between stages, inside a node and over the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
+from planner.cost.elementwise import Values, minimum
+from planner.cost.hops import INSIDE_LATENCY_S
+from planner.cost.identity import remembered
+from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
+from planner.cost.operators import HALF
+from planner.cost.oversubscription import send_rate_left
+from planner.cost.prices import Floats
+from planner.cost.profiles import value_bytes
+from planner.cost.sizes import Sizes
+from planner.data.problem import Problem
+
+
+def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
+    """Point-to-point transfers of an activation: A / t with sequence parallelism, else A by every rank.
+
+    Stacks that part it send A / t as well and gather it at the receiver.
+    All chips of a node that belong to one stage send at once, so each has its share of the adapters.
+    """
+    num = len(problem.cluster.classes)
+    tokens = sizes.tokens / sizes.tp if problem.stack.p2p_partitioned else sizes.norm_tokens
+    size = tokens * problem.model.hidden_size * value_bytes(problem)
+    if problem.stack.p2p_sends_mask:
+        # Forward only: half of it stands for each way.
+        size = size + sizes.seq_length**2 * HALF / 2
+    links = _links(problem)
+    sends = np.empty((rows, num, num))
+    inside = np.empty((rows, num))
+    for a in range(num):
+        network = network_of(problem, a)
+        inside[:, a] = send_s(size, network.link_bytes_per_s, INSIDE_LATENCY_S)
+        for b in range(num):
+            sends[:, a, b] = _send_between(links[a][b], sizes, size)
+    return {"send_s": sends, "send_inside_s": inside}
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What carries activations between two classes, or within one, from node to node."""
+
+    bytes_per_s: float
+    """Rate of a node, or of a chip."""
+    latency_s: float
+    most_senders: float
+    """Most chips that share the rate: those of a node, or a chip alone."""
+    is_measured: bool
+    """Whether the rate is what messages reached, so that nothing is left to take off."""
+
+
+@remembered
+def _links(problem: Problem) -> tuple[tuple[_Link, ...], ...]:
+    """Links [class from][class to]."""
+    classes = range(len(problem.cluster.classes))
+    return tuple(tuple(_link(problem, a, b) for b in classes) for a in classes)
+
+
+def _link(problem: Problem, a: int, b: int) -> _Link:
+    first, second = network_of(problem, a), network_of(problem, b)
+    if a == b and first.domain_chips > first.chips_per_node:
+        return _Link(first.link_bytes_per_s, first.latency_s, 1.0, is_measured=False)
+    rate, latency, transport = problem.cluster.link_between(a, b)
+    rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
+    chips = max(first.chips_per_node, second.chips_per_node)
+    if problem.cluster.rate_is_measured(a, b):
+        return _Link(rate, latency, chips, is_measured=True)
+    if a == b:
+        one = problem.cluster.classes[a]
+        rate *= send_rate_left(one.num_nodes, one.nodes_per_switch or float("inf"), one.oversubscription)
+    rate = transport_rate(rate, transport)
+    return _Link(rate, latency + TRANSPORT_LATENCY_S[transport], chips, is_measured=False)
+
+
+def _send_between(link: _Link, sizes: Sizes, size: Values) -> Values:
+    """A transfer between chips of two classes over the network [s]."""
+    senders = minimum(link.most_senders, sizes.stage_chips)
+    if link.is_measured:
+        return link.latency_s + size * senders / link.bytes_per_s
+    return send_s(size, link.bytes_per_s / senders, link.latency_s)
