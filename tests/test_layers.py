@@ -23,7 +23,8 @@ LAYERS = (
     ("planner.search",),
     ("planner.launchers", "planner.report", "planner.leaving"),
     ("planner.api",),
-    ("planner.batch", "planner.calibrate", "planner.explain"),
+    ("planner.explain",),
+    ("planner.batch", "planner.calibrate"),
     ("planner.cli", "planner.commands"),
 )
 """From the ground up. A module imports from its own package and from lower layers, never from a neighbour."""

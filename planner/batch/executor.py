@@ -16,6 +16,8 @@ class Task:
     key: str
     problem_text: str
     limits: Limits
+    ask_text: str | None = None
+    """What is asked beside the best plan, as JSON."""
 
 
 class Executor(Protocol):

@@ -26,7 +26,7 @@ GRACE_S = 30.0
 """A search that ignores its time limit for this long beyond half as much again is killed [s]; a guess."""
 
 
-Kind = Literal["plan", "node_loss", "growth", "sweep", "fleet_split"]
+Kind = Literal["plan", "node_loss", "growth", "sweep", "fleet_split", "robustness"]
 """One plan; or a study, which asks for the plan as it stands and for variants of it."""
 
 
@@ -80,6 +80,10 @@ class JobSpec(Wishes):
     """What is asked."""
     lose: int | None = Field(default=None, ge=1)
     """Of `node_loss`: each class without 1 to this many nodes. [default: 1]"""
+    within: float | None = Field(default=None, ge=0)
+    """Of `node_loss`: how much slower than the best the plan may be that changes least. [default: 0.05]"""
+    draws: int | None = Field(default=None, ge=1, le=10_000)
+    """Of `robustness`: how often chip, link and memory numbers are drawn. [default: 20]"""
     candidates: tuple[Candidate, ...] | None = None
     """Of `growth`: what may be bought; each is added alone."""
     values: dict[str, tuple[int, ...]] | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.batch.ask import Ask
 from planner.batch.job_spec import JobSpec, Limits, job_spec, limits_of
 from planner.batch.key import job_key, refused_key
 from planner.batch.records import Records
@@ -47,7 +48,7 @@ class Job:
         Why there is no problem.
     asked
         Model, cluster and target as the entry names them.
-    study, variant, nodes_changed, price_usd, share
+    study, variant, nodes_changed, price_usd, share, ask
         Of a job that a study made: see `what_if.Variant`.
     """
 
@@ -62,6 +63,7 @@ class Job:
     nodes_changed: int | None = None
     price_usd: float | None = None
     share: dict[str, Any] | None = None
+    ask: Ask | None = None
 
 
 def read_jobs(path: str | Path) -> tuple[Job, ...]:
@@ -179,7 +181,7 @@ def _variant(study: str, variant: Variant, spec: JobSpec, where: str, names: dic
     if variant.problem is None:
         job = _refused(title, variant.refused or "", {"target": spec.target})
     else:
-        job = _sound(title, variant.problem, limits_of(spec, variant.problem.options))
+        job = _sound(title, variant.problem, limits_of(spec, variant.problem.options), variant.ask)
     return replace(
         job,
         study=study,
@@ -190,8 +192,8 @@ def _variant(study: str, variant: Variant, spec: JobSpec, where: str, names: dic
     )
 
 
-def _sound(name: str, problem: Problem, limits: Limits) -> Job:
-    return Job(name, job_key(problem), limits, problem.model_copy(update={"name": name}))
+def _sound(name: str, problem: Problem, limits: Limits, ask: Ask | None = None) -> Job:
+    return Job(name, job_key(problem, ask), limits, problem.model_copy(update={"name": name}), ask=ask)
 
 
 def _refused(name: str, reason: str, asked: dict[str, str | None]) -> Job:

@@ -6,9 +6,10 @@ import hashlib
 import json
 from typing import Any
 
+from planner.batch.ask import Ask
 from planner.batch.revision import revision
 from planner.data import load
-from planner.data.problem import Problem
+from planner.data.problem import Problem, ProblemFile
 
 _NO_PART_OF_THE_QUESTION: Any = {
     "name": True,
@@ -26,11 +27,17 @@ _NO_PART_OF_THE_QUESTION: Any = {
 a limit cut is solved again when a later batch allows more."""
 
 
-def job_key(problem: Problem) -> str:
-    """Hash of a problem, its options and this program; equal for what has the same answer."""
-    file = load.problem_file(problem)
-    values = file.model_dump(mode="json", exclude=_NO_PART_OF_THE_QUESTION)
-    return _hashed([revision(), values])
+def job_key(problem: Problem, ask: Ask | None = None) -> str:
+    """Hash of a problem, its options, what is asked and this program; equal for what has the same answer."""
+    values: list[Any] = [revision(), _values(load.problem_file(problem))]
+    if ask is not None:
+        values.append(ask.model_dump(mode="json", exclude={"base"}))
+        values.append(ask.base and _values(ask.base))
+    return _hashed(values)
+
+
+def _values(file: ProblemFile) -> dict[str, Any]:
+    return file.model_dump(mode="json", exclude=_NO_PART_OF_THE_QUESTION)
 
 
 def refused_key(values: Any) -> str:

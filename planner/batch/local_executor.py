@@ -109,7 +109,7 @@ class _Worker:
             self._start()
         self.task, self._begun_s = task, time.monotonic()
         assert self.process is not None and self.process.stdin is not None
-        message = encoded_task(task.key, task.problem_text, task.limits)
+        message = encoded_task(task)
         # Where the pipe is broken the process has died, and the end of its output says so as well.
         with contextlib.suppress(BrokenPipeError):
             while message:

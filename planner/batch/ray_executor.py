@@ -15,7 +15,6 @@ from typing import Any
 
 from planner.batch.answer import Answer, failure
 from planner.batch.executor import Task
-from planner.batch.job_spec import Limits
 from planner.batch.revision import revision
 from planner.batch.worker import ONE_THREAD
 from planner.errors import InstanceError
@@ -72,8 +71,7 @@ class RayExecutor:
 
     def submit(self, task: Task) -> None:
         """Hand a task to the cluster."""
-        limits = task.limits
-        reference = self._remote.remote(task.key, task.problem_text, limits, revision())
+        reference = self._remote.remote(task, revision())
         self._tasks[reference] = _Running(task)
 
     def wait(self, timeout_s: float) -> list[Answer]:
@@ -126,10 +124,10 @@ class _Running:
         return limit_s is not None and now_s - self.begun_s > QUEUED_PER_CORE * limit_s
 
 
-def _solve(key: str, problem_text: str, limits: Limits, wanted: str) -> Answer:
+def _solve(task: Task, wanted: str) -> Answer:
     """Answer a question on a machine of the cluster, which must run the program that asks."""
     from planner.batch.solving import solve
 
     if revision() != wanted:
-        return failure(key, "fault", OTHER_PROGRAM.format(machine=platform.node()))
-    return solve(key, problem_text, limits)
+        return failure(task.key, "fault", OTHER_PROGRAM.format(machine=platform.node()))
+    return solve(task)

@@ -22,6 +22,8 @@ from planner.errors import InstanceError
 FIELDS = (
     "name", "key", "study", "variant", "share", "nodes_changed", "price_usd", "step_change",
     "tokens_per_s_change", "gain_per_node", "gain_per_million_usd",
+    "behind_best", "loaded_fraction", "change",
+    "fits_fraction", "best_fraction", "mean_loss", "worst_loss", "robustness",
     "model", "cluster", "target", "seq_length", "global_batch_size", "precision",
     "nodes", "chips", "usd_per_hour", "status", "termination", "step_s", "bound_s", "gap",
     "tokens_per_s", "mfu", "usd_per_million_tokens", "chips_used", "peak_memory_gib", "error_band", "plan",

@@ -151,7 +151,8 @@ class Batch:
                 self._take(failure(key, "input", job.refused or "refused"))
             else:
                 text = load.problem_file(job.problem).model_dump_json()
-                executor.submit(Task(key, text, job.limits))
+                ask_text = None if job.ask is None else job.ask.model_dump_json()
+                executor.submit(Task(key, text, job.limits, ask_text))
                 self._running.add(key)
 
     def _set_aside(self, key: str) -> None:

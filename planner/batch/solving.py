@@ -15,6 +15,8 @@ from typing import Any
 
 from planner import api
 from planner.batch.answer import Answer, failure
+from planner.batch.ask import Ask, answered
+from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
 from planner.batch.pack import packed
 from planner.data import load
@@ -29,16 +31,22 @@ _MEMORY = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_A
 """On Linux what the process has written to or may write to; mapped libraries do not count."""
 
 
-def solve(key: str, problem_text: str, limits: Limits) -> Answer:
-    """Plan a problem within the limits of its job.
+def solve(task: Task) -> Answer:
+    """Answer a job within its limits.
 
     Whatever is wrong with the question, or goes beyond a limit, is an answer too; a bug of ours is none
     and ends the worker.
     """
     started_s = time.monotonic()
+    key, limits = task.key, task.limits
+    more: dict[str, Any] = {}
     try:
         with _memory_limit(limits.memory_gib):
-            result = api.plan(_problem(problem_text, limits))
+            problem = _problem(task.problem_text, limits)
+            if task.ask_text is None:
+                result = api.plan(problem)
+            else:
+                result, more = answered(problem, Ask.model_validate_json(task.ask_text))
     except InstanceError as refusal:
         return failure(key, "input", str(refusal))
     except PlannerError as fault:
@@ -47,7 +55,7 @@ def solve(key: str, problem_text: str, limits: Limits) -> Answer:
         seconds = time.monotonic() - started_s
         limit = "this machine has" if limits.memory_gib is None else f"its {limits.memory_gib:g} GiB"
         return failure(key, "memory", f"needs more memory than {limit}", seconds=seconds)
-    return Answer(key, None, facts_of(result), packed(without_problem(result).model_dump_json()))
+    return Answer(key, None, facts_of(result) | more, packed(without_problem(result).model_dump_json()))
 
 
 def _problem(text: str, limits: Limits) -> Problem:

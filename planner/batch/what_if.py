@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from planner.batch.ask import DRAWS, WITHIN, Ask
 from planner.batch.job_spec import Candidate, JobSpec
 from planner.data import load
-from planner.data.changes import resized, with_nodes
+from planner.data.changes import resized, with_named_hosts, with_nodes
 from planner.data.cluster import NodeClass
 from planner.data.problem import Problem
 from planner.errors import InstanceError
+from planner.leaving import portable
 
 BASE = "as it stands"
 """Name of the variant that changes nothing."""
@@ -39,6 +41,8 @@ class Variant:
         Price of what is bought [$].
     share
         Of a fleet split: the training, its nodes of every class, and how its tokens count.
+    ask
+        What is asked beside the best plan.
     """
 
     name: str
@@ -47,13 +51,18 @@ class Variant:
     nodes_changed: int = 0
     price_usd: float | None = None
     share: dict[str, Any] | None = None
+    ask: Ask | None = None
 
 
 def variants(spec: JobSpec, problem: Problem, where: str) -> Iterator[Variant]:
     """The problem as it stands, then everything that the study changes in it, one change at a time."""
     yield Variant(BASE, problem)
     if spec.kind == "node_loss":
-        yield from _losses(problem, spec.lose or 1, where)
+        within = WITHIN if spec.within is None else spec.within
+        yield from _losses(problem, spec.lose or 1, within, where)
+    elif spec.kind == "robustness":
+        ask = Ask(kind="robust", draws=spec.draws or DRAWS)
+        yield Variant(f"under {ask.draws} draws", problem, ask=ask)
     elif spec.kind == "growth":
         for candidate in spec.candidates or ():
             yield _bought(problem, candidate, where)
@@ -75,7 +84,12 @@ def check_study(spec: JobSpec, where: str) -> None:
         With the field that is missing or out of place.
     """
     needs = {"growth": "candidates", "sweep": "values", "fleet_split": "trainings"}
-    own = {"lose": "node_loss", "node_step": "fleet_split", **{field: kind for kind, field in needs.items()}}
+    own = {field: kind for kind, field in needs.items()} | {
+        "lose": "node_loss",
+        "within": "node_loss",
+        "draws": "robustness",
+        "node_step": "fleet_split",
+    }
     for field, kind in own.items():
         given = getattr(spec, field)
         if kind != spec.kind and given is not None:
@@ -105,8 +119,10 @@ def _checked(
     return Variant(name, sound, None, nodes_changed, price_usd)
 
 
-def _losses(problem: Problem, most: int, where: str) -> Iterator[Variant]:
-    """Each class without its last 1 to `most` nodes."""
+def _losses(problem: Problem, most: int, within: float, where: str) -> Iterator[Variant]:
+    """Each class without its last 1 to `most` nodes: the best plan, and the one that changes least."""
+    named = with_named_hosts(problem)
+    ask = Ask(kind="least_change", base=load.problem_file(portable(named)), within=within)
     for i, node_class in enumerate(problem.cluster.classes):
         for lost in range(1, min(most, node_class.num_nodes) + 1):
             name = f"without {lost} {'node' if lost == 1 else 'nodes'} of {node_class.name}"
@@ -115,7 +131,13 @@ def _losses(problem: Problem, most: int, where: str) -> Iterator[Variant]:
                 yield Variant(name, None, f"{where}: {name} nothing is left", -lost)
             else:
                 changed = problem.model_copy(update={"cluster": smaller})
-                yield _checked(name, changed, where, nodes_changed=-lost)
+                best = _checked(name, changed, where, nodes_changed=-lost)
+                yield best
+                if best.problem is not None:
+                    left = with_nodes(named.cluster, i, node_class.num_nodes - lost)
+                    assert left is not None
+                    same = best.problem.model_copy(update={"cluster": left})
+                    yield Variant(f"{name}, changing least", same, None, -lost, ask=ask)
 
 
 def _bought(problem: Problem, candidate: Candidate, where: str) -> Variant:

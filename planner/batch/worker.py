@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from planner.batch.answer import Answer
+from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
 
 ONE_THREAD = {
@@ -31,9 +32,15 @@ READY = b"ready"
 """First message of a worker, once it has imported everything."""
 
 
-def encoded_task(key: str, problem_text: str, limits: Limits) -> bytes:
+def encoded_task(task: Task) -> bytes:
     """A job as a message."""
-    return json.dumps({"key": key, "problem": problem_text, "limits": asdict(limits)}).encode() + b"\n"
+    return json.dumps(asdict(task)).encode() + b"\n"
+
+
+def decoded_task(line: bytes) -> Task:
+    """The job of a message."""
+    values: dict[str, Any] = json.loads(line)
+    return Task(**{**values, "limits": Limits(**values["limits"])})
 
 
 def encoded_answer(answer: Answer) -> bytes:
@@ -67,9 +74,7 @@ def main() -> None:
     answers.write(READY + b"\n")
     answers.flush()
     while True:
-        task = json.loads(tasks.get())
-        answer = solve(task["key"], task["problem"], Limits(**task["limits"]))
-        answers.write(encoded_answer(answer))
+        answers.write(encoded_answer(solve(decoded_task(tasks.get()))))
         answers.flush()
 
 

@@ -23,8 +23,22 @@ if TYPE_CHECKING:
 WIDE = 120
 """From this width on a plan is shown whole, not its degrees alone."""
 
-_CHANGES = (("change", "tokens_per_s_change"), ("a node", "gain_per_node"), ("a M$", "gain_per_million_usd"))
+_CHANGES = (
+    ("change", "tokens_per_s_change"),
+    ("a node", "gain_per_node"),
+    ("a M$", "gain_per_million_usd"),
+    ("behind", "behind_best"),
+    ("loads", "loaded_fraction"),
+    ("best in", "best_fraction"),
+    ("loses", "worst_loss"),
+)
 """Columns of studies: heading and field."""
+
+_SIGNED = ("change", "a node", "a M$")
+"""Those of them that may be gains or losses."""
+
+_WITH_PARTS = ("share", "change", "robustness")
+"""Fields whose values have parts of their own."""
 
 
 def run(
@@ -56,11 +70,15 @@ def run(
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
         writer.writeheader()
-        share = ({"share": json.dumps(row["share"])} if row["share"] else {} for row in rows)
-        writer.writerows(row | text for row, text in zip(rows, share, strict=True))
+        writer.writerows(map(_flat, rows))
     else:
         screen.show(results_table(rows))
     return ExitCode.PLAN
+
+
+def _flat(row: Row) -> Row:
+    """A row whose values with parts of their own are JSON, for a table of plain columns."""
+    return row | {field: json.dumps(row[field]) for field in _WITH_PARTS if row[field] is not None}
 
 
 def _write_parquet(rows: Sequence[Row], path: Path) -> None:
@@ -72,7 +90,7 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
         raise InstanceError(
             "needs pyarrow; install it with `pip install 'hetplan[table]'`", "--parquet"
         ) from None
-    texts = [row | {"share": json.dumps(row["share"]) if row["share"] else None} for row in rows]
+    texts = [_flat(row) for row in rows]
     columns = {field: [row[field] for row in texts] for field in FIELDS}
     beside = path.with_name(f".{path.name}.tmp")
     try:
@@ -102,6 +120,7 @@ def results_table(rows: Sequence[Row]) -> Table:
     table.add_column("plan, or what happened", overflow="fold", min_width=16)
     for row in rows:
         plan = row["plan"] and (row["plan"] if wide else row["plan"].split(";")[0])
+        texts = [text for text in (row["message"], plan) if text]
         cells = {
             "step": "-" if row["step_s"] is None else predicted(row["step_s"], row["error_band"] or 0.0),
             "gap": "-" if row["gap"] is None else format_percent(row["gap"]),
@@ -111,7 +130,14 @@ def results_table(rows: Sequence[Row]) -> Table:
             row["name"],
             row["termination"] if row["status"] == "done" else row["status"],
             *(cells[heading] for heading in plain),
-            *("-" if row[field] is None else f"{100 * row[field]:+.1f}%" for _, field in changes),
-            screen.one_line(plan or row["message"] or ""),
+            *(_share(heading, row[field]) for heading, field in changes),
+            screen.one_line("; ".join(texts if wide else texts[:1])),
         )
     return table
+
+
+def _share(heading: str, value: float | None) -> str:
+    """A fraction as a percentage, with its sign where it is a gain or a loss."""
+    if value is None:
+        return "-"
+    return f"{100 * value:+.1f}%" if heading in _SIGNED else f"{100 * value:.1f}%"

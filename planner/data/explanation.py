@@ -137,6 +137,8 @@ class RobustPlan(Data):
     """The plan in words."""
     chosen: bool
     """Whether it is the most robust."""
+    nominal: bool
+    """Whether it is the best by the numbers as they are."""
     step_s: float
     """Predicted step time by the numbers as they are [s]."""
     worst_step_s: float | None
@@ -158,6 +160,27 @@ class Robustness(Data):
     """How often the numbers were drawn."""
     plans: tuple[RobustPlan, ...]
     """The candidates: the nominal plans, and the best plan of every draw."""
+
+
+class Change(Data):
+    """What a plan changes of the one in use, where the cluster has changed."""
+
+    within: float
+    """How much slower than the best plan it was allowed to be: 0.05 is 5%."""
+    behind_best: float
+    """Its step time over that of the best plan, minus 1."""
+    degrees_changed: tuple[str, ...]
+    """Of tp, cp, ep, pp and vp those that differ."""
+    keeps_classes: bool
+    """Whether every stage lies on the class of nodes on which it lay."""
+    loaded_fraction: float
+    """Of the parameters on all hosts, each counted once a host, those that their host must load."""
+    best_loaded_fraction: float
+    """The same of the best plan."""
+    layers_loaded: int
+    """Layers that some host must load."""
+    words: str
+    """All that it decides otherwise, in words."""
 
 
 class Economy(Data):

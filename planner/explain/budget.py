@@ -24,9 +24,14 @@ class Budget:
         self._started_s = time.monotonic() - spent_s
 
     @property
+    def spent_s(self) -> float:
+        """Time that counts against the limit so far [s]."""
+        return time.monotonic() - self._started_s
+
+    @property
     def left_s(self) -> float | None:
         """Until the limit [s]; None without one."""
-        return None if self._limit_s is None else self._limit_s - (time.monotonic() - self._started_s)
+        return None if self._limit_s is None else self._limit_s - self.spent_s
 
     @property
     def is_up(self) -> bool:

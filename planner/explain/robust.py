@@ -112,7 +112,7 @@ def most_robust(
         best = max(sound, key=lambda i: (_fits(judged[i]), -nominal[i].step_s))
     fastest_s = [min(_or_infinity(judged[i].steps_s[k]) for i in sound) for k in range(count)]
     table = tuple(
-        _row(judged[i], nominal[i].step_s, fastest_s, chosen=i == best)
+        _row(judged[i], nominal[i].step_s, fastest_s, chosen=i == best, nominal=i == 0)
         for i in sorted(sound, key=lambda i: (i != best, nominal[i].step_s))
     )
     if best == 0:
@@ -175,13 +175,16 @@ def _judge(plan: Plan, drawn: Sequence[Problem]) -> _Judged:
     return _Judged(plan, tuple(None if e.violations else e.step_s for e in evaluations))
 
 
-def _row(judged: _Judged, step_s: float, fastest_s: Sequence[float], *, chosen: bool) -> RobustPlan:
+def _row(
+    judged: _Judged, step_s: float, fastest_s: Sequence[float], *, chosen: bool, nominal: bool
+) -> RobustPlan:
     pairs = [(step, least) for step, least in zip(judged.steps_s, fastest_s, strict=True) if step is not None]
     losses = [step / least - 1 for step, least in pairs]
     return RobustPlan(
         words=f"{words.degrees_of(judged.plan)}; {words.chip_runs(judged.plan)}; "
         f"layers {words.layer_runs(judged.plan)}",
         chosen=chosen,
+        nominal=nominal,
         step_s=step_s,
         worst_step_s=judged.worst_s,
         fits_fraction=_fits(judged),

@@ -189,6 +189,6 @@ def test_example_of_the_readme_is_a_jobs_file(tmp_path: Path) -> None:
     (example,) = [block for block in text.split("```") if block.startswith("yaml\nschema: hetplan/jobs/v1")]
     jobs = read(tmp_path, example.removeprefix("yaml\n"))
     assert [job.refused for job in jobs if job.refused] == []
-    assert {job.study for job in jobs} >= {"spares", "purchase", "batches", "fleet"}
-    assert len(jobs) == 2 + 3 + 3 + 4 + 2 * 5 + 8
+    assert {job.study for job in jobs} >= {"spares", "sure", "purchase", "batches", "fleet"}
+    assert len(jobs) == 2 + (1 + 2 * 2) + 2 + 3 + 4 + 2 * 5 + 8
     assert {"llama3-8b-h100-8", "tight"} <= {job.name for job in jobs}  # compared below it

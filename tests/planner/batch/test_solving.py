@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
 from planner.batch.solving import facts_of, plan_in_words, solve
 from planner.data import load
@@ -38,24 +39,24 @@ def test_what_goes_wrong_is_a_failure_with_its_cause(
     monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str, words: str
 ) -> None:
     replace_search(monkeypatch, raising(error))
-    found = solve("k", text(), Limits(memory_gib=3))
+    found = solve(Task("k", text(), Limits(memory_gib=3)))
     assert (found.cause, found.facts["message"], found.result) == (cause, words, None)
 
 
 def test_running_out_of_memory_without_a_limit_blames_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_search(monkeypatch, raising(MemoryError()))
-    assert solve("k", text(), Limits()).facts["message"] == "needs more memory than this machine has"
+    assert solve(Task("k", text(), Limits())).facts["message"] == "needs more memory than this machine has"
 
 
 def test_bug_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_search(monkeypatch, raising(KeyError("oops")))
     with pytest.raises(KeyError):
-        solve("k", text(), Limits())
+        solve(Task("k", text(), Limits()))
 
 
 def test_that_there_is_no_plan_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_both(monkeypatch, lambda problem: without_plan(problem, "infeasible", "12 GiB short"))
-    found = solve("k", text(), Limits())
+    found = solve(Task("k", text(), Limits()))
     assert found.cause is None
     assert (found.facts["termination"], found.facts["message"]) == ("infeasible", "12 GiB short")
 
@@ -68,7 +69,7 @@ def test_limits_of_the_job_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> 
         return made_up_result(problem)
 
     replace_both(monkeypatch, answer)
-    solve("k", text(), Limits(time_limit_s=7.0))
+    solve(Task("k", text(), Limits(time_limit_s=7.0)))
     assert seen[0].options.time_limit_s == pytest.approx(7.0, abs=1.0)
     assert seen[0].options.workers == 1
 

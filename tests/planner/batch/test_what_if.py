@@ -35,10 +35,31 @@ def test_node_loss_takes_nodes_from_each_class_in_turn(tmp_path: Path) -> None:
     assert [(job.variant, nodes(job)) for job in jobs] == [
         ("as it stands", [("h100-sxm-80gb", 3), ("a100-sxm-80gb", 1)]),
         ("without 1 node of h100-sxm-80gb", [("h100-sxm-80gb", 2), ("a100-sxm-80gb", 1)]),
+        ("without 1 node of h100-sxm-80gb, changing least", [("h100-sxm-80gb", 2), ("a100-sxm-80gb", 1)]),
         ("without 2 nodes of h100-sxm-80gb", [("h100-sxm-80gb", 1), ("a100-sxm-80gb", 1)]),
+        ("without 2 nodes of h100-sxm-80gb, changing least", [("h100-sxm-80gb", 1), ("a100-sxm-80gb", 1)]),
         ("without 1 node of a100-sxm-80gb", [("h100-sxm-80gb", 3)]),
+        ("without 1 node of a100-sxm-80gb, changing least", [("h100-sxm-80gb", 3)]),
     ]
-    assert {job.study for job in jobs} == {"s"} and len({job.key for job in jobs}) == 4
+    assert {job.study for job in jobs} == {"s"} and len({job.key for job in jobs}) == 7
+
+
+def test_hosts_keep_their_names_where_the_least_change_is_asked(tmp_path: Path) -> None:
+    """The first class loses a host; those of the second are numbered after it and must not move up."""
+    jobs = read(tmp_path, "kind: node_loss")
+    (loss,) = [job for job in jobs if job.variant == "without 1 node of h100-sxm-80gb, changing least"]
+    assert loss.problem is not None and loss.ask is not None and loss.ask.base is not None
+    assert loss.problem.cluster.hosts_of(1) == ("node003",)
+    assert loss.ask.base.cluster.hosts_of(1) == ("node003",)  # type: ignore[union-attr]
+
+
+def test_robustness_asks_for_the_plan_as_it_stands_and_under_draws(tmp_path: Path) -> None:
+    jobs = read(tmp_path, "kind: robustness, draws: 7")
+    assert [job.variant for job in jobs] == ["as it stands", "under 7 draws"]
+    assert jobs[0].problem == jobs[1].problem or jobs[0].name != jobs[1].name
+    assert jobs[0].key != jobs[1].key and jobs[1].ask is not None and jobs[1].ask.draws == 7
+    other = read(tmp_path, "kind: robustness, draws: 8")
+    assert other[0].key == jobs[0].key and other[1].key != jobs[1].key
 
 
 def test_loss_of_the_only_node_is_kept_as_a_refused_job(tmp_path: Path) -> None:
@@ -54,7 +75,7 @@ def test_hosts_of_lost_nodes_go_from_the_end(tmp_path: Path) -> None:
         " nic_gbit_per_s: 400, hosts: [x, y, z]}]}"
     )
     text = jobs_text(jobs=[f"{{problem: llama3-8b-h100-8, cluster: {cluster}, kind: node_loss}}"])
-    _, lost = read_jobs(write_jobs(tmp_path, text))
+    _, lost, _ = read_jobs(write_jobs(tmp_path, text))
     assert lost.problem is not None and lost.problem.cluster.hosts_of(0) == ("x", "y")
 
 
