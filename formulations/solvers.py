@@ -1,9 +1,9 @@
 """The only file that sets solver parameters or reads solver status codes.
 
-PuLP builds the programs. HiGHS and SCIP run through OR-Tools' MathOpt, which reads the program as MPS
-and, unlike OR-Tools' ModelBuilder (9.15), keeps the bound when a limit or a gap stops the solver. CBC
-is the one that PuLP ships; it gives no bound unless it proves the optimum. CP-SAT runs the integer
-twins of the formulations, never the MPS file: it would round the continuous variables.
+PuLP builds the programs. HiGHS and SCIP run through OR-Tools' MathOpt (`model_proto`), which, unlike
+OR-Tools' ModelBuilder (9.15), keeps the bound when a limit or a gap stops the solver. CBC is the one that
+PuLP ships; it gives no bound unless it proves the optimum. CP-SAT runs the integer twins of the
+formulations, never the linear programs: it would round the continuous variables.
 
 Left out: warm starts; every program here is small.
 """
@@ -14,15 +14,14 @@ import datetime
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pulp
 
+from formulations.model_proto import model_proto
 from formulations.options import SolveOptions, Status
 from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
@@ -66,18 +65,15 @@ def solve(model: pulp.LpProblem, options: SolveOptions) -> Solution:
     if options.solver == "cp_sat":
         raise SolverError("CP-SAT solves the integer twin of a formulation, not its linear program")
     if model.sense != pulp.LpMinimize:
-        raise SolverError("every formulation minimises: the MPS file loses a maximisation's sense")
+        raise SolverError("every formulation minimises; turn the signs of this one")
     if options.solver == "cbc":
         return _solve_cbc(model, options)
     return _solve_mathopt(model, options)
 
 
 def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
-    from ortools.math_opt.io.python import mps_converter
     from ortools.math_opt.python import mathopt
 
-    proto = mps_converter.mps_to_model_proto(_mps_text(model))
-    proto.objective.offset = float(model.objective.constant)  # the MPS file of PuLP 3.3 lacks it
     kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
     parameters = mathopt.SolveParameters(
         relative_gap_tolerance=options.gap,
@@ -87,7 +83,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
         time_limit=_limit(options),
         node_limit=options.node_limit,
     )
-    program = mathopt.Model.from_model_proto(proto)
+    program = mathopt.Model.from_model_proto(model_proto(model))
     with _stdout_to_stderr(silence=True):
         try:
             result = mathopt.solve(program, kinds[options.solver], params=parameters)
@@ -119,13 +115,6 @@ def _limit(options: SolveOptions) -> datetime.timedelta | None:
     if options.time_limit_s is None:
         return None
     return datetime.timedelta(seconds=max(options.time_limit_s, 1e-3))
-
-
-def _mps_text(model: pulp.LpProblem) -> str:
-    with tempfile.TemporaryDirectory(prefix="hetplan-") as folder:
-        path = Path(folder) / "program.mps"
-        model.writeMPS(str(path))
-        return path.read_text()
 
 
 def _solve_cbc(model: pulp.LpProblem, options: SolveOptions) -> Solution:

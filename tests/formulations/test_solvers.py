@@ -52,7 +52,7 @@ def test_optimum_bound_and_values_come_back_with_the_constant_of_the_objective(s
     solution = solvers.solve(two_items(), SolveOptions(solver=solver))
     assert solution.status == "optimal"
     assert solution.objective == pytest.approx(5, abs=1e-9)
-    # PuLP 3.3 writes no constant into an MPS file: the bound once lacked the 20 of this objective.
+    # The bound once lacked the 20 of this objective.
     assert solution.bound == pytest.approx(5, abs=1e-9)
     assert (solution.integer("x"), solution.integer("y")) == (3, 0)
 
