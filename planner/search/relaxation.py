@@ -44,6 +44,8 @@ class Brackets:
     mu: Floats
     price: Floats
     """[bracket, class]"""
+    best_ms: Floats
+    """[bracket] what is proven of it."""
 
 
 Found = tuple[tuple[int, ...], tuple[int, ...]]
@@ -145,25 +147,30 @@ def relax(
     fewest: Ints,
     most: Ints,
     allowed: NDArray[np.bool_],
-    edges_ms: Floats,
+    low_ms: Floats,
+    high_ms: Floats,
     cutoff_ms: float,
     is_up: Callable[[], bool],
     rounds: int = ROUNDS,
+    floor_ms: Floats | None = None,
 ) -> Relaxed:
     """Bound over all orders with fewest[c] <= k[c] <= most[c] stages on each class.
 
-    No plan whose slowest stage lies beyond the last edge is looked at.
+    No plan whose slowest stage lies outside the brackets is looked at.
 
     Parameters
     ----------
     allowed
         [stage, class]
-    edges_ms
-        Ascending edges of the brackets of the slowest stage.
+    low_ms, high_ms
+        Ascending brackets of the slowest stage.
     is_up
         Whether the time is up; one round is made all the same.
+    floor_ms
+        [bracket] what is proven of it already.
     """
-    low, high, num_layers = edges_ms[:-1], edges_ms[1:], walks.num_layers
+    floor = np.full(len(low_ms), -np.inf) if floor_ms is None else floor_ms
+    low, high, num_layers = low_ms, high_ms, walks.num_layers
     scale = max(num_layers / walks.num_stages, 1.0)
     mu, price = first_prices(walks, most, high, cutoff_ms)
     exact = walks.counter.exact
@@ -196,7 +203,7 @@ def relax(
         if not is_open.all():
             closed_ms = min(closed_ms, float(value[~is_open].min()))
         level.keep(is_open)
-        low, high = low[is_open], high[is_open]
+        low, high, floor = low[is_open], high[is_open], floor[is_open]
         if not is_open.any() or turn + 1 == rounds or is_up():
             break
         if exact:
@@ -207,8 +214,9 @@ def relax(
     latest = tuple(found.items())[::-1][:MAX_FOUND]
     center = level.center
     price = np.zeros((len(center), len(most))) if exact else center[:, 1:] * scale
-    bound_ms = min(closed_ms, float(level.best.min(initial=np.inf)))
-    return Relaxed(bound_ms, latest, closed_ms, Brackets(low, high, center[:, 0], price))
+    best = np.maximum(level.best, floor)
+    bound_ms = min(closed_ms, float(best.min(initial=np.inf)))
+    return Relaxed(bound_ms, latest, closed_ms, Brackets(low, high, center[:, 0], price, best))
 
 
 def part_value(walk: Walk, mu: Floats, price: Floats, num_layers: int, fewest: Ints, most: Ints) -> Floats:

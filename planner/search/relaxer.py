@@ -19,6 +19,7 @@ from planner.search.capacity import slowest_range
 from planner.search.chain import Chain, Counter, build_chain, count_classes, count_nothing
 from planner.search.degrees import DegreeTable
 from planner.search.dual import in_pieces
+from planner.search.other_walks import OneSidedWalks, WeighedWalks
 from planner.search.relaxation import Found, Relaxed, part_value, relax
 from planner.search.tables import Tables
 from planner.search.walks import Ints, StageTables, Walks, least_times
@@ -33,6 +34,15 @@ MAX_KINDS = 60
 COARSE, FINE = 1.02, 1.004
 """Ratio of the edges of a bracket, at first and where that leaves a part open."""
 MAX_BRACKETS = 24
+LONG_PIPELINE = 2
+"""Micro-batches over stages below which other rows are tried first."""
+
+
+def kinds_of_walks(num_microbatches: int, num_stages: int) -> tuple[type[Walks], ...]:
+    """The rows that walks go by, one after the other; the last ones lead to orders worth trying."""
+    if num_microbatches < LONG_PIPELINE * num_stages:
+        return WeighedWalks, OneSidedWalks, Walks
+    return (Walks,)
 
 
 @dataclass(frozen=True)
@@ -108,8 +118,6 @@ class Relaxer:
         low, high = slowest_range(least_times(chain, stage_tables), m, most, cutoff_ms)
         if low >= high:
             return None
-        blocks = not self.problem.stack.p2p_overlap
-        walks = Walks(chain, counter, stage_tables, m, high, most, sends_block=blocks)
         allowed = np.ones((stages, len(used)), dtype=np.bool_)
         for s, c in enumerate(limits.prefix):
             allowed[s] = np.array(used) == c
@@ -118,7 +126,18 @@ class Relaxer:
         ratio = FINE if fine else COARSE
         number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
         edges = np.geomspace(low, high, number + 1)
-        relaxed = relax(walks, fewest, most, allowed, edges, cutoff_ms, self.is_up)
+        brackets, closed_ms, floor_ms = (edges[:-1], edges[1:]), np.inf, None
+        for kind in kinds_of_walks(m, stages):
+            walks = kind(
+                chain, counter, stage_tables, m, high, most, sends_block=not self.problem.stack.p2p_overlap
+            )
+            relaxed = relax(walks, fewest, most, allowed, *brackets, cutoff_ms, self.is_up, floor_ms=floor_ms)
+            closed_ms = min(closed_ms, relaxed.closed_ms)
+            left = relaxed.brackets
+            brackets, floor_ms = (left.low_ms, left.high_ms), left.best_ms
+            if not len(floor_ms) or self.is_up():
+                break
+        relaxed = replace(relaxed, bound_ms=min(relaxed.bound_ms, closed_ms), closed_ms=closed_ms)
         return _Part(walks, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tables.constant_ms)
 
     def _chain(

@@ -57,6 +57,11 @@ class Walk:
 class Walks:
     """Shortest walks of one row of degrees and number of stages."""
 
+    once: Floats
+    twice: Floats
+    slowest: Floats
+    is_short: NDArray[np.bool_]
+
     def __init__(
         self,
         chain: Chain,
@@ -82,7 +87,7 @@ class Walks:
 
     def _price_stages(self, tables: StageTables, widest_ms: float, most: Ints) -> None:
         """Terms of a stage before s, behind s, and of s itself, [stage, kind, n]."""
-        p, m, classes = self.num_stages, self.num_microbatches, self.chain.kind_class
+        classes = self.chain.kind_class
         times = tables.times[classes] + self.chain.kind_blocked_ms[:, None, None]
         fits = np.flatnonzero((times <= widest_ms).any(axis=(0, 1)))
         self.width = int(fits[-1]) + 1 if len(fits) else 2
@@ -95,14 +100,23 @@ class Walks:
         self.times = np.ascontiguousarray(times[:, :, : self.width].transpose(1, 0, 2))
         base = by_stage(tables.follow) * _follow_share(tables, widest_ms, most)[classes][None, :, None]
         base[0] += tables.reduce_first[classes][:, : self.width]
-        q = (p - 1 - np.arange(p))[:, None, None]
+        longer = np.maximum(by_stage(tables.longer), self.times / 2)
+        for name, cost in zip(("once", "twice", "slowest"), self._terms(longer), strict=True):
+            with_base = cost + base
+            with_base[~np.isfinite(with_base)] = np.inf
+            with_base[:, :, 0] = np.inf
+            setattr(self, name, with_base)
+
+    def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
+        """Terms of a stage passed once, of one passed twice and of s itself, [stage, kind, n].
+
+        `longer` is the longer of the two passes of a stage. Stages behind s are passed once if s `is_short`.
+        """
+        m, q = self.num_microbatches, (self.num_stages - 1 - np.arange(self.num_stages))[:, None, None]
         self.is_short = m < q[:, 0, 0] + 2
-        short = self.times + (m - 1) * by_stage(tables.longer) if m > 1 else self.times
+        short = self.times + (m - 1) * longer if m > 1 else self.times
         slowest = np.where(q <= m - 2, np.maximum(m - q, 1) * self.times, short)
-        self.once, self.twice, self.slowest = self.times + base, 2 * self.times + base, slowest + base
-        for cost in (self.once, self.twice, self.slowest):
-            cost[~np.isfinite(cost)] = np.inf
-            cost[:, :, 0] = np.inf
+        return self.times, 2 * self.times, slowest
 
     def _sources(self, before: Ints) -> Ints:
         """Entry of the values before, for every step into a point and state: [point, state, k]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise, product
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ from planner.search import relaxer as relaxing
 from planner.search.chain import build_chain, count_classes
 from planner.search.degrees import list_degrees
 from planner.search.orders import all_orders
+from planner.search.other_walks import OneSidedWalks, WeighedWalks
 from planner.search.relaxer import Limits, Relaxer
 from planner.search.tables import Tables
+from planner.search.walks import Walks
 from planner.units import MS
 from tests.random_problems import random_problem
 
@@ -140,3 +142,33 @@ def test_the_lattice_ends_where_every_class_has_its_stages() -> None:
     counter = count_classes(3, (1, 0), (2, 2))
     ends = {tuple(int(k) for k in point) for point in counter.points[-1][counter.may_end]}
     assert ends == {(1, 2), (2, 1)}
+
+
+@pytest.mark.parametrize("kind", [Walks, OneSidedWalks, WeighedWalks])
+def test_no_row_alone_exceeds_any_plan(kind: type[Walks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of walk by itself, on pipelines of more and of fewer stages than micro-batches."""
+    monkeypatch.setattr(relaxing, "kinds_of_walks", lambda num_microbatches, num_stages: (kind,))
+    compared = 0
+    for seed in range(520, 526):
+        problem = random_problem(seed, most_layers=12, num_classes=2 + seed % 2)
+        table = list_degrees(problem)
+        if not len(table) or problem.model.num_layers < 4:
+            continue
+        prices = price(problem, table.degrees)
+        tables = Tables(problem, prices, table)
+        relaxer = Relaxer(problem, prices, table, tables)
+        rng = np.random.default_rng(seed)
+        for choice in rng.integers(len(table), size=4).tolist():
+            most = tuple(int(k) for k in table.max_stages[choice])
+            stages = min(sum(most), problem.model.num_layers)
+            orders = [o for o in islice(product(range(len(most)), repeat=stages), 200)]
+            orders = [o for o in orders if all(o.count(c) <= k for c, k in enumerate(most))]
+            least_s = min((best_of_order_s(tables, choice, o, rng) for o in orders[:20]), default=np.inf)
+            if not np.isfinite(least_s):
+                continue
+            limits = Limits((0,) * len(most), most)
+            for fine in (False, True):
+                bound = relaxer.bound(choice, limits, stages, 4 * least_s, fine=fine)
+                assert bound.bound_s <= least_s * (1 + REL)
+            compared += 1
+    assert compared >= 8
