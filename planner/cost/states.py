@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.elementwise import minimum
+from planner.cost.elementwise import maximum, minimum
 from planner.cost.memory import INPUT_BYTES
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts
@@ -44,7 +44,9 @@ def state_bytes(
     dense, expert = rank_parameters(counts, sizes)
     shard, expert_shard = s.gradient_ranks, s.expert_gradient_ranks
     one = s.ones
-    some, some_expert = (minimum(ranks, s.optimizer_shard_size) for ranks in (shard, expert_shard))
+    some = minimum(shard, s.optimizer_shard_size)
+    # As many groups share for experts as for the rest (megatron-core 0.19.2, parallel_state.py:1447).
+    some_expert = maximum(expert_shard * (some / shard), 1.0)
     by_mode = {
         "ddp": (one, one, one, one, one, one),
         "distopt": (one, one, some, one, one, some_expert),

@@ -21,7 +21,7 @@ from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments
 from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import model_arguments, moe_arguments
-from planner.launchers.placement import HostPlace, place_hosts
+from planner.launchers.placement import HostPlace, hosts_text, place_hosts
 from planner.launchers.readme import hosts_step, notes_text, stage_table, summary
 from planner.launchers.template_text import fill, template
 from planner.rules.flagscale import hetero_config
@@ -49,7 +49,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
         "config.yaml": _yaml(experiment_tree(problem, plan, places, config)),
         "train/hetero.yaml": _yaml(train_tree(problem, plan, config)),
         "hostfile": hostfile_text(places, config),
-        "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
+        "hosts.txt": hosts_text(places),
         "lib/messages.sh": template("messages.sh"),
         "lib/check_config.py": fill(
             "check_config.py.txt",

@@ -15,6 +15,7 @@ from planner.data.stack import SelectiveModule
 from planner.launchers.arguments import Argument, Arguments, option, switch
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.pipeline_layout import pipeline_layout
+from planner.rules.experts import exchange_cannot_hide
 
 _FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8"}
 """Megatron-LM's name of each 8-bit scaling; its own default is `delayed`."""
@@ -44,7 +45,12 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
             f"rank order {plan.rank_order} with context_parallel {plan.context_parallel} needs a model "
             "with experts in Megatron-LM; use tp-cp-ep-dp-pp"
         )
-    return (*wrong, *_recompute_refusals(problem, plan), *_sharing_refusals(problem, plan))
+    return (
+        *wrong,
+        *_recompute_refusals(problem, plan),
+        *_sharing_refusals(problem, plan),
+        *exchange_cannot_hide(problem, plan),
+    )
 
 
 def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
@@ -69,17 +75,22 @@ def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
 def _sharing_refusals(problem: Problem, plan: Plan) -> list[str]:
     """Why the optimizer state cannot be shared among as few ranks as the software says."""
     size = problem.stack.optimizer_shard_size
-    ranks = {"data x context": plan.data_parallel * plan.context_parallel}
-    if plan.dp_mode != "distopt" or size is None or size >= ranks["data x context"]:
+    ranks = plan.data_parallel * plan.context_parallel
+    if plan.dp_mode != "distopt" or size is None or size >= ranks:
         return []
-    if problem.model.moe is not None:
-        experts = plan.expert_parallel * plan.expert_tensor_parallel
-        ranks["expert data"] = plan.stage_size // experts
-    return [
-        f"optimizer_shard_size {size} does not divide the {number} {name} parallel ranks into whole groups"
-        for name, number in ranks.items()
-        if number % size
-    ]
+    if ranks % size:
+        return [
+            f"optimizer_shard_size {size} does not divide the {ranks} data x context parallel ranks into "
+            "whole groups"
+        ]
+    groups = ranks // size
+    replicas = plan.stage_size // (plan.expert_parallel * plan.expert_tensor_parallel)
+    if problem.model.moe is not None and replicas % groups:
+        return [
+            f"optimizer_shard_size {size} makes {groups} groups, into which the {replicas} replicas of the "
+            "experts do not divide; take a larger size or fewer expert parallel ranks"
+        ]
+    return []
 
 
 def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:

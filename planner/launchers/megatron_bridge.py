@@ -15,13 +15,11 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
-from planner.launchers.environments import environment_text
-from planner.launchers.node_table import node_table
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.launchers.placement import place_hosts
 from planner.launchers.readme import hosts_step, notes_text, stage_table, summary
-from planner.launchers.slurm import slurm_text
-from planner.launchers.template_text import fill, template
+from planner.launchers.start_script import start_files
+from planner.launchers.template_text import fill
 
 MIXED_PRECISION: dict[Precision, str] = {
     "bf16": "bf16_mixed",
@@ -32,8 +30,6 @@ MIXED_PRECISION: dict[Precision, str] = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 """Megatron-Bridge's name of each number format (0.6.2, training/mixed_precision.py)."""
-
-_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh")
 
 Overrides = dict[str, str]
 """Field -> value, as Hydra reads it."""
@@ -53,24 +49,20 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
     places = place_hosts(problem, plan)
     recipe = bridge_model.RECIPES.get(problem.model.id)
     names = {"version": planner.__version__, "problem_name": " ".join(problem.name.split())}
-    files = {
-        "launch.sh": fill(
-            "bridge_launch.sh",
-            {
-                **names,
-                "num_nodes": len(places),
-                "world_size": plan.world_size,
-                "data_parallel": plan.data_parallel,
-                "num_microbatches": plan.num_microbatches,
-                "virtual_stages": plan.virtual_stages,
-                "num_layers": problem.model.num_layers,
-                "mtp_num_layers": problem.model.mtp_num_layers,
-                "node_table": node_table(problem, places, None, has_stage_args=False),
-            },
-        ),
+    command = fill(
+        "bridge_command.sh",
+        {"num_layers": problem.model.num_layers, "mtp_num_layers": problem.model.mtp_num_layers},
+    )
+    files = start_files(
+        problem,
+        plan,
+        places,
+        command=command,
+        where_the_plan_is="overrides.txt is the plan: change it and it is no longer the one that was "
+        "computed.",
+    )
+    files |= {
         "overrides.txt": "".join(f"{key}={value}\n" for key, value in overrides(problem, plan).items()),
-        "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
-        "submit.sbatch": slurm_text(problem, places),
         "lib/train.py": fill("bridge_train.py.txt", _train_values(problem, recipe)),
         "README.md": fill(
             "bridge_README.md",
@@ -88,8 +80,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
     }
     if recipe is None:
         files["lib/recipe.py"] = _recipe_file(problem, plan)
-    files["lib/environment.sh"] = environment_text(problem, plan)
-    return files | {f"lib/{name}": template(name) for name in _LIBRARY}
+    return files
 
 
 def overrides(problem: Problem, plan: Plan) -> Overrides:

@@ -10,25 +10,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable
 
-import planner
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments, words
-from planner.launchers.environments import environment_text
 from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.mpi import mpi_files
-from planner.launchers.node_table import node_table
 from planner.launchers.placement import HostPlace, place_hosts
 from planner.launchers.readme import readme_text
-from planner.launchers.slurm import slurm_text
-from planner.launchers.template_text import fill, template
+from planner.launchers.start_script import start_files
+from planner.launchers.template_text import fill
 from planner.rules.versions import NEWEST, version_violations
-
-_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh")
 
 
 def launch_files(
@@ -46,14 +41,16 @@ def launch_files(
         raise PlanRefusedError("megatron-lm cannot run this plan: " + "; ".join(refusals))
     places = place_hosts(problem, plan)
     by_rank = needs_arguments_by_rank(problem, plan, places)
-    files = {
-        "launch.sh": _launch_script(problem, plan, places, by_rank, version),
-        "hosts.txt": "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places),
-        "submit.sbatch": slurm_text(problem, places),
-        "README.md": readme_text(problem, plan, places, evaluation, version),
-    }
-    files |= {f"lib/{name}": template(name) for name in _LIBRARY}
-    files["lib/environment.sh"] = environment_text(problem, plan)
+    files = start_files(
+        problem,
+        plan,
+        places,
+        command=_command(problem, plan, by_rank, version),
+        where_the_plan_is="The arrays of arguments are the plan: change them and it is no longer the one "
+        "that was computed.",
+        stage_args=(lambda _: ()) if by_rank else stage_arguments(problem, plan),
+    )
+    files["README.md"] = readme_text(problem, plan, places, evaluation, version)
     if by_rank:
         files["lib/run_stage.py"] = _stage_runner(problem, plan)
     library = sorted(name.removeprefix("lib/") for name in files if name.startswith("lib/"))
@@ -73,23 +70,14 @@ def stage_arguments(problem: Problem, plan: Plan) -> Callable[[HostPlace], tuple
     return lambda place: words(args.recompute_arguments(plan.stages[place.stages[0]], modules))
 
 
-def _launch_script(
-    problem: Problem, plan: Plan, places: tuple[HostPlace, ...], by_rank: bool, version: str
-) -> str:
+def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
+    """What a node starts: `pretrain_gpt.py` and its arguments, in groups."""
     model, workload = problem.model, problem.workload
     moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + args.dispatch_arguments(problem, plan)
     return fill(
-        "launch.sh",
+        "megatron_command.sh",
         {
-            "version": planner.__version__,
             "core_version": version,
-            "problem_name": _one_line(problem.name),
-            "num_nodes": len(places),
-            "world_size": plan.world_size,
-            "data_parallel": plan.data_parallel,
-            "num_microbatches": plan.num_microbatches,
-            "virtual_stages": plan.virtual_stages,
-            "node_table": node_table(problem, places, None if by_rank else stage_arguments(problem, plan)),
             "model_args": _array(model_arguments(model, workload.seq_length)),
             "moe_args": _array(moe),
             "parallel_args": _array(args.parallel_arguments(problem, plan)),
@@ -138,7 +126,3 @@ def _stage_runner(problem: Problem, plan: Plan) -> str:
             "stage_args": "\n".join(f"    {row!r}," for row in rows),
         },
     )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

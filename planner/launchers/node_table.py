@@ -8,23 +8,20 @@ from itertools import groupby
 
 from planner.data.problem import Problem
 from planner.launchers.placement import HostPlace
+from planner.units import MIB
 
 
 def node_table(
     problem: Problem,
     places: tuple[HostPlace, ...],
     stage_args: Callable[[HostPlace], tuple[str, ...]] | None,
-    *,
-    has_stage_args: bool = True,
 ) -> str:
     """Branches over the node rank `$1`; neighbours that run the same share one.
 
     Parameters
     ----------
     stage_args
-        Words that a host adds to the command line for its stages; None where its ranks add their own.
-    has_stage_args
-        Whether the script has such words at all.
+        Words that a host adds to the command line for its stages; None where the script has no such words.
     """
 
     def settings(place: HostPlace) -> str:
@@ -32,9 +29,10 @@ def node_table(
         text = (
             f"        PROCESSES={place.num_processes} CHIPS={place.num_chips} CHIP={place.chip}"
             f" BACKEND={chip.backend} DEVICE_PATTERN={shlex.quote(chip.device_name_pattern or '')}"
+            f" MEMORY_MIB={round(chip.memory_bytes / MIB)}"
         )
-        if has_stage_args:
-            text += f"\n        STAGE_ARGS=({shlex.join(stage_args(place) if stage_args else ())})"
+        if stage_args is not None:
+            text += f"\n        STAGE_ARGS=({shlex.join(stage_args(place))})"
         return text
 
     lines = []

@@ -36,6 +36,11 @@ class HostPlace:
     """Stages that run on it, in order."""
 
 
+def hosts_text(places: tuple[HostPlace, ...]) -> str:
+    """The hosts in rank order, one a line: name, chip, stages."""
+    return "".join(f"{p.name} {p.chip} {','.join(map(str, p.stages))}\n" for p in places)
+
+
 def stage_of_rank(plan: Plan, rank: int) -> int:
     """Pipeline stage of a global rank, by Megatron's order of axes."""
     if plan.degrees_differ:

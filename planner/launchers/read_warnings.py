@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.read_flags import Flags
+from planner.rules.experts import exchange_cannot_hide
 from planner.rules.pipeline import interleaving_is_legal
 from planner.rules.versions import kv_heads_are_not_copied
 from planner.units import GIB
@@ -54,6 +55,7 @@ def _interleaving_groups(plan: Plan, flags: Flags) -> Iterator[str]:
 
 def _hidden_exchange(problem: Problem, plan: Plan, flags: Flags) -> Iterator[str]:
     """Exchange of tokens behind computation on uneven stages (NVIDIA/Megatron-LM#1810, open)."""
+    yield from exchange_cannot_hide(problem, plan)
     uneven = len({stage.num_layers for stage in plan.stages}) > 1
     if problem.model.moe is not None and uneven and "--overlap-moe-expert-parallel-comm" in flags:
         yield (

@@ -132,7 +132,7 @@ def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> s
         if backend != "cuda":
             notes.append(
                 f"Chips of the platform {backend}: the environment follows its vendor's scripts where there "
-                "are any, but is untried here, and there is no device check."
+                "are any, but is untried here."
             )
     trouble = mixed_platforms(problem, plan)
     if trouble is not None:

@@ -7,6 +7,8 @@ Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
 from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
+from planner.data.plan import Plan
+from planner.data.problem import Problem
 
 
 def experts_exist(model: ModelSpec, ep: int) -> str | None:
@@ -67,4 +69,32 @@ def expert_replicas_match(tp: int, cp: int, dp: int, etp: int, ep: int, rank_ord
     return (
         f"rank_order {rank_order}: experts have {tp * cp * dp // (etp * ep)} replicas, the rest {dp}; "
         "use tp-cp-ep-dp-pp"
+    )
+
+
+def exchange_cannot_hide(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Why the exchange of tokens does not run behind computation, where the software says that it does.
+
+    A schedule of its own hides it, beside another micro-batch's computation; it needs virtual stages in a
+    pipeline, and keeps what full recomputation would not. No rule on every plan: it is of the software.
+    Source: megatron/core/transformer/transformer_config.py:2669.
+    """
+    if problem.model.moe is None or not problem.stack.ep_overlap or plan.expert_parallel == 1:
+        return ()
+    modules = plan.recompute_modules or problem.stack.selective_modules
+    kinds = {stage.recompute for stage in plan.stages}
+    reasons = []
+    if plan.pipeline_parallel > 1 and plan.virtual_stages == 1:
+        reasons.append(f"a pipeline of {plan.pipeline_parallel} stages needs virtual stages")
+    if "full" in kinds:
+        reasons.append("no stage may recompute in full")
+    if "selective" in kinds and "moe" in modules:
+        reasons.append("recompute_modules must not name moe")
+    if problem.model.mtp_num_layers > 1:
+        reasons.append(f"at most one prediction layer, not {problem.model.mtp_num_layers}")
+    if not reasons:
+        return ()
+    return (
+        f"ep_overlap of the software (exchange of tokens behind computation): {'; '.join(reasons)}; change "
+        "that, or take software without ep_overlap",
     )

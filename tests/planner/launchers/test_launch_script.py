@@ -318,3 +318,69 @@ def test_each_platform_gets_its_own_environment_and_mixed_ones_a_warning(
     assert "collectives form no common groups: HCCL (ascend), NCCL (cuda)" in said["ascend-910b-64gb"].stderr
     assert "Mixed platforms" in (directories["ascend-910b-64gb"] / "README.md").read_text()
     assert "common groups" not in said["h100-sxm-80gb"].stderr
+
+
+TOOLS = {
+    "nvidia-smi": 'case $1 in *name) v="NAME" ;; *) v=MIB ;; esac\nfor _ in {1..8}; do echo "$v"; done',
+    "rocm-smi": 'if [[ $1 == --showproductname ]]; then echo "device,Card Series,Card Model"\n'
+    'for i in {0..7}; do echo "card$i,NAME,0x74a1"; done\n'
+    'else echo "WARNING: low power"; echo; echo "device,VRAM Total Memory (B),VRAM Total Used Memory (B)"\n'
+    'for i in {0..7}; do echo "card$i,$((MIB * 1048576)),297771008"; done; fi',
+    "amd-smi": 'if [[ $2 == --asic ]]; then echo "gpu,market_name,vendor_id"\n'
+    'for i in {0..7}; do echo "$i,NAME,0x1002"; done\n'
+    'else echo "gpu,type,vendor,size,bit_width"; for i in {0..7}; do echo "$i,HBM3,SK,MIB,8192"; done; fi',
+    "npu-smi": 'if [[ $2 == -m ]]; then echo "NPU ID  Chip ID  Chip Logic ID  Chip Name"\n'
+    'for i in {0..7}; do echo "  $i  0  $i  NAME"; echo "  $i  1  -  Mcu"; done\n'
+    'else echo "  DDR Capacity(MB)   : 0"; echo "  HBM Capacity(MB)   : MIB"; fi',
+    "hl-smi": 'case $1 in *name) v="NAME" ;; *) v="MIB" ;; esac\nfor _ in {1..8}; do echo "$v"; done',
+}
+"""Tools of the platforms as they print eight devices; NAME and MIB are filled in."""
+
+
+@pytest.mark.parametrize(
+    ("chip", "tool", "name", "memory_mib", "other"),
+    [
+        ("h100-sxm-80gb", "nvidia-smi", H100, 81559, A100),
+        ("mi300x-192gb", "rocm-smi", "AMD Instinct MI300X OAM", 196592, "AMD Instinct MI250X"),
+        ("mi300x-192gb", "amd-smi", "AMD Instinct MI300X", 196592, "AMD Instinct MI325X"),
+        ("ascend-910b3-64gb", "npu-smi", "Ascend 910B3", 65536, "Ascend 910B4"),
+        ("gaudi2-96gb", "hl-smi", "HL-225", 98304, "HL-325L"),
+    ],
+)
+def test_every_platform_has_its_devices_counted_named_and_measured(
+    chip: str, tool: str, name: str, memory_mib: int, other: str, tmp_path: Path, on_host: Path
+) -> None:
+    sketch = plans.Sketch([[32]], [0], data_parallel=8, num_microbatches=2)
+    case = plans.case("llama2-7b", f"1x8 {chip}", 16, 2048, sketch)
+    out = export_plan(*case, "megatron-lm", tmp_path / "launch")
+
+    def started(name: str, memory_mib: int, devices: str = "8", **environment: str) -> tuple[int, str]:
+        body = TOOLS[tool].replace("NAME", name).replace("MIB", str(memory_mib))
+        put(on_host, tool, body.replace("{1..8}", f"{{1..{devices}}}").replace("{0..7}", f"{{1..{devices}}}"))
+        done = start(out, on_host, **(environment or {"HETPLAN_HOST": "node000"}))
+        return done.returncode, done.stderr
+
+    code, said = started(name, memory_mib)
+    assert code == 0 and "not checked" not in said, said
+    assert f"has a {other}" in started(other, memory_mib)[1]
+    assert "has 4 devices" in started(name, memory_mib, "4")[1]
+    code, said = started(name, memory_mib // 2, NODE_RANK="0")
+    assert code == 1 and f"a device of this host has {memory_mib // 2} MiB" in said
+    (on_host / tool).unlink()
+    assert "is missing; the plan wants" in start(out, on_host, HETPLAN_HOST="node000").stderr
+    lenient = start(out, on_host, NODE_RANK="0")
+    assert lenient.returncode == 0 and "is missing; not checked" in lenient.stderr
+
+
+def test_a_start_without_torchrun_or_a_known_meeting_place_says_so(mixed: Path, on_host: Path) -> None:
+    (on_host / "torchrun").unlink()
+    put(on_host, "getent", "exit 2")
+    done = start(mixed, on_host, NODE_RANK="0", PATH=f"{on_host}:/usr/bin:/bin")
+    assert done.returncode == 1
+    assert "torchrun is missing; activate the environment" in done.stderr
+    assert "the network knows no host node000" in done.stderr
+
+
+def test_words_on_several_lines_all_reach_megatron(mixed: Path, on_host: Path) -> None:
+    done = start(mixed, on_host, NODE_RANK="0", EXTRA_MEGATRON_ARGS="--seed 7\n  --exit-interval 5")
+    assert value(done.stdout, "--exit-interval") == "5"

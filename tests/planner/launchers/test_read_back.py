@@ -297,6 +297,33 @@ def test_how_gradients_are_exchanged_survives_the_way_there_and_back() -> None:
     assert "optimizer_shard_size 3 does not divide the 4" in refusals(uneven, plan)[0]
 
 
+def test_experts_divide_into_as_many_optimizer_groups_as_the_rest() -> None:
+    # Megatron-LM refused an export of 4 groups over experts of one replica (parallel_state.py:1447).
+    problem, plan = plans.experts()
+    few = problem.stack.model_copy(update={"optimizer_shard_size": 2})
+    shared = problem.model_copy(update={"stack": few})
+    assert "4 groups, into which the 1 replicas of the experts" in refusals(shared, plan)[0]
+    assert refusals(shared, plan.model_copy(update={"expert_parallel": 2})) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "a pipeline of 2 stages needs virtual stages"),
+        ({"recompute": "full", "recompute_layers": 2}, "no stage may recompute in full"),
+        ({"recompute": "selective"}, "must not name moe"),
+    ],
+)
+def test_an_exchange_that_megatron_cannot_hide_is_refused(changes: dict[str, object], reason: str) -> None:
+    # Megatron-LM refused exports with --overlap-moe-expert-parallel-comm (transformer_config.py:2669).
+    problem, plan = plans.experts()
+    assert refusals(problem, plan) == ()
+    hidden = problem.model_copy(update={"stack": problem.stack.model_copy(update={"ep_overlap": True})})
+    stages = tuple(stage.model_copy(update=changes) for stage in plan.stages)
+    changed = plan.model_copy(update={"stages": stages, "recompute_modules": ("moe",)})
+    assert reason in refusals(hidden, changed)[0]
+
+
 def test_predict_shows_what_a_script_costs_and_what_is_not_known(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
