@@ -35,7 +35,8 @@ def model_proto(model: pulp.LpProblem) -> Any:
 def _add_rows(proto: Any, model: pulp.LpProblem, index: dict[str, int]) -> None:
     rows, columns, values = [], [], []
     lower, upper = [], []
-    for row, constraint in enumerate(model.constraints.values()):
+    constraints = model.constraints()
+    for row, constraint in enumerate(constraints):
         limit = -float(constraint.constant)
         lower.append(-math.inf if constraint.sense == pulp.LpConstraintLE else limit)
         upper.append(math.inf if constraint.sense == pulp.LpConstraintGE else limit)
@@ -44,7 +45,7 @@ def _add_rows(proto: Any, model: pulp.LpProblem, index: dict[str, int]) -> None:
             columns.append(column)
             values.append(value)
     proto.linear_constraints.ids.extend(range(len(lower)))
-    proto.linear_constraints.names.extend(model.constraints)
+    proto.linear_constraints.names.extend(constraint.name for constraint in constraints)
     proto.linear_constraints.lower_bounds.extend(lower)
     proto.linear_constraints.upper_bounds.extend(upper)
     proto.linear_constraint_matrix.row_ids.extend(rows)

@@ -127,7 +127,10 @@ class _Running:
 def _solve(task: Task, wanted: str) -> Answer:
     """Answer a question on a machine of the cluster, which must run the program that asks."""
     from planner.batch.solving import solve
+    from planner.search import shared
 
+    if shared.current() is None:
+        shared.share(shared.Shared())  # Ray's processes live for many tasks as well
     if revision() != wanted:
         return failure(task.key, "fault", OTHER_PROGRAM.format(machine=platform.node()))
     return solve(task)

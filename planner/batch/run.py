@@ -86,7 +86,7 @@ class Batch:
         self._best: Best | None = None
         self._attempts: dict[str, int] = {}
         self._todo: deque[str] = deque()
-        for key, job in self._questions.items():
+        for key, job in _alike_together(self._questions).items():
             answer = known.get(key)
             failed_before = answer is not None and retry_failed and answer.cause is not None
             if answer is None or failed_before or _may_do_better(answer, job.limits):
@@ -125,7 +125,10 @@ class Batch:
         while not self.is_over:
             self._hand_out(executor)
             if self._running:
-                for answer in executor.wait(WAIT_S):
+                answers = executor.wait(WAIT_S)
+                # Workers that are free go on while their answers are flushed to disk.
+                self._hand_out(executor)
+                for answer in answers:
                     self._take(answer)
             elif self._elsewhere:
                 time.sleep(WAIT_S)
@@ -200,6 +203,28 @@ def _questions(jobs: Sequence[Job]) -> dict[str, Job]:
         if first is None or _more(job.limits.time_limit_s, first.limits.time_limit_s):
             questions[job.key] = job
     return questions
+
+
+def _alike_together(questions: dict[str, Job]) -> dict[str, Job]:
+    """The same questions, those about one model, cluster and sequence one after the other.
+
+    A worker then finds the tables of the question before (`planner.search.shared`). Groups keep the order in
+    which they first appear, and jobs their order inside a group.
+    """
+    groups: dict[object, dict[str, Job]] = {}
+    for key, job in questions.items():
+        problem, about = job.problem, None
+        if problem is not None:
+            workload = problem.workload
+            about = (
+                problem.model.id,
+                problem.cluster.id,
+                workload.seq_length,
+                workload.precision,
+                problem.target,
+            )
+        groups.setdefault(about, {})[key] = job
+    return {key: job for group in groups.values() for key, job in group.items()}
 
 
 def _more(limit: float | None, than: float | None) -> bool:

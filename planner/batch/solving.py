@@ -25,6 +25,7 @@ from planner.data.problem import Problem, ProblemFile
 from planner.data.result import Result
 from planner.errors import InstanceError, PlannerError
 from planner.report import words
+from planner.search import shared
 from planner.units import GIB
 
 _MEMORY = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
@@ -69,7 +70,9 @@ def _memory_limit(memory_gib: float | None) -> Iterator[None]:
     """Let allocations beyond the limit fail; the worker itself, some 0.2 GiB, counts as well."""
     soft, hard = resource.getrlimit(_MEMORY)
     if memory_gib is not None:
-        wanted = int(memory_gib * GIB)
+        # What earlier jobs have left for later ones is not this job's.
+        kept = shared.current()
+        wanted = int(memory_gib * GIB) + (kept.num_bytes if kept else 0)
         resource.setrlimit(_MEMORY, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
     try:
         yield

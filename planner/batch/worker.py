@@ -70,7 +70,9 @@ def main() -> None:
     import planner.search.driver
     import planner.simulate.evaluate  # noqa: F401
     from planner.batch.solving import solve
+    from planner.search import shared
 
+    shared.share(shared.Shared())
     answers.write(READY + b"\n")
     answers.flush()
     while True:

@@ -13,7 +13,7 @@ from planner.data.result import Evaluation
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.degrees import DegreeTable
-from planner.search.local import first_layers, improve_layers, repaired_layers
+from planner.search.local import improve_layers, repaired_layers
 from planner.search.referee import Referee
 from planner.search.state import Incumbent
 from planner.search.tables import Tables
@@ -55,9 +55,9 @@ class Judge:
 
         `start` are layers worth starting from, which need not add up.
         """
-        data = self.tables.data(choice, order)
-        table = least_recompute(data)
-        starts = [first_layers(data, table)]
+        begun = self.tables.start(choice, order)
+        data, table = begun.data, begun.recompute
+        starts = [begun.layers]
         if start is not None:
             starts.append(repaired_layers(data, table, np.array(start)))
         ends = [improve_layers(data, table, layers) for layers in starts if layers is not None]

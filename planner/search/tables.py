@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData
-from formulations.stage_selection_tables import least_recompute, stage_times_ms
+from formulations.stage_selection_tables import RecomputeTable, least_recompute, stage_times_ms
 from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
+from planner.search import shared
 from planner.search.coefficients import stage_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.dual import dual_bounds_ms, in_pieces
+from planner.search.local import first_layers
 from planner.units import MS
+
+T = TypeVar("T")
 
 BISECTIONS = 30
 """Halvings of a bottleneck interval: its lower end, a valid bound, is then within 1e-9 of its width."""
@@ -40,29 +46,73 @@ class ClassTables:
     """What every plan adds to the step."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a search for good layers begins with."""
+
+    data: StageSelectionData
+    recompute: RecomputeTable
+    layers: NDArray[np.int64] | None
+    """Layers whose slowest stage is as fast as possible; None where nothing fits."""
+
+
+def start_of(data: StageSelectionData) -> Start:
+    """What follows from the coefficients of an order before any layer is placed."""
+    recompute = least_recompute(data)
+    return Start(data, recompute, first_layers(data, recompute))
+
+
 class Tables:
     """Coefficients by row of degrees, kept while the search comes back to them."""
 
     def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
         self.problem, self.prices, self.table = problem, prices, table
         self._class_tables = lru_cache(maxsize=48)(self._compute)
+        self._shared = shared.current()
+        self._key = None if self._shared is None else shared.table_key(problem)
 
     def data(self, choice: int, class_of_stage: Sequence[int]) -> StageSelectionData:
         """Coefficients of one order of classes."""
-        return stage_coefficients(
-            self.problem,
-            self.prices,
-            choice,
-            int(self.table.stage_size[choice]),
-            int(self.table.num_microbatches[choice]),
-            class_of_stage,
-        )
+        return self.start(choice, class_of_stage).data
+
+    def start(self, choice: int, class_of_stage: Sequence[int]) -> Start:
+        """Coefficients of one order, and what follows from them before any layer is placed."""
+
+        def made() -> Start:
+            return start_of(
+                stage_coefficients(
+                    self.problem,
+                    self.prices,
+                    choice,
+                    int(self.table.stage_size[choice]),
+                    int(self.table.num_microbatches[choice]),
+                    class_of_stage,
+                )
+            )
+
+        found = self._once(choice, len(class_of_stage), tuple(class_of_stage), made)
+        count = int(self.table.num_microbatches[choice])
+        if found.data.num_microbatches == count:
+            return found
+        return replace(found, data=replace(found.data, num_microbatches=count))
+
+    def _once(self, choice: int, num_stages: int, what: object, make: Callable[[], T]) -> T:
+        """A value that depends on the batch only by how many micro-batches the stages hold, if all of p."""
+        if self._shared is None:
+            return make()
+        filled = min(int(self.table.num_microbatches[choice]), num_stages)
+        row = shared.degrees_key(self.table.degrees, choice)
+        return self._shared.value((self._key, row, num_stages, filled, what), make)
 
     def of_classes(self, choice: int, num_stages: int) -> ClassTables:
         """Stage times by class, position and layers."""
         return self._class_tables(choice, num_stages)
 
     def _compute(self, choice: int, num_stages: int) -> ClassTables:
+        used = tuple(np.flatnonzero(self.table.max_stages[choice]).tolist())
+        return self._once(choice, num_stages, ("classes", used), lambda: self._made(choice, num_stages))
+
+    def _made(self, choice: int, num_stages: int) -> ClassTables:
         layers = np.arange(self.problem.model.num_layers + 1, dtype=np.float64)
         shape = (self.table.max_stages.shape[1], num_stages, len(layers))
         times, forward, backward, follow = (np.full(shape, np.inf) for _ in range(4))

@@ -16,6 +16,7 @@ from planner.cost.resharding import mesh_hops_s
 from planner.data.problem import Problem
 from planner.search.coefficients import Entries, entry_coefficients
 from planner.search.meshes.shapes import Batch
+from planner.search.tables import Start, start_of
 from planner.units import MS
 
 COARSE_GROUPS = 4
@@ -86,6 +87,10 @@ class MeshTables:
         data = entry_coefficients(self.problem, self.prices, entries, batch.num_microbatches, hops, returning)
         tied = max(float(self.prices.tied_sync_s[shapes[end].choice]) for end in (0, -1))
         return _with_mode(replace(data, constant_ms=tied / MS if len(order) > 1 else 0.0), batch.selective)
+
+    def start(self, choice: int, order: Sequence[int]) -> Start:
+        """Coefficients of one pipeline, and what follows from them before any layer is placed."""
+        return start_of(self.data(choice, order))
 
     def _pair(self, choice: int, num_stages: int, coarse: bool = False) -> PairTable:
         """All positions of a pipeline, or with `coarse` the ends and a few in between."""

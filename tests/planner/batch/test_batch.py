@@ -262,3 +262,41 @@ def test_store_that_may_not_be_written_is_named(tmp_path: Path) -> None:
         opened._db.execute("PRAGMA query_only = 0")
     with pytest.raises(InstanceError, match="no file can be made beside it"):
         Store(tmp_path / "nowhere" / "plans.db")
+
+
+def test_questions_about_one_model_cluster_and_sequence_run_one_after_the_other(tmp_path: Path) -> None:
+    """The batch, of which tables do not depend, is the slowest axis of the file; it becomes the fastest."""
+    grid = (
+        "{global_batch_size: [8, 16], problem: llama3-8b-h100-8, seq_length: [2048, 4096], gap: [0.1, 0.2]}"
+    )
+    jobs = read_jobs(write_jobs(tmp_path, jobs_text(grid=grid)))
+    executor = InstantExecutor()
+    run(tmp_path / "plans.db", jobs, executor)
+    lengths = [load_seq_length(task) for task in executor.given]
+    assert lengths == [2048] * 4 + [4096] * 4
+    of_file = [job.key for job in jobs if job.problem and job.problem.workload.seq_length == 2048]
+    assert [task.key for task in executor.given[:4]] == of_file
+
+
+def load_seq_length(task: Task) -> int:
+    return int(json.loads(task.problem_text)["workload"]["seq_length"])
+
+
+def test_free_worker_gets_its_next_job_before_the_last_answer_is_flushed(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    class Noting(InstantExecutor):
+        def submit(self, task: Task) -> None:
+            events.append("given")
+            super().submit(task)
+
+    with closing(Store(tmp_path / "plans.db")) as store:
+        finish = store.finish
+
+        def noting(answer: Answer) -> bool:
+            events.append("kept")
+            return finish(answer)
+
+        store.finish = noting  # type: ignore[method-assign]
+        Batch(some_jobs(tmp_path, 3), store).run(Noting(room=1))
+    assert events == ["given", "given", "kept", "given", "kept", "kept"]
