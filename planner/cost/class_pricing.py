@@ -117,7 +117,9 @@ class ClassPricing:
             total(piece.column_rows(self.times.dgrad_s)),
             total(piece.column_rows(self.times.wgrad_s)),
         )
-        tp = tensor_layer_s(self.tensor, stack, sizes, work.blocks, *passes, self._pieces(piece))
+        tp = tensor_layer_s(
+            self.tensor, stack, sizes, work.blocks, work.reductions, *passes, self._pieces(piece)
+        )
         cp = (self.zero, self.zero)
         gathered = gathered_heads_bytes(self.model, sizes) if has_attention else self.zero
         if exists(gathered > 0):

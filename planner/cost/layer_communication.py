@@ -76,6 +76,7 @@ def tensor_layer_s(
     stack: SoftwareStack,
     sizes: Sizes,
     blocks: int,
+    reductions: int,
     dgrad_s: Values,
     wgrad_s: Values,
     pieces: PieceTimes | None = None,
@@ -86,6 +87,8 @@ def tensor_layer_s(
     ----------
     blocks
         Pairs of a column- and a row-parallel product (`collective_counts.tensor_blocks`).
+    reductions
+        Reductions of input gradients where the sequence is whole.
     dgrad_s, wgrad_s
         Time of these passes over all column-parallel products of the layer [s].
     pieces
@@ -94,7 +97,7 @@ def tensor_layer_s(
     c, hidden = collectives, 0.0 if stack.tp_userbuffers else stack.tp_overlap_fraction
     sp = sizes.splits_sequence
     behind_dgrad = blocks * where(sp, c.all_gather_s, 0.0)
-    behind_wgrad = blocks * where(sp, c.reduce_scatter_s, c.all_reduce_s)
+    behind_wgrad = where(sp, blocks * c.reduce_scatter_s, reductions * c.all_reduce_s)
     if stack.tp_backward_overlap:
         behind_dgrad = exposed_behind(behind_dgrad, dgrad_s)
         behind_wgrad = exposed_behind(behind_wgrad, wgrad_s)

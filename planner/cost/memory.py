@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.cost.checkpointing import kept_bytes
 from planner.cost.elementwise import Values, maximum, where
-from planner.cost.operators import HALF, attention_dims
+from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
@@ -128,7 +128,13 @@ def _norm_bytes(
     blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
     norms = model.norms_per_layer if blocks == 2 else 1
     mask = blocks if stack.dropout else 0
-    return s.norm_tokens * model.hidden_size * (norms * (HALF + kept_input) + mask)
+    values = s.norm_tokens * model.hidden_size
+    kept = values * (norms * (HALF + kept_input) + mask)
+    if not stack.column_input_copies:
+        return kept
+    # Each map has a copy of its own, so that the output of the norm before it goes.
+    more = max(column_maps(model, kind) - blocks, 0) * values * kept_input
+    return kept + where(s.copies_inputs, more, 0.0)
 
 
 def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[Values, Values]:

@@ -85,6 +85,12 @@ class Products:
         return Products([self.matmuls[i] for i in self.narrow])
 
 
+def column_maps(model: ModelSpec, kind: LayerKind) -> int:
+    """Column-parallel maps of a layer's attention and dense block, where none is joined with another."""
+    attention = 3 if kind not in ("mlp", "mamba") else 0
+    return attention + ((2 if model.gated_mlp else 1) if kind in ("dense", "mlp") else 0)
+
+
 def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> list[Matmul]:
     """Products with weights of one layer."""
     if kind == "mamba":

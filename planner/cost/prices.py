@@ -160,6 +160,8 @@ class Prices:
     """[choice] kept by final norm and head for one micro-batch, apart from the logits."""
     layer_working_bytes: Floats
     """[choice, kind] passing buffers of one layer's backward."""
+    layer_waiting_bytes: Floats
+    """[choice, kind] gradients of one layer that wait whole for the end of a backward, beyond those kept."""
     layer_recompute_peak_bytes: Floats
     """[choice, kind] activations of one layer that exist again while it is recomputed."""
     head_peak_bytes: Floats

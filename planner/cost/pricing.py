@@ -16,7 +16,8 @@ from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
 from planner.cost.collectives import send_s
-from planner.cost.elementwise import Values, minimum, total, where
+from planner.cost.communicators import communicator_bytes
+from planner.cost.elementwise import Values, minimum
 from planner.cost.identity import remembered
 from planner.cost.networks import network_of
 from planner.cost.operators import HALF
@@ -216,11 +217,13 @@ def _memory(
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     num_kinds = len(work.kinds)
     layer["working"] += gathered[:num_kinds].T
-    # Groups of each kind with more than one rank have communicators, and so has the whole job.
-    groups = (sizes.tp, sizes.cp, sizes.gradient_ranks, sizes.ep)
-    sets = total(where(group > 1, 1.0, 0.0) for group in groups) + float(problem.cluster.num_chips > 1)
-    fixed = np.empty((rows, len(problem.cluster.classes)))
-    fixed.T[:] = (stack.context_gib + stack.communicator_gib * sets) * GIB
+    waiting = states.waiting_bytes(counts, sizes, dp_mode, stack.gradient_bytes, overlap=stack.dp_overlap)
+    layer["waiting"] = waiting[:num_kinds].T
+    num_classes = len(problem.cluster.classes)
+    fixed = np.empty((rows, num_classes))
+    for c in range(num_classes):
+        joined = communicator_bytes(problem, sizes, network_of(problem, c).domain_chips)
+        fixed[:, c] = stack.context_gib * GIB + joined
     of_choice = {
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),

@@ -80,6 +80,11 @@ class Sizes:
         return self.sequence_parallel > 0
 
     @cached_property
+    def copies_inputs(self) -> Flags:
+        """Whether tensor-parallel ranks hold the whole sequence each."""
+        return (self.tp > 1) & (self.sequence_parallel == 0)
+
+    @cached_property
     def tokens(self) -> Values:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.microbatch_size * self.seq_length / self.cp

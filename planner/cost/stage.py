@@ -196,6 +196,13 @@ def memory_bytes(
         working = again = 0.0
     else:
         logits = 0.0
+    # At the end of a backward the activations of its micro-batch are gone.
+    waiting = sum(
+        count * float(prices.layer_waiting_bytes[c, kind]) for kind, count in content.count_of_kind.items()
+    )
+    if waiting > sum(kept) + working + again + logits:
+        states[STATES.index("gradients")] += waiting
+        activations, working, again, logits = activations - sum(kept), 0.0, 0.0, 0.0
     buffers = float(prices.pipeline_buffer_bytes[c]) if num_stages > 1 else 0.0
     terms = {name: float(states[i]) for i, name in enumerate(STATES)}
     terms |= {"activations": activations, "working": working, "recompute": again, "logits": logits}

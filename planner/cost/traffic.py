@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.elementwise import Values, maximum, where
-from planner.cost.operators import HALF, attention_dims
+from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
@@ -76,7 +76,10 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     unfused = 0.0 if stack.fused_pointwise else 2 * HALF
     forward = norms * (2 * HALF) * slower[0] + blocks * (3 * HALF + mask + unfused * mask)
     backward = norms * (3 * HALF) * slower[1] + blocks * (3 * HALF + mask)
-    return Traffic(values * forward, values * backward)
+    copied: Values = 0.0
+    if stack.column_input_copies:
+        copied = where(s.copies_inputs, column_maps(model, kind) * 2 * HALF * values, 0.0)
+    return Traffic(values * forward + copied, values * backward)
 
 
 def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:

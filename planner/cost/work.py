@@ -15,6 +15,7 @@ from planner.cost.launches import launches
 from planner.cost.operators import (
     Matmul,
     Products,
+    column_maps,
     head_matmul,
     layer_matmuls,
     merge_matmul,
@@ -57,6 +58,8 @@ class LayerWork:
     traffic: Traffic
     blocks: int
     """Pairs of a column- and a row-parallel product."""
+    reductions: int
+    """Reductions of its column-parallel maps' input gradients where the sequence is whole."""
     launches: Values
     """Launches of its forward over those of a dense layer; 0 where no launch is ever waited for."""
 
@@ -103,6 +106,7 @@ class Work:
                 kind: LayerWork(
                     layer_traffic(model, kind, stack, sizes),
                     tensor_blocks(model, kind),
+                    column_maps(model, kind) if stack.column_input_copies else tensor_blocks(model, kind),
                     launches(model, kind, sizes) if stack.host_layer_floor_ms > 0 else 0.0,
                 )
                 for kind in kinds

@@ -50,6 +50,9 @@ class SoftwareStack(Data):
     token's experts (DeepEP, HybridEP)."""
     ep_overlap: bool = False
     """Whether the experts' exchanges run behind another micro-batch's computation."""
+    column_input_copies: bool = False
+    """Whether queries, keys, values, gate and first map are maps of their own, each of which copies its input
+    and reduces its input's gradient, where tensor-parallel ranks do not split the sequence."""
     gradient_bytes: float = Field(default=4.0, gt=0)
     """Bytes of a gradient where it is summed and reduced [bytes]."""
     optimizer_shard_size: int | None = Field(default=None, ge=1)
@@ -104,8 +107,9 @@ class SoftwareStack(Data):
     """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
     context_gib: float = Field(default=1.0, ge=0)
     """Memory of the device context and libraries [GiB]."""
-    communicator_gib: float = Field(default=0.4, ge=0)
-    """Memory of one set of communicators [GiB]: each kind of group of several ranks has one, and the job."""
+    communicator_gib: float = Field(default=0.64, ge=0)
+    """Memory of the communicators of a group of three or more ranks [GiB]: each kind of group has some, and
+    the job."""
     allocated_fraction: float = Field(default=0.94, gt=0, le=1)
     """Allocated over reserved memory: what fragmentation leaves."""
     time_factor: dict[str, float] = Field(default_factory=dict)

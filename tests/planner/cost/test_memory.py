@@ -10,15 +10,17 @@ import pytest
 
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.memory import layer_activations
-from planner.cost.parameters import layer_parameters
-from planner.cost.prices import Degrees
+from planner.cost.parameters import layer_parameters, total_parameters
+from planner.cost.prices import PARTS, Degrees
 from planner.cost.sizes import Sizes
+from planner.cost.stage import StageContent, memory_bytes
 from planner.cost.states import state_bytes
 from planner.data.load import build_problem, load_model, load_stack
 from planner.data.model_spec import ModelSpec
+from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 from planner.simulate.evaluate import evaluate
-from planner.units import GIB
+from planner.units import GB, GIB
 from tests.megatron_check.expectation import stage_parameters
 from tests.planner.cost.problems import prices, problem
 from tests.planner.launchers.plans import in_stages
@@ -186,14 +188,69 @@ def test_checkpointing_by_operator_keeps_every_second_product_and_attention() ->
 
 
 def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
-    of = problem(cluster="2x8 h100-sxm-80gb")
-    alone, tensor, both = (
-        prices(of, **degrees).fixed_bytes[0, 0]
-        for degrees in ({}, {"tensor_parallel": 8}, {"tensor_parallel": 8, "data_parallel": 2})
-    )
-    one_set = of.stack.communicator_gib * 2**30
-    assert (tensor - alone, both - tensor) == pytest.approx((one_set, one_set))
-    assert alone == pytest.approx(of.stack.context_gib * 2**30 + one_set)  # the job's own
+    of = problem(cluster="4x8 h100-sxm-80gb")
+
+    def sets(**degrees: int) -> float:
+        found = prices(of, **degrees).fixed_bytes[0, 0] / GIB - of.stack.context_gib
+        return float(found / of.stack.communicator_gib)
+
+    # The job's own, and that of 32, 4 or no stages in a pipeline.
+    assert sets() == pytest.approx(2.0)
+    assert sets(tensor_parallel=8) == pytest.approx(3.0)
+    assert sets(tensor_parallel=8, data_parallel=4) == pytest.approx(3.0)
+    # Two replicas and two stages, each a smaller group of two: 544 of 688 MB.
+    assert sets(tensor_parallel=8, data_parallel=2) == pytest.approx(2.0 + 2 * 544 / 688)
+
+
+def test_an_exchange_connects_every_pair_of_a_node() -> None:
+    of = problem(model="mixtral-8x7b", cluster="4x8 h100-sxm-80gb")
+
+    def exchange_gb(ep: int, of: Problem = of) -> float:
+        whole, alone = (
+            prices(of, data_parallel=32, expert_parallel=x, expert_tensor_parallel=1).fixed_bytes[0, 0]
+            for x in (ep, 1)
+        )
+        group = of.stack.communicator_gib * (1.0 if ep > 2 else 544 / 688)
+        return float((whole - alone - group * GIB) / GB)
+
+    assert exchange_gb(8) == pytest.approx(3.28)
+    assert exchange_gb(2) == pytest.approx(3.28 / 7)
+    other = of.model_copy(update={"stack": of.stack.model_copy(update={"moe_dispatcher": "deduplicating"})})
+    assert exchange_gb(8, other) == pytest.approx(0.0, abs=1e-9)  # no exchange of NCCL's
+
+
+def test_maps_of_their_own_copy_their_input_where_no_rank_splits_the_sequence() -> None:
+    of = problem(model="llama2-7b", stack="paddlenlp")
+    joined = of.stack.model_copy(update={"column_input_copies": False})
+    values, reduce = 4096 * 4096, {}
+    for sp in (False, True):
+        at = sizes(of, tensor_parallel=2, sequence_parallel=sp)
+        kept = [layer_activations(of.model, "dense", x, at).whole[0] for x in (of.stack, joined)]
+        # Five copies for queries, keys, values, gate and first map in the place of two norms' outputs.
+        assert kept[0] - kept[1] == (0 if sp else 3 * 2 * values)
+    alone = sizes(of)
+    kept = [layer_activations(of.model, "dense", x, alone).whole[0] for x in (of.stack, joined)]
+    assert kept[0] == kept[1]
+    for name, stack in (("own", of.stack), ("joined", joined)):
+        found = prices(of.model_copy(update={"stack": stack}), tensor_parallel=2)
+        reduce[name] = found.layer_backward_s[0, 0, 0, PARTS.index("tp")]
+    assert reduce["own"] == pytest.approx(5 / 2 * reduce["joined"])
+
+
+def test_sharded_gradients_that_hide_behind_nothing_are_whole_at_the_end_of_a_backward() -> None:
+    of = problem(model="llama2-13b", stack="paddlenlp", cluster="1x8 a100-sxm-80gb")
+
+    def gradients(recompute: str, of: Problem = of) -> float:
+        count = 40 if recompute == "full" else 0
+        stage = StageContent(0, ((0,) * 40,), True, True, recompute, count)
+        return memory_bytes(prices(of, data_parallel=8, dp_mode="zero2"), 0, stage, [1.0], 1)["gradients"]
+
+    layers = 40 * layer_parameters(of.model, "dense").total
+    share = gradients("none")  # what is not recomputed takes more before the backward
+    assert share == pytest.approx(of.stack.gradient_bytes * total_parameters(of.model) / 8, rel=1e-3)
+    assert gradients("full") == pytest.approx(share + 2 * layers)
+    behind = of.model_copy(update={"stack": of.stack.model_copy(update={"dp_overlap": True})})
+    assert gradients("full", behind) == pytest.approx(share)  # freed as they go
 
 
 def test_eight_bit_products_keep_weights_and_their_transposes_beside_the_wide_ones() -> None:

@@ -73,6 +73,7 @@ def prices_of(
         "embedding_activation_bytes": np.array([0.05 * GIB]),
         "head_activation_bytes": np.array([0.1 * GIB]),
         "layer_working_bytes": np.full((1, k), 0.3 * GIB),
+        "layer_waiting_bytes": np.zeros((1, k)),
         "layer_recompute_peak_bytes": np.full((1, k), 0.5 * GIB),
         "head_peak_bytes": np.array([1.0 * GIB]),
         "pipeline_buffer_bytes": np.array([0.1 * GIB]),
