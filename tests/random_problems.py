@@ -45,7 +45,7 @@ def random_problem(
                 chips_per_node=per_node,
                 nics_per_node=int(rng.integers(1, 3)),
                 nic_gbit_per_s=float(rng.choice([10, 100, 400])),
-                memory_gib=3.1 + billion * tightness * float(rng.uniform(0.7, 2.0)),
+                memory_gib=3.4 + billion * tightness * float(rng.uniform(0.7, 2.0)),
             )
         )
     links = ()
