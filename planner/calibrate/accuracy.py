@@ -18,6 +18,7 @@ from planner.calibrate.patterns import SkipRun
 from planner.calibrate.predictions import Prediction, predict_runs, with_time_factors
 from planner.calibrate.ranking import ranking
 from planner.calibrate.runs import Run, read_runs
+from planner.calibrate.stacks import release_year
 from planner.data.load import load_chip
 from planner.data.nearest import did_you_mean
 from planner.errors import InstanceError
@@ -158,15 +159,16 @@ def _anchorable(scored: Scored) -> Anchorable:
         layout=layout,
         ratio=run.measured.step_s / prediction.step_s,
         kind=layer_family(run),
-        place=_place(candidate),
+        place=_place(candidate, run.software),
         launch_bound=prediction.breakdown_s.get("host", 0.0) > LAUNCH_BOUND * prediction.step_s,
     )
 
 
-def _place(candidate: Candidate) -> tuple[float, ...]:
+def _place(candidate: Candidate, software: str) -> tuple[float, ...]:
     """Coordinates by which runs are alike: half as far apart for twice the tokens as for twice the width.
 
-    The tensor-parallel degree counts once more than the others, as it changes the shapes of products.
+    The tensor-parallel degree counts once more than the others, as it changes the shapes of products. Releases
+    a year apart are as far from each other as twice the width: each changes kernels and overlap.
     """
     plan, workload = candidate.plans[0], candidate.problem.workload
     degree = plan.tensor_parallel * plan.pipeline_parallel * plan.context_parallel
@@ -177,6 +179,7 @@ def _place(candidate: Candidate) -> tuple[float, ...]:
         0.5 * math.log(plan.tensor_parallel),
         0.3 * (workload.precision in ("bf16", "fp16")),
         0.3 * (plan.stages[0].recompute == "full"),
+        math.log(2) * release_year(software),
     )
 
 

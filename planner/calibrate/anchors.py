@@ -7,7 +7,7 @@ Dense models and mixtures of experts have factors of their own where both were m
 costs misses on experts (imbalance, dispatch) says nothing of matrix products, and the other way round. So
 have runs that wait for the host's launches. The median of one or two runs is their noise: fewer than
 `ENOUGH_RUNS` give way to more runs of the same stack and kind on other chips, where there are. Of hundreds of
-runs the `NEAREST_RUNS` most alike count, by width, tokens of a micro-batch and parallel degree.
+runs the `NEAREST_RUNS` most alike count, by width, tokens of a micro-batch, parallel degree and release.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Anchorable:
     """Whether the prediction waits for the host's launches."""
     place: tuple[float, ...] = ()
     """Where it lies among runs: coordinates whose differences, added up, say how unlike two runs are; all
-    runs have equally many."""
+    runs have equally many, and one that is unknown (NaN) sets nobody apart."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def leave_one_out(runs: Sequence[Anchorable]) -> list[tuple[Anchor | None, ...]]
             if len(others) > NEAREST_RUNS:
                 if (basis, key) not in places:
                     places[basis, key] = np.array([other.place for other in pool])
-                unlike = np.abs(places[basis, key][others] - np.array(run.place)).sum(axis=1)
+                unlike = np.nansum(np.abs(places[basis, key][others] - np.array(run.place)), axis=1)
                 others = [others[i] for i in np.argsort(unlike, kind="stable")[:NEAREST_RUNS]]
             ratios = [pool[i].ratio for i in others]
             found[at] = Anchor(median(ratios), basis, len(ratios)) if ratios else None

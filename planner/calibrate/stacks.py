@@ -6,6 +6,8 @@ family is, and a correction factor learnt on one member serves the others.
 
 from __future__ import annotations
 
+import math
+import re
 from functools import lru_cache
 
 from planner.calibrate.patterns import occurs, table
@@ -29,6 +31,16 @@ def _stack_id(software: str, source: str) -> str:
         if occurs(rule.get("software"), software) and occurs(rule.get("source"), source):
             return str(rule["stack"])
     return str(rules["default"])
+
+
+RELEASE = re.compile(r"\b(?:v|20)?(2\d)[.-](0[1-9]|1[0-2])\b")
+"""Year and month in the words for a piece of software: `25.09`, `v24.11.1`, `2024-12`."""
+
+
+def release_year(software: str) -> float:
+    """When a release came out, in years since 2000; NaN where its words do not say."""
+    found = RELEASE.search(software)
+    return math.nan if found is None else int(found[1]) + (int(found[2]) - 1) / 12
 
 
 def stack_of(run: Run) -> SoftwareStack:

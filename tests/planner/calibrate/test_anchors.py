@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import pytest
+
 from planner.calibrate.anchors import NEAREST_RUNS, Anchorable, leave_one_out
+from planner.calibrate.stacks import release_year
 
 
 def anchorable(
@@ -102,6 +106,35 @@ def test_of_many_runs_the_most_alike_count() -> None:
     # Three of four others are far, and would set the median.
     assert first is not None and (first.factor, first.num_runs) == (1.0, NEAREST_RUNS)
     assert last is not None and last.factor == 9.0
+
+
+def test_an_unknown_coordinate_sets_nobody_apart() -> None:
+    unknown = [
+        replace(anchorable(1.0, f"unknown {i}"), place=(0.0, math.nan)) for i in range(NEAREST_RUNS + 1)
+    ]
+    far = [replace(anchorable(9.0, f"far {i}"), place=(5.0, 24.0)) for i in range(2 * NEAREST_RUNS)]
+    known = replace(anchorable(2.0, "known"), place=(0.0, 24.0))
+    anchors = leave_one_out([known, *unknown, *far])
+    assert anchors[0][0] is not None and anchors[0][0].factor == 1.0
+    assert anchors[1][0] is not None and anchors[1][0].factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("software", "year"),
+    [
+        ("NeMo (dgxc-benchmarking v24.11.1)", 24 + 10 / 12),
+        ("Megatron-Bridge / NeMo container 26.02.01", 26 + 1 / 12),
+        ("torchtitan 2025-06", 25 + 5 / 12),
+        ("NeMo 24.07+vboost", 24.5),
+    ],
+)
+def test_release_is_read_from_the_words_for_software(software: str, year: float) -> None:
+    assert release_year(software) == pytest.approx(year)
+
+
+@pytest.mark.parametrize("software", ["Megatron-LM", "Megatron-Core 0.6.0", "TE 2.11, torch 2.10, CUDA 13.1"])
+def test_software_without_a_release_has_no_year(software: str) -> None:
+    assert math.isnan(release_year(software))
 
 
 def test_mixed_run_takes_each_chips_own_factor_and_anchors_none() -> None:

@@ -60,13 +60,7 @@ def anchored() -> dict[str, Any]:
         ("vtrain-single", 0.07),
         ("simumax-b200", 0.04),
         ("megatron-bridge", 0.085),
-        pytest.param(
-            "nemo-docs",
-            0.045,
-            marks=pytest.mark.xfail(
-                strict=True, reason="4.54%: factors of later releases make good predictions (2.9%) worse"
-            ),
-        ),
+        ("nemo-docs", 0.045),
         ("llm-foundry", 0.09),
         ("torchtitan", 0.13),
         ("internevo", 0.07),
