@@ -167,8 +167,8 @@ def _anchorable(scored: Scored) -> Anchorable:
 def _place(candidate: Candidate, software: str) -> tuple[float, ...]:
     """Coordinates by which runs are alike: half as far apart for twice the tokens as for twice the width.
 
-    The tensor-parallel degree counts once more than the others, as it changes the shapes of products. Releases
-    a year apart are as far from each other as twice the width: each changes kernels and overlap.
+    The tensor-parallel degree counts once more than the others, as it changes the shapes of products.
+    Releases a year apart are as far from each other as twice the width: each changes kernels and overlap.
     """
     plan, workload = candidate.plans[0], candidate.problem.workload
     degree = plan.tensor_parallel * plan.pipeline_parallel * plan.context_parallel
