@@ -29,6 +29,9 @@ SWEEPS = 12
 """Passes over the lines in one projection."""
 ROUNDS = 16
 """Rounds of prices; each gives a valid bound, the best is kept."""
+BORROW_GAIN = 0.1
+BORROW_EVERY = 2
+"""Rounds after which brackets try the prices of their neighbours."""
 SETTLED = 2e-4
 """Relative distance of the bound to what the lines promise below which a bracket is left alone."""
 MAX_FOUND = 6
@@ -93,7 +96,7 @@ class _Level:
         better = value > self.best
         self.best = np.where(better, value, self.best)
         self.center = np.where(better[:, None], self.prices, self.center)
-        self.pace = np.where(better, self.pace, self.pace / 2)
+        self.pace = np.where(better, np.minimum(1.5 * self.pace, 1.0), self.pace * 0.7)
         self.slopes[self.used] = slope
         self.offsets[self.used] = value - (slope * self.prices).sum(axis=1)
         self.used += 1
@@ -112,6 +115,14 @@ class _Level:
                 point = point + (after - weight[j])[:, None] * self.slopes[j]
                 weight[j] = after
         self.prices = point
+
+    def borrow(self) -> None:
+        """Take over the best prices of the neighbouring bracket where more is proven with them."""
+        rows = np.arange(len(self.best))
+        sides = np.clip(np.stack([rows - 1, rows + 1]), 0, max(len(rows) - 1, 0))
+        richer = np.take_along_axis(sides, np.argmax(self.best[sides], axis=0)[None], axis=0)[0]
+        gains = self.best[richer] > self.best + BORROW_GAIN * np.abs(self.best)
+        self.prices = np.where(gains[:, None], self.center[richer], self.prices)
 
     def move_one(self, target: float) -> NDArray[np.bool_]:
         """The same for a single price: where the lines from both sides meet; whether all have settled."""
@@ -211,6 +222,8 @@ def relax(
                 break
         else:
             level.move(cutoff_ms)
+            if turn % BORROW_EVERY == BORROW_EVERY - 1:
+                level.borrow()
     latest = tuple(found.items())[::-1][:MAX_FOUND]
     center = level.center
     price = np.zeros((len(center), len(most))) if exact else center[:, 1:] * scale
