@@ -256,9 +256,14 @@ def dealt_bound(both: Floats, send: Floats, num_microbatches: int, virtual_stage
     send
         [..., stage]; the last entry leads from the last stage to the first.
     """
-    p, v = both.shape[-1], virtual_stages
-    behind = p - 1 - np.arange(p)
-    of_stage = num_microbatches / p + behind / (p * v)
-    of_send = v - 1 + 2 * behind / p
+    of_stage, of_send = dealt_factors(both.shape[-1], num_microbatches, virtual_stages)
     bound: Floats = (of_stage * both).sum(axis=-1) + (of_send * send).sum(axis=-1)
     return bound
+
+
+def dealt_factors(num_stages: int, num_microbatches: int, virtual_stages: int) -> tuple[Floats, Floats]:
+    """Factors of the times and of the sends of the stages in the row (dealt), [stage] each."""
+    behind = num_stages - 1 - np.arange(num_stages)
+    of_stage = num_microbatches / num_stages + behind / (num_stages * virtual_stages)
+    of_send = virtual_stages - 1 + 2 * behind / num_stages
+    return of_stage, of_send

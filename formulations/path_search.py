@@ -70,7 +70,10 @@ class PathSearch(BoundedLoop):
         return bool(fresh)
 
     def result(self, status: Status, layers: Layers | None) -> VirtualSelectionResult:
-        return VirtualSelectionResult(status, layers, self.bound, tuple(self.known))
+        bound = self.bound
+        if bound is not None and self.cutoff_ms is not None:
+            bound = min(bound, self.cutoff_ms)  # the cut (capacity) leaves nothing above it
+        return VirtualSelectionResult(status, layers, bound, tuple(self.known))
 
     def run_relaxed(self) -> VirtualSelectionResult | None:
         """Bound the relaxation; a result only where that already decides the choice.

@@ -78,11 +78,10 @@ from formulations.options import SolveOptions
 from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
 from formulations.row_search import relaxed
 from formulations.stage_selection import lower_hull
-from formulations.stage_selection_data import StageSelectionData
-from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
 from formulations.virtual_selection_data import VirtualSelectionData
+from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
 
-TIGHTENINGS = ("recompute", "bottleneck")
+TIGHTENINGS = ("recompute", "capacity")
 """The functions `tighten_*`, each of which may be left out."""
 
 Grid = list[list[pulp.LpVariable]]
@@ -126,30 +125,37 @@ def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
     return model, variables
 
 
-def tighten_recompute(model: pulp.LpProblem, whole: StageSelectionData, var: Variables) -> None:
+def tighten_recompute(
+    model: pulp.LpProblem, data: VirtualSelectionData, table: DealtTable, var: Variables
+) -> None:
     """Cut: the backward of s lies above the lower hull of the best backward for each number of layers.
 
-    `whole` counts memory no more than any dealing, so every whole number of layers costs at least its least
-    recomputation there, and every solution lies on or above each line of the hull of those points.
+    No dealing of n layers recomputes less than the table says, so every solution lies on or above each line
+    of the hull of those points.
     """
-    table = least_recompute(whole)
     for s, counts in enumerate(var.n):
-        fits = np.flatnonzero(np.isfinite(table.extra_ms[s]))
-        points = [(int(n), float(table.extra_ms[s, n] + whole.backward_ms[s] * n)) for n in fits]
+        fits = np.flatnonzero(np.isfinite(table.backward_ms[s]))
+        points = [(int(n), float(table.backward_ms[s, n])) for n in fits]
         for line, (slope, offset) in enumerate(lower_hull(points)):
-            total = slope * pulp.lpSum(counts) + offset + float(whole.base_backward_ms[s])
+            total = slope * pulp.lpSum(counts) + offset
             model += pulp.lpSum(var.backward[s]) >= total, f"tighten_recompute_{s}_{line}"
 
 
-def tighten_bottleneck(model: pulp.LpProblem, whole: StageSelectionData, var: Variables) -> None:
-    """Cut: the slowest stage cannot be faster than whole layers allow, and does the work of m micro-batches.
+def tighten_capacity(
+    model: pulp.LpProblem, data: VirtualSelectionData, table: DealtTable, cutoff_ms: float, var: Variables
+) -> None:
+    """Cut: no stage holds more layers, or fewer, than a step below the cutoff lets it.
 
-    The reduction of the first stage follows, which ends last but for what others still reduce.
+    By the row (wait, k = 0): m t[s] for the least time of n layers, the first chunks of the stages before at
+    their fewest layers, and what s adds after the pipeline. Only solutions at or above the cutoff are cut
+    off.
     """
-    least = least_bottleneck_ms(whole, least_recompute(whole))
-    if np.isfinite(least):
-        after = var.reduction[0] + float(whole.reduce_tail_ms[0])
-        model += var.end >= whole.num_microbatches * least + after, "tighten_bottleneck"
+    values = step_by_layers(data, table)
+    for s, counts in enumerate(var.n):
+        fits = np.flatnonzero(values[s] <= cutoff_ms)
+        least, most = (int(fits[0]), int(fits[-1])) if len(fits) else (1, 0)
+        model += pulp.lpSum(counts) >= least, f"tighten_capacity_least_{s}"
+        model += pulp.lpSum(counts) <= most, f"tighten_capacity_most_{s}"
 
 
 def _variables(data: VirtualSelectionData) -> Variables:
@@ -185,13 +191,6 @@ def _variables(data: VirtualSelectionData) -> Variables:
         end=pulp.LpVariable("T", 0),
         follow=pulp.LpVariable("O", 0),
     )
-
-
-def fewest_layers(data: VirtualSelectionData) -> np.ndarray:
-    """l0: one layer of every chunk, or the leading ones."""
-    fewest = np.ones((data.num_stages, data.virtual_stages), dtype=np.int64)
-    fewest[0, 0] = max(1, int(data.stage.lead[0]))
-    return fewest
 
 
 def most_layers(data: VirtualSelectionData) -> int:
@@ -365,7 +364,6 @@ def extract(data: VirtualSelectionData, solution: solvers.Solution) -> Layers:
 
 def solve(
     data: VirtualSelectionData,
-    whole: StageSelectionData,
     options: SolveOptions,
     *,
     exclude: Sequence[Sequence[Sequence[int]]] = (),
@@ -378,8 +376,6 @@ def solve(
 
     Parameters
     ----------
-    whole
-        The same pipeline with stages as if they were whole: no dealing takes less time or memory.
     exclude
         Layer counts already judged.
     rows
@@ -394,10 +390,11 @@ def solve(
     if int(fewest_layers(data).sum()) > data.num_layers:
         return VirtualSelectionResult("infeasible", None, None, ())
     model, var = build(data)
+    table = dealt_table(data)
     if "recompute" in tighten:
-        tighten_recompute(model, whole, var)
-    if "bottleneck" in tighten:
-        tighten_bottleneck(model, whole, var)
+        tighten_recompute(model, data, table, var)
+    if "capacity" in tighten and cutoff_ms is not None:
+        tighten_capacity(model, data, table, cutoff_ms, var)
     for index, layers in enumerate(exclude):
         add_exclude(model, data, var, layers, index)
     program = PathProgram(

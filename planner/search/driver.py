@@ -37,8 +37,9 @@ from planner.search.progress import Progress
 from planner.search.referee import Referee
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
-from planner.search.virtual import VirtualOpener, virtual_gap
+from planner.search.virtual import VirtualOpener
 from planner.search.virtual_items import VirtualItem
+from planner.search.virtual_programs import virtual_gap
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import GAP_TOL
 

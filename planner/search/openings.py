@@ -83,7 +83,7 @@ class Opener(Solver):
     def _open_round(self, pairs: list[tuple[float, Pair]]) -> None:
         """Bound the pairs of least bound together, before any of them changes the cutoff."""
         queue = self.frontier.queue
-        while len(pairs) < ROUND and (queue.least_s or np.inf) < self.frontier.cutoff_s:
+        while len(pairs) < ROUND and (queue.least_ready_s or np.inf) < self.frontier.cutoff_s:
             bound_s, item = queue.pop()
             if not isinstance(item, Pair):
                 queue.push(bound_s, item)

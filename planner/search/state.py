@@ -88,15 +88,22 @@ class Queue(Generic[T]):
         bound_s, _, part = heapq.heappop(self._heap)
         return bound_s, part
 
+    @property
+    def least_ready_s(self) -> float | None:
+        """Bound of the best open part that does not wait; None where all are closed."""
+        heads = [self._heap[0][0]] if self._heap else []
+        head_s = self._head_s()
+        heads += [] if head_s is None else [head_s]
+        return min(heads) if heads else None
+
     def _head_s(self) -> float | None:
         return float(self._stream_s[self._next]) if self._next < len(self._stream_s) else None
 
     @property
     def least_s(self) -> float | None:
         """Bound of the best open part; None where all are closed."""
-        heads = [heap[0][0] for heap in (self._heap, self._later) if heap]
-        head_s = self._head_s()
-        heads += [] if head_s is None else [head_s]
+        ready_s = self.least_ready_s
+        heads = [bound_s for bound_s, _, _ in self._later[:1]] + ([] if ready_s is None else [ready_s])
         return min(heads) if heads else None
 
 
@@ -180,13 +187,15 @@ class Frontier(Generic[T]):
     @property
     def bound_s(self) -> float | None:
         """What no plan of the space undercuts."""
-        least = min(self.virtual_floor_s, self.whole_bound_s or float("inf"))
+        waiting_s = self.queue.least_s or float("inf")
+        least = min(self.virtual_floor_s, waiting_s, self.whole_bound_s or float("inf"))
         return least if np.isfinite(least) else None
 
     @property
     def whole_bound_s(self) -> float | None:
         """The same for plans without virtual stages."""
-        least = min(self.floor_s, self.queue.least_s or float("inf"), self.incumbent.step_s or float("inf"))
+        ready_s = self.queue.least_ready_s or float("inf")
+        least = min(self.floor_s, ready_s, self.incumbent.step_s or float("inf"))
         return least if np.isfinite(least) else None
 
     def close(self, bound_s: float) -> None:

@@ -10,10 +10,6 @@ Sigma their sum, every order of classes and every dealing of layers to chunks ha
 As t[s] <= tau, sum_s (p-1-s) t[s] >= p (p-1) tau / 2 - (p-1) (p tau - Sigma) = (p-1) (Sigma - p tau / 2).
 (work) rises with tau and (dealt) falls, so the least of the larger one lies where they cross. Where sends
 block, they lengthen the stages instead of delaying: c is 0 and Sigma holds 2 (p v - 1) of them.
-
-Where tables say what n layers take on a stage, recomputation included, `sum_bound_ms` bounds Sigma by a price
-mu on each layer: Sigma >= mu L + sum of min_n (t[s](n) - mu n), for an open order over the cheapest positions
-of each class. A plan below a limit T* has tau <= T*/m, so that (dealt) with that tau holds for it.
 """
 
 from __future__ import annotations
@@ -26,8 +22,6 @@ from planner.search.bounds import BoundData
 
 BISECTIONS = 30
 """Halvings of the interval of tau; its ends give a valid bound after any number of them."""
-PRICE_STEPS = 12
-"""Halvings of the interval of mu; each step is a valid bound, the best is kept."""
 
 
 def virtual_bounds(
@@ -39,7 +33,6 @@ def virtual_bounds(
     most: NDArray[np.int64],
     *,
     sends_block: bool,
-    least_bottleneck_s: Floats | None = None,
     any_class: NDArray[np.bool_] | None = None,
 ) -> Floats:
     """Bound of every group over all numbers of virtual stages from `fewest` to `most` [s].
@@ -50,8 +43,6 @@ def virtual_bounds(
         Arrays [group].
     counts
         [group, node_class] stages on each class.
-    least_bottleneck_s
-        [group] a better bound on the slowest stage, where one is known.
     any_class
         [group, node_class] classes that may take part, where `counts` stands for all groups of them; it then
         has the fastest classes first.
@@ -69,8 +60,6 @@ def virtual_bounds(
     blocked = 2 * passes if sends_block else np.zeros_like(passes)
     slowest = np.where(taking_part, data.layer_s[choice], 0.0).max(axis=1)
     tau = (num_layers + (ends + blocked) / slowest) / rate.sum(axis=1)
-    if least_bottleneck_s is not None:
-        tau = np.maximum(tau, least_bottleneck_s)
     slack = data.slack_layers[choice] * np.where(np.isfinite(layer), layer, 0.0).max(axis=1)
     total = _Total(layer, counts, num_layers, np.minimum(fewest, num_layers / stages), slack)
     delays = np.zeros_like(passes)
@@ -101,44 +90,6 @@ def after_pipeline_s(
     optimizer = _least(used, data.optimizer_s[choice]) * data.num_layers[choice] / stages
     after: Floats = _least(used, data.tail_s[choice]) + _least(used, data.fixed_s[choice]) + optimizer
     return after
-
-
-def sum_bound_ms(times_ms: Floats, counts: NDArray[np.int64], limit_ms: float) -> float:
-    """Least sum of the times of all stages that hold all layers, none slower than the limit [ms].
-
-    Parameters
-    ----------
-    times_ms
-        [class, stage, n] time of a stage with n layers; inf where they do not fit.
-    counts
-        [class] stages of each class, in any order; as many as there are stages in all.
-    """
-    allowed = np.where(times_ms <= limit_ms, times_ms, np.inf)
-    n = np.arange(times_ms.shape[2], dtype=np.float64)
-    num_layers = times_ms.shape[2] - 1
-    by_rank = np.arange(times_ms.shape[1])[None, :] < counts[:, None]
-    finite = np.isfinite(allowed[:, :, 1:])
-    slope = np.where(finite, allowed[:, :, 1:] / n[1:], 0.0).max(initial=0.0)
-    low, high, best = 0.0, 4 * float(slope), 0.0
-    for _ in range(PRICE_STEPS):
-        mu = (low + high) / 2
-        priced = allowed - mu * n
-        chosen = np.argmin(priced, axis=2)
-        least = np.take_along_axis(priced, chosen[:, :, None], axis=2)[:, :, 0]
-        order = np.argsort(least, axis=1, kind="stable")
-        least, chosen = (np.take_along_axis(values, order, axis=1) for values in (least, chosen))
-        best = max(best, mu * num_layers + float(np.where(by_rank, least, 0.0).sum()))
-        too_many = np.where(by_rank, chosen, 0).sum() > num_layers
-        low, high = (low, mu) if too_many else (mu, high)
-    return best
-
-
-def dealt_ms(
-    sum_ms: float, num_stages: int, num_microbatches: int, virtual_stages: int, limit_ms: float
-) -> float:
-    """(dealt) for a sum of stage times, where none is slower than the limit; sends left out [ms]."""
-    fill = max(sum_ms - num_stages * limit_ms / 2, 0.0) / virtual_stages
-    return (num_microbatches * sum_ms + (num_stages - 1) * fill) / num_stages
 
 
 class _Total:

@@ -1,4 +1,4 @@
-"""Turn prices into the coefficients of `virtual_selection`, and stage times that no dealing undercuts."""
+"""Turn prices into the coefficients of `virtual_selection`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations.stage_selection_data import StageSelectionData
 from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.hops import block_on_sends, hop_send_s
-from planner.cost.prices import Floats, Prices
+from planner.cost.prices import Prices
 from planner.data.options import RECOMPUTE_KINDS
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
@@ -113,47 +112,3 @@ def _memory(
         "full_peak_gib": more,
         "selective_peak_gib": more_selective,
     }
-
-
-def whole_stages(data: VirtualSelectionData) -> StageSelectionData:
-    """The same pipeline as if stages were whole: least recomputation and time of n layers, however dealt.
-
-    A stage must hold its layers at every moment; one is looked at, in which the emptiest chunk has most in
-    flight. A layer is in flight there no less than on that chunk, and a layer of every chunk recomputed saves
-    the mean over the chunks for each. So memory counts no more, and savings no less, than any dealing.
-    """
-    at = [int(np.argmax(held.min(axis=1))) for held in data.moments]
-    chosen = [held[i].astype(np.float64) for held, i in zip(data.moments, at, strict=True)]
-    least = np.array([float(held.min()) for held in chosen])
-    middle = np.array([float(held.mean()) for held in chosen])
-    first = np.array([float(held[0]) for held in chosen])
-    lead = data.stage.lead
-    base = np.array([float(one[i]) for one, i in zip(data.base_gib, at, strict=True)])
-    # Leading layers lie on chunk 0; as many of the main kind are counted at the least chunk beside them.
-    kept, selective, full = data.lead_kept_gib
-    base = base + lead * (first * kept - least * data.kept_gib)
-    save_selective, save_full = data.kept_gib - data.kept_selective_gib, data.kept_gib - data.kept_full_gib
-    # A stage of two kinds may recompute the one that saves more, in the time of the quicker one.
-    saves = middle * save_full + np.where(lead > 0, first * max((kept - full) - save_full, 0.0), 0.0)
-    full_ms = np.where(lead > 0, np.minimum(data.stage.full_ms, data.stage.lead_full_ms), data.stage.full_ms)
-    return replace(
-        data.stage,
-        base_forward_ms=data.stage.base_forward_ms + data.blocked_forward_ms.sum(axis=1),
-        base_backward_ms=data.stage.base_backward_ms + data.blocked_backward_ms.sum(axis=1),
-        layer_gib=data.state_gib + least * data.kept_gib,
-        base_gib=base,
-        selective_saves_gib=_allowed(data, "selective", least * save_selective),
-        full_saves_gib=_allowed(data, "full", saves),
-        lead_selective_saves_gib=_allowed(data, "selective", first * (kept - selective)),
-        lead_full_saves_gib=_allowed(data, "full", saves),
-        full_ms=full_ms,
-        lead_full_ms=full_ms,
-        full_peak_gib=data.full_peak_gib,
-        selective_peak_gib=data.selective_peak_gib,
-        limit_gib=data.limit_gib,
-    )
-
-
-def _allowed(data: VirtualSelectionData, kind: str, saves: Floats) -> Floats:
-    """What a kind of recomputation saves, nothing where it is forbidden."""
-    return saves if kind in data.kinds else np.zeros_like(saves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulations.interleaved_rows import PathRow
-from planner.search.space import Groups
+from planner.search.virtual_capacity import VirtualLimits
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,15 @@ class VirtualPair:
 
 
 @dataclass(frozen=True)
-class VirtualGroups:
-    """The groups of a pair from the `start`-th on, bounded without memory."""
+class VirtualPart:
+    """A row of degrees, a number of virtual stages, and limits on the orders of the classes."""
 
     choice: int
-    groups: Groups
-    start: int
-
-
-@dataclass(frozen=True)
-class VirtualGroup:
-    """A row of degrees and the number of stages on each class, bounded with memory."""
-
-    choice: int
-    counts: tuple[int, ...]
+    virtual_stages: int
+    stages: int
+    limits: VirtualLimits
+    programs: int = 0
+    """Programs of `formulations.virtual_classes` that have bounded it: none, the relaxation, or both."""
 
 
 @dataclass(frozen=True)
@@ -53,4 +48,4 @@ class VirtualProgram:
     rows: tuple[PathRow, ...]
 
 
-VirtualItem = VirtualPair | VirtualGroups | VirtualGroup | VirtualOrder | VirtualProgram
+VirtualItem = VirtualPair | VirtualPart | VirtualOrder | VirtualProgram

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.interleaved_rows import longest_paths
-from formulations.stage_selection_tables import least_recompute, stage_times_ms
 from formulations.virtual_selection_data import (
     VirtualChoice,
     VirtualSelectionData,
@@ -22,8 +21,8 @@ from formulations.virtual_selection_data import (
     objectives_ms,
     times_ms,
 )
+from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
 from planner.cost.prices import Floats
-from planner.search.virtual_data import whole_stages
 
 Ints = NDArray[np.int64]
 
@@ -31,6 +30,8 @@ SHORT_GROUPS = (3, 4)
 """Groups of micro-batches in the two steps that stand for a longer one."""
 MAX_MOVES = 12
 """Moves of a layer after which the search is content."""
+MOST_COARSE = 4
+"""Layers of a chunk from which on a rest of one hardly matters."""
 MOVES_LOOKED_AT = 16
 """Moves tried in one look around."""
 
@@ -64,9 +65,14 @@ class Dealer:
         at = int(np.argmin(values))
         return float(values[at]), found[at]
 
-    def good_choice(self, give_up_ms: float) -> tuple[float, VirtualChoice] | None:
-        """A good choice, improved where it comes near `give_up_ms`; None where nothing fits."""
-        best = self.best(first_dealings(self.data))
+    def good_choice(
+        self, give_up_ms: float, totals: Sequence[Sequence[int]] = ()
+    ) -> tuple[float, VirtualChoice] | None:
+        """A good choice, improved where it comes near `give_up_ms`; None where nothing fits.
+
+        `totals` are layers of the stages to begin with, beside those that are found here.
+        """
+        best = self.best(first_dealings(self.data, totals))
         if best is None or best[0] > 1.1 * give_up_ms:
             return best
         for _ in range(MAX_MOVES):
@@ -84,8 +90,7 @@ class Dealer:
         layer = np.array(path.forward) * data.stage.forward_ms[:, None]
         cost = layer + np.array(path.backward) * data.stage.backward_ms[:, None]
         layers = np.array(choice.layers)
-        fewest = np.ones_like(layers)
-        fewest[0, 0] = max(1, int(data.stage.lead[0]))
+        fewest = fewest_layers(data)
         flat = np.argsort(-cost, axis=None, kind="stable")
         givers = [i for i in flat.tolist() if layers.flat[i] > fewest.flat[i]]
         takers = flat[::-1].tolist()
@@ -100,26 +105,73 @@ class Dealer:
         return moved
 
 
-def first_dealings(data: VirtualSelectionData) -> list[Ints]:
-    """Layer counts to begin with: stages as even as whole layers or multiples of v allow, dealt evenly."""
-    whole = whole_stages(data)
-    table = least_recompute(whole)
-    times = stage_times_ms(whole, table)
-    dealt = []
-    for unit in dict.fromkeys((1, data.virtual_stages)):
-        stages = _even_stages(data, times, unit)
-        if stages is None:
-            continue
-        for first in (True, False):
-            dealt.append(deal(data, stages, extra_first=first))
-    return [layers for i, layers in enumerate(dealt) if not any((layers == one).all() for one in dealt[:i])]
+def first_dealings(data: VirtualSelectionData, totals: Sequence[Sequence[int]] = ()) -> list[Ints]:
+    """Layer counts to begin with: good totals of the stages, dealt evenly to their chunks.
+
+    Totals are those given, as many as the stages hold below the least step for which they hold all layers,
+    and as even as whole layers or multiples of v allow.
+    """
+    table = dealt_table(data)
+    found: list[Ints | None] = [np.array(one) for one in totals]
+    found.append(capacity_layers(data, table))
+    found += [_even_stages(data, table.times_ms, unit) for unit in dict.fromkeys((1, data.virtual_stages))]
+    distinct = {tuple(one.tolist()): one for one in found if one is not None}
+    dealt = [deal(data, one, pattern) for one in distinct.values() for pattern in _patterns(data, one)]
+    return list({layers.tobytes(): layers for layers in dealt}.values())
+
+
+def _patterns(data: VirtualSelectionData, totals: Ints) -> list[Floats]:
+    """Shares of the chunks in a stage, [pattern, chunk], that some stage can keep exactly.
+
+    Stages wait for each other where one is on a long chunk and the others are not. Stages of few layers can
+    deal them in few ways, so that the others do well to follow them: as even as may be, the longer ones
+    first or last, for every number of layers that leaves a rest.
+    """
+    v = data.virtual_stages
+    found = [np.full(v, 1.0 / v)]
+    for total in sorted({int(n) for n in totals if n % v and n < MOST_COARSE * v}):
+        counts = np.full(v, total // v, dtype=np.float64)
+        for longer in (slice(0, total % v), slice(v - total % v, v)):
+            pattern = counts.copy()
+            pattern[longer] += 1
+            found.append(pattern / total)
+    return found
+
+
+def capacity_layers(data: VirtualSelectionData, table: DealtTable) -> Ints | None:
+    """Layers of stages by the least step for which they hold all; the slowest give back what is too many."""
+    values = step_by_layers(data, table)
+    layers = np.arange(values.shape[1])
+    fewest = fewest_layers(data).sum(axis=1)
+    steps = np.unique(values[np.isfinite(values)])
+
+    def held(limit: float) -> Ints:
+        most: Ints = np.where(values <= limit, layers, 0).max(axis=1)
+        return most
+
+    def holds(limit: float) -> bool:
+        most = held(limit)
+        return bool((most >= fewest).all() and most.sum() >= data.num_layers)
+
+    if len(steps) == 0 or not holds(float(steps[-1])):
+        return None
+    low, high = 0, len(steps) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(float(steps[middle])) else (middle + 1, high)
+    taken, stages = held(float(steps[low])), np.arange(data.num_stages)
+    while taken.sum() > data.num_layers:
+        can_give = (taken > fewest) & np.isfinite(values[stages, taken - 1])
+        if not can_give.any():
+            return None
+        taken[int(np.argmax(np.where(can_give, values[stages, taken], -np.inf)))] -= 1
+    return taken
 
 
 def _even_stages(data: VirtualSelectionData, times: Floats, unit: int) -> Ints | None:
     """Layers of stages, the slowest as fast as possible, in multiples of `unit` but for what is left."""
-    v, stages = data.virtual_stages, np.arange(data.num_stages)
-    layers = np.full(data.num_stages, v, dtype=np.int64)
-    layers[0] = max(v, int(data.stage.lead[0]) + v - 1)
+    stages = np.arange(data.num_stages)
+    layers: Ints = fewest_layers(data).sum(axis=1)
     left = data.num_layers - int(layers.sum())
     if left < 0 or not np.isfinite(times[stages, layers]).all():
         return None
@@ -137,16 +189,18 @@ def _even_stages(data: VirtualSelectionData, times: Floats, unit: int) -> Ints |
     return layers
 
 
-def deal(data: VirtualSelectionData, stages: Ints, *, extra_first: bool) -> Ints:
-    """Layers [stage, chunk] of stages dealt so that chunks take times as equal as whole layers allow."""
-    v = data.virtual_stages
+def deal(data: VirtualSelectionData, stages: Ints, pattern: Floats) -> Ints:
+    """Layers [stage, chunk] of stages dealt so that the times of chunks keep to a pattern [chunk] of shares.
+
+    Each layer goes to the chunk that is then the least full; the last ones come first where all are equal, as
+    fewer micro-batches are in flight there.
+    """
     layer = data.stage.forward_ms + data.stage.backward_ms
     base = np.add(*data.base_ms())
-    dealt = np.ones((data.num_stages, v), dtype=np.int64)
-    dealt[0, 0] = max(1, int(data.stage.lead[0]))
-    tie = np.arange(v) if extra_first else np.arange(v)[::-1]
+    dealt = fewest_layers(data)
+    tie = np.arange(data.virtual_stages)[::-1]
     for s in range(data.num_stages):
         for _ in range(int(stages[s] - dealt[s].sum())):
-            taken = np.round((dealt[s] + 1) + base[s] / layer[s], 6)
+            taken = np.round(((dealt[s] + 1) + base[s] / layer[s]) / pattern, 6)
             dealt[s, np.lexsort((tie, taken))[0]] += 1
     return dealt

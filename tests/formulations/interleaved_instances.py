@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
+from formulations.virtual_classes import VirtualClassesData
 from formulations.virtual_selection_data import VirtualSelectionData
+from formulations.virtual_selection_tables import dealt_table
 from planner.cost.pricing import price
 from planner.search.degrees import list_degrees
-from planner.search.virtual_data import whole_stages
-from planner.search.virtual_tables import VirtualTables
+from planner.search.virtual_capacity import Capacity, VirtualLimits
+from planner.search.virtual_tables import VirtualClassTables, VirtualTables
 from tests.random_problems import random_interleaved_problem
 
 
@@ -33,7 +35,88 @@ def random_interleaved(seed: int) -> VirtualSelectionData:
         classes = np.flatnonzero(table.max_stages[choice])
         order = rng.choice(classes, size=stages).tolist()
         data = VirtualTables(problem, price(problem, table.degrees), table).data(choice, chunks, order)
-        whole = whole_stages(data)
-        if np.isfinite(least_bottleneck_ms(whole, least_recompute(whole))):
+        if holds_all(data):
             return data
+    raise AssertionError("unreachable")
+
+
+def holds_all(data: VirtualSelectionData) -> bool:
+    """Whether the stages have memory for all layers."""
+    fits = np.isfinite(dealt_table(data).backward_ms)
+    return bool(
+        np.where(fits, np.arange(fits.shape[1]), -data.num_layers).max(axis=1).sum() >= data.num_layers
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """All orders of some classes: their data for a cutoff, and one of them at a time."""
+
+    tables: VirtualTables
+    choice: int
+    virtual_stages: int
+    num_stages: int
+    limits: VirtualLimits
+
+    @property
+    def sends_block(self) -> bool:
+        return not self.tables.problem.stack.overlaps_sends(self.virtual_stages)
+
+    @property
+    def capacity(self) -> Capacity:
+        m = int(self.tables.table.num_microbatches[self.choice])
+        return Capacity(self.classes, self.limits, m, sends_block=self.sends_block)
+
+    @property
+    def classes(self) -> VirtualClassTables:
+        return self.tables.of_classes(self.choice, self.virtual_stages, self.num_stages)
+
+    def orders(self) -> list[tuple[int, ...]]:
+        """Orders within the limits that begin as they say."""
+        found = itertools.product(range(len(self.limits.most)), repeat=self.num_stages)
+        prefix = self.limits.prefix
+        return [order for order in found if order[: len(prefix)] == prefix and self._has_counts(order)]
+
+    def _has_counts(self, order: tuple[int, ...]) -> bool:
+        counts = [order.count(c) for c in range(len(self.limits.most))]
+        limits = zip(self.limits.fewest, counts, self.limits.most, strict=True)
+        return all(low <= count <= high for low, count, high in limits)
+
+    def data(self, cutoff_ms: float) -> VirtualClassesData:
+        classes, capacity = self.classes, self.capacity
+        return VirtualClassesData(
+            classes={c: one for c, one in classes.data.items() if self.limits.most[c]},
+            tables=classes.tables,
+            fits=capacity.fits(cutoff_ms),
+            fewest=capacity.fewest,
+            most=capacity.most,
+            hop_ms=classes.hop_ms,
+            sends_block=self.sends_block,
+            cutoff_ms=cutoff_ms,
+        )
+
+
+def random_part(seed: int) -> Part:
+    """Two or three stages of two or three chunks on one or two classes, perhaps with the first given."""
+    rng = np.random.default_rng(seed)
+    for at in itertools.count(int(rng.integers(10_000))):
+        problem = random_interleaved_problem(at, experts=at % 3 == 0)
+        table = list_degrees(problem)
+        stages, chunks = int(rng.integers(2, 4)), int(rng.integers(2, 4))
+        fits = [
+            choice
+            for choice in range(len(table))
+            if table.num_microbatches[choice] % stages == 0
+            and stages * chunks <= problem.model.num_layers
+            and table.max_stages[choice].sum() >= stages
+        ]
+        if not fits:
+            continue
+        choice = fits[int(rng.integers(len(fits)))]
+        most = np.minimum(table.max_stages[choice], stages)
+        prefix = (int(rng.choice(np.flatnonzero(most))),) if rng.random() < 0.5 else ()
+        limits = VirtualLimits((0,) * len(most), tuple(most.tolist()), prefix)
+        return Part(
+            VirtualTables(problem, price(problem, table.degrees), table), choice, chunks, stages, limits
+        )
     raise AssertionError("unreachable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
@@ -21,15 +22,16 @@ from formulations import (
     row_search,
     stage_selection,
     stage_selection_cp,
+    virtual_classes,
     virtual_selection,
 )
 from formulations.interleaved_rows import longest_paths
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
-from planner.search.virtual_data import whole_stages
+from formulations.virtual_selection_tables import dealt_table, fewest_layers
 from tests.formulations.instances import random_data
-from tests.formulations.interleaved_instances import random_interleaved
+from tests.formulations.interleaved_instances import random_interleaved, random_part
 from tests.formulations.test_layer_partition import random_data as random_partition
 
 
@@ -86,15 +88,21 @@ def replica_mix_cp_names(data: StageSelectionData) -> Iterable[str]:
 
 def virtual_selection_names(data: StageSelectionData) -> Iterable[str]:
     instance = random_interleaved(3)
-    whole = whole_stages(instance)
+    table = dealt_table(instance)
     model, var = virtual_selection.build(instance)
-    virtual_selection.tighten_recompute(model, whole, var)
-    virtual_selection.tighten_bottleneck(model, whole, var)
-    virtual_selection.add_exclude(model, instance, var, virtual_selection.fewest_layers(instance).tolist(), 0)
+    virtual_selection.tighten_recompute(model, instance, table, var)
+    virtual_selection.tighten_capacity(model, instance, table, 1e3, var)
+    virtual_selection.add_exclude(model, instance, var, fewest_layers(instance).tolist(), 0)
     times = np.ones((instance.num_stages, instance.virtual_stages))
     rows = longest_paths(times, times, instance.send_ms, instance.stage.num_microbatches, [0])
     virtual_selection.add_path(model, instance, var, rows[0], 0)
     return list(model.constraints)
+
+
+def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
+    parts = (random_part(seed).data(1e9) for seed in itertools.count())
+    fitting = next(part for part in parts if part.fits.any(axis=(0, 2)).all())
+    return list(virtual_classes.build(fitting)[0].constraints)
 
 
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
@@ -105,6 +113,7 @@ NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "replica_mix_cp": replica_mix_cp_names,
     "stage_selection": stage_selection_names,
     "stage_selection_cp": stage_selection_cp_names,
+    "virtual_classes": virtual_classes_names,
     "virtual_selection": virtual_selection_names,
 }
 """Names of all constraints of a formulation, each group present; a new formulation adds its line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.search import driver, virtual
+from planner.search import driver, virtual_programs
 from planner.simulate.evaluate import evaluate
 from tests.oracle_plans import brute_force
 from tests.oracle_virtual import brute_force_virtual
@@ -59,5 +59,5 @@ def test_best_interleaved_plan_equals_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(560, 575))
 def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no dealing tried by enumeration every order goes through the mixed-integer program."""
-    monkeypatch.setattr(virtual, "MAX_SPLITS", 0)
+    monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)

@@ -1,0 +1,443 @@
+"""Choose class and whole layers of every interleaved stage, chunks in fractions: a bound on all orders.
+
+The outer choice has fixed the degrees, the micro-batch, the numbers of stages and of virtual stages. Only
+plans whose step lies below a cutoff count: `interleaved_rows` (wait, k = 0) then says which numbers of
+layers each stage may hold. Times in ms.
+
+Sets       s in S                         stages 0 .. p-1, in pipeline order
+           k in K                         chunks 0 .. v-1 of every stage
+           c in C[s]                      node classes that s may have
+           n in N[s,c]                    numbers of layers with which s, on c, may keep below the cutoff
+           W[s]                           rows (wait) of either side, of `interleaved_rows`
+Data       L, m                           layers of the model; micro-batches, a multiple of p
+           k1[c], k2[c]                   fewest and most stages of class c
+           f[c], b[c]                     forward, backward of one layer on c, one micro-batch
+           f0[s,c,k], b0[s,c,k]           the same of embedding and head
+           l0[s,k]                        fewest layers of a chunk: one, or the leading ones
+           g[s,c,n]                       backward that the least recomputation of n layers adds
+           d, a0                          weights, gradients and optimizer state of a layer; its activations
+           e[s,h,k]                       micro-batches in flight on chunk k at moment h
+           M[s,c,h]                       memory that is left beside the layers
+           r[s,c,h]                       most memory at moment h that a unit of recomputation time saves
+           o[s,c,n]                       what n layers add after the pipeline
+           h[c,c']                        least send from a stage on c to one on c'
+           rt[c]                          tail of the reduction
+Variables  z[s,c]    binary               s is of class c
+           a[s,c]    whole                its layers there
+           n[s,c,k]  >= 0                 those of chunk k, in fractions
+           y[s,c,c'] >= 0                 s is of class c and the next one of class c'
+           G[s,c], E[s,k]                 backward of s that recomputation adds on c, and its share of chunk k
+           P[s,c]                         what follows s on c
+           F[s,k], B[s,k], S[s]           forward and backward of a chunk, send behind a stage
+           I[s], J[s]                     what s waits before its work, and what follows it on stage 0
+           T, O                           end of stage 0 with its reduction; what follows
+Model      min  T + O
+           s.t. sum_c z[s,c] = 1                                                (class)
+                k1[c] <= sum_s z[s,c] <= k2[c]                                  (count)
+                sum_sc a[s,c] = L                                               (assign)
+                min N[s,c] z[s,c] <= a[s,c] <= max N[s,c] z[s,c]                (capacity)
+                sum_k n[s,c,k] = a[s,c],  n[s,c,k] >= l0[s,k] z[s,c]            (chunk)
+                sum_c' y[s,c,c'] = z[s,c],  sum_c y[s,c,c'] = z[s+1,c']         (neighbour)
+                G[s,c] >= line(a[s,c], z[s,c]) of the lower hull of g on N[s,c],
+                sum_k E[s,k] = sum_c G[s,c]                                     (recompute)
+                sum_k (d + e[s,h,k] a0) n[s,c,k] <= M[s,c,h] z[s,c] + r[s,c,h] G[s,c]
+                     for moments h                                              (memory)
+                P[s,c] >= line(a[s,c], z[s,c]) of the lower hull of o on N[s,c],
+                O >= sum_c P[s,c]                                               (follow_up)
+                S[s] = sum_cc' h[c,c'] y[s,c,c']                                (send)
+                F[s,k] = sum_c (f[c] n[s,c,k] + f0[s,c,k] z[s,c])               (forward_time)
+                B[s,k] = sum_c (b[c] n[s,c,k] + b0[s,c,k] z[s,c]) + E[s,k]      (backward_time)
+                I[s] >= row(F, B, S) and J[s] >= row(F, B, S) for the rows of W[s],
+                T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + sum_c rt[c] z[0,c]  (wait)
+                T + O + constant <= cutoff                                         (cutoff)
+                T >= row (dealt) of `interleaved_rows` + sum_c rt[c] z[0,c]        (dealt)
+           Where sends block, S[s] is in F[s,k] and S[s-1] in B[s,k] instead, but for the two ends.
+Size       2 p C integers for C classes, p C (v + 2) + p C^2 more variables, p (2 C v + 4 v) rows.
+Exact      a relaxation: chunks are in fractions, their memory is what no dealing undercuts, reduction shows
+           its tail alone, rows are those that bound the end of stage 0. Every plan below the cutoff
+           satisfies all rows with its own values, so that the objective, or the cutoff, bounds the step of
+           every plan.
+Source     rows: proved in `interleaved_rows`; tables: `virtual_selection_tables`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+from numpy.typing import NDArray
+
+from formulations import solvers
+from formulations.interleaved_rows import Floats, dealt_factors, wait_rows
+from formulations.options import SolveOptions
+from formulations.row_search import relaxed
+from formulations.stage_selection import lower_hull
+from formulations.virtual_selection_data import VirtualSelectionData
+from formulations.virtual_selection_tables import DealtTable, fewest_layers
+
+MAX_TERMS = 20_000
+"""Terms of the rows (wait) beyond which only the first chunk and the first backward are waited for."""
+
+MAX_MOMENTS = 6
+"""Moments of a stage at which its memory is looked at."""
+
+Key = tuple[int, int]
+"""Stage and class."""
+
+
+@dataclass(frozen=True)
+class VirtualClassesData:
+    """Coefficients of one outer choice over all its orders of classes."""
+
+    classes: dict[int, VirtualSelectionData]
+    """By class: the pipeline as if all its stages lay on that class, sends left out."""
+    tables: dict[int, DealtTable]
+    fits: NDArray[np.bool_]
+    """[class, stage, n] N[s,c]; nothing where the stage may not be of the class."""
+    fewest: NDArray[np.int64]
+    """[class] k1"""
+    most: NDArray[np.int64]
+    """[class] k2"""
+    hop_ms: Floats
+    """[class, class] h"""
+    sends_block: bool
+    cutoff_ms: float
+
+    @property
+    def sample(self) -> VirtualSelectionData:
+        """One of the classes, for what all share."""
+        return next(iter(self.classes.values()))
+
+    @property
+    def keys(self) -> list[Key]:
+        """Stages with the classes that they may have."""
+        return [(int(s), int(c)) for s, c in np.argwhere(self.fits.any(axis=2).T)]
+
+    def layers(self, key: Key) -> NDArray[np.int64]:
+        """N[s,c], ascending."""
+        return np.flatnonzero(self.fits[key[1], key[0]])
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The solver's variables."""
+
+    z: dict[Key, pulp.LpVariable]
+    a: dict[Key, pulp.LpVariable]
+    n: dict[Key, list[pulp.LpVariable]]
+    y: dict[tuple[int, int, int], pulp.LpVariable]
+    more: dict[Key, pulp.LpVariable]
+    more_of_chunk: list[list[pulp.LpVariable]]
+    behind: dict[Key, pulp.LpVariable]
+    forward: list[list[pulp.LpVariable]]
+    backward: list[list[pulp.LpVariable]]
+    send: list[pulp.LpVariable]
+    wait_before: list[pulp.LpVariable]
+    wait_after: list[pulp.LpVariable]
+    end: pulp.LpVariable
+    follow: pulp.LpVariable
+
+
+@dataclass(frozen=True)
+class VirtualClassesResult:
+    """Bound [ms], infinite where no order is left; class and layers of every stage of a solution."""
+
+    bound_ms: float
+    order: tuple[int, ...] | None
+    layers: tuple[int, ...]
+
+
+def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
+    """The whole program."""
+    model = pulp.LpProblem("virtual_classes", pulp.LpMinimize)
+    var = _variables(data)
+    model += var.end + var.follow + data.sample.stage.constant_ms
+    add_cutoff(model, data, var)
+    add_class(model, data, var)
+    add_count(model, data, var)
+    add_assign(model, data, var)
+    add_capacity(model, data, var)
+    add_chunk(model, data, var)
+    add_neighbour(model, data, var)
+    add_recompute(model, data, var)
+    add_memory(model, data, var)
+    add_follow_up(model, data, var)
+    add_send(model, data, var)
+    add_forward_time(model, data, var)
+    add_backward_time(model, data, var)
+    add_wait(model, data, var)
+    add_dealt(model, data, var)
+    return model, var
+
+
+def _variables(data: VirtualClassesData) -> Variables:
+    stages, chunks = range(data.sample.num_stages), range(data.sample.virtual_stages)
+    keys = data.keys
+
+    def by_chunk(name: str) -> list[list[pulp.LpVariable]]:
+        return [[pulp.LpVariable(f"{name}_{s}_{k}", 0) for k in chunks] for s in stages]
+
+    def by_stage(name: str) -> list[pulp.LpVariable]:
+        return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
+
+    def by_key(name: str, cat: str = "Continuous") -> dict[Key, pulp.LpVariable]:
+        return {(s, c): pulp.LpVariable(f"{name}_{s}_{c}", 0, cat=cat) for s, c in keys}
+
+    return Variables(
+        z={(s, c): pulp.LpVariable(f"z_{s}_{c}", 0, 1, cat="Integer") for s, c in keys},
+        a=by_key("a", "Integer"),
+        n={(s, c): [pulp.LpVariable(f"n_{s}_{c}_{k}", 0) for k in chunks] for s, c in keys},
+        y={
+            (s, c, to): pulp.LpVariable(f"y_{s}_{c}_{to}", 0)
+            for s, c in keys
+            for other, to in keys
+            if other == (s + 1) % len(stages)
+        },
+        more=by_key("G"),
+        more_of_chunk=by_chunk("E"),
+        behind=by_key("P"),
+        forward=by_chunk("F"),
+        backward=by_chunk("B"),
+        send=by_stage("S"),
+        wait_before=by_stage("I"),
+        wait_after=by_stage("J"),
+        end=pulp.LpVariable("T", 0),
+        follow=pulp.LpVariable("O", 0),
+    )
+
+
+def add_cutoff(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Slower plans do not count."""
+    limit = float(data.cutoff_ms - data.sample.stage.constant_ms)
+    model += var.end + var.follow <= limit, "cutoff"
+
+
+def add_class(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Every stage is of one class."""
+    for s in range(data.sample.num_stages):
+        chosen = [z for (stage, _), z in var.z.items() if stage == s]
+        model += pulp.lpSum(chosen) == 1, f"class_{s}"
+
+
+def add_count(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """A class has as many stages as it may."""
+    for c in data.classes:
+        stages = pulp.lpSum(z for (_, of), z in var.z.items() if of == c)
+        model += stages >= int(data.fewest[c]), f"count_least_{c}"
+        model += stages <= int(data.most[c]), f"count_most_{c}"
+
+
+def add_assign(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Every layer runs on one stage."""
+    model += pulp.lpSum(var.a.values()) == data.sample.num_layers, "assign"
+
+
+def add_capacity(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """A stage holds no fewer and no more layers than its class may there."""
+    for (s, c), a in var.a.items():
+        layers = data.layers((s, c))
+        model += a >= int(layers[0]) * var.z[s, c], f"capacity_least_{s}_{c}"
+        model += a <= int(layers[-1]) * var.z[s, c], f"capacity_most_{s}_{c}"
+
+
+def add_chunk(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """The chunks hold the layers of their stage, each its fewest."""
+    fewest = fewest_layers(data.sample)
+    for (s, c), chunks in var.n.items():
+        model += pulp.lpSum(chunks) == var.a[s, c], f"chunk_{s}_{c}"
+        for k, n in enumerate(chunks):
+            model += n >= int(fewest[s, k]) * var.z[s, c], f"chunk_least_{s}_{c}_{k}"
+
+
+def add_neighbour(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Who is next to whom along the pipeline, the last stage before the first."""
+    num_stages = data.sample.num_stages
+    for (s, c), z in var.z.items():
+        leaving = pulp.lpSum(y for (at, of, _), y in var.y.items() if (at, of) == (s, c))
+        model += leaving == z, f"neighbour_next_{s}_{c}"
+        before = (s - 1) % num_stages
+        arriving = pulp.lpSum(y for (at, _, to), y in var.y.items() if (at, to) == (before, c))
+        model += arriving == z, f"neighbour_before_{s}_{c}"
+
+
+def add_recompute(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Recomputation takes what the hull over the numbers of layers says, in whatever chunk."""
+    for (s, c), more in var.more.items():
+        one, layers = data.classes[c], data.layers((s, c))
+        base = float(one.base_ms()[1][s].sum())
+        extra = data.tables[c].backward_ms[s, layers] - one.stage.backward_ms[s] * layers - base
+        for i, (slope, offset) in enumerate(_hull(layers, extra)):
+            model += more >= slope * var.a[s, c] + offset * var.z[s, c], f"recompute_{s}_{c}_{i}"
+    for s, chunks in enumerate(var.more_of_chunk):
+        total = pulp.lpSum(more for (stage, _), more in var.more.items() if stage == s)
+        model += pulp.lpSum(chunks) == total, f"recompute_dealt_{s}"
+
+
+def add_memory(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """What chunks hold fits the stage at some moments; recomputation saves no more than at its best."""
+    for (s, c), chunks in var.n.items():
+        one = data.classes[c]
+        lead_gib = float(one.stage.lead[s]) * (one.lead_kept_gib[0] - one.kept_gib)
+        moments = one.moments[s]
+        step = -(-len(moments) // MAX_MOMENTS)
+        for h in range(0, len(moments), step):
+            held = moments[h]
+            need = pulp.lpSum(
+                float(one.state_gib + e * one.kept_gib) * n for e, n in zip(held, chunks, strict=True)
+            )
+            room = float(one.limit_gib[s] - one.base_gib[s][h] - held[0] * lead_gib)
+            saved = _most_saved(one, s, held) * var.more[s, c]
+            model += need <= room * var.z[s, c] + saved, f"memory_{s}_{c}_{h}"
+
+
+def _most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> float:
+    """r: most memory that recomputation saves at a moment, by its time, of either kind [GiB / ms]."""
+    stage, has_lead = data.stage, bool(data.stage.lead[s])
+    kept, selective, full = data.lead_kept_gib
+
+    def rate(main_gib: float, lead_gib: float, main_ms: float, lead_ms: float) -> float:
+        saves = max(main_gib, lead_gib) if has_lead else main_gib
+        time = min(main_ms, lead_ms) if has_lead else main_ms
+        return saves / max(time, 1e-9)
+
+    in_full = rate(
+        data.kept_gib - data.kept_full_gib,
+        kept - full,
+        float(stage.full_ms[s]),
+        float(stage.lead_full_ms[s]),
+    )
+    best = in_full * float(held.mean()) if "full" in data.kinds else 0.0
+    if "selective" in data.kinds:
+        some = rate(
+            data.kept_gib - data.kept_selective_gib,
+            kept - selective,
+            float(stage.selective_ms[s]),
+            float(stage.lead_selective_ms[s]),
+        )
+        best = max(best, some * float(held.max()))
+    return best
+
+
+def add_follow_up(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """After all stages have met, the slowest optimizer and gathering end the step."""
+    for (s, c), behind in var.behind.items():
+        layers = data.layers((s, c))
+        for i, (slope, offset) in enumerate(_hull(layers, data.tables[c].follow_ms[s, layers])):
+            model += behind >= slope * var.a[s, c] + offset * var.z[s, c], f"follow_up_{s}_{c}_{i}"
+    for s in range(data.sample.num_stages):
+        total = pulp.lpSum(behind for (stage, _), behind in var.behind.items() if stage == s)
+        model += var.follow >= total, f"follow_up_{s}"
+
+
+def add_send(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """A send takes what the two classes make of it."""
+    for s, send in enumerate(var.send):
+        terms = [(y, float(data.hop_ms[c, to])) for (at, c, to), y in var.y.items() if at == s]
+        model += send == pulp.LpAffineExpression(terms), f"send_{s}"
+
+
+def add_forward_time(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Forward of a chunk: its layers, embedding or head, and a send that blocks."""
+    last = data.sample.num_stages - 1, data.sample.virtual_stages - 1
+    for s, k in np.ndindex(last[0] + 1, last[1] + 1):
+        time = _work(data, var, s, k, 0)
+        if data.sends_block and (s, k) != last:
+            time += var.send[s]
+        model += var.forward[s][k] == time, f"forward_time_{s}_{k}"
+
+
+def add_backward_time(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Backward of a chunk: its layers, what they recompute, embedding or head, and a send that blocks."""
+    for s, k in np.ndindex(data.sample.num_stages, data.sample.virtual_stages):
+        time = _work(data, var, s, k, 1) + var.more_of_chunk[s][k]
+        if data.sends_block and (s, k) != (0, 0):
+            time += var.send[s - 1]
+        model += var.backward[s][k] == time, f"backward_time_{s}_{k}"
+
+
+def add_wait(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """A stage waits for the first micro-batch, does all its work, and the last one goes on without it."""
+    p, v, m = data.sample.num_stages, data.sample.virtual_stages, data.sample.stage.num_microbatches
+    rows = wait_rows(p, m, v)
+    many = len(rows) * p * v > MAX_TERMS
+    for index, row in enumerate(rows):
+        if many and np.count_nonzero(row.forward) + np.count_nonzero(row.backward) > 2 * p:
+            continue
+        waits = (var.wait_after if row.after else var.wait_before)[row.stage]
+        terms = [
+            (grid[s][k], float(factors[s, k]))
+            for grid, factors in ((var.forward, row.forward), (var.backward, row.backward))
+            for s, k in np.argwhere(factors)
+        ]
+        if not data.sends_block:
+            terms += [(var.send[s], float(row.sends[s])) for s in range(p)]
+        model += waits >= pulp.LpAffineExpression(terms), f"wait_row_{index}"
+    tail = _tail(data, var)
+    for s in range(p):
+        work = m * pulp.lpSum([*var.forward[s], *var.backward[s]])
+        model += var.end >= work + var.wait_before[s] + var.wait_after[s] + tail, f"wait_{s}"
+
+
+def add_dealt(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """The mean of the rows (wait), for where some of them are left out."""
+    p, v, m = data.sample.num_stages, data.sample.virtual_stages, data.sample.stage.num_microbatches
+    of_stage, of_send = dealt_factors(p, m, v)
+    terms = [(time, float(of_stage[s])) for s in range(p) for time in (*var.forward[s], *var.backward[s])]
+    if not data.sends_block:
+        terms += [(send, float(of_send[s])) for s, send in enumerate(var.send)]
+    model += var.end >= pulp.LpAffineExpression(terms) + _tail(data, var), "dealt"
+
+
+def _tail(data: VirtualClassesData, var: Variables) -> pulp.LpAffineExpression:
+    """Tail of the reduction of the first stage."""
+    return pulp.lpSum(
+        float(data.classes[c].stage.reduce_tail_ms[0]) * z for (s, c), z in var.z.items() if s == 0
+    )
+
+
+def _work(data: VirtualClassesData, var: Variables, s: int, k: int, which: int) -> pulp.LpAffineExpression:
+    """Forward or backward of the layers of a chunk and of what lies beside them."""
+    terms = []
+    for (stage, c), z in var.z.items():
+        if stage == s:
+            one = data.classes[c]
+            layer = (one.stage.forward_ms, one.stage.backward_ms)[which]
+            terms += [(var.n[s, c][k], float(layer[s])), (z, float(one.base_ms()[which][s, k]))]
+    return pulp.LpAffineExpression(terms)
+
+
+def _hull(layers: NDArray[np.int64], values: Floats) -> list[tuple[float, float]]:
+    """Lines of the lower hull of values at whole layers."""
+    if len(layers) == 1:
+        return [(0.0, float(values[0]))]
+    return lower_hull([(int(n), float(value)) for n, value in zip(layers, values, strict=True)])
+
+
+def extract(data: VirtualClassesData, solution: solvers.Solution) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Class and layers of every stage."""
+    keys = data.keys
+    order = [
+        max((c for s, c in keys if s == stage), key=lambda c: solution.values[f"z_{stage}_{c}"])
+        for stage in range(data.sample.num_stages)
+    ]
+    layers = [solution.values[f"a_{s}_{c}"] for s, c in enumerate(order)]
+    return tuple(order), tuple(round(n) for n in layers)
+
+
+def solve(data: VirtualClassesData, options: SolveOptions, *, integral: bool) -> VirtualClassesResult:
+    """Bound all orders that may keep below the cutoff; `integral` asks for whole classes and layers."""
+    if not data.fits.any(axis=(0, 2)).all():
+        return VirtualClassesResult(np.inf, None, ())
+    model, _ = build(data)
+    if integral:
+        solution = solvers.solve(model, options)
+    else:
+        with relaxed(model):
+            solution = solvers.solve(model, options)
+    if solution.status == "infeasible":
+        return VirtualClassesResult(np.inf, None, ())
+    bound = -np.inf if solution.bound is None else solution.bound
+    if solution.status == "unknown":
+        return VirtualClassesResult(bound, None, ())
+    return VirtualClassesResult(bound, *extract(data, solution))

@@ -1,0 +1,137 @@
+"""How many layers the stages of an interleaved pipeline can hold if its step is to beat a limit.
+
+With t[s] the time of a micro-batch on all chunks of s, `formulations.interleaved_rows` (wait, k = 0) says
+
+    T >= m t[s] + sum_{i<s} (f[i,0] + b[i,0] + 2 c[i]) + (what follows the pipeline)
+
+for every stage s, so that a limit on T is one on the layers of each stage, by class and place, memory and
+recomputation included (`formulations.virtual_selection_tables`). Where the stages together cannot hold the
+model's layers in any order of the classes no plan beats the limit. Chunk 0 of the stages before s takes what
+a layer takes on the fastest classes that there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.virtual_tables import VirtualClassTables
+
+UNFIT = -1e6
+"""Layers of a stage that not even the fewest fit: no sum with it reaches the model's layers."""
+BISECTIONS = 8
+"""Halvings of the interval between a part's bound and the cutoff."""
+SWEEPS = 3
+"""Times that every price is set where there are more than two classes."""
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class VirtualLimits:
+    """Part of the orders: stages of each class, and the classes of the first stages."""
+
+    fewest: tuple[int, ...]
+    most: tuple[int, ...]
+    prefix: tuple[int, ...] = ()
+
+
+class Capacity:
+    """What the stages of one part hold; values are steps in ms."""
+
+    def __init__(
+        self,
+        tables: VirtualClassTables,
+        limits: VirtualLimits,
+        num_microbatches: int,
+        *,
+        sends_block: bool,
+    ) -> None:
+        self.fewest, self.most = np.array(limits.fewest), np.array(limits.most)
+        num_stages, self.num_layers = tables.times_ms.shape[1], tables.times_ms.shape[2] - 1
+        self.allowed = np.repeat((self.most > 0)[:, None], num_stages, axis=1)
+        for s, c in enumerate(limits.prefix):
+            self.allowed[:, s] = np.arange(len(self.most)) == c
+        fill = self._fill_ms(tables, limits.prefix, sends_block=sends_block)
+        after = tables.follow_ms + float(tables.tail_ms[self.allowed[:, 0]].min()) + tables.constant_ms
+        values = num_microbatches * tables.times_ms + fill[None, :, None] + after
+        self.values_ms = np.where(self.allowed[:, :, None], values, np.inf)
+        """[class, stage, n] least step where that stage holds n layers."""
+        share = np.arange(num_stages) / tables.virtual_stages
+        even = np.where(np.isfinite(tables.times_ms), tables.times_ms, 0.0) * share[None, :, None]
+        self.likely_ms = self.values_ms + np.maximum(even - fill[None, :, None], 0.0)
+        """The same if chunks of the stages before take as long as its own: no bound, but near."""
+
+    def _fill_ms(self, tables: VirtualClassTables, prefix: tuple[int, ...], *, sends_block: bool) -> Floats:
+        """Least time that a micro-batch takes to reach each stage and to come back from it, [stage]."""
+        first, fixed = tables.first_ms, list(prefix)
+        num_stages, left = first.shape[1], self.most.copy()
+        np.subtract.at(left, fixed, 1)
+        used = np.flatnonzero(self.most > 0)
+        inner = first[:, min(1, num_stages - 1)]
+        one = inner[fixed].tolist()
+        pool = np.sort(np.repeat(inner[used], np.maximum(left[used], 0)))
+        taken = np.concatenate([one, pool])[:num_stages]
+        starts = used if not fixed else np.array(fixed[:1])
+        embedding = float((first[starts, 0] - inner[starts]).min())
+        hop = 0.0 if sends_block else float(tables.hop_ms[np.ix_(used, used)].min())
+        fill = np.concatenate([[0.0], np.cumsum(taken)[: num_stages - 1] + embedding])
+        result: Floats = fill + 2 * hop * np.arange(num_stages)
+        return result
+
+    def fits(self, limit_ms: float) -> Bools:
+        """Numbers of layers with which a stage keeps below the limit, [class, stage, n]."""
+        kept: Bools = self.values_ms <= limit_ms
+        return kept
+
+    def holds(self, limit_ms: float, *, likely: bool = False) -> bool:
+        """Whether the stages may hold all layers below the limit; never wrongly no, unless `likely`."""
+        fits = (self.likely_ms if likely else self.values_ms) <= limit_ms
+        layers = np.where(fits, np.arange(fits.shape[2], dtype=np.float64), 0.0).max(axis=2)
+        most = np.where(fits.any(axis=2), layers, UNFIT)
+        most = np.where(self.allowed, most, UNFIT * fits.shape[1])
+        return bool(most_layers(most, self.fewest, self.most) >= self.num_layers)
+
+    def bound_ms(self, low_ms: float, high_ms: float, *, likely: bool = False) -> float:
+        """Least step for which the stages may hold all layers, between a bound that is known and a limit."""
+        if not self.holds(high_ms, likely=likely):
+            return high_ms
+        for _ in range(BISECTIONS):
+            middle = (low_ms + high_ms) / 2
+            holds = self.holds(middle, likely=likely)
+            low_ms, high_ms = (low_ms, middle) if holds else (middle, high_ms)
+        return low_ms
+
+
+def most_layers(layers: Floats, fewest: Ints, most: Ints) -> float:
+    """Most layers of all stages, [class, stage], between so many stages of each class; never too small.
+
+    An assignment problem, bounded by its dual: for any prices on the classes every stage takes its best class
+    at those prices, and the prices are paid back for the stages that each class may have. Each price in turn
+    is set so that its class is chosen as often as it may be; for two classes that is exact at once.
+    """
+    num_classes, num_stages = layers.shape
+    price = np.zeros(num_classes)
+
+    def value() -> float:
+        paid_back = np.where(price > 0, price * most, price * fewest).sum()
+        return float((layers - price[:, None]).max(axis=0).sum() + paid_back)
+
+    best = value()
+    for _ in range(SWEEPS if num_classes > 1 else 0):
+        for c in range(num_classes):
+            others = np.delete(layers - price[:, None], c, axis=0).max(axis=0)
+            gain = np.sort(layers[c] - others)[::-1]
+            wanted = int((gain > 0).sum())
+            if wanted > most[c]:
+                price[c] = gain[most[c]]
+            elif wanted < fewest[c]:
+                price[c] = gain[min(int(fewest[c]), num_stages) - 1]
+            else:
+                price[c] = 0.0
+            best = min(best, value())
+    return best

@@ -1,0 +1,116 @@
+"""Tables, capacity and program over classes: never above what the best dealing of any order reaches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from formulations import virtual_classes
+from formulations.options import SolveOptions
+from formulations.virtual_selection_data import (
+    VirtualSelectionData,
+    choices,
+    objectives_ms,
+    recomputations,
+)
+from formulations.virtual_selection_tables import dealt_table, fewest_layers, step_by_layers
+from planner.search.virtual_capacity import most_layers
+from tests.formulations.interleaved_instances import Part, random_interleaved, random_part
+
+REL = 1e-9
+
+
+def dealings(total: int, fewest: np.ndarray) -> Iterator[list[int]]:
+    """Every way to deal layers to chunks that hold their fewest."""
+    left, chunks = total - int(fewest.sum()), len(fewest)
+    for cuts in itertools.combinations(range(left + chunks - 1), chunks - 1):
+        more = np.diff([-1, *cuts, left + chunks - 1]) - 1
+        yield (fewest + more).tolist()
+
+
+def best_of_order(data: VirtualSelectionData) -> float:
+    """The least objective over all dealings of an order [ms]; inf where none fits."""
+    fewest = fewest_layers(data)
+    flat = [np.array(one).reshape(fewest.shape) for one in dealings(data.num_layers, fewest.ravel())]
+    found = [choice for layers in flat for choice in choices(data, layers.tolist())]
+    return float(objectives_ms(data, found).min()) if found else float("inf")
+
+
+def check_table(data: VirtualSelectionData) -> int:
+    """No dealing of any stage recomputes less than the table; how many entries the best dealing reaches."""
+    table, reached = dealt_table(data), 0
+    base = data.base_ms()[1].sum(axis=1)
+    for s, fewest in enumerate(fewest_layers(data)):
+        for n in range(int(fewest.sum()), data.num_layers + 1):
+            ways = [way for counts in dealings(n, fewest) for way in recomputations(data, s, counts)]
+            best = min((sum(way.extra_ms) for way in ways), default=float("inf"))
+            extra = float(table.backward_ms[s, n] - data.stage.backward_ms[s] * n - base[s])
+            assert extra <= best + 1e-9, (s, n)
+            reached += extra >= best - 1e-9
+    return reached
+
+
+def test_no_dealing_recomputes_less_than_the_table() -> None:
+    assert sum(check_table(random_interleaved(seed)) for seed in range(20)) > 100
+
+
+def check_part(part: Part) -> bool:
+    """Bounds of all orders of a part against brute force; whether any of its plans fits."""
+    values = [
+        best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in part.orders()
+    ]
+    best = min(values, default=float("inf"))
+    if not np.isfinite(best):
+        return False
+    assert part.capacity.holds(best * (1 + REL)), part
+    assert part.capacity.bound_ms(0.0, 2 * best) <= best * (1 + REL), part
+    for cutoff in (best * (1 + REL), 1.3 * best, 10 * best):
+        relaxed, whole = (
+            virtual_classes.solve(part.data(cutoff), SolveOptions(), integral=integral).bound_ms
+            for integral in (False, True)
+        )
+        assert relaxed <= best * (1 + 1e-6), (part, cutoff)
+        assert whole <= best * (1 + 1e-6), (part, cutoff)
+    return True
+
+
+def test_bounds_of_a_part_hold_for_every_order_and_dealing() -> None:
+    assert sum(check_part(random_part(seed)) for seed in range(6)) > 2
+
+
+@pytest.mark.slow
+def test_bounds_of_three_hundred_parts_hold() -> None:
+    assert sum(check_part(random_part(seed)) for seed in range(100, 400)) > 80
+
+
+def test_a_stage_takes_no_less_than_its_layers_say() -> None:
+    for seed in range(15):
+        data = random_interleaved(seed)
+        values, fewest = step_by_layers(data, dealt_table(data)), fewest_layers(data)
+        for layers in itertools.islice(dealings(data.num_layers, fewest.ravel()), 40):
+            dealt = np.array(layers).reshape(fewest.shape)
+            found = list(choices(data, dealt.tolist()))
+            if found:
+                least = values[np.arange(data.num_stages), dealt.sum(axis=1)].max()
+                assert least <= objectives_ms(data, found).min() * (1 + REL)
+
+
+def test_most_layers_is_no_less_than_the_best_assignment() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(100):
+        classes, stages = int(rng.integers(1, 4)), int(rng.integers(2, 6))
+        layers = rng.integers(0, 20, (classes, stages)).astype(float)
+        most = rng.integers(1, stages + 1, classes)
+        fewest = rng.integers(0, 2, classes)
+        totals = [
+            layers[list(order), np.arange(stages)].sum()
+            for order in itertools.product(range(classes), repeat=stages)
+            if all(
+                low <= order.count(c) <= high for c, (low, high) in enumerate(zip(fewest, most, strict=True))
+            )
+        ]
+        if totals:
+            assert most_layers(layers, fewest, most) >= max(totals)
