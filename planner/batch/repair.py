@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from planner.batch import run_lock
-from planner.batch.store import checksum
-from planner.batch.store_schema import STORE_SCHEMA, TABLES, explained
+from planner.batch.store_schema import (
+    ANSWER_ROW,
+    JOB_ROW,
+    STORE_SCHEMA,
+    TABLES,
+    answer_is_sound,
+    explained,
+    job_is_sound,
+    tolerant,
+)
 from planner.errors import InstanceError
 
 _CHECKED = {
-    "job": "SELECT name, place, key, problem, facts, limits, checksum FROM job WHERE rowid = ?",
-    "answer": "SELECT key, status, cause, attempts, facts, result, checksum FROM answer WHERE rowid = ?",
+    "job": (f"SELECT {JOB_ROW} FROM job WHERE rowid = ?", job_is_sound),
+    "answer": (f"SELECT {ANSWER_ROW} FROM answer WHERE rowid = ?", answer_is_sound),
 }
-_UNCHECKED_COLUMNS = {"job": (1,), "answer": ()}
-"""Columns that the checksum leaves out: the place of a job may change."""
+"""How a row is read, and what tells a damaged one."""
 
 _MOST_MISSING = 10_000
 """Row numbers tried beyond the last one that could be read."""
@@ -73,7 +80,7 @@ def _free(path: Path) -> Path:
 def _save(path: Path, new: sqlite3.Connection, table: str) -> int:
     """Copy the rows of a table whose checksum is right, past those that cannot be read."""
     saved = 0
-    with closing(sqlite3.connect(path)) as old:
+    with closing(tolerant(sqlite3.connect(path))) as old:
         missing = row_id = 0
         while missing < _MOST_MISSING:
             row_id += 1
@@ -82,8 +89,7 @@ def _save(path: Path, new: sqlite3.Connection, table: str) -> int:
                 missing += 1
                 continue
             missing = 0
-            checked = [value for i, value in enumerate(row[:-1]) if i not in _UNCHECKED_COLUMNS[table]]
-            if checksum(*checked) == row[-1]:
+            if _CHECKED[table][1](row):
                 marks = ", ".join("?" * len(row))
                 new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
                 saved += 1
@@ -93,7 +99,7 @@ def _save(path: Path, new: sqlite3.Connection, table: str) -> int:
 def _row(old: sqlite3.Connection, table: str, row_id: int) -> tuple[Any, ...] | None:
     """One row by its number; None where there is none, or its page is broken."""
     try:
-        found: tuple[Any, ...] | None = old.execute(_CHECKED[table], (row_id,)).fetchone()
+        found: tuple[Any, ...] | None = old.execute(_CHECKED[table][0], (row_id,)).fetchone()
     except sqlite3.DatabaseError:
         return None
     return found

@@ -12,7 +12,15 @@ from urllib.parse import quote
 
 from planner.batch import run_lock
 from planner.batch.pack import unpacked
-from planner.batch.store_schema import STORE_SCHEMA, explained
+from planner.batch.store_schema import (
+    ANSWER_ROW,
+    JOB_ROW,
+    STORE_SCHEMA,
+    answer_is_sound,
+    explained,
+    job_is_sound,
+    tolerant,
+)
 from planner.batch.study import add_changes
 from planner.data import load
 from planner.data.problem import Problem, ProblemFile
@@ -31,16 +39,19 @@ FIELDS = (
 )  # fmt: skip
 """Fields of a row, in the order of columns; null where there is no value."""
 
-_SELECT = """
-SELECT job.name, job.key, job.facts, answer.status, answer.cause, answer.attempts, answer.facts, claim.run
-FROM job LEFT JOIN answer USING (key) LEFT JOIN claim USING (key) ORDER BY job.place
+_SELECT = f"""
+SELECT {JOB_ROW}, {ANSWER_ROW}, claim.run
+FROM job LEFT JOIN answer USING (key) LEFT JOIN claim USING (key)
 """
+_JOB_COLUMNS = 7
+
+DAMAGED = "damaged in the store; run its batch again, which works it out anew"
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """One row a job, in the order in which jobs came in; `pandas.DataFrame` takes them as they are.
 
-    `status` is done (answered; that no plan exists is an answer), failed, running or queued.
+    `status` is done (answered; that no plan exists is an answer), failed, running, queued, or damaged.
 
     Raises
     ------
@@ -50,25 +61,21 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     store = Path(path)
     alive: dict[str, bool] = {}
     with _reading(store) as db:
-        rows = [_row(store, alive, *values) for values in db.execute(_SELECT)]
+        rows = [_row(store, alive, values) for values in db.execute(f"{_SELECT} ORDER BY job.place")]
     add_changes(rows)
     return rows
 
 
-def _row(
-    store: Path,
-    alive: dict[str, bool],
-    name: str,
-    key: str,
-    asked: str,
-    status: str | None,
-    cause: str | None,
-    attempts: int | None,
-    found: str | None,
-    run: str | None,
-) -> dict[str, Any]:
+def _row(store: Path, alive: dict[str, bool], values: tuple[Any, ...]) -> dict[str, Any]:
+    job, answer, run = values[:_JOB_COLUMNS], values[_JOB_COLUMNS:-1], values[-1]
+    name, _, key, _, asked, *_ = job
+    _, status, cause, attempts, found, *_ = answer
+    answered = status is not None
+    if not job_is_sound(job) or (answered and not answer_is_sound(answer)):
+        said = {"name": str(name), "key": str(key), "status": "damaged", "message": DAMAGED}
+        return {field: said.get(field) for field in FIELDS}
     facts = json.loads(asked) | json.loads(found or "{}")
-    if status is None:
+    if not answered:
         if run is not None and run not in alive:
             alive[run] = run_lock.is_alive(store, run)
         status = "running" if run is not None and alive[run] else "queued"
@@ -88,15 +95,17 @@ def read_answer(path: str | Path, name: str) -> tuple[Problem, Result]:
         Where no job or more than one is meant, or it has no answer.
     """
     with _reading(Path(path)) as db:
-        sql = "SELECT job.name, problem, result, answer.facts FROM job LEFT JOIN answer USING (key) WHERE"
-        found = db.execute(f"{sql} job.name = ?", (name,)).fetchall()
+        found = db.execute(f"{_SELECT} WHERE job.name = ?", (name,)).fetchall()
         if not found and name.isalnum():
-            found = db.execute(f"{sql} job.key GLOB ? || '*'", (name,)).fetchall()
+            found = db.execute(f"{_SELECT} WHERE job.key GLOB ? || '*'", (name,)).fetchall()
     if not found:
         raise InstanceError(f"no job is named {name!r} and no key begins so", str(path))
-    if len(found) > 1 and len({row[2] for row in found}) > 1:
+    if len(found) > 1 and len({row[_JOB_COLUMNS] for row in found}) > 1:
         raise InstanceError(f"{name!r} fits {len(found)} jobs: {found[0][0]!r}, {found[1][0]!r}", str(path))
-    job_name, problem, result, facts = found[0]
+    job, answer = found[0][:_JOB_COLUMNS], found[0][_JOB_COLUMNS:-1]
+    job_name, problem, facts, result = job[0], job[3], answer[4], answer[5]
+    if not job_is_sound(job) or (answer[0] is not None and not answer_is_sound(answer)):
+        raise InstanceError(f"job {job_name!r} is {DAMAGED}", str(path))
     if result is None:
         message = json.loads(facts)["message"] if facts else "it has not been answered yet"
         raise InstanceError(f"job {job_name!r} has no answer: {message}", str(path))
@@ -146,7 +155,9 @@ def _connection(path: Path) -> sqlite3.Connection:
         ways.append("ro&immutable=1")
     refusal: sqlite3.Error | None = None
     for way in ways:
-        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode={way}", uri=True, timeout=10.0)
+        db = tolerant(
+            sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode={way}", uri=True, timeout=10.0)
+        )
         try:
             db.execute("PRAGMA query_only = 1")
             db.execute("SELECT 1 FROM sqlite_master").fetchone()

@@ -7,12 +7,11 @@ it ends with the answer, with the run, or, where the run was killed, with its lo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,32 @@ from planner.batch import run_lock
 from planner.batch.answer import Answer
 from planner.batch.jobs_file import Job
 from planner.batch.pack import packed
-from planner.batch.store_schema import STORE_SCHEMA, TABLES, damaged, explained
+from planner.batch.store_schema import (
+    ANSWER_ROW,
+    JOB_ROW,
+    STORE_SCHEMA,
+    TABLES,
+    answer_is_sound,
+    checksum,
+    damaged,
+    explained,
+    job_checksum,
+    job_is_sound,
+    tolerant,
+)
 from planner.data import load
 from planner.errors import InstanceError
 
 BUSY_S = 60.0
 """How long to wait for another process that writes [s]."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Damaged rows that were removed: how many answers, and the jobs by their names as far as they read."""
+
+    answers: int
+    jobs: tuple[str, ...]
 
 
 class Store:
@@ -55,7 +74,7 @@ class Store:
     def _open(self) -> None:
         where = str(self.path)
         try:
-            self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+            self._db = tolerant(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None))
             try:
                 self._check(where)
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -71,7 +90,7 @@ class Store:
 
     def _check(self, where: str) -> None:
         """Refuse what is damaged or somebody else's, before anything is written."""
-        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise damaged(" ".join(verdict.split()), where)
         known = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master")}
@@ -115,18 +134,25 @@ class Store:
                     "INSERT INTO job VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
                     " key = excluded.key, problem = excluded.problem, facts = excluded.facts,"
                     " limits = excluded.limits, checksum = excluded.checksum",
-                    (*row, checksum(job.name, *row[2:])),
+                    (*row, job_checksum(*row)),
                 )
 
-    def drop_damaged(self) -> int:
-        """Remove answers whose checksum is wrong, so that they are worked out again; how many there were."""
+    def drop_damaged(self) -> Dropped:
+        """Remove rows whose checksum is wrong, so that answers are worked out and jobs put in again."""
         with self._writing():
-            rows = self._db.execute(
-                "SELECT key, status, cause, attempts, facts, result, checksum FROM answer"
-            )
-            wrong = [row[0] for row in rows if checksum(*row[:-1]) != row[-1]]
-            self._db.executemany("DELETE FROM answer WHERE key = ?", ((key,) for key in wrong))
-        return len(wrong)
+            answers = [
+                row[0]
+                for row in self._db.execute(f"SELECT rowid, {ANSWER_ROW} FROM answer")
+                if not answer_is_sound(row[1:])
+            ]
+            jobs = [
+                row[:2]
+                for row in self._db.execute(f"SELECT rowid, {JOB_ROW} FROM job")
+                if not job_is_sound(row[1:])
+            ]
+            self._db.executemany("DELETE FROM answer WHERE rowid = ?", ((row,) for row in answers))
+            self._db.executemany("DELETE FROM job WHERE rowid = ?", ((row,) for row, _ in jobs))
+        return Dropped(len(answers), tuple(name for _, name in jobs))
 
     def answered(self) -> dict[str, Answer]:
         """Every answer by its key, without the results."""
@@ -189,15 +215,6 @@ class Store:
         finally:
             self._db.close()
             self._lock.release()
-
-
-def checksum(*values: Any) -> str:
-    """Hash of a row, which tells a damaged one."""
-    digest = hashlib.sha256()
-    for value in values:
-        raw = value if isinstance(value, bytes) else repr(value).encode()
-        digest.update(len(raw).to_bytes(8, "little") + raw)
-    return digest.hexdigest()[:16]
 
 
 def job_facts(job: Job) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
+from collections.abc import Sequence
+from typing import Any
 
 from planner.errors import InstanceError
 
@@ -32,6 +35,43 @@ CREATE TABLE IF NOT EXISTS answer (
 );
 CREATE TABLE IF NOT EXISTS claim (key TEXT PRIMARY KEY, run TEXT NOT NULL) WITHOUT ROWID;
 """
+
+JOB_ROW = "job.name, job.place, job.key, job.problem, job.facts, job.limits, job.checksum"
+ANSWER_ROW = (
+    "answer.key, answer.status, answer.cause, answer.attempts, answer.facts, answer.result, answer.checksum"
+)
+"""Columns of a row in the order of its checksum, which is the last."""
+
+
+def checksum(*values: Any) -> str:
+    """Hash of a row, which tells a damaged one."""
+    digest = hashlib.sha256()
+    for value in values:
+        raw = value if isinstance(value, bytes) else repr(value).encode()
+        digest.update(len(raw).to_bytes(8, "little") + raw)
+    return digest.hexdigest()[:16]
+
+
+def job_checksum(name: str, place: int, *rest: Any) -> str:
+    """That of a job's columns but the last; its place may change."""
+    return checksum(name, *rest)
+
+
+def job_is_sound(row: Sequence[Any]) -> bool:
+    """Whether all of a job's row is as it was written."""
+    return bool(job_checksum(*row[:-1]) == row[-1])
+
+
+def answer_is_sound(row: Sequence[Any]) -> bool:
+    """Whether all of an answer's row is as it was written."""
+    return bool(checksum(*row[:-1]) == row[-1])
+
+
+def tolerant(db: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection, giving damaged text as well: a checksum then tells it."""
+    db.text_factory = lambda raw: raw.decode(errors="replace")
+    return db
+
 
 _FULL = ("disk is full", "database or disk is full", "disk I/O error")
 _READ_ONLY = ("readonly", "read-only", "read only")

@@ -48,9 +48,15 @@ def run(
         _repair(store_path)
     with ExitStack() as stack:
         store = stack.enter_context(closing(Store(store_path)))
-        if dropped := store.drop_damaged():
-            screen.note(f"{store_path}: {dropped} answers were damaged and are worked out again")
+        dropped = store.drop_damaged()
+        if dropped.answers:
+            screen.note(f"{store_path}: {dropped.answers} answers were damaged and are worked out again")
         on_progress = stack.enter_context(reporter(quiet=quiet))
+        if lost := sorted({*dropped.jobs} - {job.name for job in jobs}):
+            names = ", ".join(lost[:REFUSED_SHOWN]) + (", ..." if len(lost) > REFUSED_SHOWN else "")
+            screen.note(
+                f"{store_path}: {len(lost)} jobs of other files were damaged; ask them again: {names}"
+            )
         batch = Batch(jobs, store, retry_failed=retry_failed, on_progress=on_progress)
         _say_refused(jobs)
         if not batch.is_over:

@@ -14,7 +14,7 @@ from planner.batch.executor import Task
 from planner.batch.jobs_file import Job, read_jobs
 from planner.batch.repair import repair
 from planner.batch.run import Batch, BatchProgress
-from planner.batch.store import Store
+from planner.batch.store import Dropped, Store
 from planner.errors import InstanceError
 from tests.planner.batch.samples import InstantExecutor, jobs_text, rows, some_jobs, sound_answer, write_jobs
 
@@ -192,7 +192,7 @@ def test_answer_whose_row_is_damaged_is_dropped_and_solved_again(tmp_path: Path)
     rows(store, f"UPDATE answer SET facts = replace(facts, '1.0', '9.0') WHERE key = '{jobs[1].key}'")
     executor = InstantExecutor()
     with closing(Store(store)) as opened:
-        assert opened.drop_damaged() == 1
+        assert opened.drop_damaged() == Dropped(1, ())
         Batch(jobs, opened).run(executor)
     assert [task.key for task in executor.given] == [jobs[1].key]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,20 @@ import pytest
 from planner.batch.rows import read_rows
 from tests.planner.batch.samples import jobs_text, rows, write_jobs
 
-JOBS = 6
-GRID = "{problem: llama3-8b-h100-8, gap: 0.1, global_batch_size: [8, 16, 24, 32, 40, 48]}"
 KILLS = int(os.environ.get("HETPLAN_TEST_KILLS", "3"))
 """Kills of one trial; set more of them for a long one."""
+JOBS = max(6, 3 * KILLS)
+"""Enough that every kill meets work under way."""
+GRID = (
+    "{problem: llama3-8b-h100-8, gap: 0.1, max_vp: 1, "
+    f"global_batch_size: {[8 * (i + 1) for i in range(JOBS)]}}}"
+)
+MANY_JOBS = 24
+MANY = (
+    "{problem: llama3-8b-h100-a100-16, gap: 0.2, top: 10, "
+    f"global_batch_size: {[8 * (i + 1) for i in range(MANY_JOBS)]}}}"
+)
+"""Quick questions with long answers: together more than a small disk holds."""
 COMMAND = (sys.executable, "-m", "planner.cli", "batch")
 
 
@@ -143,3 +155,60 @@ def test_two_programs_on_one_store_share_the_work_and_both_end(tmp_path: Path) -
     assert [process.returncode for process in both] == [0, 0]
     assert all(f"{JOBS} of {JOBS} done" in words for words in said)
     check_whole(tmp_path / "plans.db")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, of 400 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not mounted("-t", "tmpfs", "-o", "size=400k", "tmpfs", disk):
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def mounted(*wishes: object) -> bool:
+    """Whether `mount` did it."""
+    tool = shutil.which("mount")
+    return tool is not None and subprocess.run([tool, *map(str, wishes)], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_full_and_read_only_disk_end_the_program_with_a_reason_and_lose_nothing(small_disk: Path) -> None:
+    store, jobs = small_disk / "plans.db", write_jobs(small_disk.parent, jobs_text(grid=MANY))
+    command = [*COMMAND, str(jobs), "--store", str(store), "--workers", "1"]
+
+    def run() -> tuple[int, str]:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return process.returncode, process.stderr
+
+    code, said = run()
+    assert code == 2 and "what is in it is safe: make room, then run the same batch again" in said
+    kept = answered(store)
+    assert 0 < len(kept) < MANY_JOBS
+    assert mounted("-o", "remount,ro", small_disk)
+    code, said = run()
+    assert code == 2 and "give a folder that you may write" in said
+    assert len(read_rows(store)) == MANY_JOBS  # reading asks no right to write
+    assert mounted("-o", "remount,rw,size=16m", small_disk)
+    code, said = run()
+    assert code == 0 and f"{MANY_JOBS} of {MANY_JOBS} done" in said
+    assert kept.items() <= answered(store).items()
+    assert {row["attempts"] for row in read_rows(store)} == {1}
+
+
+@pytest.mark.slow
+def test_one_of_two_programs_is_killed_and_the_other_takes_over_its_work(tmp_path: Path) -> None:
+    store = tmp_path / "plans.db"
+    first, second = (start(tmp_path, workers=1) for _ in range(2))
+    while not answered(store):
+        assert first.poll() is None
+        time.sleep(0.05)
+    kept = answered(store)
+    first.kill()
+    first.communicate()
+    said = finish(second)
+    assert second.returncode == 0, said
+    assert kept.items() <= answered(store).items()
+    check_whole(store)
