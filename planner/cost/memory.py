@@ -75,6 +75,8 @@ def layer_activations(
             saved = saved + _up_projected_bytes(model, s)
     if kind in ("dense", "mlp"):
         kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
+        if stack.plain_modules and model.gated_mlp:
+            kept = kept + s.tokens * model.ffn_hidden_size / s.tp * HALF
         whole, widest = whole + kept, widest + width
         if "mlp" in modules:
             saved = saved + kept - input_again
@@ -129,7 +131,9 @@ def _norm_bytes(
     norms = model.norms_per_layer if blocks == 2 else 1
     mask = blocks if stack.dropout else 0
     values = s.norm_tokens * model.hidden_size
-    kept = values * (norms * (HALF + kept_input) + mask)
+    # A plain norm keeps its input in fp32 and the normalised values in 16 bits beside its output.
+    inputs = 4.0 + HALF if stack.plain_modules and model.normalization == "rms" else HALF
+    kept = values * (norms * (inputs + kept_input) + mask)
     if not stack.column_input_copies:
         return kept
     # Each map has a copy of its own, so that the output of the norm before it goes.
@@ -164,6 +168,8 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         own = s.tokens * HALF * (heads + 2 * groups) * query_dim
         kept_alive = where(gathered > 0, maximum(gathered - own, 0.0) + kept_alive, kept_alive)
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
+    if stack.plain_modules and model.mla is None:
+        qkv = qkv + s.tokens * HALF * (heads - groups) * (query_dim + value_dim)
     qkv = qkv + kept_alive
     output = s.tokens * HALF * heads * value_dim
     if stack.flash_attention:

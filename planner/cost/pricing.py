@@ -213,7 +213,8 @@ def _memory(
         for filled, size in zip(layer.values(), found, strict=True):
             filled[:, k] = size
     if not stack.narrow_parameters:
-        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS))
+        predictions = mtp_parameters(model)
+        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     num_kinds = len(work.kinds)
     layer["working"] += gathered[:num_kinds].T

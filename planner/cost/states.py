@@ -18,6 +18,8 @@ OPTIMIZER_BYTES = 12.0
 """16-bit weights, fp32 gradients, fp32 master weights and two moments (Megatron-LM,
 theoretical_memory_usage.py: 18 bytes, or 6 + 12 / dp with the distributed optimizer)."""
 
+NO_PARAMETERS = ParameterCounts()
+
 
 def rank_parameters(counts: ParameterCounts, sizes: Sizes) -> tuple[Floats, Floats]:
     """Dense parameters and experts' of pieces that a rank holds where nothing is sharded [piece, choice]."""
@@ -72,19 +74,35 @@ def state_bytes(
 
 
 def narrow_weight_bytes(
-    counts: ParameterCounts, sizes: Sizes, dp_mode: str, precision: Precision, num_ends: int = 2
+    counts: ParameterCounts,
+    sizes: Sizes,
+    dp_mode: str,
+    precision: Precision,
+    num_ends: int = 2,
+    predictions: ParameterCounts = NO_PARAMETERS,
 ) -> Floats:
-    """Quantised copies of layers' weights, array [piece, choice] in bytes; zero for the ends, in 16 bits, and
-    where parameters are sharded.
+    """Quantised copies of layers' weights, array [piece, choice] in bytes; zero in 16 bits, and where
+    parameters are sharded.
 
     Transformer Engine keeps a weight and its transpose in the narrow format from the first micro-batch of a
-    step to the last (transformer_engine/pytorch/module/base.py, get_weight_workspace).
+    step to the last (transformer_engine/pytorch/module/base.py, get_weight_workspace). Embedding and head
+    stay wide; beside the head lie the layers of further predictions.
+
+    Parameters
+    ----------
+    predictions
+        Parameters of multi-token-prediction layers, which all ends but the first hold.
     """
     s = sizes
-    whole = np.asarray(counts.tensor_sharded / s.tp + counts.expert / (s.ep * s.etp) + s.zeros)
+
+    def narrow(of: ParameterCounts) -> Floats:
+        return np.asarray(of.tensor_sharded / s.tp + of.expert / (s.ep * s.etp) + s.zeros)
+
+    whole = narrow(counts)
     if precision not in INPUT_BYTES or dp_mode in ("zero3", "fsdp"):
         return 0.0 * whole
     whole[-num_ends:] = 0.0
+    whole[len(whole) - num_ends + 1 :] = narrow(predictions)
     return 2 * INPUT_BYTES[precision] * whole
 
 

@@ -50,6 +50,9 @@ class SoftwareStack(Data):
     token's experts (DeepEP, HybridEP)."""
     ep_overlap: bool = False
     """Whether the experts' exchanges run behind another micro-batch's computation."""
+    plain_modules: bool = False
+    """Whether norms work in fp32 by plain operators, a gated unit multiplies by the activation it keeps, and
+    grouped keys and values are repeated for every head, as in Megatron-LM before Transformer Engine."""
     column_input_copies: bool = False
     """Whether queries, keys, values, gate and first map are maps of their own, each of which copies its input
     and reduces its input's gradient, where tensor-parallel ranks do not split the sequence."""

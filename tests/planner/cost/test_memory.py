@@ -261,3 +261,28 @@ def test_eight_bit_products_keep_weights_and_their_transposes_beside_the_wide_on
     products = 218_103_808  # of a layer of Llama-3 8B, two norms of 4,096 apart
     assert weights[1] - weights[0] == pytest.approx(2 * products)
     assert weights[2] == weights[0]
+
+
+def test_layers_of_further_predictions_have_narrow_copies_too() -> None:
+    wide, narrow = (problem(model="deepseek-v3", precision=precision) for precision in ("bf16", "fp8"))
+
+    def more(name: str) -> float:
+        found = [getattr(prices(x, data_parallel=32, expert_parallel=32), name) for x in (narrow, wide)]
+        return float((found[0] - found[1])[0, 0])
+
+    layer = layer_parameters(wide.model, "moe")
+    merge = 2 * wide.model.hidden_size**2
+    rank = layer.tensor_sharded + layer.expert / 32 + merge
+    assert more("head_state_bytes") == more("head_beside_embedding_state_bytes") == pytest.approx(2 * rank)
+    assert more("embedding_state_bytes") == 0.0
+
+
+def test_plain_modules_keep_what_fused_ones_make_again() -> None:
+    of = problem(model="llama2-70b")
+    plain = of.stack.model_copy(update={"plain_modules": True})
+    at = sizes(of, tensor_parallel=8, sequence_parallel=True)
+    kept = [layer_activations(of.model, "dense", x, at).whole[0] for x in (plain, of.stack)]
+    # Of two norms an fp32 input in the place of a 16-bit one and 16-bit values; keys and values of 64 heads
+    # in the place of 8; the activation of the gate.
+    widths = 2 * 8192 * 4 + 2 * (64 - 8) * 128 * 2 + 28672 * 2
+    assert kept[0] - kept[1] == 4096 * widths / 8
