@@ -61,7 +61,7 @@ def main() -> int:
     ):
         expected = json.loads(Path(expect).read_text()) if expect else {}
         try:
-            report = check(start_all(script, nodes, settings), options.simulate)
+            report = check(start_all(script, nodes, settings, few=options.few), options.simulate)
         except Refused as refusal:
             print(f"{script}: REFUSED {refusal}")
             status = max(status, 1)
@@ -179,6 +179,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--script", required=True, action="append", help="launch script")
     parser.add_argument("--nodes", type=int, required=True, action="append", help="nodes to run it as")
+    parser.add_argument(
+        "--few", action="store_true", help="run it as the ends of each run of alike lines of hosts.txt only"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment for it")
     parser.add_argument("--simulate", metavar="RANKS", help="ranks to run one iteration of, or `stages`")
     parser.add_argument("--expect", action="append", default=[], metavar="FILE", help="what should come out")

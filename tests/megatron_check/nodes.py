@@ -7,8 +7,11 @@ differ between pipeline stages, because nothing that crosses a stage depends on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
 
+from .refusal import Refused
 from .script import NodeStart, arguments_of_ranks, start_as_node
 
 MAY_DIFFER_BETWEEN_STAGES = frozenset(
@@ -39,13 +42,47 @@ class Launch:
         return len(self.arguments)
 
 
-def start_all(script: str, num_nodes: int, settings: Mapping[str, str]) -> Launch:
-    """Run the script as every node."""
+def start_all(script: str, num_nodes: int, settings: Mapping[str, str], *, few: bool = False) -> Launch:
+    """Run the script as every node, or as few: the ends of each run of alike lines of hosts.txt."""
+    if few:
+        return _start_few(script, num_nodes, settings)
     nodes = tuple(start_as_node(script, node, settings) for node in range(num_nodes))
     arguments: list[tuple[str, ...]] = []
     for start in nodes:
         arguments += arguments_of_ranks(start, len(arguments))
     return Launch(nodes, tuple(arguments))
+
+
+def _start_few(script: str, num_nodes: int, settings: Mapping[str, str]) -> Launch:
+    """The launch, where nodes between two that start the same are taken to start it as well.
+
+    Raises
+    ------
+    Refused
+        Where hosts.txt has another number of lines, or the ends of a run differ.
+    """
+    lines = [line.split()[1:] for line in (Path(script).parent / "hosts.txt").read_text().splitlines()]
+    if len(lines) != num_nodes:
+        raise Refused(f"hosts.txt has {len(lines)} lines for {num_nodes} nodes")
+    nodes: list[NodeStart] = []
+    arguments: list[tuple[str, ...]] = []
+    for _, run in groupby(enumerate(lines), key=lambda item: item[1]):
+        members = [node for node, _ in run]
+        first, last = (start_as_node(script, node, settings) for node in (members[0], members[-1]))
+        alike = [_at(first, node) for node in members]
+        if (last.launcher, last.arguments) != (alike[-1].launcher, alike[-1].arguments):
+            raise Refused(f"nodes {members[0]} and {members[-1]} have the same line but start differently")
+        of_ranks = arguments_of_ranks(first, len(arguments))
+        if len(set(of_ranks)) > 1:
+            raise Refused(f"the ranks of node {members[0]} differ; run the script as every node")
+        nodes += alike
+        arguments += of_ranks * len(members)
+    return Launch(tuple(nodes), tuple(arguments))
+
+
+def _at(start: NodeStart, node: int) -> NodeStart:
+    """The same start with another node rank."""
+    return replace(start, launcher={**start.launcher, "node-rank": str(node)})
 
 
 def flags_of(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -156,6 +156,7 @@ def layers_of_stages(args: Namespace, config: Any) -> list[list[list[int]]]:
 
 def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
     """Parameters that the first rank of every stage holds, counted on Megatron's model, unallocated."""
+    args = _with_fewest_replicas(args)
     coordinates = rank_coordinates(args)
     plain = copy.copy(config)
     plain.transformer_impl = "local"
@@ -174,6 +175,21 @@ def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
         models = [_model_chunk(args, plain, chunk if len(chunks) > 1 else None) for chunk in chunks]
         counts.append(sum(parameters_of(model, args.tensor_model_parallel_size) for model in models))
     return counts
+
+
+def _with_fewest_replicas(args: Namespace) -> Namespace:
+    """The same degrees in a smaller world: a rank's parameters do not depend on the number of replicas."""
+    ranks = args.tensor_model_parallel_size * args.context_parallel_size
+    experts = args.expert_tensor_parallel_size * args.expert_model_parallel_size if args.num_experts else 1
+    replicas = next(
+        dp
+        for dp in range(1, args.data_parallel_size + 1)
+        if args.data_parallel_size % dp == 0 and ranks * dp % experts == 0
+    )
+    small = copy.copy(args)
+    small.data_parallel_size, small.num_distributed_optimizer_instances = replicas, 1
+    small.world_size = ranks * replicas * args.pipeline_model_parallel_size
+    return small
 
 
 def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:

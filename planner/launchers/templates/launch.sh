@@ -62,7 +62,7 @@ MASTER_ADDR=${MASTER_ADDR:-$(first_host "$HERE/hosts.txt")}
 MASTER_PORT=${MASTER_PORT:-29500}
 if [[ ${HETPLAN_SKIP_CHECKS:-0} != 1 ]]; then
     check_devices "$NODE_RANK_WAS_PRESET" "$BACKEND" "$CHIPS" "$CHIP" "$DEVICE_PATTERN" "$MEMORY_MIB"
-    check_meeting_place "$MASTER_ADDR"
+    ((NODE_RANK_WAS_PRESET)) || check_meeting_place "$MASTER_ADDR"
 fi
 
 set_environment "$BACKEND"

@@ -375,7 +375,8 @@ def test_every_platform_has_its_devices_counted_named_and_measured(
 def test_a_start_without_torchrun_or_a_known_meeting_place_says_so(mixed: Path, on_host: Path) -> None:
     (on_host / "torchrun").unlink()
     put(on_host, "getent", "exit 2")
-    done = start(mixed, on_host, NODE_RANK="0", PATH=f"{on_host}:/usr/bin:/bin")
+    devices(on_host, *[H100] * 8)
+    done = start(mixed, on_host, HETPLAN_HOST="node000", PATH=f"{on_host}:/usr/bin:/bin")
     assert done.returncode == 1
     assert "torchrun is missing; activate the environment" in done.stderr
     assert "the network knows no host node000" in done.stderr
