@@ -10,9 +10,10 @@ from planner.commands import screen
 from planner.commands.screen import ExitCode
 from planner.data import load
 from planner.data.plan import Plan
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError
 from planner.launchers import read_megatron
+from planner.launchers.read_launch import read_launch
 
 
 def run(problem_name: str | None, plan_path: Path, *, as_json: bool) -> ExitCode:
@@ -31,7 +32,7 @@ def run_from(
     stack: str | None,
     as_json: bool,
 ) -> ExitCode:
-    """Read a Megatron-LM launch script or argument list, and print what it would cost.
+    """Read a launch script, FlagScale YAML or argument list, and print what it would cost.
 
     Raises
     ------
@@ -48,7 +49,7 @@ def run_from(
     chips = load.load_problem(problem_name).cluster if problem_name is not None else str(cluster)
     chosen = stack or "megatron-core"
     if script is not None:
-        back = read_megatron.read_script(script, chips, num_nodes=num_nodes, stack=chosen)
+        back = read_launch(script, chips, num_nodes=num_nodes, stack=chosen)
     else:
         assert arguments is not None
         try:
@@ -58,15 +59,18 @@ def run_from(
         back = read_megatron.read_arguments(text, chips, where=str(arguments), stack=chosen)
     code = _show(back.problem, back.plan, as_json=as_json, read_back=back)
     if not as_json and cluster is not None and back.problem.model.id in load.names("models"):
-        screen.note(f"what a better plan would gain: {_plan_command(back.problem, cluster)}")
+        screen.note(
+            f"what a better plan would gain: {_plan_command(back.problem, cluster, back.plan.target)}"
+        )
     return code
 
 
-def _plan_command(problem: Problem, cluster: str) -> str:
+def _plan_command(problem: Problem, cluster: str, target: TargetName) -> str:
     """The command that plans the same training anew."""
     work = problem.workload
     flags = ["--seq-length", work.seq_length, "--global-batch-size", work.global_batch_size]
     flags += ["--precision", work.precision]
+    flags += [] if target == "megatron-lm" else ["--target", target]
     return shlex.join(
         ["hetplan", "plan", "--cluster", cluster, "--model", problem.model.id, *map(str, flags)]
     )

@@ -28,7 +28,10 @@ def predict(
     plan: Annotated[Path | None, typer.Option(help="Plan file.")] = None,
     from_script: Annotated[
         Path | None,
-        typer.Option(help="Megatron-LM launch script instead; it runs with its launchers replaced."),
+        typer.Option(
+            help="Instead, a launch script of Megatron-LM or Megatron-Bridge, which runs with its launchers "
+            "replaced, a FlagScale YAML, or a directory with either."
+        ),
     ] = None,
     from_args: Annotated[Path | None, typer.Option(help="File with arguments of pretrain_gpt.py.")] = None,
     cluster: Annotated[

@@ -118,10 +118,15 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
         arguments.append(option("--hierarchical-context-parallel-sizes", *sizes))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         arguments.append(switch("--use-tp-pp-dp-mapping"))
-    overlapped = problem.stack.tp_userbuffers or problem.stack.tp_overlap_fraction > 0
-    if overlapped and plan.tensor_parallel > 1 and plan.sequence_parallel:
+    if overlaps_tensor_parallel(problem, plan):
         arguments.append(switch("--tp-comm-overlap"))
     return tuple(arguments)
+
+
+def overlaps_tensor_parallel(problem: Problem, plan: Plan) -> bool:
+    """Whether tensor-parallel communication hides behind the products, which asks for a split sequence."""
+    overlapped = problem.stack.tp_userbuffers or problem.stack.tp_overlap_fraction > 0
+    return overlapped and plan.tensor_parallel > 1 and plan.sequence_parallel
 
 
 def hierarchical_sizes(problem: Problem, plan: Plan) -> list[int] | None:
@@ -165,14 +170,19 @@ def batch_arguments(problem: Problem, plan: Plan) -> Arguments:
     )
 
 
+def number_format(precision: Precision) -> Arguments:
+    """Number format of the matrix products."""
+    wide = switch("--fp16" if precision == "fp16" else "--bf16")
+    if precision in _FP8_RECIPE:
+        return (wide, option("--fp8-format", "hybrid"), option("--fp8-recipe", _FP8_RECIPE[precision]))
+    if precision == "nvfp4":
+        return (wide, option("--fp4-format", "e2m1"), option("--fp4-recipe", "nvfp4"))
+    return (wide,)
+
+
 def precision_arguments(problem: Problem) -> Arguments:
     """Number format of the matrix products, and kernels that the software stack names."""
-    precision = problem.workload.precision
-    arguments: list[Argument] = [switch("--fp16" if precision == "fp16" else "--bf16")]
-    if precision in _FP8_RECIPE:
-        arguments += [option("--fp8-format", "hybrid"), option("--fp8-recipe", _FP8_RECIPE[precision])]
-    elif precision == "nvfp4":
-        arguments += [option("--fp4-format", "e2m1"), option("--fp4-recipe", "nvfp4")]
+    arguments = list(number_format(problem.workload.precision))
     if not problem.stack.flash_attention:
         arguments.append(option("--attention-backend", "unfused"))
     if problem.stack.fused_cross_entropy:

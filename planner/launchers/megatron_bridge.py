@@ -102,6 +102,7 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.num_layers_in_last_pipeline_stage": None,
         "model.account_for_embedding_in_pipeline_split": False,
         "model.account_for_loss_in_pipeline_split": False,
+        "model.tp_comm_overlap": args.overlaps_tensor_parallel(problem, plan),
         # Megatron-LM switches both by itself where chunks interleave; here they are fields.
         "model.overlap_p2p_comm": interleaved,
         "model.batch_p2p_comm": not interleaved,

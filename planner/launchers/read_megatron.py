@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from planner.data.cluster import Cluster
 from planner.data.load import build_problem
 from planner.data.plan import DpMode, Plan
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
+from planner.data.stack import SoftwareStack
 from planner.errors import InstanceError
+from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing
 from planner.launchers.read_model import read_model
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
 from planner.launchers.read_warnings import warnings_of
-from planner.launchers.run_script import arguments_of_rank, run_as_nodes
+from planner.launchers.run_script import NodeStart, arguments_of_rank, run_as_nodes
 
 MAY_DIFFER = frozenset(
     {
@@ -73,6 +76,9 @@ def read_script(
     if not path.is_file():
         raise InstanceError("no such file", str(path))
     starts = run_as_nodes(path, num_nodes)
+    target: TargetName = "megatron-lm"
+    if starts[0].arguments[:1] and starts[0].arguments[0].endswith("overrides.txt"):
+        target, starts = "megatron-bridge", [_of_bridge(start) for start in starts]
     counts = [start.num_processes for start in starts]
     if any(count is None for count in counts):
         raise InstanceError(
@@ -84,7 +90,12 @@ def read_script(
         for _ in range(count or 0):
             ranks.append(arguments_of_rank(start, len(ranks), str(path)))
             hosts.append(node)
-    return _assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt")
+    return assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt", target)
+
+
+def _of_bridge(start: NodeStart) -> NodeStart:
+    """What Megatron-LM would be told where Megatron-Bridge is given a file of overrides."""
+    return replace(start, arguments=megatron_words(Path(start.entry_point), start.arguments))
 
 
 def read_arguments(
@@ -105,16 +116,16 @@ def read_arguments(
         for node, node_class in enumerate(c for c in chosen.classes for _ in range(c.num_nodes))
         for _ in range(node_class.chips_per_node)
     ]
-    return _assemble([words] * len(hosts), hosts, chosen, stack, where, None)
+    return assemble([words] * len(hosts), hosts, chosen, stack, where, None)
 
 
 def _cluster(words: Sequence[str], cluster: str | Cluster, where: str) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
-    return _problem(Flags(words, where), cluster, "megatron-core", []).cluster
+    return read_problem(Flags(words, where), cluster, "megatron-core", []).cluster
 
 
-def _problem(
+def read_problem(
     flags: Flags, cluster: str | Cluster, stack: str, notes: list[str], gradient_ranks: int = 1
 ) -> Problem:
     """Everything but the plan."""
@@ -137,14 +148,27 @@ def _problem(
     )
 
 
-def _assemble(
+def assemble(
     ranks: list[tuple[str, ...]],
     node_of_rank: list[int],
     cluster: str | Cluster,
     stack: str,
     where: str,
     hosts_file: Path | None,
+    target: TargetName = "megatron-lm",
 ) -> ReadBack:
+    """The command lines of all ranks as problem and plan.
+
+    Parameters
+    ----------
+    hosts_file
+        Names of the nodes, the first word of each line, where they are hosts of the cluster.
+
+    Raises
+    ------
+    InstanceError
+        Where ranks differ in what Megatron-LM does not bear, or something cannot be read back.
+    """
     lines = {words: Flags(words, where) for words in dict.fromkeys(ranks)}
     flags = lines[ranks[0]]
     torn = differing(lines.values()) - MAY_DIFFER
@@ -155,7 +179,7 @@ def _assemble(
     notes: list[str] = []
     shape = _shape(flags, len(ranks), where)
     gradient_ranks = shape["data_parallel"] * shape["context_parallel"]
-    problem = _problem(flags, cluster, stack, notes, gradient_ranks)
+    problem = read_problem(flags, cluster, stack, notes, gradient_ranks)
     if "--global-batch-size" not in flags:
         batch = shape["microbatch_size"] * shape["data_parallel"]
         notes.append(f"global batch of {batch}, one micro-batch a replica; no --global-batch-size is given")
@@ -163,27 +187,41 @@ def _assemble(
             update={"workload": problem.workload.model_copy(update={"global_batch_size": batch})}
         )
     per_step = shape["microbatch_size"] * shape["data_parallel"]
-    order = "tp-cp-ep-pp-dp" if "--use-tp-pp-dp-mapping" in flags else "tp-cp-ep-dp-pp"
-    names = _host_names(problem.cluster, node_of_rank[-1] + 1, hosts_file, where, notes)
-    stages = read_stages(
-        problem, flags, lines, ranks, [names[node] for node in node_of_rank], shape, order, where
-    )
-    selective = [lines[words] for words in lines if is_selective(lines[words])]
+    names = host_names(problem.cluster, node_of_rank[-1] + 1, hosts_file, where, notes)
+    fields = plan_fields(flags, lines.values(), problem.stack, notes)
+    host_of_rank = [names[node] for node in node_of_rank]
+    stages = read_stages(problem, flags, lines, ranks, host_of_rank, shape, fields["rank_order"], where)
     plan = Plan(
-        target="megatron-lm",
+        target=target,
         **shape,
         num_microbatches=max(1, problem.workload.global_batch_size // per_step),
         virtual_stages=len(stages[0].chunks),
-        sequence_parallel="--sequence-parallel" in flags,
-        dp_mode=_dp_mode(flags),
-        recompute_modules=read_recompute_modules(selective[0], problem.stack, notes) if selective else None,
-        rank_order=order,
         stages=stages,
+        **fields,
     )
     unknown = dict.fromkeys(flag for line in lines.values() for flag in line.unknown)
     return ReadBack(
         problem, plan, tuple(unknown), tuple(dict.fromkeys(notes)), warnings_of(problem, plan, flags)
     )
+
+
+def plan_fields(
+    flags: Flags, lines: Iterable[Flags], stack: SoftwareStack, notes: list[str]
+) -> dict[str, Any]:
+    """Decisions that are no degree and no place, by the plan's names of them.
+
+    Parameters
+    ----------
+    lines
+        All command lines of the run; the first that recomputes selectively says which modules.
+    """
+    selective = next((line for line in lines if is_selective(line)), None)
+    return {
+        "sequence_parallel": "--sequence-parallel" in flags,
+        "dp_mode": _dp_mode(flags),
+        "recompute_modules": None if selective is None else read_recompute_modules(selective, stack, notes),
+        "rank_order": "tp-cp-ep-pp-dp" if "--use-tp-pp-dp-mapping" in flags else "tp-cp-ep-dp-pp",
+    }
 
 
 def _shape(flags: Flags, world_size: int, where: str) -> dict[str, int]:
@@ -214,7 +252,7 @@ def _dp_mode(flags: Flags) -> DpMode:
     return "distopt" if "--use-distributed-optimizer" in flags else "ddp"
 
 
-def _host_names(
+def host_names(
     cluster: Cluster, num_nodes: int, hosts_file: Path | None, where: str, notes: list[str]
 ) -> list[str]:
     """Host of every node of the script."""

@@ -53,13 +53,13 @@ def read_stages(
         if len({ranks[r] for r in own}) > 1:
             raise InstanceError(f"ranks of stage {s} have different arguments", where)
         chunks = tuple((ends[u * p + s] - counts[s][u], ends[u * p + s] - 1) for u in range(v))
-        recompute = _recompute(lines[ranks[own[0]]], counts[s])
+        recompute = recomputation(lines[ranks[own[0]]], counts[s])
         places = [[host_of_rank[r] for r in own[i : i + group]] for i in range(0, len(own), group)]
-        stages.append(_stage(problem, chunks, places, shape, recompute))
+        stages.append(stage_on(problem, chunks, places, shape, recompute))
     return tuple(stages)
 
 
-def _stage(
+def stage_on(
     problem: Problem,
     chunks: tuple[LayerRange, ...],
     places: list[list[str]],
@@ -102,7 +102,7 @@ def is_selective(flags: Flags) -> bool:
     return "--recompute-activations" in flags or flags.text("--recompute-granularity", "") == "selective"
 
 
-def _recompute(flags: Flags, counts: list[int]) -> tuple[Recompute, int, int]:
+def recomputation(flags: Flags, counts: list[int]) -> tuple[Recompute, int, int]:
     """Kind, layers and layers of a piece of what a stage recomputes; with `uniform` all of its layers."""
     kind = flags.text("--recompute-granularity", "none")
     if is_selective(flags):

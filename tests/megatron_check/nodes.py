@@ -72,11 +72,9 @@ def _start_few(script: str, num_nodes: int, settings: Mapping[str, str]) -> Laun
         alike = [_at(first, node) for node in members]
         if (last.launcher, last.arguments) != (alike[-1].launcher, alike[-1].arguments):
             raise Refused(f"nodes {members[0]} and {members[-1]} have the same line but start differently")
-        of_ranks = arguments_of_ranks(first, len(arguments))
-        if len(set(of_ranks)) > 1:
-            raise Refused(f"the ranks of node {members[0]} differ; run the script as every node")
-        nodes += alike
-        arguments += of_ranks * len(members)
+        for start in alike:
+            nodes.append(start)
+            arguments += arguments_of_ranks(start, len(arguments))
     return Launch(tuple(nodes), tuple(arguments))
 
 

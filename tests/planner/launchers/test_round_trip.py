@@ -1,0 +1,173 @@
+"""Export, read back, same plan: for every target, on plans by hand and on random ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner.cli import main
+from planner.cost.parameters import total_parameters
+from planner.data.load import load_plan
+from planner.data.plan import Plan
+from planner.data.problem import Problem, TargetName
+from planner.errors import InstanceError
+from planner.launchers.directory import export_plan
+from planner.launchers.nearest import is_legal
+from planner.launchers.read_flagscale import read_flagscale
+from planner.launchers.read_launch import read_launch
+from tests.planner.launchers import plans
+from tests.planner.launchers.random_plans import random_case
+from tests.planner.launchers.test_flagscale import degrees_by_stage
+from tests.planner.launchers.test_megatron_bridge import alike
+
+
+def assert_reads_back(problem: Problem, plan: Plan, target: TargetName, folder: Path) -> None:
+    """The exported directory is read as the plan, the workload and a model of that size."""
+    plan = plan.model_copy(update={"target": target})
+    out = export_plan(problem, plan, target, folder, force=True)
+    back = read_launch(out, problem.cluster)
+    if problem.model.moe is None:  # without experts their tensor parallelism is Megatron's default
+        plan = plan.model_copy(update={"expert_tensor_parallel": plan.tensor_parallel})
+    assert back.plan == plan
+    assert back.problem.workload == problem.workload
+    assert back.problem.stack == problem.stack
+    assert total_parameters(back.problem.model) == total_parameters(problem.model)
+    assert back.unknown_flags == ()
+
+
+def with_degrees_by_stage(seed: int) -> plans.Case:
+    """A random plan for FlagScale: each stage has tensor and data parallelism of its own."""
+    rng = random.Random(seed)
+    for _ in range(1000):
+        problem, plan = random_case(rng.randrange(10**9))
+        chips = plan.tensor_parallel * plan.data_parallel
+        stages = []
+        for stage in plan.stages:
+            tp = rng.choice([plan.tensor_parallel, *(t for t in (1, 2, 4, 8) if chips % t == 0)])
+            kind = "none" if stage.recompute == "selective" else stage.recompute
+            count = stage.recompute_layers if kind == "full" else 0
+            changes = {"tensor_parallel": tp, "data_parallel": chips // tp, "recompute": kind}
+            stages.append(stage.model_copy(update={**changes, "recompute_layers": count}))
+        first = stages[0]
+        changed = {"tensor_parallel": first.tensor_parallel, "data_parallel": first.data_parallel}
+        size = problem.workload.global_batch_size // (first.data_parallel * plan.num_microbatches)
+        plan = plan.model_copy(
+            update={
+                **changed,
+                "microbatch_size": max(1, size),
+                "stages": tuple(stages),
+                "sequence_parallel": max(stage.tensor_parallel for stage in stages) > 1,
+                "target": "flagscale",
+            }
+        )
+        if is_legal(problem, plan):
+            return problem, plan
+    raise AssertionError(f"seed {seed}: no legal plan in 1000 attempts")
+
+
+def recomputing_alike(plan: Plan) -> Plan:
+    """The plan with the recomputation of its first stage on all, of as many layers as all have."""
+    kind = plan.stages[0].recompute
+    shortest = min(last - first + 1 for stage in plan.stages for first, last in stage.chunks)
+    changes = {"recompute": kind, "recompute_layers": shortest if kind == "full" else 0}
+    stages = tuple(stage.model_copy(update=changes) for stage in plan.stages)
+    return plan.model_copy(update={"stages": stages})
+
+
+@pytest.mark.parametrize("case", [degrees_by_stage, plans.experts, plans.latent_attention_and_prediction])
+def test_a_flagscale_configuration_reads_back_as_its_plan(
+    case: Callable[[], plans.Case], tmp_path: Path
+) -> None:
+    assert_reads_back(*case(), "flagscale", tmp_path / "launch")
+
+
+@pytest.mark.slow
+def test_random_flagscale_configurations_read_back_as_their_plans(tmp_path: Path) -> None:
+    first = random.randrange(10**9)
+    print(f"seeds {first} to {first + 59}")
+    for seed in range(first, first + 60):
+        assert_reads_back(*with_degrees_by_stage(seed), "flagscale", tmp_path / "launch")
+
+
+@pytest.mark.parametrize(
+    "name", ["virtual_stages", "biases_and_learned_positions", "latent_attention_and_prediction"]
+)
+def test_bridge_overrides_read_back_as_their_plan(name: str, tmp_path: Path) -> None:
+    # A named recipe, and two of our own writing.
+    assert_reads_back(*alike(plans.CASES[name]()), "megatron-bridge", tmp_path / "launch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_random_scripts_read_back_as_their_plans(target: TargetName, tmp_path: Path) -> None:
+    first = random.randrange(10**9)
+    print(f"seeds {first} to {first + 9}")
+    for seed in range(first, first + 10):
+        case = random_case(seed)
+        assert_reads_back(
+            *(alike(case) if target == "megatron-bridge" else case), target, tmp_path / "launch"
+        )
+
+
+def test_plans_without_a_launcher_read_back_from_their_json(tmp_path: Path) -> None:
+    for seed in range(5):
+        problem, plan = random_case(seed)
+        plan = plan.model_copy(update={"target": "unrestricted"})
+        out = export_plan(problem, plan, "unrestricted", tmp_path / str(seed))
+        assert load_plan(out / "plan.json").model_copy(update={"problem": None}) == plan
+
+
+def test_predict_takes_a_flagscale_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    problem, plan = plans.experts()
+    out = export_plan(problem, plan.model_copy(update={"target": "flagscale"}), "flagscale", tmp_path / "out")
+    for path in (out, out / "config.yaml", out / "train" / "hetero.yaml", out / "launch.sh"):
+        code = main(["predict", "--from-script", str(path), "--cluster", "2x8 h200-sxm-141gb", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert (code, found["violations"], found["plan"]["target"]) == (0, [], "flagscale")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("[17, 15]", "[17, 14]", "adds up to 31 layers"),
+        ("[1, 1, 8, 8, 1, 1, 1, 8, 8, 1]", "[1, 1, 8, 8, 1, 1, 1, 4, 8, 1]", "expert parallel 4, 8 by mesh"),
+        ("[1, 1, 8, 8, 1, 1, 1, 8, 8, 1]", "[1, 1, 8, 8, 1]", "its meshes have 1 stages"),
+        ("hetero_process_meshes", "hetero_meshes", "hetero_process_meshes: needs a list"),
+        ("hetero_device_types: [h200-sxm-141gb_0", "hetero_device_types: [a", "has type 'h200-sxm-141gb_0'"),
+        ("num_layers: 32", "num_layers: many", "no whole number"),
+        ("system:", "- system", "cannot be read"),
+    ],
+)
+def test_a_flagscale_configuration_that_cannot_be_read_says_why(
+    old: str, new: str, complaint: str, tmp_path: Path
+) -> None:
+    problem, plan = plans.experts()
+    out = export_plan(problem, plan.model_copy(update={"target": "flagscale"}), "flagscale", tmp_path / "out")
+    file = out / "train" / "hetero.yaml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(InstanceError, match=complaint):
+        read_flagscale(out, problem.cluster)
+
+
+def test_faults_of_flagscale_are_warned_of(tmp_path: Path) -> None:
+    # Two stages on one mesh with replicas: FlagScale forms wrong pipeline groups.
+    problem, plan = plans.uniform()
+    out = export_plan(problem, plan.model_copy(update={"target": "flagscale"}), "flagscale", tmp_path / "out")
+    file, hosts = out / "train" / "hetero.yaml", out / "hostfile"
+    text = file.read_text()
+    meshes = next(line for line in text.splitlines() if "hetero_process_meshes" in line)
+    tp, dp = plan.tensor_parallel, plan.data_parallel
+    text = text.replace(meshes, f"    hetero_process_meshes: [{tp}, 1, 1, {dp}, 2]")
+    types = next(line for line in text.splitlines() if "hetero_device_types" in line)
+    file.write_text(text.replace(types, "    hetero_device_types: [A]"))
+    hosts.write_text(
+        "".join(f"{line.split()[0]} slots=8 type=A\n" for line in hosts.read_text().splitlines())
+    )
+    back = read_flagscale(out, problem.cluster)
+    assert any("wrong pipeline groups" in warning for warning in back.warnings)
+    assert [stage.layers for stage in back.plan.stages] == [stage.layers for stage in plan.stages]
