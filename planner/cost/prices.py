@@ -9,6 +9,7 @@ shape of that table; `pricing.py` fills it, `stage.py` adds it up.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,6 +183,43 @@ class Prices:
     slowed_fraction: float = 0.0
     """What hidden synchronisation takes from computation, over the prices of reduction and gathering; the
     optimizer's prices contain it."""
+
+    @cached_property
+    def layer_times_s(self) -> Floats:
+        """[row, choice, kind, node_class]: forward, backward, selective and full, all parts together."""
+        rows = (self.layer_forward_s, self.layer_backward_s, self.layer_selective_s, self.layer_full_s)
+        total: Floats = np.array(rows).sum(axis=-1)
+        return total
+
+    @cached_property
+    def end_times_s(self) -> Floats:
+        """[piece, pass, choice, node_class]: embedding and head, forward and backward, all parts together."""
+        rows = (
+            (self.embedding_forward_s, self.embedding_backward_s),
+            (self.head_forward_s, self.head_backward_s),
+        )
+        total: Floats = np.array(rows).sum(axis=-1)
+        return total
+
+    @cached_property
+    def layer_tasks_s(self) -> Floats:
+        """[task, choice, kind, node_class]: reduction, gathering, optimizer."""
+        return np.array((self.layer_reduce_s, self.layer_gather_s, self.layer_optimizer_s))
+
+    @cached_property
+    def end_tasks_s(self) -> Floats:
+        """[piece, task, choice, node_class]: embedding, head, head beside the embedding; the same tasks."""
+        return np.array(
+            (
+                (self.embedding_reduce_s, self.embedding_gather_s, self.embedding_optimizer_s),
+                (self.head_reduce_s, self.head_gather_s, self.head_optimizer_s),
+                (
+                    self.head_beside_embedding_reduce_s,
+                    self.head_beside_embedding_gather_s,
+                    self.head_beside_embedding_optimizer_s,
+                ),
+            )
+        )
 
     def at(self, choice: int) -> Prices:
         """The prices of one choice alone, with a `choice` axis of length one."""

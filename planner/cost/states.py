@@ -28,6 +28,11 @@ def rank_parameters(counts: ParameterCounts, sizes: Sizes) -> tuple[Floats, Floa
     return np.asarray(dense + s.zeros), np.asarray(counts.expert / (s.ep * s.etp))
 
 
+def nothing(counts: ParameterCounts, sizes: Sizes) -> Floats:
+    """Zero for every piece and choice."""
+    return np.zeros((len(np.atleast_1d(counts.replicated)), np.size(sizes.tp)))
+
+
 def state_bytes(
     counts: ParameterCounts,
     sizes: Sizes,
@@ -98,9 +103,9 @@ def narrow_weight_bytes(
     def narrow(of: ParameterCounts) -> Floats:
         return np.asarray(of.tensor_sharded / s.tp + of.expert / (s.ep * s.etp) + s.zeros)
 
-    whole = narrow(counts)
     if precision not in INPUT_BYTES or dp_mode in ("zero3", "fsdp"):
-        return 0.0 * whole
+        return nothing(counts, sizes)
+    whole = narrow(counts)
     whole[-num_ends:] = 0.0
     whole[len(whole) - num_ends + 1 :] = narrow(predictions)
     return 2 * INPUT_BYTES[precision] * whole
@@ -115,10 +120,10 @@ def waiting_bytes(
     not free before its collective is, so that those of all layers come together: with all layers recomputed,
     GPT-3 13B of PaddleNLP on eight chips peaks there. The rank's own share is in its state. Zero elsewhere.
     """
+    if dp_mode != "zero2" or overlap:
+        return nothing(counts, sizes)
     dense, expert = rank_parameters(counts, sizes)
     whole = min(gradient_bytes, HALF) * (dense + expert)
-    if dp_mode != "zero2" or overlap:
-        return 0.0 * whole
     return np.where(sizes.gradient_ranks > 1, whole, 0.0)
 
 
@@ -131,9 +136,9 @@ def gathered_bytes(
     that is scattered (arXiv 2304.11277, sections 3.3 and 4.2; FSDP2, foreach_reduce). Sharded gradients alone
     are whole until they are scattered. Zero elsewhere.
     """
+    if dp_mode not in ("zero2", "zero3", "fsdp"):
+        return nothing(counts, sizes)
     dense, expert = rank_parameters(counts, sizes)
     whole = dense + expert
-    if dp_mode not in ("zero2", "zero3", "fsdp"):
-        return 0.0 * whole
     parameters = 0.0 if dp_mode == "zero2" else 2 * WEIGHT_BYTES
     return np.where(sizes.gradient_ranks > 1, (parameters + HALF + scattered_gradient_bytes) * whole, 0.0)

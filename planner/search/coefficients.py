@@ -85,84 +85,54 @@ def entry_coefficients(
     first_stage, last_stage = entries.position == 0, entries.position == p - 1
     only_stage = first_stage & last_stage
 
-    def by_class(array: Floats) -> Floats:
-        chosen: Floats = array[c, classes]
-        return chosen
-
     kinds = layer_kinds(problem.model)
     assert kinds is not None
     lead = np.where(first_stage, kinds.num_lead, 0)
 
-    def layer(array: Floats) -> Floats:
-        chosen: Floats = array[c, kinds.main, classes]
-        return chosen
+    def of_layers(array: Floats) -> tuple[Floats, Floats]:
+        """Values [row, entry] of a layer, and of one of the leading kind, both in ms."""
+        main = array[:, c, kinds.main, classes] / MS
+        return main, array[:, c, kinds.lead, classes] / MS if kinds.num_lead else main
 
-    def leading(array: Floats) -> Floats:
-        chosen: Floats = array[c, kinds.lead, classes]
-        return chosen
-
-    def difference(array: Floats) -> Floats:
-        """What the leading layers of a stage cost beyond as many others, once a step."""
-        return lead * (leading(array) - layer(array))
-
-    def seconds(array: Floats) -> Floats:
-        """Sum over the parts of a time."""
-        total: Floats = array.sum(axis=-1)
-        return total
-
-    def ends(embedding: Floats, head: Floats, beside: Floats | None = None) -> Floats:
-        """What the first and the last stage pay beside their layers; `beside`: a head with the embedding."""
-        if beside is not None:
-            head = np.where(only_stage, beside, head)
+    def ends(embedding: Floats, head: Floats) -> Floats:
+        """What the first and the last stage pay beside their layers, [row, entry]."""
         total: Floats = np.where(first_stage, embedding, 0.0) + np.where(last_stage, head, 0.0)
         return total
 
-    def ends_once(task: str) -> Floats:
-        """The same, once a step."""
-        names = (f"{piece}_{task}_s" for piece in ("embedding", "head", "head_beside_embedding"))
-        return ends(*(by_class(getattr(prices, name)) for name in names))
-
-    forward = seconds(layer(prices.layer_forward_s))
-    backward = seconds(layer(prices.layer_backward_s))
-    base_forward = ends(
-        seconds(by_class(prices.embedding_forward_s)), seconds(by_class(prices.head_forward_s))
-    ) + lead * (seconds(leading(prices.layer_forward_s)) - forward)
-    base_backward = ends(
-        seconds(by_class(prices.embedding_backward_s)), seconds(by_class(prices.head_backward_s))
-    ) + lead * (seconds(leading(prices.layer_backward_s)) - backward)
+    layer, leading = of_layers(prices.layer_times_s)
+    pieces = prices.end_times_s[:, :, c, classes] / MS
+    base = ends(pieces[0], pieces[1]) + lead * (leading[:2] - layer[:2])
+    once, leading_once = of_layers(prices.layer_tasks_s)
+    pieces = prices.end_tasks_s[:, :, c, classes] / MS
+    base_once = ends(pieces[0], np.where(only_stage, pieces[2], pieces[1])) + lead * (leading_once - once)
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
-    blocked_forward, blocked_backward = np.zeros(len(c)), np.zeros(len(c))
+    hops, blocked = hops / MS, np.zeros((2, len(c)))
     if not problem.stack.p2p_overlap:
-        blocked_forward, blocked_backward = hops, returning
-        hops = np.zeros(len(c))
-    base_reduce = ends_once("reduce") + difference(prices.layer_reduce_s)
-    base_gather = ends_once("gather") + difference(prices.layer_gather_s)
+        hops, blocked = blocked[0], np.array([hops, returning / MS])
+    hidden = prices.hidden_fraction
     memory = _memory(prices, entries, kinds, num_microbatches, problem.options.forbid)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
-        forward_ms=forward / MS,
-        base_forward_ms=(base_forward + blocked_forward) / MS,
-        backward_ms=backward / MS,
-        base_backward_ms=(base_backward + blocked_backward) / MS,
-        selective_ms=seconds(layer(prices.layer_selective_s)) / MS,
-        full_ms=seconds(layer(prices.layer_full_s)) / MS,
-        send_ms=hops / MS,
-        reduce_ms=layer(prices.layer_reduce_s) / MS,
-        base_reduce_ms=(base_reduce + prices.hidden_fraction * blocked_backward) / MS,
-        reduce_tail_ms=by_class(prices.reduce_tail_s) / MS,
-        gather_ms=layer(prices.layer_gather_s) / MS,
-        base_gather_ms=(base_gather + prices.hidden_fraction * blocked_forward) / MS,
-        gather_tail_ms=by_class(prices.gather_tail_s) / MS,
-        optimizer_ms=layer(prices.layer_optimizer_s) / MS,
-        base_optimizer_ms=(
-            ends_once("optimizer") + by_class(prices.step_fixed_s) + difference(prices.layer_optimizer_s)
-        )
-        / MS,
-        hidden_fraction=prices.hidden_fraction,
+        forward_ms=layer[0],
+        base_forward_ms=base[0] + blocked[0],
+        backward_ms=layer[1],
+        base_backward_ms=base[1] + blocked[1],
+        selective_ms=layer[2],
+        full_ms=layer[3],
+        send_ms=hops,
+        reduce_ms=once[0],
+        base_reduce_ms=base_once[0] + hidden * blocked[1],
+        reduce_tail_ms=prices.reduce_tail_s[c, classes] / MS,
+        gather_ms=once[1],
+        base_gather_ms=base_once[1] + hidden * blocked[0],
+        gather_tail_ms=prices.gather_tail_s[c, classes] / MS,
+        optimizer_ms=once[2],
+        base_optimizer_ms=base_once[2] + prices.step_fixed_s[c, classes] / MS,
+        hidden_fraction=hidden,
         lead=lead,
-        lead_full_ms=seconds(leading(prices.layer_full_s)) / MS,
-        lead_selective_ms=seconds(leading(prices.layer_selective_s)) / MS,
+        lead_full_ms=leading[3],
+        lead_selective_ms=leading[2],
         constant_ms=float(prices.tied_sync_s[c[0]]) / MS if p > 1 else 0.0,
         **memory,
     )
@@ -195,20 +165,17 @@ def _memory(
         less: Floats = in_flight * (prices.layer_activation_bytes[c, kind] - kept_bytes[c, kind]) * scale
         return less
 
-    present = [kinds.main] + ([kinds.lead] if kinds.num_lead else [])
-    working = np.where(
-        lead > 0,
-        np.max([prices.layer_working_bytes[c, kind] for kind in present], axis=0),
-        prices.layer_working_bytes[c, kinds.main],
-    )
+    def most(peaks: Floats) -> Floats:
+        """The larger of the kinds that a stage holds, of sizes [entry, kind]."""
+        main = peaks[:, kinds.main]
+        return np.where(lead > 0, np.maximum(main, peaks[:, kinds.lead]), main) if kinds.num_lead else main
+
+    working_of_kind = prices.layer_working_bytes[c]
+    working = most(working_of_kind)
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
-    peaks = prices.layer_working_bytes[c] + prices.layer_recompute_peak_bytes[c]
-    peak = np.where(lead > 0, np.max([peaks[:, kind] for kind in present], axis=0), peaks[:, kinds.main])
+    peak = most(working_of_kind + prices.layer_recompute_peak_bytes[c])
     again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
-    peaks = prices.layer_working_bytes[c] + again
-    selective_peak = np.where(
-        lead > 0, np.max([peaks[:, kind] for kind in present], axis=0), peaks[:, kinds.main]
-    )
+    selective_peak = most(working_of_kind + again)
     embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
     base = np.where(first_stage, embedding_state + in_flight * prices.embedding_activation_bytes[c], 0.0)
     head_state = prices.head_state_bytes[c].sum(axis=-1)
