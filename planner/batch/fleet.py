@@ -90,6 +90,8 @@ def split(rows: Sequence[Row], study: str, objective: Objective) -> Split:
     # That no plan exists on a share is an answer, and a refused share can have none.
     missing = sum(row["status"] != "done" and row["cause"] != "input" for row in own)
     missing += sum(row["termination"] == "no_solution_found" for row in own)
+    # Whose row is damaged cannot be told from it: it may be one of ours.
+    missing += sum(row["status"] == "damaged" for row in rows)
     classes = list(own[0]["share"]["nodes"])
     available = {name: max(row["share"]["nodes"][name] for row in own) for name in classes}
     tables = list(groups.values())

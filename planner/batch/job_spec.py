@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -28,6 +28,9 @@ GRACE_S = 30.0
 
 Kind = Literal["plan", "node_loss", "growth", "sweep", "fleet_split", "robustness"]
 """One plan; or a study, which asks for the plan as it stands and for variants of it."""
+
+
+LostCount = Annotated[int, Field(ge=1)]
 
 
 class Candidate(Data):
@@ -78,8 +81,9 @@ class JobSpec(Wishes):
     """Name in the list of results; made of the other fields where absent."""
     kind: Kind = "plan"
     """What is asked."""
-    lose: int | None = Field(default=None, ge=1)
-    """Of `node_loss`: each class without 1 to this many nodes. [default: 1]"""
+    lose: LostCount | dict[str, LostCount] | None = None
+    """Of `node_loss`: each class without 1 to this many nodes; or nodes of each class, by its name, that are
+    lost together. [default: 1]"""
     within: float | None = Field(default=None, ge=0)
     """Of `node_loss`: how much slower than the best the plan may be that changes least. [default: 0.05]"""
     draws: int | None = Field(default=None, ge=1, le=10_000)
@@ -90,6 +94,9 @@ class JobSpec(Wishes):
     """Of `sweep`: values of global_batch_size and seq_length, each changed alone."""
     trainings: tuple[Training, ...] | None = None
     """Of `fleet_split`: what shares the cluster."""
+    one_class: bool | None = None
+    """Of `fleet_split`: whether every share lies on one class, as where classes are clusters apart.
+    [default: false]"""
     node_step: int | None = Field(default=None, ge=1)
     """Of `fleet_split`: shares of a class are multiples of this, and the whole class. [default: 1]"""
     problem: str | None = None
@@ -108,6 +115,8 @@ class JobSpec(Wishes):
     """Launcher that must be able to run the plan."""
     stack: str | SoftwareStack | None = None
     """Training software."""
+    node_usd_per_hour: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    """Price of a node by chip or by class [$ an hour]; it changes no plan, and tells what plans cost."""
     timeout_s: float | None = Field(default=None, gt=0)
     """The job is killed after this time [s]; null: well after `time_limit_s`, or never without one."""
     memory_gib: float | None = Field(default=None, gt=0)

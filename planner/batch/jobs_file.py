@@ -19,6 +19,7 @@ from planner.batch.key import job_key, refused_key
 from planner.batch.records import Records
 from planner.batch.shares import shares
 from planner.batch.what_if import Variant, check_study, variants
+from planner.data.changes import with_prices
 from planner.data.problem import Problem
 from planner.data.read import read_file
 from planner.errors import InstanceError
@@ -169,7 +170,7 @@ def _jobs(spec: JobSpec, where: str, name: str, records: Records, names: dict[st
         yield _refused(name, str(refusal), asked)
         return
     if spec.kind == "plan":
-        yield _sound(name, problem, limits_of(spec, problem.options))
+        yield _sound(name, problem, spec)
     for variant in made:
         yield _variant(name, variant, spec, where, names)
 
@@ -181,7 +182,7 @@ def _variant(study: str, variant: Variant, spec: JobSpec, where: str, names: dic
     if variant.problem is None:
         job = _refused(title, variant.refused or "", {"target": spec.target})
     else:
-        job = _sound(title, variant.problem, limits_of(spec, variant.problem.options), variant.ask)
+        job = _sound(title, variant.problem, spec, variant.ask)
     return replace(
         job,
         study=study,
@@ -192,8 +193,9 @@ def _variant(study: str, variant: Variant, spec: JobSpec, where: str, names: dic
     )
 
 
-def _sound(name: str, problem: Problem, limits: Limits, ask: Ask | None = None) -> Job:
-    return Job(name, job_key(problem, ask), limits, problem.model_copy(update={"name": name}), ask=ask)
+def _sound(name: str, problem: Problem, spec: JobSpec, ask: Ask | None = None) -> Job:
+    problem = with_prices(problem, spec.node_usd_per_hour or {}).model_copy(update={"name": name})
+    return Job(name, job_key(problem, ask), limits_of(spec, problem.options), problem, ask=ask)
 
 
 def _refused(name: str, reason: str, asked: dict[str, str | None]) -> Job:

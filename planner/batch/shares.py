@@ -33,14 +33,16 @@ def shares(spec: JobSpec, records: Records, where: str) -> Iterator[Variant]:
     sizes = [
         _sizes(c.num_nodes, spec.node_step or 1) for c in _problem(spec, trainings[0], records, where).classes
     ]
-    number = len(trainings) * (math.prod(map(len, sizes)) - 1)
+    apart = bool(spec.one_class)
+    shares_each = sum(len(size) - 1 for size in sizes) if apart else math.prod(map(len, sizes)) - 1
+    number = len(trainings) * shares_each
     if number > MOST_SHARES:
         raise InstanceError(
             f"{number:,} shares to plan, the limit is {MOST_SHARES:,}; give a larger `node_step`", where
         )
     for training in trainings:
         for counts in itertools.product(*sizes):
-            if any(counts):
+            if any(counts) and not (apart and sum(map(bool, counts)) > 1):
                 yield _share(spec, training, counts, records, where)
 
 

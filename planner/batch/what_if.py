@@ -13,7 +13,7 @@ from typing import Any
 from planner.batch.ask import DRAWS, WITHIN, Ask
 from planner.batch.job_spec import Candidate, JobSpec
 from planner.data import load
-from planner.data.changes import resized, with_named_hosts, with_nodes
+from planner.data.changes import resized, with_named_hosts, without_nodes
 from planner.data.cluster import NodeClass
 from planner.data.problem import Problem
 from planner.errors import InstanceError
@@ -59,7 +59,7 @@ def variants(spec: JobSpec, problem: Problem, where: str) -> Iterator[Variant]:
     yield Variant(BASE, problem)
     if spec.kind == "node_loss":
         within = WITHIN if spec.within is None else spec.within
-        yield from _losses(problem, spec.lose or 1, within, where)
+        yield from _losses(problem, _lost_counts(problem, spec, where), within, where)
     elif spec.kind == "robustness":
         ask = Ask(kind="robust", draws=spec.draws or DRAWS)
         yield Variant(f"under {ask.draws} draws", problem, ask=ask)
@@ -89,6 +89,7 @@ def check_study(spec: JobSpec, where: str) -> None:
         "within": "node_loss",
         "draws": "robustness",
         "node_step": "fleet_split",
+        "one_class": "fleet_split",
     }
     for field, kind in own.items():
         given = getattr(spec, field)
@@ -119,25 +120,46 @@ def _checked(
     return Variant(name, sound, None, nodes_changed, price_usd)
 
 
-def _losses(problem: Problem, most: int, within: float, where: str) -> Iterator[Variant]:
-    """Each class without its last 1 to `most` nodes: the best plan, and the one that changes least."""
+def _lost_counts(problem: Problem, spec: JobSpec, where: str) -> Iterator[dict[str, int]]:
+    """Nodes of each class that are lost together, one loss after the other.
+
+    Raises
+    ------
+    InstanceError
+        Where a class is unknown, or has fewer nodes than it is to lose.
+    """
+    sizes = {node_class.name: node_class.num_nodes for node_class in problem.cluster.classes}
+    lose = spec.lose or 1
+    if isinstance(lose, int):
+        for name, size in sizes.items():
+            yield from ({name: lost} for lost in range(1, min(lose, size) + 1))
+        return
+    for name, lost in lose.items():
+        if name not in sizes:
+            raise InstanceError(f"no class is named {name!r}; there are {', '.join(sizes)}", f"{where}.lose")
+        if lost > sizes[name]:
+            raise InstanceError(f"{name} has {sizes[name]} nodes and cannot lose {lost}", f"{where}.lose")
+    yield lose
+
+
+def _losses(
+    problem: Problem, losses: Iterator[dict[str, int]], within: float, where: str
+) -> Iterator[Variant]:
+    """Classes without their last nodes: the best plan, and the one that changes least."""
     named = with_named_hosts(problem)
     ask = Ask(kind="least_change", base=load.problem_file(portable(named)), within=within)
-    for i, node_class in enumerate(problem.cluster.classes):
-        for lost in range(1, min(most, node_class.num_nodes) + 1):
-            name = f"without {lost} {'node' if lost == 1 else 'nodes'} of {node_class.name}"
-            smaller = with_nodes(problem.cluster, i, node_class.num_nodes - lost)
-            if smaller is None:
-                yield Variant(name, None, f"{where}: {name} nothing is left", -lost)
-            else:
-                changed = problem.model_copy(update={"cluster": smaller})
-                best = _checked(name, changed, where, nodes_changed=-lost)
-                yield best
-                if best.problem is not None:
-                    left = with_nodes(named.cluster, i, node_class.num_nodes - lost)
-                    assert left is not None
-                    same = best.problem.model_copy(update={"cluster": left})
-                    yield Variant(f"{name}, changing least", same, None, -lost, ask=ask)
+    for lost in losses:
+        nodes = (f"{n} {'node' if n == 1 else 'nodes'} of {name}" for name, n in lost.items())
+        name, total = f"without {' and '.join(nodes)}", sum(lost.values())
+        smaller, left = without_nodes(problem.cluster, lost), without_nodes(named.cluster, lost)
+        if smaller is None or left is None:
+            yield Variant(name, None, f"{where}: {name} nothing is left", -total)
+            continue
+        best = _checked(name, problem.model_copy(update={"cluster": smaller}), where, nodes_changed=-total)
+        yield best
+        if best.problem is not None:
+            same = best.problem.model_copy(update={"cluster": left})
+            yield Variant(f"{name}, changing least", same, None, -total, ask=ask)
 
 
 def _bought(problem: Problem, candidate: Candidate, where: str) -> Variant:

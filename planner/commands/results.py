@@ -15,7 +15,7 @@ from planner.commands import screen
 from planner.commands.plan import result_json
 from planner.commands.screen import ExitCode
 from planner.errors import InstanceError
-from planner.units import format_percent
+from planner.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 WIDE = 120
 """From this width on a plan is shown whole, not its degrees alone."""
 
+NO_COST = {
+    "cost": "give prices with `node_usd_per_hour: {CHIP: 20}` in the jobs file, and run the batch again",
+    "chips": "their jobs gave no problem",
+    "nodes": "their jobs gave no problem",
+}
+"""Why a front may be empty though jobs are answered."""
+
+_A_NODE, _A_DOLLAR = ("a node", "gain_per_node"), ("a M$", "gain_per_million_usd")
 _CHANGES = (
     ("change", "tokens_per_s_change"),
-    ("a node", "gain_per_node"),
-    ("a M$", "gain_per_million_usd"),
+    _A_NODE,
+    _A_DOLLAR,
     ("behind", "behind_best"),
     ("loads", "loaded_fraction"),
     ("best in", "best_fraction"),
@@ -61,7 +69,10 @@ def run(
         return ExitCode.PLAN
     rows = matching(read_rows(store), where)
     if front is not None:
+        answered = any(row["step_s"] is not None for row in rows)
         rows = pareto(rows, front)
+        if answered and not rows:
+            screen.note(f"no row has a value for {front}; {NO_COST[front]}")
     rows = in_order(rows, sort)
     if parquet is not None:
         _write_parquet(rows, parquet)
@@ -106,15 +117,19 @@ def results_table(rows: Sequence[Row]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from planner.report.words import predicted
-
     changes = [column for column in _CHANGES if any(row[column[1]] is not None for row in rows)]
     wide = screen.console().width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", overflow="fold", min_width=16)
     table.add_column("status", no_wrap=True)
-    # On a narrow screen what a study changes takes the room of the gap and the rate.
-    plain = ("step",) if changes and not wide else ("step", "gap", "tokens/s")
+    # On a narrow screen what a study changes takes the room of the gap, the rate and the band, and gain per
+    # dollar that of gain per node.
+    short = bool(changes) and not wide
+    if short and _A_NODE in changes and _A_DOLLAR in changes:
+        changes.remove(_A_NODE)
+    plain = ["step"] if short else ["step", "gap", "tokens/s"]
+    if not short and any(row["usd_per_million_tokens"] is not None for row in rows):
+        plain = [heading for heading in plain if wide or heading != "gap"] + ["$/Mtok"]
     for heading in (*plain, *(heading for heading, _ in changes)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("plan, or what happened", overflow="fold", min_width=16)
@@ -122,9 +137,10 @@ def results_table(rows: Sequence[Row]) -> Table:
         plan = row["plan"] and (row["plan"] if wide else row["plan"].split(";")[0])
         texts = [text for text in (row["message"], plan) if text]
         cells = {
-            "step": "-" if row["step_s"] is None else predicted(row["step_s"], row["error_band"] or 0.0),
+            "step": _step(row, short=short),
+            "$/Mtok": _or_dash(row["usd_per_million_tokens"], "{:.3f}"),
             "gap": "-" if row["gap"] is None else format_percent(row["gap"]),
-            "tokens/s": "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}",
+            "tokens/s": _or_dash(row["tokens_per_s"], "{:,.0f}"),
         }
         table.add_row(
             row["name"],
@@ -134,6 +150,19 @@ def results_table(rows: Sequence[Row]) -> Table:
             screen.one_line("; ".join(texts if wide else texts[:1])),
         )
     return table
+
+
+def _step(row: Row, *, short: bool) -> str:
+    """The step time with its band, where there is room for that."""
+    from planner.report.words import predicted
+
+    if row["step_s"] is None:
+        return "-"
+    return format_seconds(row["step_s"]) if short else predicted(row["step_s"], row["error_band"] or 0.0)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def _share(heading: str, value: float | None) -> str:

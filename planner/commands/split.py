@@ -54,6 +54,7 @@ def show(found: Split) -> None:
             format_seconds(row["step_s"]),
             row["plan"],
         )
+    lines.append(_worth(found))
     if any(found.idle.values()):
         lines.append(f"left idle: {_nodes(found.idle)}")
     if found.gap is not None:
@@ -61,6 +62,17 @@ def show(found: Split) -> None:
             f"proof: no split into such shares is predicted more than {format_percent(found.gap)} better"
         )
     screen.show(Group(table, *(Text(line) for line in lines)))
+
+
+def _worth(found: Split) -> str:
+    """What the split is worth, by its objective."""
+    if found.objective == "sum":
+        total = sum(row["tokens_per_s"] for row in found.rows)
+        weighted = any(row["share"]["weight"] != 1 for row in found.rows)
+        value = f", {found.value:,.0f} by weight" if weighted else ""
+        return f"together {total:,.0f} tokens/s{value}"
+    last = min(found.rows, key=lambda row: row["tokens_per_s"] / row["share"]["tokens"])
+    return f"the last to finish is {last['share']['training']}, at {last['tokens_per_s']:,.0f} tokens/s"
 
 
 def _nodes(nodes: dict[str, int]) -> str:

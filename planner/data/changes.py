@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.data.cluster import Cluster, Link, NodeClass
 from planner.data.options import Options
@@ -23,6 +23,25 @@ def with_nodes(cluster: Cluster, class_index: int, num_nodes: int) -> Cluster | 
     kept = {node_class.name for node_class in classes}
     links = tuple(link for link in cluster.links if kept.issuperset(link.between))
     return cluster.model_copy(update={"classes": tuple(classes), "links": links})
+
+
+def without_nodes(cluster: Cluster, lost: Mapping[str, int]) -> Cluster | None:
+    """The cluster without the last nodes of some classes, by name; None where no node is left at all."""
+    left: Cluster | None = cluster
+    for name, count in lost.items():
+        if left is not None:
+            index = left.class_index(name)
+            left = with_nodes(left, index, left.classes[index].num_nodes - count)
+    return left
+
+
+def with_prices(problem: Problem, usd_per_hour: Mapping[str, float]) -> Problem:
+    """The problem with prices of a node [$ an hour], by class or by chip; the former goes first."""
+    classes = []
+    for old in problem.cluster.classes:
+        price = usd_per_hour.get(old.name, usd_per_hour.get(old.chip, old.price_usd_per_hour))
+        classes.append(old.model_copy(update={"price_usd_per_hour": price}))
+    return with_cluster(problem, problem.cluster.model_copy(update={"classes": tuple(classes)}))
 
 
 def resized(node_class: NodeClass, num_nodes: int) -> NodeClass:

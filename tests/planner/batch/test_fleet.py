@@ -19,7 +19,7 @@ from planner.batch.store import Store
 from planner.cli import main
 from planner.data.problem import ProblemFile
 from planner.errors import InstanceError
-from tests.planner.batch.samples import InstantExecutor, jobs_text, write_jobs
+from tests.planner.batch.samples import InstantExecutor, jobs_text, rows, write_jobs
 
 FLEET = (
     "{name: fleet, kind: fleet_split, cluster: '3x8 h100-sxm-80gb, 2x8 a100-sxm-80gb',%s trainings: ["
@@ -123,3 +123,27 @@ def test_too_many_shares_and_equal_names_are_refused(tmp_path: Path) -> None:
     assert "give a larger `node_step`" in (job.refused or "")
     with pytest.raises(InstanceError, match="needs `trainings:`"):
         read_jobs(write_jobs(tmp_path, jobs_text(jobs=["{kind: fleet_split, cluster: dgx-h100-8}"])))
+
+
+def test_shares_lie_on_one_class_where_classes_are_clusters_apart(tmp_path: Path) -> None:
+    jobs = read(tmp_path, more=" one_class: true,")
+    shares = [job.share["nodes"] for job in jobs if job.share is not None]
+    assert len(shares) == 2 * (3 + 2)
+    assert all(sum(map(bool, nodes.values())) == 1 for nodes in shares)
+
+
+def test_damaged_row_leaves_the_split_unproven(tmp_path: Path) -> None:
+    """Whose row it was cannot be told: it may have held a better share."""
+    store = solved(tmp_path)
+    assert split(read_rows(store), "fleet", "sum").gap is not None
+    rows(store, "UPDATE job SET facts = '{}' WHERE rowid = 2")
+    found = split(read_rows(store), "fleet", "sum")
+    assert (found.missing, found.gap) == (1, None)
+
+
+def test_command_says_what_the_split_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = solved(tmp_path, of_b=", weight: 2")
+    assert main(["split", str(store), "fleet"]) == 0
+    assert "by weight" in capsys.readouterr().out
+    assert main(["split", str(store), "fleet", "--objective", "slowest"]) == 0
+    assert "the last to finish is" in capsys.readouterr().out

@@ -184,11 +184,12 @@ def test_entry_without_a_problem_is_kept_with_its_reason(tmp_path: Path, entry: 
     assert good.problem is not None
 
 
-def test_example_of_the_readme_is_a_jobs_file(tmp_path: Path) -> None:
+def test_examples_of_the_readme_are_jobs_files(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (example,) = [block for block in text.split("```") if block.startswith("yaml\nschema: hetplan/jobs/v1")]
-    jobs = read(tmp_path, example.removeprefix("yaml\n"))
+    examples = [block for block in text.split("```") if block.startswith("yaml\nschema: hetplan/jobs/v1")]
+    jobs = [job for example in examples for job in read(tmp_path, example.removeprefix("yaml\n"))]
     assert [job.refused for job in jobs if job.refused] == []
-    assert {job.study for job in jobs} >= {"spares", "sure", "purchase", "batches", "fleet"}
-    assert len(jobs) == 2 + (1 + 2 * 2) + 2 + 3 + 4 + 2 * 5 + 8
-    assert {"llama3-8b-h100-8", "tight"} <= {job.name for job in jobs}  # compared below it
+    assert {job.study for job in jobs} == {None, "purchase", "down", "both", "sure", "batches", "fleet"}
+    studies = (1 + 2) + (1 + 2 * 6) + (1 + 2) + 2 + 4 + 3 * 8
+    assert len(jobs) == 2 * 3 + studies + 2
+    assert {"llama3-8b-h100-8", "tight"} <= {job.name for job in jobs}  # compared below them

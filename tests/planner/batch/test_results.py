@@ -213,3 +213,10 @@ def test_compare_prints_both_sides(store: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["step_change"] == 0
     assert main(["compare", "good", "good"]) == 2
     assert "add --store" in capsys.readouterr().err
+
+
+def test_front_over_cost_without_prices_says_what_is_missing(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["results", str(store), "--pareto", "cost"]) == 0
+    assert "no row has a value for cost; give prices with `node_usd_per_hour" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from planner.batch.executor import Task
 from planner.batch.jobs_file import Job, read_jobs
 from planner.batch.rows import read_rows
 from planner.batch.run import Batch
-from planner.batch.store import Store
+from planner.batch.store import Store, job_facts
 from planner.data.problem import ProblemFile
 from planner.errors import InstanceError
 from tests.planner.batch.samples import InstantExecutor, jobs_text, write_jobs
@@ -124,6 +124,7 @@ def test_rows_say_what_each_change_gains(tmp_path: Path) -> None:
         ("kind: sweep, values: {gap: [1]}", "unknown key 'gap'; there are global_batch_size and seq_length"),
         ("kind: sweep, values: {seq_length: [0]}", "values.seq_length: must be whole numbers of at least 1"),
         ("kind: node_los", "must be one of"),
+        ("one_class: true", "belongs to `kind: fleet_split`, this job is of kind plan"),
     ],
 )
 def test_study_without_what_it_needs_is_refused(tmp_path: Path, entry: str, words: str) -> None:
@@ -135,3 +136,43 @@ def test_study_without_what_it_needs_is_refused(tmp_path: Path, entry: str, word
 def test_candidate_of_unknown_chips_is_kept_with_its_reason(tmp_path: Path) -> None:
     _, refused = read(tmp_path, "kind: growth, candidates: [{add: 2x8 h101}]")
     assert refused.problem is None and "unknown chip 'h101'" in (refused.refused or "")
+
+
+def test_named_losses_come_together(tmp_path: Path) -> None:
+    jobs = read(tmp_path, "kind: node_loss, lose: {h100-sxm-80gb: 2, a100-sxm-80gb: 1}")
+    assert [(job.variant, nodes(job), job.nodes_changed) for job in jobs[1:]] == [
+        (
+            f"without 2 nodes of h100-sxm-80gb and 1 node of a100-sxm-80gb{end}",
+            [("h100-sxm-80gb", 1)],
+            -3,
+        )
+        for end in ("", ", changing least")
+    ]
+    (everything,) = read(tmp_path, "kind: node_loss, lose: {h100-sxm-80gb: 3, a100-sxm-80gb: 1}")[1:]
+    assert everything.problem is None and "nothing is left" in (everything.refused or "")
+
+
+@pytest.mark.parametrize(
+    ("lose", "words"),
+    [("{b200: 1}", "no class is named 'b200'"), ("{a100-sxm-80gb: 2}", "has 1 nodes and cannot lose 2")],
+)
+def test_loss_that_cannot_be_is_refused(tmp_path: Path, lose: str, words: str) -> None:
+    (job,) = read(tmp_path, f"kind: node_loss, lose: {lose}")
+    assert words in (job.refused or "")
+
+
+def test_prices_of_nodes_tell_costs_and_are_no_part_of_the_question(tmp_path: Path) -> None:
+    candidates = "kind: growth, candidates: [{add: 1x8 b200-180gb}]"
+    plain = read(tmp_path, candidates)
+    priced = read(
+        tmp_path, f"{candidates}, node_usd_per_hour: {{h100-sxm-80gb: 20, a100-sxm-80gb: 10, b200-180gb: 40}}"
+    )
+    assert [job.key for job in plain] == [job.key for job in priced]
+    assert [job_facts(job)["usd_per_hour"] for job in plain] == [None, None]
+    assert [job_facts(job)["usd_per_hour"] for job in priced] == [70, 110]
+
+
+def test_price_of_a_class_goes_before_that_of_its_chip(tmp_path: Path) -> None:
+    entry = "{problem: llama3-70b-h100-a100-128, node_usd_per_hour: {h100: 5, h100-sxm-80gb: 20, a100: 1}}"
+    (job,) = read_jobs(write_jobs(tmp_path, jobs_text(jobs=[entry])))
+    assert job_facts(job)["usd_per_hour"] == 8 * 5 + 8 * 1
