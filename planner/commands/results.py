@@ -83,7 +83,7 @@ def run(
         writer.writeheader()
         writer.writerows(map(_flat, rows))
     else:
-        screen.show(results_table(rows))
+        screen.show(results_table(rows, by_cost=front == "cost"))
     return ExitCode.PLAN
 
 
@@ -112,12 +112,15 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     screen.note(f"{len(rows):,} rows written to {path}")
 
 
-def results_table(rows: Sequence[Row]) -> Table:
-    """Rows for a reader: how each job ended, how fast its plan is, what its study changes, which plan."""
+def results_table(rows: Sequence[Row], *, by_cost: bool = False) -> Table:
+    """Rows for a reader: how each job ended, how fast its plan is, what its study changes, which plan.
+
+    A front over cost shows prices in the place of what studies change.
+    """
     from rich import box
     from rich.table import Table
 
-    changes = [column for column in _CHANGES if any(row[column[1]] is not None for row in rows)]
+    changes = [c for c in _CHANGES if not by_cost and any(row[c[1]] is not None for row in rows)]
     wide = screen.console().width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", overflow="fold", min_width=16)
@@ -130,6 +133,8 @@ def results_table(rows: Sequence[Row]) -> Table:
     plain = ["step"] if short else ["step", "gap", "tokens/s"]
     if not short and any(row["usd_per_million_tokens"] is not None for row in rows):
         plain = [heading for heading in plain if wide or heading != "gap"] + ["$/Mtok"]
+    if by_cost:
+        plain.insert(1, "$/h")
     for heading in (*plain, *(heading for heading, _ in changes)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("plan, or what happened", overflow="fold", min_width=16)
@@ -138,6 +143,7 @@ def results_table(rows: Sequence[Row]) -> Table:
         texts = [text for text in (row["message"], plan) if text]
         cells = {
             "step": _step(row, short=short),
+            "$/h": _or_dash(row["usd_per_hour"], "{:,.2f}"),
             "$/Mtok": _or_dash(row["usd_per_million_tokens"], "{:.3f}"),
             "gap": "-" if row["gap"] is None else format_percent(row["gap"]),
             "tokens/s": _or_dash(row["tokens_per_s"], "{:,.0f}"),

@@ -220,3 +220,16 @@ def test_front_over_cost_without_prices_says_what_is_missing(
 ) -> None:
     assert main(["results", str(store), "--pareto", "cost"]) == 0
     assert "no row has a value for cost; give prices with `node_usd_per_hour" in capsys.readouterr().err
+
+
+def test_front_over_cost_shows_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = "{problem: llama3-8b-h100-8, node_usd_per_hour: {h100-sxm-80gb: 20}}"
+
+    def answer(task: Task) -> Answer:
+        return Answer(task.key, None, {"termination": "optimal", "step_s": 2.0, "tokens_per_s": 1e5})
+
+    with closing(Store(tmp_path / "plans.db")) as opened:
+        Batch(read_jobs(write_jobs(tmp_path, jobs_text(jobs=[entry]))), opened).run(InstantExecutor(answer))
+    assert main(["results", str(tmp_path / "plans.db"), "--pareto", "cost"]) == 0
+    shown = capsys.readouterr().out
+    assert "$/h" in shown and "20.00" in shown and "0.056" in shown  # 20 $ for 360 million tokens
