@@ -1,7 +1,7 @@
 """10,000 small questions of `batch_grid.yaml`: jobs a second, processor time a job, start of a resume.
 
     python benchmarks/batch_grid.py --store plans.db         all of them; killed or not, the same call goes on
-    python benchmarks/batch_grid.py --every 50               every 50th, drawn evenly over the grid
+    python benchmarks/batch_grid.py --every 50               every 50th run of ten neighbours, drawn evenly
     python benchmarks/batch_grid.py --every 50 --workers 1   on one worker
 
 It makes the calls of `hetplan batch benchmarks/batch_grid.yaml --store plans.db`. A question counts as
@@ -33,6 +33,8 @@ from planner.batch.store import Store  # noqa: E402
 JOBS = ROOT / "benchmarks" / "batch_grid.yaml"
 SAY_EVERY_S = 30.0
 """Time between two lines about the progress [s]."""
+NEIGHBOURS = 10
+"""Questions in a row that differ in their batch alone: the last axis of the grid."""
 SLOWEST = 8
 """Questions that are named at the end."""
 
@@ -50,8 +52,13 @@ class Sayer:
 
 
 def drawn(jobs: Sequence[Job], every: int) -> list[Job]:
-    """Every so many jobs, moved on by one with each so that no axis of the grid is met at one value alone."""
-    return [jobs[i] for i in sorted({(k * every + k) % len(jobs) for k in range(len(jobs) // every)})]
+    """Every so many runs of neighbours, which share tables as in the whole grid.
+
+    Moved on by one with each run, so that no axis is met at one value alone.
+    """
+    number = len(jobs) // NEIGHBOURS
+    runs = sorted({(k * every + k) % number for k in range(number // every)})
+    return [job for run in runs for job in jobs[run * NEIGHBOURS : (run + 1) * NEIGHBOURS]]
 
 
 def processor_s() -> float:

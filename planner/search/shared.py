@@ -21,7 +21,7 @@ from planner.data.problem import Problem
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 128 * 2**20
 """Memory for shared tables [bytes]; the ones that were not asked for the longest go first."""
 
 _NO_PART_OF_A_TABLE: Any = {
@@ -90,6 +90,10 @@ def _size_bytes(value: object) -> int:
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
         return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_size_bytes, value.values()))
+    if isinstance(value, tuple):
+        return sum(map(_size_bytes, value))
     if not is_dataclass(value):
-        return 0
+        return 8
     return 500 + sum(_size_bytes(getattr(value, field.name)) for field in fields(value))

@@ -101,7 +101,7 @@ def in_flight_over_time(order: StageOrder, virtual_stages: int) -> Ints:
     return np.cumsum(step, axis=0) - released
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def in_flight_peaks(
     num_stages: int, stage: int, num_microbatches: int, virtual_stages: int = 1
 ) -> tuple[tuple[int, ...], ...]:

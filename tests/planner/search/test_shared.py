@@ -23,12 +23,12 @@ def tables() -> Iterator[Shared]:
 
 
 def problems() -> list[Problem]:
-    """Two clusters, several batches and gaps each."""
+    """Two clusters, several batches and gaps each; virtual stages on the second."""
     found = []
-    for name in ("llama3-8b-h100-a100-16", "llama3-8b-h100-8"):
+    for name, virtual_stages in (("llama3-8b-h100-a100-16", 1), ("llama3-8b-h100-8", 4)):
         problem = api.load_problem(name)
         for batch, gap in ((16, 0.1), (24, 0.1), (64, 0.1), (64, 0.03)):
-            options = {"gap": gap, "virtual_gap": 0.1, "max_virtual_stages": 1}
+            options = {"gap": gap, "virtual_gap": 0.1, "max_virtual_stages": virtual_stages}
             update = {
                 "workload": problem.workload.model_copy(update={"global_batch_size": batch}),
                 "options": problem.options.model_copy(update=options),
