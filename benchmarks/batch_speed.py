@@ -9,7 +9,9 @@ The first two measure with answers that are made up at once, so that nothing but
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,20 +29,20 @@ from planner.batch.jobs_file import Job, read_jobs  # noqa: E402
 from planner.batch.local_executor import LocalExecutor  # noqa: E402
 from planner.batch.run import Batch  # noqa: E402
 from planner.batch.store import Store  # noqa: E402
+from planner.batch.worker import ONE_THREAD  # noqa: E402
 
 RESULT_BYTES = 4000
 """Size of a compressed result of a small problem; what the store really holds is near it."""
-SEARCHES = 24
-"""Jobs of the third measurement."""
+SEARCHES = 150
+"""Jobs of the third measurement, on two classes of nodes: none takes so long that it ends alone."""
 
 
-def jobs_of(folder: Path, number: int) -> tuple[Job, ...]:
-    """A grid of small problems that differ in batch and gap."""
+def jobs_of(folder: Path, number: int, problem: str = "llama3-8b-h100-8") -> tuple[Job, ...]:
+    """A grid of small problems that differ in their batch."""
     batches = ", ".join(str(8 * (i + 1)) for i in range(number))
     path = folder / "jobs.yaml"
     path.write_text(
-        "schema: hetplan/jobs/v1\n"
-        f"grid: {{problem: llama3-8b-h100-8, gap: 0.03, global_batch_size: [{batches}]}}\n"
+        f"schema: hetplan/jobs/v1\ngrid: {{problem: {problem}, gap: 0.03, global_batch_size: [{batches}]}}\n"
     )
     return read_jobs(path)
 
@@ -103,8 +105,8 @@ def overhead(folder: Path, number: int) -> None:
 
 
 def workers(folder: Path) -> None:
-    """The same searches with one worker and with two, both started beforehand."""
-    jobs = jobs_of(folder, SEARCHES)
+    """The same searches with one worker and with two, started beforehand; and what the machine allows."""
+    jobs = jobs_of(folder, SEARCHES, "llama3-8b-h100-a100-16")
     wall_s = {}
     for number in (1, 2):
         before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -115,7 +117,35 @@ def workers(folder: Path) -> None:
         cpu_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s
         name = f"{number} worker{'s' if number > 1 else ''}"
         print(f"{name:20} {wall_s[number]:6.2f} s ({cpu_s:.2f} on the processor), {SEARCHES} searches")
-    print(f"two over one         {wall_s[1] / wall_s[2]:6.2f} times")
+    print(
+        f"two over one         {wall_s[1] / wall_s[2]:6.2f} times; two loops without us {machine():.2f} times"
+    )
+
+
+LOOP = """
+import time, numpy
+data = numpy.random.default_rng(0).random((400, 80))
+started = time.perf_counter()
+for _ in range(6000):
+    numpy.minimum(data * 1.5, data.sum(axis=1)[:, None]).max(axis=0).tolist()
+print(time.perf_counter() - started)
+"""
+"""Work like ours on small arrays."""
+
+
+def machine() -> float:
+    """How much more two processes of fixed work get done at a time than one: what two workers can reach."""
+
+    def seconds(number: int) -> float:
+        loops = [
+            subprocess.Popen(
+                [sys.executable, "-c", LOOP], stdout=subprocess.PIPE, env={**os.environ, **ONE_THREAD}
+            )
+            for _ in range(number)
+        ]
+        return max(float(loop.communicate()[0]) for loop in loops)
+
+    return 2 * seconds(1) / seconds(2)
 
 
 def main() -> None:
