@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import signal
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -75,30 +76,21 @@ class RayExecutor:
         self._tasks[reference] = _Running(task)
 
     def wait(self, timeout_s: float) -> list[Answer]:
-        """Answers that have come in; tasks past their time are killed.
-
-        Time counts from when a task was handed over; queued ones get the time of those ahead on top.
-        """
+        """Answers that have come in; tasks past their time end their process themselves."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout_s)
-        answers = [self._answer(reference) for reference in ready]
-        now_s = time.monotonic()
-        for reference, running in list(self._tasks.items()):
-            if running.is_late(now_s):
-                self._ray.cancel(reference, force=True)
-                del self._tasks[reference]
-                limit_s = running.task.limits.kill_after_s or 0.0
-                answers.append(
-                    failure(running.task.key, "timeout", f"killed after {limit_s:g} s", seconds=limit_s)
-                )
-        return answers
+        return [self._answer(reference) for reference in ready]
 
     def _answer(self, reference: Any) -> Answer:
-        task = self._tasks.pop(reference).task
+        running = self._tasks.pop(reference)
+        task, limit_s = running.task, running.task.limits.kill_after_s
         try:
             answer: Answer = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             return failure(task.key, "fault", f"our bug: {str(error).splitlines()[-1]}")
         except self._ray.exceptions.RayError as error:
+            # No process lives as long before its alarm: one that died later may have been ended by it.
+            if limit_s is not None and time.monotonic() - running.begun_s >= limit_s:
+                return failure(task.key, "timeout", f"killed after {limit_s:g} s", seconds=limit_s)
             words = " ".join(str(error).split())[:200]
             return failure(task.key, "crash", f"the worker died: {words}", may_retry=True)
         return answer
@@ -118,11 +110,6 @@ class _Running:
     def __post_init__(self) -> None:
         self.begun_s = time.monotonic()
 
-    def is_late(self, now_s: float) -> bool:
-        """Whether the task, with one of the same length ahead of it, is past its time."""
-        limit_s = self.task.limits.kill_after_s
-        return limit_s is not None and now_s - self.begun_s > QUEUED_PER_CORE * limit_s
-
 
 def _solve(task: Task, wanted: str) -> Answer:
     """Answer a question on a machine of the cluster, which must run the program that asks."""
@@ -133,4 +120,10 @@ def _solve(task: Task, wanted: str) -> Answer:
         shared.share(shared.Shared())  # Ray's processes live for many tasks as well
     if revision() != wanted:
         return failure(task.key, "fault", OTHER_PROGRAM.format(machine=platform.node()))
-    return solve(task)
+    # The kernel ends the process at its time, whatever it is at; how long the task had to wait for a
+    # core of the cluster does not count.
+    signal.setitimer(signal.ITIMER_REAL, task.limits.kill_after_s or 0.0)
+    try:
+        return solve(task)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)

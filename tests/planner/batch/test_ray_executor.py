@@ -111,16 +111,32 @@ def _is_below(process: int, ancestor: int) -> bool:
 @needs_ray
 @pytest.mark.slow
 def test_task_past_its_time_is_killed(ray_executor: RayExecutor) -> None:
-    problem = load.load_problem("llama3-405b-mixed-10240")
-    exact = problem.model_copy(
-        update={"options": problem.options.model_copy(update={"gap": 0.0, "virtual_gap": 0.0})}
-    )
-    ray_executor.submit(Task("k", load.problem_file(exact).model_dump_json(), Limits(timeout_s=2.0)))
+    ray_executor.submit(Task("k", endless(), Limits(timeout_s=2.0)))
     answers = waited_for(ray_executor, 1)
     assert [(answer.cause, answer.facts["message"]) for answer in answers] == [
         ("timeout", "killed after 2 s")
     ]
     assert ray_executor.room == WORKERS * QUEUED_PER_CORE
+
+
+def endless() -> str:
+    """A question that takes far longer than any test."""
+    problem = load.load_problem("llama3-405b-mixed-10240")
+    exact = problem.options.model_copy(update={"gap": 0.0, "virtual_gap": 0.0})
+    return load.problem_file(problem.model_copy(update={"options": exact})).model_dump_json()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_time_in_the_queue_of_a_busy_cluster_does_not_count(ray_executor: RayExecutor) -> None:
+    """The quick question waits three times as long as it may take; it was once called late for that."""
+    for number in range(WORKERS):
+        ray_executor.submit(Task(f"long {number}", endless(), Limits(timeout_s=4.5)))
+    text = load.problem_file(load.load_problem("llama3-8b-h100-a100-16")).model_dump_json()
+    ray_executor.submit(Task("quick", text, Limits(timeout_s=1.5)))
+    answers = {answer.key: answer for answer in waited_for(ray_executor, WORKERS + 1)}
+    assert answers.pop("quick").cause is None
+    assert {answer.cause for answer in answers.values()} == {"timeout"}
 
 
 @needs_ray
