@@ -14,6 +14,7 @@ from planner.data.explanation import Change, Robustness
 from planner.data.problem import Problem, ProblemFile
 from planner.data.result import Result
 from planner.explain.budget import Budget
+from planner.tolerances import GAP_TOL
 from planner.units import format_percent
 
 WITHIN = 0.05
@@ -80,13 +81,16 @@ def _most_robust(problem: Problem, ask: Ask, result: Result, budget: Budget) -> 
 
 def change_in_words(change: Change) -> str:
     """What a plan keeps and what it costs, in a sentence."""
-    kept = (
-        "keeps all degrees" if not change.degrees_changed else f"changes {', '.join(change.degrees_changed)}"
-    )
+    degrees, behind = ", ".join(change.degrees_changed), format_percent(change.behind_best)
     loads, best = format_percent(change.loaded_fraction), format_percent(change.best_loaded_fraction)
-    return (
-        f"{kept}; hosts load {loads} of their weights (for the best plan {best}); "
-        f"{format_percent(change.behind_best)} behind the best"
+    return "; ".join(
+        (
+            f"changes {degrees}" if degrees else "keeps all degrees",
+            f"hosts load {loads} of their weights (for the best plan {best})"
+            if change.loaded_fraction
+            else "no weights move",
+            f"{behind} behind the best" if change.behind_best > GAP_TOL else "as fast as the best",
+        )
     )
 
 

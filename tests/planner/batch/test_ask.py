@@ -79,6 +79,10 @@ def test_words_say_what_is_kept_and_what_it_costs() -> None:
     assert change_in_words(change) == (
         "changes pp; hosts load 7.3% of their weights (for the best plan 50.0%); 2.6% behind the best"
     )
+    update = {"degrees_changed": (), "loaded_fraction": 0.0, "behind_best": 0.0}
+    assert change_in_words(change.model_copy(update=update)) == (
+        "keeps all degrees; no weights move; as fast as the best"
+    )
 
 
 def test_words_say_how_often_the_plan_stays_best() -> None:
