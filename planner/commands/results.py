@@ -120,21 +120,12 @@ def results_table(rows: Sequence[Row], *, by_cost: bool = False) -> Table:
     from rich import box
     from rich.table import Table
 
-    changes = [c for c in _CHANGES if not by_cost and any(row[c[1]] is not None for row in rows)]
     wide = screen.console().width >= WIDE
+    plain, changes = _columns(rows, wide=wide, by_cost=by_cost)
+    short = bool(changes) and not wide
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", overflow="fold", min_width=16)
     table.add_column("status", no_wrap=True)
-    # On a narrow screen what a study changes takes the room of the gap, the rate and the band, and gain per
-    # dollar that of gain per node.
-    short = bool(changes) and not wide
-    if short and _A_NODE in changes and _A_DOLLAR in changes:
-        changes.remove(_A_NODE)
-    plain = ["step"] if short else ["step", "gap", "tokens/s"]
-    if not short and any(row["usd_per_million_tokens"] is not None for row in rows):
-        plain = [heading for heading in plain if wide or heading != "gap"] + ["$/Mtok"]
-    if by_cost:
-        plain.insert(1, "$/h")
     for heading in (*plain, *(heading for heading, _ in changes)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("plan, or what happened", overflow="fold", min_width=16)
@@ -156,6 +147,25 @@ def results_table(rows: Sequence[Row], *, by_cost: bool = False) -> Table:
             screen.one_line("; ".join(texts if wide else texts[:1])),
         )
     return table
+
+
+def _columns(rows: Sequence[Row], *, wide: bool, by_cost: bool) -> tuple[list[str], list[tuple[str, str]]]:
+    """Headings of plain columns, and headings with fields of what studies change.
+
+    On a narrow screen the latter take the room of the gap, the rate and the band, and gain per dollar that of
+    gain per node.
+    """
+    changes = [c for c in _CHANGES if not by_cost and any(row[c[1]] is not None for row in rows)]
+    if changes and not wide:
+        if _A_DOLLAR in changes:
+            changes.remove(_A_NODE)
+        return ["step"], changes
+    plain = ["step", "gap", "tokens/s"]
+    if any(row["usd_per_million_tokens"] is not None for row in rows):
+        plain = [heading for heading in plain if wide or heading != "gap"] + ["$/Mtok"]
+    if by_cost:
+        plain.insert(1, "$/h")
+    return plain, changes
 
 
 def _step(row: Row, *, short: bool) -> str:

@@ -45,7 +45,7 @@ def start(folder: Path, *, workers: int = 2, retries: int = 1) -> subprocess.Pop
 
 def finish(process: subprocess.Popen[bytes]) -> str:
     """What a batch says until its end."""
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=120 + JOBS)
     return said.decode()
 
 
