@@ -18,7 +18,7 @@ from planner.errors import InstanceError
 from tests.planner.batch.samples import InstantExecutor, rows, some_jobs, with_result
 
 JOBS = 12
-TRIALS = range(25)
+TRIALS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
 
 
 @pytest.fixture(scope="module")
