@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+GROUPS_WALKED = 4
+"""Groups of p micro-batches that are walked for what is in flight; two are enough, by the argument there."""
+
 
 @dataclass(frozen=True)
 class StageOrder:
@@ -101,7 +104,6 @@ def in_flight_over_time(order: StageOrder, virtual_stages: int) -> Ints:
     return np.cumsum(step, axis=0) - released
 
 
-@lru_cache(maxsize=16384)
 def in_flight_peaks(
     num_stages: int, stage: int, num_microbatches: int, virtual_stages: int = 1
 ) -> tuple[tuple[int, ...], ...]:
@@ -109,7 +111,21 @@ def in_flight_peaks(
 
     A moment is left out where another holds at least as many micro-batches on every chunk. Which of
     the rest is the peak depends on how much each chunk keeps.
+
+    A long order is walked for its first groups of p micro-batches only. The warm-up takes less than two of
+    them (2 (p - 1) + (v - 1) p < (v + 1) p forwards of v p a group); from then on each forward is followed by
+    the backward of the micro-batch as many places behind, on chunks that repeat with every group, so that
+    later groups bring the counts of the ones before.
     """
+    if num_microbatches % num_stages == 0:
+        num_microbatches = min(num_microbatches, GROUPS_WALKED * num_stages)
+    return _walked_peaks(num_stages, stage, num_microbatches, virtual_stages)
+
+
+@lru_cache(maxsize=16384)
+def _walked_peaks(
+    num_stages: int, stage: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[int, ...], ...]:
     order = order_of_work(num_stages, stage, num_microbatches, virtual_stages)
     counts = in_flight_over_time(order, virtual_stages)
     # Counts grow until a backward follows a forward: no other moment can be a peak.

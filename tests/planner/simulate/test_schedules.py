@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.simulate.schedules import (
+    _walked_peaks,
     in_flight_over_time,
     in_flight_peaks,
     num_warmup_forwards,
@@ -64,6 +65,14 @@ def test_chunks_do_not_all_peak_at_once() -> None:
 def test_the_heavier_chunk_decides_which_moment_is_the_peak() -> None:
     assert peak_in_flight(4, 0, 8, 2, kept_bytes=[10.0, 1.0]) == (8, 3)
     assert peak_in_flight(4, 0, 8, 2, kept_bytes=[1.0, 10.0]) == (7, 4)
+
+
+@pytest.mark.parametrize("v", [1, 2, 3, 5])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6])
+def test_long_orders_bring_no_peak_that_their_first_groups_lack(p: int, v: int) -> None:
+    for s in range(p):
+        for groups in (2, 3, 5, 9):
+            assert _walked_peaks(p, s, groups * p, v) == in_flight_peaks(p, s, groups * p, v)
 
 
 @settings(max_examples=60, deadline=None)
