@@ -21,8 +21,8 @@ from tests.planner.batch.samples import jobs_text, rows, write_jobs
 
 KILLS = int(os.environ.get("HETPLAN_TEST_KILLS", "3"))
 """Kills of one trial; set more of them for a long one."""
-JOBS = max(20, 12 * KILLS)
-"""Enough that every kill meets work under way; each takes some 0.15 s."""
+JOBS = max(20, 4 * KILLS)
+"""Enough that every kill meets work under way; each takes some tenths of a second."""
 GRID = (
     "{problem: llama3-70b-h100-a100-128, gap: 0.01, "
     f"global_batch_size: {[64 * (i + 1) for i in range(JOBS)]}}}"
