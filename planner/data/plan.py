@@ -112,6 +112,9 @@ class Plan(Data):
     """Micro-batches of a step on one replica."""
     virtual_stages: int = Field(default=1, ge=1)
     """Virtual stages of each pipeline rank."""
+    microbatch_group_size: int | None = Field(default=None, ge=1)
+    """With virtual stages: micro-batches that pass one of them before the next takes its turn; null is as
+    many as there are stages (Megatron-LM's microbatch_group_size_per_vp_stage)."""
     sequence_parallel: bool = False
     """Whether the tensor-parallel ranks split the sequence between the matrix products."""
     dp_mode: DpMode = "distopt"

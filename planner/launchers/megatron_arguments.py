@@ -20,6 +20,9 @@ from planner.rules.experts import exchange_cannot_hide
 _FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8"}
 """Megatron-LM's name of each 8-bit scaling; its own default is `delayed`."""
 
+GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
+"""Micro-batches that pass a virtual stage before the next takes its turn."""
+
 SHARDING_STRATEGY = {
     "zero2": "optim_grads",
     "zero3": "optim_grads_params",
@@ -104,6 +107,8 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
             pipeline_layout(plan, problem.model.mtp_num_layers),
         ),
     ]
+    if plan.microbatch_group_size is not None:
+        arguments.append(option(GROUP_SIZE, plan.microbatch_group_size))
     if problem.model.moe is not None:
         # The expert degree defaults to the tensor degree, which many worlds do not divide by.
         arguments += [

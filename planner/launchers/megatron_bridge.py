@@ -91,6 +91,7 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.tensor_model_parallel_size": plan.tensor_parallel,
         "model.pipeline_model_parallel_size": plan.pipeline_parallel,
         "model.virtual_pipeline_model_parallel_size": plan.virtual_stages if interleaved else None,
+        "model.microbatch_group_size_per_vp_stage": plan.microbatch_group_size,
         "model.context_parallel_size": plan.context_parallel,
         "model.expert_model_parallel_size": plan.expert_parallel,
         "model.expert_tensor_parallel_size": plan.expert_tensor_parallel

@@ -75,7 +75,7 @@ def _stack_chunks(problem: Problem, plan: Plan, target: Target) -> Iterator[Plan
         count = min(stage.recompute_layers * plan.virtual_stages, stage.num_layers)
         stages.append(stage.model_copy(update={"layers": layers, "recompute_layers": count}))
         first += stage.num_layers
-    yield _with_stages(plan, stages, virtual_stages=1)
+    yield _with_stages(plan, stages, virtual_stages=1, microbatch_group_size=None)
 
 
 def _join_replicas(problem: Problem, plan: Plan, target: Target) -> Iterator[Plan]:

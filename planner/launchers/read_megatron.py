@@ -10,10 +10,11 @@ from typing import Any
 
 from planner.data.cluster import Cluster
 from planner.data.load import build_problem
-from planner.data.plan import DpMode, Plan
+from planner.data.plan import DpMode, Plan, Stage
 from planner.data.problem import Problem, TargetName
 from planner.data.stack import SoftwareStack
 from planner.errors import InstanceError
+from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing
 from planner.launchers.read_model import read_model
@@ -196,6 +197,7 @@ def assemble(
         **shape,
         num_microbatches=max(1, problem.workload.global_batch_size // per_step),
         virtual_stages=len(stages[0].chunks),
+        microbatch_group_size=_group_size(flags, stages),
         stages=stages,
         **fields,
     )
@@ -242,6 +244,12 @@ def _shape(flags: Flags, world_size: int, where: str) -> dict[str, int]:
         "data_parallel": world_size // (tp * pp * cp),
         "microbatch_size": flags.number("--micro-batch-size"),
     }
+
+
+def _group_size(flags: Flags, stages: Sequence[Stage]) -> int | None:
+    """Micro-batches of a group of interleaving; None where they are as many as the stages."""
+    size = flags.number(GROUP_SIZE, len(stages))
+    return None if size == len(stages) or len(stages[0].chunks) == 1 else size
 
 
 def _dp_mode(flags: Flags) -> DpMode:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
+from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_flags import Flags
 from planner.rules.experts import exchange_cannot_hide
-from planner.rules.pipeline import interleaving_is_legal
 from planner.rules.versions import kv_heads_are_not_copied
 from planner.units import GIB
 
@@ -22,7 +22,7 @@ LARGEST_MASK_BYTES = 4 * GIB
 def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
     """A sentence for each trap that the flags walk into."""
     found = [
-        *_interleaving_groups(plan, flags),
+        *_interleaving_groups(plan),
         *_hidden_exchange(problem, plan, flags),
         *_recomputation_under_fsdp2(plan, flags),
         *_mask_of_loader(problem, flags),
@@ -32,24 +32,13 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
     return (*found, copied) if copied is not None else tuple(found)
 
 
-def _interleaving_groups(plan: Plan, flags: Flags) -> Iterator[str]:
-    """Groups other than of p micro-batches (NVIDIA/Megatron-LM#1829; pytorch/pytorch#129597)."""
-    name, p = "--microbatch-group-size-per-virtual-pipeline-stage", plan.pipeline_parallel
-    group = flags.number(name, p) if plan.virtual_stages > 1 else p
-    if group == p:
-        return
-    m = plan.num_microbatches
-    if interleaving_is_legal(p, m, group):
-        yield f"{name} {group}: the prediction interleaves in groups of {p} only"
-    elif group < p:
+def _interleaving_groups(plan: Plan) -> Iterator[str]:
+    """Groups of fewer than p micro-batches (NVIDIA/Megatron-LM#1829)."""
+    group, p = plan.microbatch_group_size, plan.pipeline_parallel
+    if group is not None and group < p:
         yield (
-            f"{name} {group}: below the {p} pipeline stages every group waits for the one before it, and "
-            f"newer releases refuse it; take at least {p}, or leave the flag out"
-        )
-    else:
-        yield (
-            f"{name} {group}: {m} micro-batches leave a last group of {m % group if group <= m else m}, "
-            f"which must be 0 or at least the {p} pipeline stages; Megatron-LM stops in the first step"
+            f"{GROUP_SIZE} {group}: below the {p} pipeline stages every group waits for the one before it, "
+            f"and newer releases refuse it; take at least {p}, or leave the flag out"
         )
 
 

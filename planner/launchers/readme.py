@@ -53,6 +53,8 @@ def summary(
     )
     if plan.virtual_stages > 1:
         text += f"; {plan.virtual_stages} virtual stages"
+    if plan.microbatch_group_size is not None:
+        text += f", in groups of {plan.microbatch_group_size} micro-batches"
     if evaluation is None:
         return text + "."
     return (

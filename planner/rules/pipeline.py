@@ -59,18 +59,29 @@ def virtual_stages_need_stages(plan: Plan) -> tuple[str, ...]:
 
 
 def interleaving_has_whole_groups(plan: Plan) -> tuple[str, ...]:
-    """Interleaving runs micro-batches in groups of p: m is a multiple of p.
+    """Interleaving runs micro-batches in groups: of p to m, the last of them whole or of p at least.
 
-    Source: megatron/core/pipeline_parallel/schedules.py:1146, checked in the first step only. The
-    general rule (the rest of m / group is 0 or at least p) is this one for the default group of p.
+    For the default group of p this is: m is a multiple of p.
+    Source: megatron/core/pipeline_parallel/schedules.py:1134 and :1146, checked in the first step only.
     """
-    m, p = plan.num_microbatches, plan.pipeline_parallel
-    if plan.virtual_stages == 1 or interleaving_is_legal(p, m):
+    m, p, group = plan.num_microbatches, plan.pipeline_parallel, plan.microbatch_group_size
+    if plan.virtual_stages == 1:
+        if group is None:
+            return ()
+        return (f"microbatch_group_size {group}: goes with virtual stages only; leave it out",)
+    if interleaving_is_legal(p, m, group):
         return ()
-    return (
-        f"num_microbatches {m}: with virtual stages it must be a multiple of the {p} pipeline stages; "
-        "raise global_batch_size, use fewer stages or virtual_stages 1",
-    )
+    other = next((g for g in range(p, m + 1) if interleaving_is_legal(p, m, g)), None)
+    hint = f", or microbatch_group_size {other}" if other is not None else ""
+    if group is None:
+        return (
+            f"num_microbatches {m}: with virtual stages it must be a multiple of the {p} pipeline stages; "
+            f"raise global_batch_size, use fewer stages or virtual_stages 1{hint}",
+        )
+    what = f"must lie between the {p} pipeline stages and the {m} micro-batches"
+    if p <= group <= m:
+        what = f"leaves a last group of {m % group}, which must be 0 or at least the {p} pipeline stages"
+    return (f"microbatch_group_size {group}: {what}; leave it out{hint}",)
 
 
 def interleaving_is_legal(num_stages: int, num_microbatches: int, group_size: int | None = None) -> bool:

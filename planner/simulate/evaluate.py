@@ -30,6 +30,7 @@ from planner.simulate.schedules import peak_in_flight
 from planner.simulate.step import (
     StepTimes,
     class_of_stage,
+    schedulable_group,
     schedulable_microbatches,
     stage_contents,
     step_times,
@@ -116,7 +117,7 @@ def evaluate_stages(
         for s, content in enumerate(contents)
     ]
     limits = [problem.memory_limit_bytes(content.node_class) for content in contents]
-    events = _timeline(times) if timeline else None
+    events = _timeline(times, schedulable_group(plan)) if timeline else None
     peak_flop_per_s = sum(
         shape.num_chips
         * (problem.chip_of(shape.node_class).peak_flop_per_s(problem.workload.precision) or 0.0)
@@ -206,14 +207,14 @@ def _evaluate_mixed(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluati
         ),
         violations=violations(problem, plan) + _memory_violations(plan, memory, limits),
         assumptions=prices.assumptions,
-        timeline=_timeline(times) if timeline else None,
+        timeline=_timeline(times, schedulable_group(plan)) if timeline else None,
     )
 
 
 def _in_flight_of(plan: Plan, prices: Prices, choice: int, content: StageContent, s: int) -> tuple[int, ...]:
     v, m = plan.virtual_stages, schedulable_microbatches(plan)
     kept = kept_bytes(prices, choice, content) if v > 1 else None
-    return peak_in_flight(len(plan.stages), s, m, v, kept)
+    return peak_in_flight(len(plan.stages), s, m, v, kept, schedulable_group(plan))
 
 
 def _stage_evaluation(
@@ -261,9 +262,9 @@ def _way_out(plan: Plan, s: int) -> str:
     return "fewer layers on it or more tensor parallelism"
 
 
-def _timeline(times: StepTimes) -> tuple[TimelineEvent, ...]:
+def _timeline(times: StepTimes, group_size: int | None) -> tuple[TimelineEvent, ...]:
     """Start and end of every piece of work, in order of stage and start."""
-    run = simulate(times.forward_s, times.backward_s, times.delays_s, times.num_microbatches)
+    run = simulate(times.forward_s, times.backward_s, times.delays_s, times.num_microbatches, group_size)
     events = [
         TimelineEvent(
             stage=s, chunk=chunk, microbatch=k, work=work, start_s=float(start), end_s=float(end[s, chunk, k])

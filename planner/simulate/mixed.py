@@ -38,7 +38,13 @@ from planner.cost.stage import (
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.replicas import Pipelines, Placed
-from planner.simulate.step import StepTimes, class_of_stage, run_pipeline, schedulable_microbatches
+from planner.simulate.step import (
+    StepTimes,
+    class_of_stage,
+    run_pipeline,
+    schedulable_group,
+    schedulable_microbatches,
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,9 @@ def _times(
         here, after = placed.content.node_class, pipeline[(s + 1) % len(pipeline)].content.node_class
         through = prices.send_inside_s[placed.choice, here]
         hops[s] = through if inside[s] else prices.send_s[placed.choice, here, after]
-    seen, ends, without = run_pipeline(problem, forward, backward, hops, schedulable_microbatches(plan))
+    seen, ends, without = run_pipeline(
+        problem, forward, backward, hops, schedulable_microbatches(plan), schedulable_group(plan)
+    )
     return ReplicaTimes(
         forward_s=seen[0],
         backward_s=seen[1],

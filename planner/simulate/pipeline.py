@@ -72,7 +72,9 @@ def _waves_of_1f1b(num_stages: int, num_microbatches: int) -> NDArray[np.intp]:
     return np.stack([forward, backward]).astype(np.intp)
 
 
-def _waves_of_interleaved(num_stages: int, num_microbatches: int, virtual_stages: int) -> NDArray[np.intp]:
+def _waves_of_interleaved(
+    num_stages: int, num_microbatches: int, virtual_stages: int, group_size: int | None
+) -> NDArray[np.intp]:
     """Earliest wave of every piece under the interleaved order, each stage advanced as far as it can go."""
     p, m, v = num_stages, num_microbatches, virtual_stages
     # Pieces are numbered as in an array [backward?, stage, chunk, microbatch]; -1 stands for no producer.
@@ -84,7 +86,7 @@ def _waves_of_interleaved(num_stages: int, num_microbatches: int, virtual_stages
             first_of_producer[is_backward, s, chunk] = first_piece[is_backward, source[0], source[1]]
     pieces, producers = [], []
     for s in range(p):
-        order = order_of_work(p, s, m, v)
+        order = order_of_work(p, s, m, v, group_size)
         of = (order.is_backward.astype(np.int64), s, order.chunk)
         pieces.append((first_piece[of] + order.microbatch).tolist())
         producer = first_of_producer[of]
@@ -123,9 +125,9 @@ def _producer(p: int, v: int, stage: int, chunk: int, is_backward: bool) -> tupl
 
 
 @lru_cache(maxsize=64)
-def _waves(num_stages: int, num_microbatches: int, virtual_stages: int) -> _Waves:
+def _waves(num_stages: int, num_microbatches: int, virtual_stages: int, group_size: int | None) -> _Waves:
     p, m, v = num_stages, num_microbatches, virtual_stages
-    wave_of = _waves_of_1f1b(p, m) if v == 1 else _waves_of_interleaved(p, m, v)
+    wave_of = _waves_of_1f1b(p, m) if v == 1 else _waves_of_interleaved(p, m, v, group_size)
     shape = (int(wave_of.max()) + 1, p)
     duration = np.zeros(shape, dtype=np.intp)
     producer = np.zeros(shape, dtype=np.intp)
@@ -169,7 +171,13 @@ def _run(waves: _Waves, forward_s: Floats, backward_s: Floats, send_s: Floats) -
     return start.reshape(shape), end.reshape(shape)
 
 
-def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_microbatches: int) -> Floats:
+def stage_ends_s(
+    forward_s: Floats,
+    backward_s: Floats,
+    send_s: Floats,
+    num_microbatches: int,
+    group_size: int | None = None,
+) -> Floats:
     """End of every stage's last backward for many candidates at once, array [candidate, stage] in seconds.
 
     Parameters
@@ -178,6 +186,8 @@ def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_micr
         [candidate, stage, chunk] one micro-batch on one chunk [s].
     send_s
         [candidate, stage] hop from the stage to the next; the last entry leads back to the first [s].
+    group_size
+        Micro-batches that pass a chunk before the next takes its turn; as many as stages where absent.
     """
     p, v = forward_s.shape[1:]
     if p == v == 1:  # one stage is never idle
@@ -185,7 +195,7 @@ def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_micr
     if v == 1:
         return alternating_stage_ends_s(forward_s[:, :, 0], backward_s[:, :, 0], send_s, num_microbatches)
     _, end = _run(
-        _waves(p, num_microbatches, v),
+        _waves(p, num_microbatches, v, group_size),
         np.moveaxis(forward_s, 0, -1),
         np.moveaxis(backward_s, 0, -1),
         np.ascontiguousarray(np.moveaxis(send_s, 0, -1)),
@@ -195,7 +205,11 @@ def stage_ends_s(forward_s: Floats, backward_s: Floats, send_s: Floats, num_micr
 
 
 def simulate(
-    forward_s: Floats, backward_s: Floats, send_s: Floats, num_microbatches: int
+    forward_s: Floats,
+    backward_s: Floats,
+    send_s: Floats,
+    num_microbatches: int,
+    group_size: int | None = None,
 ) -> SimulatedPipeline:
     """Run one step of 1F1B, or of interleaved 1F1B where stages have several chunks.
 
@@ -208,14 +222,16 @@ def simulate(
         leads from the last stage to the first and counts only with several chunks.
     num_microbatches
         Micro-batches of the step.
+    group_size
+        Micro-batches that pass a chunk before the next takes its turn; as many as stages where absent.
     """
     p, v = forward_s.shape
-    waves = _waves(p, num_microbatches, v)
+    waves = _waves(p, num_microbatches, v, group_size)
     start, end = _run(waves, forward_s[..., None], backward_s[..., None], send_s[:, None])
     stage = np.arange(p)[None, :, None, None]
     start_s = start[waves.wave_of, stage, 0]
     end_s = end[waves.wave_of + 1, stage, 0]
-    in_flight = [peak_in_flight(p, s, num_microbatches, v) for s in range(p)]
+    in_flight = [peak_in_flight(p, s, num_microbatches, v, group_size=group_size) for s in range(p)]
     return SimulatedPipeline(
         makespan_s=float(end[-1].max()),
         stage_end_s=end[-1, :, 0].copy(),

@@ -43,29 +43,38 @@ class StageOrder:
         return len(self.chunk)
 
 
-def num_warmup_forwards(num_stages: int, stage: int, num_microbatches: int, virtual_stages: int = 1) -> int:
+def num_warmup_forwards(
+    num_stages: int,
+    stage: int,
+    num_microbatches: int,
+    virtual_stages: int = 1,
+    group_size: int | None = None,
+) -> int:
     """Forwards of (virtual) micro-batches that stage s runs before its first pair of forward and backward.
 
-    p - 1 - s, or 2 (p - 1 - s) + (v - 1) p with v virtual stages; never more than there are.
+    p - 1 - s, or 2 (p - 1 - s) + (v - 1) g with v virtual stages and groups of g micro-batches, of p unless
+    said otherwise; never more than there are.
     """
     if virtual_stages == 1:
         return min(num_stages - 1 - stage, num_microbatches)
-    warmup = 2 * (num_stages - 1 - stage) + (virtual_stages - 1) * num_stages
+    warmup = 2 * (num_stages - 1 - stage) + (virtual_stages - 1) * (group_size or num_stages)
     return min(warmup, num_microbatches * virtual_stages)
 
 
 @lru_cache(maxsize=64)
 def virtual_microbatches(
-    num_stages: int, num_microbatches: int, virtual_stages: int = 1
+    num_stages: int, num_microbatches: int, virtual_stages: int = 1, group_size: int | None = None
 ) -> tuple[Ints, Ints]:
     """Micro-batch and chunk of every forward, in the order of the forwards, which all stages share.
 
-    Groups of p micro-batches pass all chunks one after the other; a last group may be smaller.
+    Groups of micro-batches, of p unless said otherwise, pass all chunks one after the other; a last group may
+    be smaller.
     """
+    size = group_size or num_stages
     microbatch: list[int] = []
     chunk: list[int] = []
-    for first in range(0, num_microbatches, num_stages):
-        group = range(first, min(first + num_stages, num_microbatches))
+    for first in range(0, num_microbatches, size):
+        group = range(first, min(first + size, num_microbatches))
         for v in range(virtual_stages):
             microbatch.extend(group)
             chunk.extend([v] * len(group))
@@ -73,14 +82,20 @@ def virtual_microbatches(
 
 
 @lru_cache(maxsize=1024)
-def order_of_work(num_stages: int, stage: int, num_microbatches: int, virtual_stages: int = 1) -> StageOrder:
+def order_of_work(
+    num_stages: int,
+    stage: int,
+    num_microbatches: int,
+    virtual_stages: int = 1,
+    group_size: int | None = None,
+) -> StageOrder:
     """All pieces of work of a stage in the order in which it runs them.
 
     Warm-up forwards, then one forward and one backward in turn, then the backwards that are left.
     """
-    microbatch, chunk = virtual_microbatches(num_stages, num_microbatches, virtual_stages)
+    microbatch, chunk = virtual_microbatches(num_stages, num_microbatches, virtual_stages, group_size)
     total = len(microbatch)
-    warmup = num_warmup_forwards(num_stages, stage, num_microbatches, virtual_stages)
+    warmup = num_warmup_forwards(num_stages, stage, num_microbatches, virtual_stages, group_size)
     index = np.arange(total)
     forward_at = np.where(index < warmup, index, 2 * index - warmup)
     backward_at = np.where(index < total - warmup, warmup + 2 * index + 1, total + index)
@@ -105,7 +120,11 @@ def in_flight_over_time(order: StageOrder, virtual_stages: int) -> Ints:
 
 
 def in_flight_peaks(
-    num_stages: int, stage: int, num_microbatches: int, virtual_stages: int = 1
+    num_stages: int,
+    stage: int,
+    num_microbatches: int,
+    virtual_stages: int = 1,
+    group_size: int | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     """Counts in flight on each chunk at the moments that can be the peak, found by walking the order.
 
@@ -117,16 +136,16 @@ def in_flight_peaks(
     the backward of the micro-batch as many places behind, on chunks that repeat with every group, so that
     later groups bring the counts of the ones before.
     """
-    if num_microbatches % num_stages == 0:
+    if group_size is None and num_microbatches % num_stages == 0:
         num_microbatches = min(num_microbatches, GROUPS_WALKED * num_stages)
-    return _walked_peaks(num_stages, stage, num_microbatches, virtual_stages)
+    return _walked_peaks(num_stages, stage, num_microbatches, virtual_stages, group_size)
 
 
 @lru_cache(maxsize=16384)
 def _walked_peaks(
-    num_stages: int, stage: int, num_microbatches: int, virtual_stages: int
+    num_stages: int, stage: int, num_microbatches: int, virtual_stages: int, group_size: int | None
 ) -> tuple[tuple[int, ...], ...]:
-    order = order_of_work(num_stages, stage, num_microbatches, virtual_stages)
+    order = order_of_work(num_stages, stage, num_microbatches, virtual_stages, group_size)
     counts = in_flight_over_time(order, virtual_stages)
     # Counts grow until a backward follows a forward: no other moment can be a peak.
     follows = np.append(order.is_backward[1:], True)
@@ -142,6 +161,7 @@ def peak_in_flight(
     num_microbatches: int,
     virtual_stages: int = 1,
     kept_bytes: Sequence[float] | None = None,
+    group_size: int | None = None,
 ) -> tuple[int, ...]:
     """Micro-batches in flight on each chunk at the peak of a stage's activation memory.
 
@@ -151,5 +171,5 @@ def peak_in_flight(
         What one micro-batch keeps on each chunk [bytes]; without it all chunks keep the same.
     """
     weights = [1.0] * virtual_stages if kept_bytes is None else kept_bytes
-    peaks = in_flight_peaks(num_stages, stage, num_microbatches, virtual_stages)
+    peaks = in_flight_peaks(num_stages, stage, num_microbatches, virtual_stages, group_size)
     return max(peaks, key=lambda counts: (sum(n * w for n, w in zip(counts, weights, strict=True)), counts))

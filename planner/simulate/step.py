@@ -21,6 +21,7 @@ from planner.cost.stage import (
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
+from planner.rules.pipeline import interleaving_is_legal
 from planner.simulate.deferred import deferred_stage_ends_s
 from planner.simulate.pipeline import stage_ends_s
 
@@ -94,7 +95,9 @@ def step_times(
     forward, backward = forward_parts.sum(axis=2), backward_parts.sum(axis=2)
     num_microbatches = schedulable_microbatches(plan)
     hops = mesh_hops_s(problem, prices, shapes)
-    seen, ends, ends_without_sends = run_pipeline(problem, forward, backward, hops, num_microbatches)
+    seen, ends, ends_without_sends = run_pipeline(
+        problem, forward, backward, hops, num_microbatches, schedulable_group(plan)
+    )
     step_s, tail_s, breakdown = _add_up(
         prices, choices, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
     )
@@ -110,7 +113,12 @@ def step_times(
 
 
 def run_pipeline(
-    problem: Problem, forward_s: Floats, backward_s: Floats, hops_s: Floats, num_microbatches: int
+    problem: Problem,
+    forward_s: Floats,
+    backward_s: Floats,
+    hops_s: Floats,
+    num_microbatches: int,
+    group_size: int | None = None,
 ) -> tuple[tuple[Floats, Floats, Floats], Floats, Floats]:
     """Forward, backward and hops as the schedule sees them; [stage] ends, with sends and without [s].
 
@@ -140,19 +148,28 @@ def run_pipeline(
             np.stack([seen[1], backward_s]),
             np.stack([seen[2], nothing]),
             num_microbatches,
+            group_size,
         )
     return seen, ends, without
 
 
 def schedulable_microbatches(plan: Plan) -> int:
-    """Micro-batches that the schedule can run: with virtual stages whole groups of p.
+    """Micro-batches that the schedule can run: with virtual stages groups of p at least.
 
     Other counts break a rule, and the interleaved order then waits for itself; such a plan gets the
     time of the next count that works.
     """
     if plan.virtual_stages == 1:
         return plan.num_microbatches
-    return -(-plan.num_microbatches // plan.pipeline_parallel) * plan.pipeline_parallel
+    p, count = plan.pipeline_parallel, plan.num_microbatches
+    group = schedulable_group(plan) or p
+    return next(m for m in range(count, count + group + p) if interleaving_is_legal(p, m, group))
+
+
+def schedulable_group(plan: Plan) -> int | None:
+    """Micro-batches of a group of interleaving; None is as many as stages, also where fewer break a rule."""
+    group = plan.microbatch_group_size
+    return None if group is None or group < plan.pipeline_parallel else group
 
 
 def _add_up(

@@ -200,20 +200,37 @@ def test_interleaving_names_the_ways_out(stages: int, batch: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("group", "batch", "said"),
-    [
-        (4, 64, "below the 8 pipeline stages"),  # NVIDIA/Megatron-LM#1829
-        (16, 64, "the prediction interleaves in groups of 8 only"),  # pytorch/pytorch#129597
-        (16, 20, "stops in the first step"),
-    ],
-)
-def test_other_groups_of_interleaving_are_warned_of(group: int, batch: int, said: str) -> None:
-    flags = "--pipeline-model-parallel-size 8 --num-virtual-stages-per-pipeline-rank 2"
-    given = f"{flags} --microbatch-group-size-per-virtual-pipeline-stage {group}"
-    back = read(flags=given, global_batch_size=batch)
-    assert said in " ".join(back.warnings) and back.unknown_flags == ()
-    assert read(flags=flags).warnings == ()
+def interleaved(group: int | None, batch: int, stages: int = 8) -> ReadBack:
+    """Two virtual stages a rank, in groups of so many micro-batches."""
+    flags = f"--pipeline-model-parallel-size {stages} --num-virtual-stages-per-pipeline-rank 2"
+    if group is not None:
+        flags += f" --microbatch-group-size-per-virtual-pipeline-stage {group}"
+    return read(f"1x{stages} h100-sxm-80gb", flags, global_batch_size=batch)
+
+
+def test_small_groups_of_interleaving_are_warned_of_and_refused() -> None:
+    # NVIDIA/Megatron-LM#1829: a group below the number of stages multiplies the bubble.
+    small, usual = interleaved(4, 64), interleaved(None, 64)
+    assert "below the 8 pipeline stages" in " ".join(small.warnings) and usual.warnings == ()
+    (message,) = evaluate(small.problem, small.plan).violations
+    assert "must lie between the 8 pipeline stages" in message
+
+
+def test_micro_batches_that_are_no_multiple_of_the_stages_run_in_groups_that_fit() -> None:
+    # pytorch/pytorch#129597: PP 4 and 10 micro-batches, legal in 2 rounds of 5.
+    refused, legal = interleaved(None, 10, 4), interleaved(5, 10, 4)
+    (message,) = evaluate(refused.problem, refused.plan).violations
+    assert "or microbatch_group_size 5" in message
+    assert evaluate(legal.problem, legal.plan).violations == () and legal.warnings == ()
+    assert legal.plan.microbatch_group_size == 5
+    # More micro-batches wait on the first stage than in groups of 4.
+    held, of_twelve = (
+        evaluate(back.problem, back.plan).stages[0].memory_gib["activations"]
+        for back in (legal, interleaved(None, 12, 4))
+    )
+    assert held > of_twelve
+    last = interleaved(16, 20)
+    assert any("last group of 4" in message for message in evaluate(last.problem, last.plan).violations)
 
 
 def test_copied_key_value_heads_ask_for_a_release_that_copies_them() -> None:

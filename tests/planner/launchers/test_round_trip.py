@@ -171,3 +171,9 @@ def test_faults_of_flagscale_are_warned_of(tmp_path: Path) -> None:
     back = read_flagscale(out, problem.cluster)
     assert any("wrong pipeline groups" in warning for warning in back.warnings)
     assert [stage.layers for stage in back.plan.stages] == [stage.layers for stage in plan.stages]
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_groups_of_interleaving_read_back(target: TargetName, tmp_path: Path) -> None:
+    problem, plan = alike(plans.virtual_stages())
+    assert_reads_back(problem, plan.model_copy(update={"microbatch_group_size": 4}), target, tmp_path / "out")
