@@ -143,7 +143,11 @@ def in_flight_peaks(
 
 @lru_cache(maxsize=16384)
 def _walked_peaks(
-    num_stages: int, stage: int, num_microbatches: int, virtual_stages: int, group_size: int | None
+    num_stages: int,
+    stage: int,
+    num_microbatches: int,
+    virtual_stages: int,
+    group_size: int | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     order = order_of_work(num_stages, stage, num_microbatches, virtual_stages, group_size)
     counts = in_flight_over_time(order, virtual_stages)
