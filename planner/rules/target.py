@@ -51,27 +51,18 @@ TARGETS: dict[TargetName, Target] = {
 """The targets by name."""
 
 
-def tensor_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
-    """All stages have the plan's tensor-parallel degree, unless the target lets them differ."""
-    if target.tensor_parallel_per_stage:
-        return ()
+def degrees_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """All stages have the plan's tensor- and data-parallel degree, unless the target lets them differ."""
+    may_differ = {
+        "tensor_parallel": target.tensor_parallel_per_stage,
+        "data_parallel": target.data_parallel_per_stage,
+    }
     return tuple(
-        f"stage {s}: tensor_parallel {stage.tensor_parallel} differs from the plan's {plan.tensor_parallel}; "
+        f"stage {s}: {degree} {getattr(stage, degree)} differs from the plan's {getattr(plan, degree)}; "
         f"target {target.name} has one for all stages"
+        for degree, differs in may_differ.items()
         for s, stage in enumerate(plan.stages)
-        if stage.tensor_parallel != plan.tensor_parallel
-    )
-
-
-def data_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
-    """All stages have the plan's data-parallel degree, unless the target lets them differ."""
-    if target.data_parallel_per_stage:
-        return ()
-    return tuple(
-        f"stage {s}: data_parallel {stage.data_parallel} differs from the plan's {plan.data_parallel}; "
-        f"target {target.name} has one for all stages"
-        for s, stage in enumerate(plan.stages)
-        if stage.data_parallel != plan.data_parallel
+        if not differs and getattr(stage, degree) != getattr(plan, degree)
     )
 
 
@@ -100,18 +91,14 @@ def _layers_of_each_chunk(stage: Stage) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def virtual_stages_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
-    """No virtual stages where the target has none."""
-    if target.virtual_stages or plan.virtual_stages == 1:
-        return ()
-    return (f"virtual_stages {plan.virtual_stages}: target {target.name} has none; set it to 1",)
-
-
-def context_parallel_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
-    """No context parallelism where the target has none."""
-    if target.context_parallel or plan.context_parallel == 1:
-        return ()
-    return (f"context_parallel {plan.context_parallel}: target {target.name} has none; set it to 1",)
+def splits_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
+    """No virtual stages and no context parallelism where the target has none."""
+    has = {"virtual_stages": target.virtual_stages, "context_parallel": target.context_parallel}
+    return tuple(
+        f"{split} {getattr(plan, split)}: target {target.name} has none; set it to 1"
+        for split, there in has.items()
+        if not there and getattr(plan, split) > 1
+    )
 
 
 def mixed_stages_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
@@ -149,11 +136,9 @@ def pipelines_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
 
 
 RULES = (
-    tensor_parallel_is_expressible,
-    data_parallel_is_expressible,
+    degrees_are_expressible,
     recompute_is_expressible,
-    virtual_stages_are_expressible,
-    context_parallel_is_expressible,
+    splits_are_expressible,
     mixed_stages_are_expressible,
     replica_degrees_are_expressible,
     pipelines_are_expressible,
