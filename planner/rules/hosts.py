@@ -72,6 +72,24 @@ def _class_of_host(cluster: Cluster) -> dict[str, str]:
     }
 
 
+def groups_share_a_transport(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The replicas of a stage, which sum gradients in one group, reach each other in one way.
+
+    Source: NVIDIA/nccl#234: a group with InfiniBand on some nodes only hangs when it is formed.
+    """
+    transports = {node_class.name: node_class.transport for node_class in problem.cluster.classes}
+    found = []
+    for s, stage in enumerate(plan.stages):
+        used = {name: transports[name] for name, _, _ in stage.places if name in transports}
+        if "tcp" in used.values() and len(set(used.values())) > 1:
+            of_class = ", ".join(f"{name} by {transport}" for name, transport in used.items())
+            found.append(
+                f"stage {s}: its replicas reach each other in different ways ({of_class}), and NCCL hangs on "
+                "such a group; give each of these classes stages of its own"
+            )
+    return tuple(found)
+
+
 def class_has_chips(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """No class lends more chips than it has."""
     used: dict[str, int] = {}

@@ -142,4 +142,5 @@ def _host_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     yield from hosts.classes_exist(problem, plan)
     yield from hosts.hosts_exist(problem, plan)
     yield from hosts.class_has_chips(problem, plan)
+    yield from hosts.groups_share_a_transport(problem, plan)
     yield from hosts.stages_are_packed(problem, plan)

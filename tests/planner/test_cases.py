@@ -233,6 +233,28 @@ def test_micro_batches_that_are_no_multiple_of_the_stages_run_in_groups_that_fit
     assert any("last group of 4" in message for message in evaluate(last.problem, last.plan).violations)
 
 
+def test_prediction_apart_from_the_loss_is_refused_not_mispriced() -> None:
+    # NVIDIA-NeMo/Megatron-Bridge#3928.
+    flags = "--pipeline-model-parallel-size 2 --mtp-num-layers 1 --pipeline-model-parallel-layout "
+    with pytest.raises(InstanceError, match="not priced"):
+        read(flags=flags + "Et*16|t*16|m|L")
+    with pytest.raises(InstanceError, match="needs one E"):
+        read(flags=flags + "Et*32|m")
+
+
+def test_replicas_of_a_stage_that_meet_over_two_transports_are_refused() -> None:
+    # NVIDIA/nccl#234: InfiniBand on some nodes of a group only.
+    back = read("1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", "--tensor-model-parallel-size 8")
+    assert back.plan.stages[0].replicas is not None
+    first, second = back.problem.cluster.classes
+    thin = second.model_copy(update={"transport": "tcp"})
+    cluster = back.problem.cluster.model_copy(update={"classes": (first, thin)})
+    problem = back.problem.model_copy(update={"cluster": cluster})
+    assert evaluate(back.problem, back.plan).violations == ()
+    found = evaluate(problem, back.plan).violations
+    assert any("reach each other in different ways" in message for message in found)
+
+
 def test_copied_key_value_heads_ask_for_a_release_that_copies_them() -> None:
     # modelscope/ms-swift#8219: 2 groups at TP 8, refused by core 0.15, accepted from 0.16 on.
     flags = "--tensor-model-parallel-size 8 --sequence-parallel --group-query-attention --num-query-groups 2"
