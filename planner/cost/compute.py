@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost import tables
 from planner.cost.elementwise import Values, maximum
@@ -87,12 +86,13 @@ def in_pieces(
 def _pass_times(relative: Relative, products: Products, precision: Precision, stack: SoftwareStack) -> Floats:
     """Latency of products in one format, array [pass, product, choice] in seconds."""
     m, n, k, count, weight = products.m, products.n, products.k, products.count, products.weight
-    shapes: tuple[Floats, ...] = tuple(products.shapes)
-    grid = tables.gemm_grid(relative.measured.table, relative.gemm_precision)
-    isolated = grid.latency_s(*shapes)
+    isolated = tables.gemm_grid(relative.measured.table, relative.gemm_precision).latency_at_s(
+        products.log_shapes
+    )
     if relative.gemm_precision != "bf16":
         # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
-        isolated = np.minimum(isolated, tables.gemm_grid(relative.measured.table, "bf16").latency_s(*shapes))
+        wide = tables.gemm_grid(relative.measured.table, "bf16").latency_at_s(products.log_shapes)
+        isolated = np.minimum(isolated, wide)
     isolated = isolated * relative.compute_scale * relative.precision_scale
     sums = _sums_factor(stack)
     latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision, sums)
@@ -107,9 +107,8 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         limited = 2.0 * m * n * k / relative.sustained_flop_per_s
         latency = np.maximum(latency, limited * np.array([1.0, 1.0, sums])[:, None, None])
     rate = relative.memory_bytes_per_s
-    latency = count * np.maximum(
-        latency, _operand_bytes(relative, m, n, k, weight, stack.gradient_bytes) / rate
-    )
+    element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
+    latency = count * np.maximum(latency, products.moved_bytes(element, stack.gradient_bytes) / rate)
     cast = QUANTISE_BYTES[precision] if relative.gemm_precision != "bf16" else 0.0
     if cast:
         inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
@@ -120,20 +119,6 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
         latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
     return latency
-
-
-def _operand_bytes(
-    relative: Relative, m: Floats, n: Floats, k: Floats, weight: NDArray[np.bool_], gradient_bytes: float
-) -> Floats:
-    """Bytes that the three passes must move at least, array [pass, product, choice].
-
-    wgrad reads and writes the sum of a weight's gradient.
-    """
-    element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
-    forward = element * (m * k + k * n) + HALF * m * n
-    dgrad = element * (m * n + k * n) + HALF * m * k
-    wgrad = element * (m * k + m * n) + np.where(weight, 2 * gradient_bytes, HALF) * n * k
-    return np.array([forward, dgrad, wgrad])
 
 
 def _sums_factor(stack: SoftwareStack) -> float:

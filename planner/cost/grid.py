@@ -113,7 +113,12 @@ class LogGrid:
         points = np.empty((len(sizes), *shape))
         for axis, size in enumerate(sizes):
             points[axis] = size
-        x = np.log(points).reshape(len(sizes), -1)
+        return self.latency_at_s(np.log(points))
+
+    def latency_at_s(self, logarithms: Floats) -> Floats:
+        """Latency at the logarithms of sizes, array [axis, ...] -> [...] in seconds."""
+        shape = logarithms.shape[1:]
+        x = logarithms.reshape(len(logarithms), -1)
         if x.shape[1] <= CHUNK:
             return self._interpolate(x).reshape(shape)
         parts = [slice(start, start + CHUNK) for start in range(0, x.shape[1], CHUNK)]

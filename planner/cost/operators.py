@@ -65,14 +65,35 @@ class Products:
         self.weight = np.array([x.has_weight for x in matmuls])[:, None]
         self.after_norm = np.array([x.after_norm for x in matmuls])[:, None]
         self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
+        self._moved: dict[tuple[float, float], Floats] = {}
         self.wide = [i for i, x in enumerate(matmuls) if not x.narrow]
         self.narrow = [i for i, x in enumerate(matmuls) if x.narrow]
 
     @cached_property
-    def shapes(self) -> Floats:
-        """Rows, columns and depth of forward, dgrad and wgrad, array [dimension, pass, product, choice]."""
-        m, n, k = self.m, self.n, self.k
+    def log_shapes(self) -> Floats:
+        """Logarithms of rows, columns and depth of forward, dgrad and wgrad, array [dimension, pass, product,
+        choice]."""
+        m, n, k = np.log(self.m), np.log(self.n), np.log(self.k)
         return np.array([[m, m, n], [n, k, k], [k, n, m]])
+
+    def moved_bytes(self, element: float, gradient_bytes: float) -> Floats:
+        """Bytes that the three passes must move at least, array [pass, product, choice].
+
+        wgrad reads and writes the sum of a weight's gradient.
+
+        Parameters
+        ----------
+        element
+            Bytes of a value that a product reads.
+        """
+        key = element, gradient_bytes
+        if key not in self._moved:
+            a, b, c = self.m * self.k, self.k * self.n, self.m * self.n
+            summed = np.where(self.weight, 2 * gradient_bytes, HALF)
+            self._moved[key] = np.array(
+                [element * (a + b) + HALF * c, element * (c + b) + HALF * a, element * (a + c) + summed * b]
+            )
+        return self._moved[key]
 
     @cached_property
     def in_16_bits(self) -> Products:

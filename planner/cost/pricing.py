@@ -103,26 +103,29 @@ def _given(problem: Problem) -> _Given:
 
 def _microbatch_times(classes: list[ClassPricing], rows: int) -> dict[str, Floats]:
     """Times of one micro-batch; axes choice, (kind,) class, part."""
-    kinds = classes[0].kinds
-    of_layer, of_end = (rows, len(kinds), len(classes), len(PARTS)), (rows, len(classes), len(PARTS))
-    layer = {name: np.empty(of_layer) for name in ("forward", "backward", "selective", "full")}
-    ends = [np.empty(of_end) for _ in range(4)]  # forward and backward of the embedding, then of the head
-    for c, of in enumerate(classes):
-        for k, kind in enumerate(kinds):
-            times = of.layer(kind)
-            for name, filled in layer.items():
-                for part, value in enumerate(getattr(times, name)):
-                    filled[:, k, c, part] = value
-        for column, end in zip(ends, (*of.embedding(), *of.head()), strict=True):
-            for part, value in enumerate(end):
-                column[:, c, part] = value
+    kinds, names = classes[0].kinds, ("forward", "backward", "selective", "full")
+    of_kind = [[of.layer(kind) for of in classes] for kind in kinds]
+    layer = [value for name in names for row in of_kind for times in row for value in getattr(times, name)]
+    end_names = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
+    of_class = [(*of.embedding(), *of.head()) for of in classes]
+    ends = [value for end in range(len(end_names)) for found in of_class for value in found[end]]
+    layers = _by_choice(layer, rows, (len(names), len(kinds), len(classes), len(PARTS)))
+    others = _by_choice(ends, rows, (len(end_names), len(classes), len(PARTS)))
     return {
-        **{f"layer_{name}_s": filled for name, filled in layer.items()},
-        "embedding_forward_s": ends[0],
-        "embedding_backward_s": ends[1],
-        "head_forward_s": ends[2],
-        "head_backward_s": ends[3],
+        **{f"layer_{name}_s": values for name, values in zip(names, layers, strict=True)},
+        **{f"{name}_s": values for name, values in zip(end_names, others, strict=True)},
     }
+
+
+def _by_choice(values: list[Values], rows: int, shape: tuple[int, ...]) -> Floats:
+    """Values of several axes, the last one fastest, as an array whose second axis is the choice."""
+    if rows == 1 and isinstance(values[0], float):
+        found = np.array(values)
+    else:
+        found = np.empty((len(values), rows))
+        for row, value in zip(found, values, strict=True):
+            row[:] = value
+    return np.ascontiguousarray(np.moveaxis(found.reshape(*shape, rows), -1, 1))
 
 
 def _once_a_step(
