@@ -10,7 +10,10 @@ from planner.launchers.nearest import is_legal
 from planner.rules.tensor import tp_is_legal
 from tests.planner.launchers import plans
 
-MODELS = ("llama3-8b", "llama2-7b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-20b", "phi-4", "qwen3-30b-a3b")
+MODELS = (
+    *("llama3-8b", "llama2-7b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-20b", "phi-4", "qwen3-30b-a3b"),
+    *("deepseek-v2-lite", "glm-4.5-air"),  # latent attention; prediction after experts
+)
 CHIPS = ("h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb")
 
 
