@@ -52,7 +52,7 @@ def dealt_table(data: VirtualSelectionData) -> DealtTable:
     stage = data.stage
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
     base_forward, base_backward = (base.sum(axis=1)[:, None] for base in data.base_ms())
-    extra = np.stack([_least_extra(data, s) for s in range(data.num_stages)])
+    extra = _least_extra(data)
     forward = np.where(np.isfinite(extra), stage.forward_ms[:, None] * n + base_forward, np.inf)
     backward = stage.backward_ms[:, None] * n + base_backward + extra
     gathering = stage.gather_ms[:, None] * n + stage.base_gather_ms[:, None]
@@ -63,70 +63,86 @@ def dealt_table(data: VirtualSelectionData) -> DealtTable:
 
 
 class _Memory:
-    """What one stage holds at least, [moment, n], the mean of all moments being one more."""
+    """What stages hold at least, [row, n]: a row is a moment of a stage, or the mean of its moments."""
 
-    def __init__(self, data: VirtualSelectionData, s: int) -> None:
-        held = data.moments[s].astype(np.float64)
-        self.held = np.concatenate([held, held.mean(axis=0)[None]])
+    def __init__(self, data: VirtualSelectionData) -> None:
+        rows = [np.concatenate([held, held.mean(axis=0)[None]]) for held in data.moments]
+        base = [np.append(one, one.mean()) for one in data.base_gib]
+        self.stage = np.repeat(np.arange(data.num_stages), [len(one) for one in rows])
+        """[row] stage of a row."""
+        self.starts = np.flatnonzero(np.diff(self.stage, prepend=-1))
+        """[stage] its first row."""
+        self.held = np.concatenate(rows).astype(np.float64)
         self.all, self.least = self.held.sum(axis=1), self.held.min(axis=1)
-        base = np.append(data.base_gib[s], data.base_gib[s].mean())
         self.n = np.arange(data.num_layers + 1, dtype=np.float64)
-        self.room = (data.limit_gib[s] - base)[:, None] - data.state_gib * self.n
-        self.fewest = fewest_layers(data)[s].astype(np.float64)
-        self.lead = float(data.stage.lead[s])
+        self.room = (data.limit_gib[self.stage] - np.concatenate(base))[:, None] - data.state_gib * self.n
+        self.fewest = fewest_layers(data)[self.stage].astype(np.float64)
+        self.lead = data.stage.lead[self.stage].astype(np.float64)
 
-    def kept(self, main_gib: float, lead_gib: float, fewest: Floats) -> Floats:
-        """Least activations of n layers, [moment, n]."""
-        beyond = self.n - fewest.sum()
-        main = (self.held @ fewest)[:, None] + self.least[:, None] * beyond
-        total: Floats = main_gib * main + self.lead * (lead_gib - main_gib) * self.held[:, :1]
+    def kept(self, main_gib: float, lead_gib: float) -> Floats:
+        """Least activations of n layers."""
+        beyond = self.n - self.fewest.sum(axis=1)[:, None]
+        main = (self.held * self.fewest).sum(axis=1)[:, None] + self.least[:, None] * beyond
+        total: Floats = main_gib * main + (self.lead * (lead_gib - main_gib) * self.held[:, 0])[:, None]
         return total
 
+    def always(self, fits: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether something holds in all rows of a stage, [stage, n]."""
+        kept: NDArray[np.bool_] = np.logical_and.reduceat(fits, self.starts, axis=0)
+        return kept
 
-def _least_extra(data: VirtualSelectionData, s: int) -> Floats:
-    """What the least recomputation adds to the backward of stage s, [n]; inf where nothing makes n fit."""
-    memory, stage = _Memory(data, s), data.stage
-    lead = memory.lead
+
+def _least_extra(data: VirtualSelectionData) -> Floats:
+    """What the least recomputation adds to the backward, [stage, n]; inf where nothing makes n fit."""
+    memory, stage = _Memory(data), data.stage
     kept, selective, _ = data.lead_kept_gib
-    fits = (memory.kept(data.kept_gib, kept, memory.fewest) <= memory.room).all(axis=0)
+    fits = memory.always(memory.kept(data.kept_gib, kept) <= memory.room)
     extra = np.where(fits, 0.0, np.inf)
-    if "selective" in data.kinds:
-        need = memory.kept(data.kept_selective_gib, selective, memory.fewest) + data.selective_peak_gib[s]
-        time = stage.selective_ms[s] * memory.n + lead * (stage.lead_selective_ms[s] - stage.selective_ms[s])
-        extra = np.where((need <= memory.room).all(axis=0), np.minimum(extra, time), extra)
+    if "selective" in data.kinds and not fits.all():
+        need = memory.kept(data.kept_selective_gib, selective)
+        need += data.selective_peak_gib[memory.stage][:, None]
+        more = stage.lead * (stage.lead_selective_ms - stage.selective_ms)
+        time = stage.selective_ms[:, None] * memory.n + more[:, None]
+        extra = np.where(memory.always(need <= memory.room), np.minimum(extra, time), extra)
     if "full" in data.kinds and not fits.all():
-        full = _with_leading(data, s, memory) if lead else _fewest_in_full(data, s, memory)
+        full = _fewest_in_full(data, memory)
+        for s in np.flatnonzero(stage.lead):
+            full[s] = _with_leading(data, int(s), memory)
         extra = np.minimum(extra, full)
-    return np.where(memory.n >= memory.fewest.sum(), extra, np.inf)
+    return np.where(memory.n >= fewest_layers(data).sum(axis=1)[:, None], extra, np.inf)
 
 
-def _fewest_in_full(data: VirtualSelectionData, s: int, memory: _Memory) -> Floats:
-    """Time of the fewest layers of every chunk recomputed in full, [n]: memory is linear in them."""
+def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:
+    """Time of the fewest layers of every chunk recomputed in full, [stage, n]: memory is linear in them."""
     v = data.virtual_stages
     saves = data.kept_gib - data.kept_full_gib
-    short = data.kept_gib * memory.least[:, None] * memory.n - memory.room + data.full_peak_gib[s]
+    short = data.kept_gib * memory.least[:, None] * memory.n - memory.room
+    short += data.full_peak_gib[memory.stage][:, None]
     each = (data.kept_gib * (memory.all - v * memory.least) - saves * memory.all)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         turn = -short / each
-    least = np.where(each < 0, turn, np.where((each == 0) & (short > 0), np.inf, -np.inf)).max(axis=0)
-    most = np.where(each > 0, turn, np.inf).min(axis=0)
+    least = np.where(each < 0, turn, np.where((each == 0) & (short > 0), np.inf, -np.inf))
+    least = np.maximum.reduceat(least, memory.starts, axis=0)
+    most = np.minimum.reduceat(np.where(each > 0, turn, np.inf), memory.starts, axis=0)
     layers = np.maximum(np.ceil(least - ROUNDING), 1.0)
     fits = layers <= np.minimum(np.floor(most + ROUNDING), memory.n // v)
-    return np.where(fits, data.stage.full_ms[s] * v * np.where(fits, layers, 0.0), np.inf)
+    return np.where(fits, data.stage.full_ms[:, None] * v * np.where(fits, layers, 0.0), np.inf)
 
 
 def _with_leading(data: VirtualSelectionData, s: int, memory: _Memory) -> Floats:
-    """The same where chunk 0 begins with layers of another kind, which are recomputed first."""
-    v, stage, lead = data.virtual_stages, data.stage, memory.lead
+    """The same [n] where chunk 0 begins with layers of another kind, which are recomputed first."""
+    v, stage, lead = data.virtual_stages, data.stage, int(data.stage.lead[s])
     saves = data.kept_gib - data.kept_full_gib
     kept, _, full = data.lead_kept_gib
+    rows = memory.stage == s
+    held, least, everywhere = memory.held[rows], memory.least[rows], memory.all[rows]
     extra = np.full(len(memory.n), np.inf)
     for u in range(data.num_layers // v, 0, -1):
-        fewest = np.maximum(memory.fewest, u)
-        of_lead = min(u, lead)
-        saved = saves * u * memory.all + of_lead * (kept - full - saves) * memory.held[:, 0]
-        need = memory.kept(data.kept_gib, kept, fewest) - saved[:, None] + data.full_peak_gib[s]
-        fits = (need <= memory.room).all(axis=0) & (memory.n >= fewest.sum())
+        fewest, of_lead = np.maximum(memory.fewest[rows][0], u), min(u, lead)
+        main = (held @ fewest)[:, None] + least[:, None] * (memory.n - fewest.sum())
+        of_chunk = lead * (kept - data.kept_gib) - of_lead * (kept - full - saves)
+        need = data.kept_gib * main + (of_chunk * held[:, 0] - saves * u * everywhere)[:, None]
+        fits = (need + data.full_peak_gib[s] <= memory.room[rows]).all(axis=0) & (memory.n >= fewest.sum())
         time = stage.full_ms[s] * u * v + of_lead * (stage.lead_full_ms[s] - stage.full_ms[s])
         extra = np.where(fits, np.minimum(extra, time), extra)
     return extra

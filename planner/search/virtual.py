@@ -82,7 +82,11 @@ class VirtualOpener(VirtualSolver):
         most = tuple(min(int(k), pair.stages) for k in self.table.max_stages[pair.choice])
         if any(low > high for low, high in zip(fewest, most, strict=True)) or sum(fewest) > pair.stages:
             return
-        limits, promising = VirtualLimits(fewest, most), []
+        limits = VirtualLimits(fewest, most)
+        if not self._may_win(pair, limits):
+            self.frontier.close_virtual(self.cutoff_s)
+            return
+        promising = []
         for v in self.space.virtual_stages(pair.stages):
             part = VirtualPart(pair.choice, v, pair.stages, limits)
             capacity = self._capacity(part)
@@ -113,9 +117,18 @@ class VirtualOpener(VirtualSolver):
         """Keep a part with the bound of what its stages hold."""
         self._push(self._capacity_s(bound_s, part), part)
 
+    def _may_win(self, pair: VirtualPair, limits: VirtualLimits) -> bool:
+        """Whether stages may hold all layers below the cutoff with any number of virtual stages."""
+        whole = self.opener.tables.of_classes(pair.choice, pair.stages)
+        times = self.tables.whole_stages(whole, self.bounds, pair.choice)
+        if times is None or not np.isfinite(self.cutoff_s):
+            return True
+        m = int(self.table.num_microbatches[pair.choice])
+        return Capacity(times, limits, m, sends_block=True).holds(self.cutoff_s / MS)
+
     def _capacity(self, part: VirtualPart) -> Capacity:
         return Capacity(
-            self.tables.of_classes(part.choice, part.virtual_stages, part.stages),
+            self.tables.of_classes(part.choice, part.virtual_stages, part.stages).times,
             part.limits,
             int(self.table.num_microbatches[part.choice]),
             sends_block=self._sends_block(part.virtual_stages),
@@ -163,7 +176,7 @@ class VirtualOpener(VirtualSolver):
             fits=capacity.fits(cutoff_s / MS),
             fewest=capacity.fewest,
             most=capacity.most,
-            hop_ms=tables.hop_ms,
+            hop_ms=tables.times.hop_ms,
             sends_block=self._sends_block(part.virtual_stages),
             cutoff_ms=cutoff_s / MS,
         )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.virtual_tables import VirtualClassTables
+from planner.search.virtual_tables import StageTimes
 
 UNFIT = -1e6
 """Layers of a stage that not even the fewest fit: no sum with it reaches the model's layers."""
@@ -45,7 +45,7 @@ class Capacity:
 
     def __init__(
         self,
-        tables: VirtualClassTables,
+        tables: StageTimes,
         limits: VirtualLimits,
         num_microbatches: int,
         *,
@@ -66,7 +66,7 @@ class Capacity:
         self.likely_ms = self.values_ms + np.maximum(even - fill[None, :, None], 0.0)
         """The same if chunks of the stages before take as long as its own: no bound, but near."""
 
-    def _fill_ms(self, tables: VirtualClassTables, prefix: tuple[int, ...], *, sends_block: bool) -> Floats:
+    def _fill_ms(self, tables: StageTimes, prefix: tuple[int, ...], *, sends_block: bool) -> Floats:
         """Least time that a micro-batch takes to reach each stage and to come back from it, [stage]."""
         first, fixed = tables.first_ms, list(prefix)
         num_stages, left = first.shape[1], self.most.copy()

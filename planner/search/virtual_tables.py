@@ -13,31 +13,41 @@ from formulations.virtual_selection_tables import DealtTable, dealt_table, first
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
+from planner.search.bounds import BoundData
 from planner.search.degrees import DegreeTable
+from planner.search.kinds import layer_kinds
+from planner.search.tables import ClassTables
 from planner.search.virtual_data import virtual_coefficients
 from planner.simulate.schedules import in_flight_peaks
 from planner.units import MS
 
 
 @dataclass(frozen=True)
-class VirtualClassTables:
-    """Stages of each class at every place, however their layers are dealt; sends left out."""
+class StageTimes:
+    """Least times of stages of each class at every place, sends left out."""
 
     virtual_stages: int
-    data: dict[int, VirtualSelectionData]
-    """By class: the pipeline as if all its stages lay on that class."""
-    tables: dict[int, DealtTable]
     times_ms: Floats
-    """[node_class, stage, n] least time of a micro-batch; inf where n layers do not fit."""
+    """[node_class, stage, n] of a micro-batch; inf where n layers do not fit or the class is out."""
     follow_ms: Floats
     """[node_class, stage, n] what the stage adds after the pipeline."""
     first_ms: Floats
-    """[node_class, stage] least time of chunk 0, forward and backward."""
+    """[node_class, stage] of chunk 0, forward and backward."""
     tail_ms: Floats
-    """[node_class] tail of the reduction of the first stage."""
+    """[node_class] reduction of the first stage that nothing hides."""
     hop_ms: Floats
-    """[node_class, node_class] least time of a send; between stages of one class perhaps within a host."""
+    """[node_class, node_class] of a send; between stages of one class perhaps within a host."""
     constant_ms: float
+
+
+@dataclass(frozen=True)
+class VirtualClassTables:
+    """Stages of each class at every place, however their layers are dealt; sends left out."""
+
+    data: dict[int, VirtualSelectionData]
+    """By class: the pipeline as if all its stages lay on that class."""
+    tables: dict[int, DealtTable]
+    times: StageTimes
 
     def with_microbatches(self, count: int) -> VirtualClassTables:
         """The same where a step has another number of micro-batches, of which as many are in flight."""
@@ -95,7 +105,28 @@ class VirtualTables:
             times[c], follow[c] = tables[c].times_ms, tables[c].follow_ms
             first[c], tail[c] = first_chunk_ms(one), one.stage.reduce_tail_ms[0]
             constant = one.stage.constant_ms
-        hop = self.prices.send_s[choice] / MS
-        inside = self.prices.send_inside_s[choice] / MS
-        hop = np.where(np.eye(num_classes, dtype=np.bool_), np.minimum(hop, inside), hop)
-        return VirtualClassTables(virtual_stages, data, tables, times, follow, first, tail, hop, constant)
+        hop = self._hop_ms(choice)
+        summary = StageTimes(virtual_stages, times, follow, first, tail, hop, constant)
+        return VirtualClassTables(data, tables, summary)
+
+    def _hop_ms(self, choice: int) -> Floats:
+        """Least time of a send between two classes, or within one."""
+        hop, inside = self.prices.send_s[choice] / MS, self.prices.send_inside_s[choice] / MS
+        least: Floats = np.where(np.eye(len(hop), dtype=np.bool_), np.minimum(hop, inside), hop)
+        return least
+
+    def whole_stages(self, whole: ClassTables, bounds: BoundData, choice: int) -> StageTimes | None:
+        """Times that hold for any number of virtual stages, from tables of whole stages.
+
+        Every chunk of stage s has at least p - s micro-batches in flight right before the first backward of
+        s, as many as a whole stage has, so that no dealing needs less memory or recomputes less. None where
+        leading layers are of another kind, as chunks recompute fewer of those first.
+        """
+        kinds = layer_kinds(self.problem.model)
+        if kinds is None or kinds.num_lead:
+            return None
+        first = np.repeat(bounds.layer_s[choice][:, None], whole.times_ms.shape[1], axis=1)
+        first[:, 0] += bounds.embedding_s[choice]
+        tail = bounds.tail_s[choice] / MS
+        hop = self._hop_ms(choice)
+        return StageTimes(1, whole.times_ms, whole.follow_ms, first / MS, tail, hop, whole.constant_ms)

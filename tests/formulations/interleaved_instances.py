@@ -65,7 +65,7 @@ class Part:
     @property
     def capacity(self) -> Capacity:
         m = int(self.tables.table.num_microbatches[self.choice])
-        return Capacity(self.classes, self.limits, m, sends_block=self.sends_block)
+        return Capacity(self.classes.times, self.limits, m, sends_block=self.sends_block)
 
     @property
     def classes(self) -> VirtualClassTables:
@@ -90,7 +90,7 @@ class Part:
             fits=capacity.fits(cutoff_ms),
             fewest=capacity.fewest,
             most=capacity.most,
-            hop_ms=classes.hop_ms,
+            hop_ms=classes.times.hop_ms,
             sends_block=self.sends_block,
             cutoff_ms=cutoff_ms,
         )
