@@ -71,7 +71,11 @@ def random_problem(
         ),
         stack=stack,
         options=Options(
-            gap=gap, max_context_parallel=most_context, least_context_tokens=1, max_virtual_stages=1
+            gap=gap,
+            max_context_parallel=most_context,
+            least_context_tokens=1,
+            max_virtual_stages=1,
+            forbid=("stages=mixed",),
         ),
     )
 

@@ -82,7 +82,7 @@ def _ring_pass_s(
     slowest = 0.0
     for r, place in enumerate(places):
         after = places[(r + 1) % d]
-        bytes_per_s, latency_s = _link(problem, place, after)
+        bytes_per_s, latency_s = replica_link(problem, place, after)
         slowest = max(slowest, cuts[r] / bytes_per_s + (d - 1) * latency_s)
     return slowest + LAUNCH_S
 
@@ -97,7 +97,7 @@ def tied_embedding_s(problem: Problem, ends: Sequence[tuple[ReplicaPlace, Replic
     replicas_on = Counter(first.hosts[0] for first, _ in ends)
     slowest = 0.0
     for first, last in ends:
-        bytes_per_s, latency_s = _link(problem, first, last)
+        bytes_per_s, latency_s = replica_link(problem, first, last)
         sharing = 1 if first.hosts[-1] == last.hosts[0] else replicas_on[first.hosts[0]]
         vocab = padded_vocab(problem.model.vocab_size, first.tensor_parallel)
         size = width * vocab * problem.model.hidden_size / first.tensor_parallel
@@ -105,7 +105,7 @@ def tied_embedding_s(problem: Problem, ends: Sequence[tuple[ReplicaPlace, Replic
     return slowest + LAUNCH_S
 
 
-def _link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> tuple[float, float]:
+def replica_link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> tuple[float, float]:
     """Rate that one rank gets towards the next replica [bytes/s], and the latency of a message [s]."""
     node_class = problem.cluster.classes[place.node_class]
     if place.hosts[-1] == after.hosts[0]:

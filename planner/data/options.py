@@ -15,6 +15,8 @@ DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "mbs", "sp", "vp")
 stages)."""
 RECOMPUTE_KINDS = ("selective", "full")
 """Kinds of recomputation that can be forbidden."""
+NAMED_KINDS = {"recompute": RECOMPUTE_KINDS, "stages": ("mixed",)}
+"""What can be forbidden by a word: recomputation, and stages on chips of several classes."""
 
 
 class Options(Data):
@@ -54,7 +56,8 @@ class Options(Data):
     """Values that a plan must have, by name: tp, cp, pp, dp, ep, etp, mbs, sp (0 or 1), vp (virtual
     stages)."""
     forbid: tuple[str, ...] = ()
-    """What no plan may have: `recompute=full`, `recompute=selective`, `tp=8` and the like."""
+    """What no plan may have: `recompute=full`, `recompute=selective`, `stages=mixed` (chips of several
+    classes in one stage), `tp=8` and the like."""
     spare: tuple[str, ...] = ()
     """Names of node classes that must stay idle."""
     use: tuple[str, ...] = ()
@@ -77,11 +80,11 @@ class Options(Data):
     def _forbidden_is_known(cls, forbid: tuple[str, ...]) -> tuple[str, ...]:
         for wish in forbid:
             name, equals, value = wish.partition("=")
-            if not equals or name not in (*DEGREES, "recompute"):
-                known = ", ".join(DEGREES)
-                raise ValueError(f"{wish!r} is not of the form NAME=VALUE with NAME of {known}, recompute")
-            if name == "recompute" and value not in RECOMPUTE_KINDS:
-                raise ValueError(f"{wish!r}: recompute is one of {', '.join(RECOMPUTE_KINDS)}")
-            if name != "recompute" and not value.isdecimal():
+            if not equals or name not in (*DEGREES, *NAMED_KINDS):
+                known = ", ".join((*DEGREES, *NAMED_KINDS))
+                raise ValueError(f"{wish!r} is not of the form NAME=VALUE with NAME of {known}")
+            if name in NAMED_KINDS and value not in NAMED_KINDS[name]:
+                raise ValueError(f"{wish!r}: {name} is one of {', '.join(NAMED_KINDS[name])}")
+            if name not in NAMED_KINDS and not value.isdecimal():
                 raise ValueError(f"{wish!r}: {value!r} is not a whole number")
         return forbid

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from planner.data.plan import Plan
+from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.errors import PlanRefusedError
 
@@ -74,7 +74,8 @@ def place_hosts(problem: Problem, plan: Plan) -> tuple[HostPlace, ...]:
     """The hosts in rank order, with the processes and stages of each.
 
     Ranks are dealt in whole tensor-parallel groups where the hosts can hold one, so that no group
-    is cut by the edge of a host; chips that are left over on a host stay idle.
+    is cut by the edge of a host; chips that are left over on a host stay idle. Where a stage lists its
+    replicas each has its own hosts, and a host with chips to spare holds no rank of the next.
 
     Raises
     ------
@@ -84,11 +85,16 @@ def place_hosts(problem: Problem, plan: Plan) -> tuple[HostPlace, ...]:
     """
     chip_of_host, chips_of_host = _chips_of_hosts(problem, plan)
     left = dict(chips_of_host)
-    waiting = [list(stage.hosts) for stage in plan.stages]
+    waiting = {
+        (s, replica): list(hosts)
+        for s, stage in enumerate(plan.stages)
+        for replica, hosts in _hosts_of_replicas(stage).items()
+    }
     ranks_of_host: dict[str, list[int]] = {}
     previous = ""
     for stage, first, group in _rank_groups(plan, min(chips_of_host.values())):
-        hosts = waiting[stage]
+        listed = plan.stages[stage].replicas is not None
+        hosts = waiting[stage, replica_of_rank(plan, first) if listed else None]
         while hosts and left[hosts[0]] < group:
             hosts.pop(0)
         if not hosts:
@@ -120,6 +126,21 @@ def place_hosts(problem: Problem, plan: Plan) -> tuple[HostPlace, ...]:
         )
         for host, ranks in ranks_of_host.items()
     )
+
+
+def replica_of_rank(plan: Plan, rank: int) -> int:
+    """Data-parallel index of a global rank, by Megatron's order of axes."""
+    group = rank // (plan.tensor_parallel * plan.context_parallel)
+    if plan.rank_order == "tp-cp-ep-dp-pp":
+        return group % plan.data_parallel
+    return group // plan.pipeline_parallel
+
+
+def _hosts_of_replicas(stage: Stage) -> dict[int | None, tuple[str, ...]]:
+    """Hosts by replica; one entry for all of them where the stage does not list its replicas."""
+    if stage.replicas is None:
+        return {None: stage.hosts}
+    return {r: replica.hosts for r, replica in enumerate(stage.replicas)}
 
 
 def _chips_of_hosts(problem: Problem, plan: Plan) -> tuple[dict[str, str], dict[str, int]]:

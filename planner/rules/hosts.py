@@ -8,6 +8,7 @@ the other; a host holds ranks without a break, so it belongs to one run of such 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from planner.data.cluster import Cluster
@@ -72,6 +73,12 @@ def _class_of_host(cluster: Cluster) -> dict[str, str]:
     }
 
 
+def transports_meet(transports: Iterable[str]) -> bool:
+    """Whether one group of ranks may reach each other in these ways: over TCP on all nodes or on none."""
+    used = set(transports)
+    return "tcp" not in used or len(used) == 1
+
+
 def groups_share_a_transport(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """The replicas of a stage, which sum gradients in one group, reach each other in one way.
 
@@ -81,7 +88,7 @@ def groups_share_a_transport(problem: Problem, plan: Plan) -> tuple[str, ...]:
     found = []
     for s, stage in enumerate(plan.stages):
         used = {name: transports[name] for name, _, _ in stage.places if name in transports}
-        if "tcp" in used.values() and len(set(used.values())) > 1:
+        if not transports_meet(used.values()):
             of_class = ", ".join(f"{name} by {transport}" for name, transport in used.items())
             found.append(
                 f"stage {s}: its replicas reach each other in different ways ({of_class}), and NCCL hangs on "

@@ -84,6 +84,7 @@ def _rows(table: DegreeTable, rows: np.ndarray) -> DegreeTable:
         table.num_microbatches[rows],
         table.stage_size[rows],
         table.max_stages[rows],
+        table.ranks[rows],
         table.busy,
     )
 

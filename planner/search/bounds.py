@@ -263,13 +263,16 @@ def relaxed_bounds(
     num_microbatches: NDArray[np.int64],
     max_stages: NDArray[np.int64],
     stages: NDArray[np.int64],
+    available: NDArray[np.bool_] | None = None,
 ) -> Floats:
     """Bound over all groups of a row of degrees with so many stages, array [pair] in seconds.
 
     As if the fastest classes took all stages they can hold: a faster class in the place of a slower
-    one lowers tau and Sigma, and what follows is taken from the cheapest class.
+    one lowers tau and Sigma, and what follows is taken from the cheapest class. `available` tells which
+    classes may take part where that is more than those with stages of their own, [pair, node_class].
     """
-    available = max_stages > 0
+    if available is None:
+        available = max_stages > 0
     layer = np.where(available, data.layer_s[choice], np.inf)
     order = np.argsort(layer, axis=1, kind="stable")
     room = np.take_along_axis(max_stages, order, axis=1)

@@ -33,6 +33,7 @@ from planner.rules.sequence import (
     sequence_parallel_is_required,
 )
 from planner.rules.tensor import tp_is_legal
+from planner.search.kinds import layer_kinds
 
 MAX_VIRTUAL_STAGES = 12
 """Most virtual stages of a rank where the user says nothing, on clusters of few classes."""
@@ -51,6 +52,8 @@ class DegreeTable:
     """[choice] chips of a stage."""
     max_stages: NDArray[np.int64]
     """[choice, node_class] stages that a class can hold; 0 where it cannot take part."""
+    ranks: NDArray[np.int64]
+    """[choice, node_class] data-parallel ranks that a class can hold; 0 where it cannot take part."""
     busy: tuple[int, ...] = ()
     """Node classes that must not stay idle."""
 
@@ -64,14 +67,17 @@ def divisors(value: int) -> list[int]:
     return sorted({*small, *(value // d for d in small)})
 
 
-def list_degrees(problem: Problem) -> DegreeTable:
-    """Every row of degrees that the rules and the user's wishes allow, and some class can hold."""
-    rows = [row for row in _rows(problem) if allows(problem.options, row)]
+def list_degrees(problem: Problem, *, mixes: bool = False) -> DegreeTable:
+    """Every row of degrees that the rules and the user's wishes allow, and some class can hold.
+
+    Where stages may mix classes (`mixes`) also the rows whose stages only several together can hold.
+    """
+    rows = [row for row in _rows(problem, mixes=mixes) if allows(problem.options, row)]
     tp, cp, ep, etp, dp, mbs, sp, count = (
         np.array(rows, dtype=np.int64).reshape(len(rows), len(Row._fields)).T
     )
     stage_size = tp * cp * dp
-    max_stages = np.zeros((len(rows), len(problem.cluster.classes)), dtype=np.int64)
+    ranks = np.zeros((len(rows), len(problem.cluster.classes)), dtype=np.int64)
     for c, node_class in enumerate(problem.cluster.classes):
         if not chip_supports(problem.chip_of(c), problem.workload.precision):
             continue
@@ -84,13 +90,33 @@ def list_degrees(problem: Problem) -> DegreeTable:
             ],
             dtype=np.bool_,
         )
-        max_stages[:, c] = np.where(fits, node_class.num_chips // stage_size, 0)
+        ranks[:, c] = np.where(fits, node_class.num_chips // (tp * cp), 0)
     busy = tuple(
         c for c, node_class in enumerate(problem.cluster.classes) if node_class.name in problem.options.use
     )
-    kept = np.flatnonzero((max_stages.sum(axis=1) > 0) & (max_stages[:, list(busy)] > 0).all(axis=1))
+    max_stages = ranks // dp[:, None]
+    held = ranks.sum(axis=1) // dp if mixes else max_stages.sum(axis=1)
+    kept = np.flatnonzero((held > 0) & (max_stages[:, list(busy)] > 0).all(axis=1))
     degrees = Degrees(tp[kept], cp[kept], ep[kept], etp[kept], dp[kept], mbs[kept], sp[kept].astype(np.bool_))
-    return DegreeTable(degrees, count[kept], stage_size[kept], max_stages[kept], busy)
+    return DegreeTable(degrees, count[kept], stage_size[kept], max_stages[kept], ranks[kept], busy)
+
+
+def may_mix_stages(problem: Problem) -> bool:
+    """Whether plans are looked at whose stages mix node classes (`planner.search.mixed`).
+
+    Not where the user names classes that must work or keeps their order, and not for layers of several kinds
+    in any order.
+    """
+    options = problem.options
+    return (
+        problem.target == "megatron-lm"
+        and len(problem.cluster.classes) > 1
+        and "stages=mixed" not in options.forbid
+        and not options.use
+        and not options.keep_class_order
+        and one_virtual_stage_is_allowed(options)
+        and layer_kinds(problem.model) is not None
+    )
 
 
 class Row(NamedTuple):
@@ -138,12 +164,12 @@ def one_virtual_stage_is_allowed(options: Options) -> bool:
     return options.pin.get("vp", 1) == 1 and "vp=1" not in options.forbid
 
 
-def _rows(problem: Problem) -> Iterator[Row]:
-    """All rows that the rules allow on the largest class."""
+def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
+    """All rows that the rules allow on the largest class, or on all together."""
     model, workload, options = problem.model, problem.workload, problem.options
     largest_node = max(c.chips_per_node for c in problem.cluster.classes)
     most_tp = min(largest_node, options.max_tensor_parallel or largest_node)
-    most_chips = max(c.num_chips for c in problem.cluster.classes)
+    most_chips = (sum if mixes else max)(c.num_chips for c in problem.cluster.classes)
     for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
         if not tp_is_legal(model, tp) or exchanged_heads_split(model, problem.stack, tp, cp) is not None:
             continue

@@ -27,10 +27,11 @@ from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
 from planner.search.bounds import bound_data
-from planner.search.degrees import list_degrees
+from planner.search.degrees import list_degrees, may_mix_stages
 from planner.search.infeasible import why_infeasible
 from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
+from planner.search.mixed.opener import MixedOpener
 from planner.search.openings import Opener
 from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_data
 from planner.search.progress import Progress
@@ -100,11 +101,12 @@ class Search:
         self.seeds = list(seeds)
         self.clock = Clock(problem.options.time_limit_s)
         self.reporter = Reporter(self.clock, on_progress)
-        self.table = list_degrees(problem)
+        self.table = list_degrees(problem, mixes=may_mix_stages(problem))
         self.incumbent = Incumbent(max(problem.options.top, 1))
         self.frontier: Frontier[Item] = Frontier(self.incumbent, max(problem.options.gap, GAP_TOL))
         self.opener: Opener | PartitionOpener | None = None
         self.virtual: VirtualOpener | None = None
+        self.mixed: MixedOpener | None = None
         self.opened = 0
 
     def run(self) -> Result:
@@ -146,7 +148,30 @@ class Search:
         if isinstance(self.opener, Opener):
             self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
-        return self._loop(self.opener)
+        if may_mix_stages(self.problem):
+            gap = max(self.problem.options.gap, GAP_TOL)
+            arguments = self.problem, prices, self.table, self.bounds, self.incumbent, gap, self.clock
+            self.mixed = MixedOpener(*arguments)
+        cut = self._loop(self.opener)
+        if self.mixed is None or cut:
+            return cut
+        self.mixed.begin()
+        return self._loop(self.mixed)
+
+    @property
+    def frontiers(self) -> list[Frontier[Item]]:
+        """What is open: the parts with whole stages, and those with mixed ones where there are any."""
+        return [self.frontier, *([self.mixed.frontier] if self.mixed else [])]
+
+    @property
+    def bound_s(self) -> float | None:
+        """What no plan of the space undercuts."""
+        return min((f.bound_s for f in self.frontiers if f.bound_s is not None), default=None)
+
+    @property
+    def whole_bound_s(self) -> float | None:
+        """The same for plans without virtual stages."""
+        return min((f.whole_bound_s for f in self.frontiers if f.whole_bound_s is not None), default=None)
 
     def offer_seeds(self) -> None:
         """Keep the plans at hand that are legal here."""
@@ -188,15 +213,16 @@ class Search:
         Where orders are too many to list, their sets may keep the bound below the gap for ever; after so
         many without a better plan the search ends.
         """
-        while len(self.frontier.queue):
+        frontier = opener.frontier
+        while len(frontier.queue):
             if self.clock.is_up:
                 return True
-            bound_s, item = self.frontier.queue.pop(self.frontier.cutoff_s)
-            if bound_s >= self.frontier.cutoff_s:
-                self.frontier.close(bound_s)
+            bound_s, item = frontier.queue.pop(frontier.cutoff_s)
+            if bound_s >= frontier.cutoff_s:
+                frontier.close(bound_s)
                 return False
             if opener.sets_since_better >= STALE_SETS:
-                self.frontier.queue.push(bound_s, item)
+                frontier.queue.push(bound_s, item)
                 return False
             self.opened += 1
             try:
@@ -205,10 +231,10 @@ class Search:
                 else:
                     opener.open(bound_s, item)
             except KeyboardInterrupt:
-                self.frontier.queue.push(bound_s, item)
+                frontier.queue.push(bound_s, item)
                 raise
-            incumbent_s, left = self.incumbent.step_s, len(self.frontier.queue)
-            self.reporter.report("searching", incumbent_s, self.frontier.bound_s, self.opened, left)
+            incumbent_s, left = self.incumbent.step_s, len(frontier.queue)
+            self.reporter.report("searching", incumbent_s, self.bound_s, self.opened, left)
         return False
 
     def _why_infeasible(self) -> str:
@@ -220,8 +246,8 @@ class Search:
         """Whether both bounds have come within their gaps of the best plan."""
         gap = max(self.problem.options.gap, GAP_TOL)
         wanted = (
-            (self.frontier.whole_bound_s, gap),
-            (self.frontier.bound_s, virtual_gap(self.problem.options)),
+            (self.whole_bound_s, gap),
+            (self.bound_s, virtual_gap(self.problem.options)),
         )
         return all(
             bound_s is not None and (step_s - bound_s) / step_s <= allowed for bound_s, allowed in wanted
@@ -231,15 +257,16 @@ class Search:
         import planner
 
         ranked = self.incumbent.ranked()
+        openers = [opener for opener in (self.opener, self.mixed) if opener is not None]
         best = ranked[0] if ranked else None
-        bound_s = self.frontier.bound_s
+        bound_s = self.bound_s
         gap = None
         if best is not None and bound_s is not None:
             gap = max(0.0, (best.evaluation.step_s - bound_s) / best.evaluation.step_s)
         termination: Termination
         reason = None
         if best is None:
-            left_open = interrupted or np.isfinite(self.frontier.floor_s)
+            left_open = interrupted or any(np.isfinite(frontier.floor_s) for frontier in self.frontiers)
             termination = "no_solution_found" if left_open else "infeasible"
             if left_open:
                 reason = "no plan was found before the search was cut; give it more time"
@@ -253,7 +280,7 @@ class Search:
             plan=best.plan if best else None,
             evaluation=best.evaluation if best else None,
             bound_s=bound_s,
-            whole_bound_s=self.frontier.whole_bound_s if best else None,
+            whole_bound_s=self.whole_bound_s if best else None,
             gap=gap,
             termination=termination,
             interrupted=interrupted,
@@ -266,7 +293,7 @@ class Search:
                 "degrees": float(len(self.table)),
                 "pairs": float(len(self.pairs)) if self.opener else 0.0,
                 "opened": float(self.opened),
-                "programs": float(self.opener.programs) if self.opener else 0.0,
-                "evaluated": float(self.opener.evaluated) if self.opener else 0.0,
+                "programs": float(sum(opener.programs for opener in openers)),
+                "evaluated": float(sum(opener.evaluated for opener in openers)),
             },
         )

@@ -116,7 +116,13 @@ class MeshSearch(Search):
         limit_s = self.clock.left_s
         share_s = None if limit_s is None else max(SHARE_OF_UNIFORM * limit_s, 1e-3)
         options = self.problem.options.model_copy(
-            update={"time_limit_s": share_s, "use": self.use, "max_virtual_stages": 1}
+            update={
+                "time_limit_s": share_s,
+                "use": self.use,
+                "max_virtual_stages": 1,
+                # No mesh of several classes is among the plans of this search.
+                "forbid": tuple(dict.fromkeys((*self.problem.options.forbid, "stages=mixed"))),
+            }
         )
         found = Search(
             self.problem.model_copy(update={"target": "megatron-lm", "options": options}), None

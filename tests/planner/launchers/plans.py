@@ -9,7 +9,7 @@ from itertools import accumulate
 from planner.data.chip import Precision
 from planner.data.load import build_problem, load_model
 from planner.data.model_spec import ModelSpec
-from planner.data.plan import Plan, Recompute, Stage
+from planner.data.plan import Plan, Recompute, Replica, Stage
 from planner.data.problem import Problem
 
 Case = tuple[Problem, Plan]
@@ -129,6 +129,29 @@ def stages_share_a_host() -> Case:
         recompute={0: ("full", 5), 2: ("selective", 0)},
     )
     return case("llama3-8b", "1x8 h100-sxm-80gb, 1x4 a100-sxm-80gb", 6, 4096, sketch)
+
+
+def ranks_of_a_stage_on_two_classes() -> Case:
+    """The second stage has one of its ranks on a slower chip, which leaves its host most of its chips."""
+    sketch = Sketch(
+        [[20], [12]],
+        [0, 1],
+        tensor_parallel=2,
+        data_parallel=4,
+        num_microbatches=3,
+        sequence_parallel=True,
+        recompute={1: ("selective", 0)},
+    )
+    problem, plan = case("llama3-8b", "2x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 12, 4096, sketch)
+    (slow,), (_, fast) = (problem.cluster.hosts_of(c) for c in (1, 0))
+    classes = problem.cluster.classes
+    replicas = tuple(
+        Replica(node_class=classes[c].name, chip=classes[c].chip, hosts=(host,), tensor_parallel=2)
+        for c, host in ((1, slow), (0, fast), (0, fast), (0, fast))
+    )
+    mixed = plan.stages[1].model_copy(update={"hosts": (slow, fast), "replicas": replicas})
+    checked = plan.model_copy(update={"stages": (plan.stages[0], mixed)})
+    return problem, Plan.model_validate(checked.model_dump())
 
 
 def virtual_stages() -> Case:
@@ -251,6 +274,7 @@ CASES: dict[str, Callable[[], Case]] = {
         uniform,
         mixed_128,
         stages_share_a_host,
+        ranks_of_a_stage_on_two_classes,
         virtual_stages,
         biases_and_learned_positions,
         experts,

@@ -35,6 +35,16 @@ def test_two_stages_share_a_host_and_the_next_node_has_fewer_chips() -> None:
     ]
 
 
+def test_ranks_of_a_stage_lie_on_the_hosts_of_their_replicas() -> None:
+    """The first rank's host had chips to spare and was given the next ranks, meant for other chips."""
+    places = place_hosts(*plans.ranks_of_a_stage_on_two_classes())
+    assert [(p.chip, p.first_rank, p.num_processes, p.stages) for p in places] == [
+        ("h100-sxm-80gb", 0, 8, (0,)),
+        ("a100-sxm-80gb", 8, 2, (1,)),
+        ("h100-sxm-80gb", 10, 6, (1,)),
+    ]
+
+
 def test_with_replicas_outermost_every_host_holds_both_stages() -> None:
     problem, plan = plans.replicas_outermost()  # 2 ranks a stage and replica, 2 replicas a node
     assert [stage_of_rank(plan, rank) for rank in range(6)] == [0, 0, 1, 1, 0, 0]

@@ -1,0 +1,186 @@
+"""Open parts of the space whose stages mix node classes.
+
+The same steps as in `planner.search.openings`, over orders of kinds of stages (`planner.search.mixed.space`);
+an order that may still win becomes orders of compositions, those with fewest classes a stage first, which
+become programs. What a program answers is judged with every dealing of the ranks to the classes, as hosts may
+make one better.
+
+These parts come after all others, with the plans found there in hand: where no class is left with a part of a
+stage that is worth its pace, their first bounds already close them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice, product
+
+from formulations.stage_selection_data import StageChoice, objective_ms
+from planner.cost.prices import Prices
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.data.result import Evaluation
+from planner.rules.hosts import transports_meet
+from planner.search.bounds import BoundData, bound_data
+from planner.search.degrees import DegreeTable
+from planner.search.items import Item, Order, Part, Program
+from planner.search.kinds import layer_kinds
+from planner.search.mixed.placement import Dealer, Dealt, assemble_mixed_plan
+from planner.search.mixed.space import MixedSpace
+from planner.search.mixed.tables import MixedTables
+from planner.search.openings import TRIED_ORDERS, Opener
+from planner.search.referee import confirmed
+from planner.search.relaxation import Found
+from planner.search.relaxer import Relaxer
+from planner.search.state import Clock, Frontier, Incumbent
+from planner.search.workers import Workers
+from planner.simulate.evaluate import evaluate
+from planner.tolerances import BOUND_TOL
+from planner.units import MS
+
+MAX_COMPOSITIONS = 200
+"""Orders of compositions that are listed for one order of kinds; the rest keeps its bound."""
+TRIED_COMPOSITIONS = 2
+"""Of them, those given to the local search at once."""
+MAX_CONSIDERED = 3000
+"""Orders of compositions that are looked at for it, those without enough hosts included."""
+MAX_DEALINGS = 60
+"""Dealings of the ranks that are judged for one split of the layers; the rest keeps its bound."""
+MAX_ANSWERS = 40
+"""Answers of one program beyond those that are tried at once; the rest keeps its bound."""
+
+
+class MixedOpener(Opener):
+    """Opens such parts for one search, on a frontier of its own that shares the incumbent."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        prices: Prices,
+        table: DegreeTable,
+        bounds: BoundData,
+        incumbent: Incumbent,
+        gap: float,
+        clock: Clock,
+    ) -> None:
+        frontier: Frontier[Item] = Frontier(incumbent, gap)
+        self.space = MixedSpace(problem, table, bounds.layer_s)
+        super().__init__(problem, prices, self.space.table, bounds, frontier, clock)
+        mixed = MixedTables(problem, prices, self.space, lambda: self.frontier.cutoff_s)
+        kinds = layer_kinds(problem.model)
+        assert kinds is not None
+        self.tables, self.mixed = mixed, mixed
+        self.bounds = bound_data(
+            problem.model.num_layers, kinds, mixed.prices, sends_block=not problem.stack.p2p_overlap
+        )
+        self.relaxer = Relaxer(mixed.problem, mixed.prices, self.table, mixed, lambda: self.clock.is_up)
+        self.workers = Workers(self.relaxer, 1)
+        self.left_out = False
+        """Whether the last listing of compositions left some out."""
+        self.parts = self.space.parts(mixed.prices, self.bounds)
+        if self.parts:
+            self.frontier.close(self.parts[0][0])
+
+    def begin(self) -> None:
+        """Queue the parts that may beat the plans at hand."""
+        self.frontier.floor_s = float("inf")
+        for bound_s, part in self.parts:
+            fine = self._is_tiny(part.stages)
+            self.frontier.push(bound_s, Part(part.choice, part.stages, part.limits, fine))
+
+    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Every order of kinds; hosts are looked at when its ranks are dealt."""
+        return True
+
+    def _try_orders(self, choice: int, found: Sequence[Found]) -> None:
+        for order, layers in found[:TRIED_ORDERS]:
+            if (choice, order) not in self._tried and self.is_allowed(choice, order):
+                self._tried.add((choice, order))
+                for composed in islice(self._composed(choice, order), TRIED_COMPOSITIONS):
+                    self.try_order(choice, composed, layers)
+
+    def _open_order(self, bound_s: float, part: Order) -> None:
+        """Bound an order of kinds and list its compositions; try a composition and queue its program."""
+        choice, order = part.choice, part.order
+        if order[0] < 2 * self.mixed.num_classes:
+            if not self._is_tiny(len(order)):
+                bound_s, _ = self._bound_order(bound_s, part)
+            if bound_s >= self.frontier.cutoff_s:
+                self.frontier.close(bound_s)
+                return
+            self.left_out = False
+            listed = list(islice(self._composed(choice, order), MAX_COMPOSITIONS + 1))
+            if len(listed) > MAX_COMPOSITIONS or self.left_out:
+                self.frontier.close(bound_s)
+            for composed in listed[:MAX_COMPOSITIONS]:
+                self.frontier.push(bound_s, Order(choice, composed))
+            return
+        if self.try_order(choice, order):
+            program = Program(choice, order, (), ())
+            if self._is_tiny(len(order)):
+                self._solve(bound_s, program)
+            else:
+                self.frontier.push(bound_s, program)
+
+    def _solve(self, bound_s: float, part: Program) -> None:
+        """The same, for so many answers at most."""
+        if len(part.excluded) >= MAX_ANSWERS and not self._is_tiny(len(part.order)):
+            self.frontier.close(bound_s)
+            return
+        super()._solve(bound_s, part)
+
+    def _composed(self, choice: int, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Orders of compositions of these kinds that the hosts can hold, fewest classes a stage first."""
+        dealer = self._dealer(choice)
+        stages = [self._fillings(choice, kind) for kind in order]
+        for considered, chosen in enumerate(product(*stages)):
+            if considered == MAX_CONSIDERED:
+                self.left_out = True
+                return
+            found, was_cut = dealer.can_deal(chosen)
+            self.left_out |= was_cut and not found
+            if found:
+                yield tuple(self.mixed.code(stage) for stage in chosen)
+
+    def _fillings(self, choice: int, kind: int) -> list[tuple[int, ...]]:
+        """Classes that a stage of a kind may consist of, in the order of its ranks."""
+        if kind < self.mixed.num_classes:
+            return [(kind,)]
+        pace = kind - self.mixed.num_classes
+        faster, classes = self.space.faster(choice, pace), self.problem.cluster.classes
+        filled = [(pace, *f) for k in range(1, len(faster) + 1) for f in combinations(faster, k)]
+        meeting = [own for own in filled if transports_meet(classes[c].transport for c in own)]
+        return [self.space.slowest_first(choice, own) for own in meeting]
+
+    def _dealer(self, choice: int) -> Dealer:
+        degrees = self.table.degrees
+        chips = int(degrees.tensor_parallel[choice] * degrees.context_parallel[choice])
+        left = self.space.left_of(choice)
+        return Dealer(self.problem, int(degrees.data_parallel[choice]), chips, left)
+
+    def _evaluated(
+        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
+    ) -> tuple[Plan, Evaluation]:
+        """The best dealing of an answer, and what the referee says of it; the others keep its bound."""
+        promised_s = objective_ms(self.mixed.data(choice, order), stage_choice) * MS
+        dealer = self._dealer(choice)
+        stages = [self.mixed.ranks_order(choice, code) for code in order]
+        best: tuple[Plan, Evaluation] | None = None
+        for number, dealt in enumerate(dealer.deal(stages)):
+            if number == MAX_DEALINGS:
+                self.frontier.close(promised_s)
+                break
+            plan, evaluation = self._judged(choice, dealt, stage_choice)
+            if best is None or evaluation.step_s < best[1].step_s:
+                best = plan, evaluation
+            if best[1].step_s <= promised_s * (1 + BOUND_TOL):
+                break
+        if dealer.was_cut:
+            self.frontier.close(promised_s)
+        assert best is not None
+        return best
+
+    def _judged(
+        self, choice: int, dealt: Sequence[Dealt], stage_choice: StageChoice
+    ) -> tuple[Plan, Evaluation]:
+        plan = assemble_mixed_plan(self.problem, self.table, choice, dealt, stage_choice)
+        return confirmed(plan, evaluate(self.problem, plan))

@@ -1,0 +1,244 @@
+"""What a pipeline with mixed stages costs at least, by kind of its stages and by what they consist of.
+
+Two kinds of orders are priced. An order of *kinds* says of every stage which class sets its pace and whether
+it is mixed; its values hold whatever else a mixed stage consists of: the memory of the roomiest class that
+may fill it up, and gradients over the fastest link to one. An order of *compositions* names all classes of
+every stage: the memory of the tightest, and gradients over the slowest link that a ring over its classes must
+have (`planner.cost.replica_sync`). Both are those of the pipeline of rank 0, so that the objective of
+`stage_selection` is a bound on the referee's step time; that another rank has slower hops, or a faster class
+hides less behind its backward, is left to the referee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+
+import numpy as np
+
+from planner.cost.collectives import LAUNCH_S
+from planner.cost.parameters import (
+    ParameterCounts,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+    mtp_parameters,
+    padded_vocab,
+)
+from planner.cost.prices import Floats, Prices
+from planner.cost.replica_sync import ReplicaPlace, replica_link
+from planner.cost.states import WEIGHT_BYTES
+from planner.data.problem import Problem
+from planner.search.coefficients import stage_coefficients
+from planner.search.kinds import layer_kinds
+from planner.search.mixed.space import MixedSpace
+from planner.search.tables import ClassTables, Start, Tables, start_of
+from planner.units import GIB, MS
+
+
+class MixedTables(Tables):
+    """Coefficients of orders of kinds and of compositions."""
+
+    def __init__(
+        self, problem: Problem, prices: Prices, space: MixedSpace, cutoff_s: Callable[[], float]
+    ) -> None:
+        """`cutoff_s` tells how fast a plan must be to be of interest."""
+        self.space, self.plain, self.cutoff_s = space, problem, cutoff_s
+        self.num_classes = len(problem.cluster.classes)
+        self.whole_prices = _of_rank_zero(problem, prices, space)
+        super().__init__(with_mixed_classes(problem), self._with_mixed(), space.table)
+        self._shared = None  # tables here depend on the cutoff, and on what other classes have left
+        self._composed = lru_cache(maxsize=256)(self._of_compositions)
+
+    def start(self, choice: int, class_of_stage: Sequence[int]) -> Start:
+        """Coefficients of an order of kinds or of compositions, and what follows from them."""
+        if class_of_stage[0] < 2 * self.num_classes:
+            return super().start(choice, class_of_stage)
+        return self._composed(choice, tuple(class_of_stage))
+
+    def code(self, classes: Sequence[int]) -> int:
+        """A composition as a number behind those of the kinds."""
+        return 2 * self.num_classes + sum(1 << c for c in classes)
+
+    def ranks_order(self, choice: int, code: int) -> tuple[int, ...]:
+        """Classes of a composition in the order of its ranks."""
+        mask = code - 2 * self.num_classes
+        return self.space.slowest_first(choice, [c for c in range(self.num_classes) if mask >> c & 1])
+
+    def _compute(self, choice: int, num_stages: int) -> ClassTables:
+        """The same, with no more layers on a mixed stage than its own work and synchronisation allow.
+
+        Where sends block, they hide synchronisation too (`_of_compositions`), by the longest hop at most.
+        """
+        tables = super()._compute(choice, num_stages)
+        if not self.plain.stack.p2p_overlap:
+            hidden_ms = self.prices.hidden_fraction * float(self.prices.send_s[choice].max()) / MS
+            tables = replace(
+                tables,
+                follow_ms=np.maximum(tables.follow_ms - hidden_ms, 0.0),
+                reduce_ms=np.maximum(tables.reduce_ms - hidden_ms, 0.0),
+            )
+        m = int(self.table.num_microbatches[choice])
+        mixed = slice(self.num_classes, None)
+        alone = (
+            m * tables.times_ms[mixed] + self._exposed_ms(tables, choice)[:, None] + tables.follow_ms[mixed]
+        )
+        too_long = alone + tables.constant_ms > self.cutoff_s() / MS * (1 + 1e-9)
+        tables.times_ms[mixed][too_long] = np.inf
+        return tables
+
+    def _exposed_ms(self, tables: ClassTables, choice: int) -> Floats:
+        """Reduction of the layers of a mixed stage that its backward does not hide, [node_class, n]."""
+        kinds = layer_kinds(self.problem.model)
+        assert kinds is not None
+        mixed = slice(self.num_classes, None)
+        layers = np.arange(tables.times_ms.shape[2])
+        total = self.prices.layer_reduce_s[choice][:, mixed].min(axis=0)[:, None] / MS * layers
+        backward = tables.backward_ms[mixed].max(axis=1)
+        hidden = self.prices.hidden_fraction * np.where(np.isfinite(backward), backward, 0.0)
+        if not self.plain.stack.p2p_overlap:
+            hidden = hidden + self.prices.hidden_fraction * float(self.prices.send_s[choice].max()) / MS
+        exposed: Floats = np.maximum(total - hidden, 0.0)
+        return exposed
+
+    def _with_mixed(self) -> Prices:
+        """Prices by kind of stage: those of whole stages, then those of mixed ones."""
+        prices = _twice(self.whole_prices)
+        changed: dict[str, Floats] = {}
+        for task, width in ("reduce", self.plain.stack.gradient_bytes), ("gather", WEIGHT_BYTES):
+            for piece in ("layer", "embedding", "head", "head_beside_embedding"):
+                name = f"{piece}_{task}_s"
+                changed[name] = getattr(prices, name).copy()
+                changed[name][..., self.num_classes :] = 0.0
+            changed[f"layer_{task}_s"][..., self.num_classes :] = self._layers_s(width)
+            tail = getattr(prices, f"{task}_tail_s").copy()
+            tail[:, self.num_classes :] = 0.0
+            changed[f"{task}_tail_s"] = tail
+        limit = prices.limit_bytes.copy()
+        fixed = self.whole_prices.fixed_bytes
+        spread = float((fixed.max(axis=1) - fixed.min(axis=1)).max(initial=0.0))
+        for c in range(self.num_classes):
+            roomiest = np.delete(self.whole_prices.limit_bytes, c).max() + spread
+            limit[self.num_classes + c] = min(limit[c], roomiest)
+        return replace(prices, limit_bytes=limit, **changed)  # type: ignore[arg-type]
+
+    def _layers_s(self, width: float) -> Floats:
+        """Seconds for a layer's parameters over the fastest link to a faster class, [choice, kind, class]."""
+        space, kinds = self.space, self.plain.model.layer_kinds
+        found = np.zeros((len(space.usable), len(kinds), self.num_classes))
+        for choice, c in np.argwhere(space.usable).tolist():
+            rates = [self._ring(choice, (c, f))[0] for f in space.faster(choice, c)]
+            if rates:
+                layers = [self._parameters(choice, layer_parameters(self.plain.model, k)) for k in kinds]
+                found[choice, :, c] = np.array(layers) * width * min(rates)
+        return found
+
+    def _ring(self, choice: int, classes: Sequence[int]) -> tuple[float, float]:
+        """Seconds for each byte of a rank, and beside it, of a ring over classes in the order of the ranks.
+
+        The slowest link from one class to the next, which the ring has whatever the numbers of ranks.
+        """
+        degrees = self.space.table.degrees
+        tp, ranks = int(degrees.tensor_parallel[choice]), int(degrees.data_parallel[choice])
+        chips = tp * int(degrees.context_parallel[choice])
+        places = [ReplicaPlace(c, (str(c),), chips, tp) for c in classes]
+        links = [
+            replica_link(self.plain, place, places[(i + 1) % len(places)]) for i, place in enumerate(places)
+        ]
+        bytes_per_s, latency_s = min(links)
+        return (ranks - 1) / ranks / bytes_per_s, (ranks - 1) * latency_s + LAUNCH_S
+
+    def _parameters(self, choice: int, counts: ParameterCounts) -> float:
+        """Parameters that one chip of a row of degrees holds."""
+        degrees = self.space.table.degrees
+        return counts.per_rank(
+            int(degrees.tensor_parallel[choice]),
+            int(degrees.expert_parallel[choice]),
+            int(degrees.expert_tensor_parallel[choice]),
+        )
+
+    def _of_compositions(self, choice: int, order: tuple[int, ...]) -> Start:
+        classes = [self.ranks_order(choice, code) for code in order]
+        size, m = int(self.table.stage_size[choice]), int(self.table.num_microbatches[choice])
+        arguments = self.plain, self.whole_prices, choice, size, m, [own[0] for own in classes]
+        data, alone = stage_coefficients(*arguments), stage_coefficients(*arguments, with_sends=False)
+        # The blocking part of a pass hides synchronisation here, as the referee has it for replicas.
+        changed = {name: getattr(alone, name).copy() for name in ("base_reduce_ms", "base_gather_ms")}
+        names = "reduce_ms", "reduce_tail_ms", "gather_ms", "gather_tail_ms", "limit_gib"
+        changed |= {name: getattr(data, name).copy() for name in names}
+        for s, own in enumerate(classes):
+            if len(own) > 1:
+                self._mix(changed, choice, s, own, len(order))
+        return start_of(replace(data, **changed))
+
+    def _mix(
+        self, changed: dict[str, Floats], choice: int, s: int, classes: Sequence[int], num_stages: int
+    ) -> None:
+        """Write the synchronisation and the memory limit of a mixed stage."""
+        prices = self.whole_prices
+        per_byte_s, beside_s = self._ring(choice, classes)
+        layer, base = self._stage_parameters(choice, s, num_stages)
+        for task, width in ("reduce", self.plain.stack.gradient_bytes), ("gather", WEIGHT_BYTES):
+            changed[f"{task}_ms"][s] = layer * width * per_byte_s / MS
+            changed[f"base_{task}_ms"][s] = (base * width * per_byte_s + beside_s) / MS
+            changed[f"{task}_tail_ms"][s] = 0.0
+        room = prices.limit_bytes[list(classes)] - prices.fixed_bytes[choice, list(classes)]
+        changed["limit_gib"][s] -= (room[0] - room.min()) / GIB
+
+    def _stage_parameters(self, choice: int, s: int, num_stages: int) -> tuple[float, float]:
+        """Parameters of a layer on one chip, and of what a stage holds beside its layers."""
+        model, kinds = self.plain.model, layer_kinds(self.plain.model)
+        assert kinds is not None
+        vocab = padded_vocab(model.vocab_size, int(self.space.table.degrees.tensor_parallel[choice]))
+        main = self._parameters(choice, layer_parameters(model, model.layer_kinds[kinds.main]))
+        lead = self._parameters(choice, layer_parameters(model, model.layer_kinds[kinds.lead]))
+        base = kinds.num_lead * (lead - main) if s == 0 else 0.0
+        ends = ParameterCounts()
+        if s == 0:
+            ends += embedding_parameters(model, vocab)
+        if s == num_stages - 1:
+            ends += head_parameters(model, vocab) + mtp_parameters(model)
+            if model.tied_embeddings and s > 0:
+                ends += ParameterCounts(tensor_sharded=vocab * model.hidden_size)
+        return main, base + self._parameters(choice, ends)
+
+
+def with_mixed_classes(problem: Problem) -> Problem:
+    """The problem with a class for the mixed stages of each pace behind its own; for tables alone."""
+    cluster = problem.cluster
+    mixed = tuple(c.model_copy(update={"name": f"{c.name} mixed"}) for c in cluster.classes)
+    doubled = cluster.model_copy(update={"classes": (*cluster.classes, *mixed)})
+    return problem.model_copy(update={"cluster": doubled})
+
+
+def _twice(prices: Prices) -> Prices:
+    """Every class once for its whole stages, and once for mixed ones of its pace."""
+    changed: dict[str, Floats] = {}
+    for field in fields(prices):
+        value = getattr(prices, field.name)
+        if not isinstance(value, np.ndarray) or field.name == "tied_sync_s":
+            continue
+        if field.name == "send_s":
+            changed[field.name] = np.tile(value, (1, 2, 2))
+        elif field.name == "limit_bytes":
+            changed[field.name] = np.tile(value, 2)
+        elif field.name.endswith("_s") or field.name == "fixed_bytes":
+            axis = 2 if field.name.startswith("layer_") else 1
+            changed[field.name] = np.concatenate([value, value], axis=axis)
+    return replace(prices, **changed)  # type: ignore[arg-type]
+
+
+def _of_rank_zero(problem: Problem, prices: Prices, space: MixedSpace) -> Prices:
+    """Prices of the pipeline of rank 0: hops that may stay in a host, no embedding shared by the ends.
+
+    Rank 0 of a stage and of the next share a host only where one holds a whole stage and a rank more.
+    """
+    send = prices.send_s.copy()
+    degrees = space.table.degrees
+    needed = space.table.stage_size + degrees.tensor_parallel * degrees.context_parallel
+    for c, node_class in enumerate(problem.cluster.classes):
+        inside = needed <= node_class.chips_per_node
+        least = np.minimum(send[:, c, c], prices.send_inside_s[:, c])
+        send[:, c, c] = np.where(inside, least, send[:, c, c])
+    return replace(prices, send_s=send, tied_sync_s=np.zeros_like(prices.tied_sync_s))

@@ -1,0 +1,102 @@
+"""Stages that mix node classes: against brute force over all such plans, judged whole by the referee."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.data.cluster import Cluster
+from planner.data.options import Options
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+from planner.launchers.placement import place_hosts
+from planner.search import driver
+from planner.search.mixed.placement import Dealer
+from planner.simulate.evaluate import evaluate
+from tests.oracle_mixed import brute_force_mixed
+from tests.oracle_plans import brute_force
+from tests.random_problems import random_problem
+
+REL = 1e-9
+
+
+def odd_problem(seed: int) -> Problem:
+    """A small problem whose classes rarely hold whole stages without a rest."""
+    problem = random_problem(seed, most_layers=3, num_classes=2 + (seed % 5 == 0))
+    rng = np.random.default_rng([seed, 7])
+    sizes = [(3, 1), (1, 3), (1, 1), (3, 1)]
+    quick = bool(rng.random() < 0.8)
+    classes = []
+    for node_class in problem.cluster.classes:
+        nodes, per_node = sizes[int(rng.integers(len(sizes)))]
+        roomier = (node_class.memory_gib or 0.0) * float(rng.choice([1.0, 1.5]))
+        update = {"num_nodes": nodes, "chips_per_node": per_node, "memory_gib": roomier}
+        if quick:
+            update |= {"nics_per_node": 8, "nic_gbit_per_s": 400.0}
+        classes.append(node_class.model_copy(update=update))
+    cluster = Cluster(
+        id=problem.cluster.id, classes=tuple(classes), links=() if quick else problem.cluster.links
+    )
+    batch = int(rng.choice([2, 4, 8]))
+    workload = problem.workload.model_copy(update={"global_batch_size": batch, "seq_length": 4096})
+    model = problem.model.model_copy(update={"num_layers": int(rng.integers(2, 4))})
+    options = problem.options.model_copy(update={"forbid": ()})
+    changed = {"cluster": cluster, "workload": workload, "model": model, "options": options}
+    return problem.model_copy(update=changed)
+
+
+def assert_search_finds_the_best(seed: int) -> bool:
+    """Whether a mixed plan is the best, too."""
+    problem = odd_problem(seed)
+    mixed, whole = brute_force_mixed(problem), brute_force(problem)
+    best_s = min(mixed.step_s, whole.step_s)
+    result = driver.search(problem)
+    if not np.isfinite(best_s):
+        assert result.termination == "infeasible", f"seed {seed}"
+        return False
+    assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {mixed.plan}"
+    plan = Plan.model_validate(result.plan.model_dump())
+    judged = evaluate(problem, plan)
+    assert judged.violations == ()
+    assert judged.step_s == pytest.approx(best_s, rel=REL), f"seed {seed}: {mixed.plan}"
+    assert result.termination == "optimal"
+    assert result.bound_s is not None and result.bound_s <= best_s * (1 + REL)
+    places = place_hosts(problem, plan)
+    assert [place.name for place in places] == list(
+        dict.fromkeys(host for stage in plan.stages for host in stage.hosts)
+    )
+    return mixed.step_s < whole.step_s
+
+
+MIXED_IS_BEST = (101, 122, 127)
+
+
+@pytest.mark.parametrize("seed", MIXED_IS_BEST)
+def test_search_finds_the_best_mixed_plan(seed: int) -> None:
+    assert assert_search_finds_the_best(seed)
+
+
+def test_forbidden_mixed_stages_are_not_made() -> None:
+    problem = odd_problem(127)
+    options = Options.model_validate(problem.options.model_dump() | {"forbid": ("stages=mixed",)})
+    result = driver.search(problem.model_copy(update={"options": options}))
+    assert result.plan is not None and not result.plan.mixes_chips
+
+
+def test_ranks_left_on_two_classes_are_dealt_to_one_stage() -> None:
+    """Three ranks on each class, two a stage: a whole stage on each, and one of the last two ranks."""
+    problem = odd_problem(127)
+    classes = tuple(
+        node_class.model_copy(update={"num_nodes": 3, "chips_per_node": 1})
+        for node_class in problem.cluster.classes[:2]
+    )
+    cluster = problem.cluster.model_copy(update={"classes": classes})
+    dealer = Dealer(problem.model_copy(update={"cluster": cluster}), 2, 1, (1, 1))
+    assert list(dealer.deal([(0,), (1, 0), (1,)])) == [(((0, 2),), ((1, 1), (0, 1)), ((1, 2),))]
+    assert list(dealer.deal([(1, 0), (1, 0)])) == []
+
+
+@pytest.mark.slow
+def test_search_equals_brute_force_over_whole_and_mixed_plans() -> None:
+    won = sum(assert_search_finds_the_best(seed) for seed in range(100, 160))
+    assert won >= 8, "too few of the problems are won by a mixed plan to show anything"
