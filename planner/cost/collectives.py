@@ -84,6 +84,8 @@ class Network:
     transport: Transport
     link_bytes_per_s: float
     """One chip's link inside the node, one way [bytes/s]."""
+    peer_bytes_per_s: float
+    """What of it reaches a single other chip; less than all where links join pairs [bytes/s]."""
 
     nodes_per_switch: float = float("inf")
     """Nodes that reach each other at full rate."""
@@ -94,6 +96,15 @@ class Network:
     def chip_bytes_per_s(self) -> float:
         """A chip's share of the node's adapters, as its transport leaves it [bytes/s]."""
         return transport_rate(self.node_bytes_per_s, self.transport) / self.chips_per_node
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether links join the chips of a node in pairs, without a switch."""
+        return self.peer_bytes_per_s < self.link_bytes_per_s
+
+    def unused_links(self, ranks: Values) -> Values:
+        """Rate of a chip's links over that of those among a group: those to other chips of the node idle."""
+        return maximum(self.link_bytes_per_s / (self.peer_bytes_per_s * maximum(ranks - 1, 1.0)), 1.0)
 
     @property
     def step_latency_s(self) -> float:
@@ -134,6 +145,11 @@ def inside_s(network: Network, op: str, size_bytes: Values, ranks: Values) -> Va
     several = ranks > 1
     if not exists(several):
         return 0.0 * size_bytes
+    if network.is_mesh and op == "all_reduce":
+        # The measured all-reduce is summed by the switch.
+        return inside_s(network, "reduce_scatter", size_bytes, ranks) + inside_s(
+            network, "all_gather", size_bytes, ranks
+        )
     relative = network.relative
     of = _measured(relative.collective_table, op)
     n = maximum(ranks, 2.0)
@@ -146,14 +162,14 @@ def inside_s(network: Network, op: str, size_bytes: Values, ranks: Values) -> Va
         shared, shared_floor = (of.scale * of.grid.latency_s(everyone, x) for x in (size, SMALLEST_BYTES))
         share = ((measured - 1) / measured) / ((everyone - 1) / everyone)
         latency = maximum(latency, floor + (shared - shared_floor) * share)
-    over = (n - 1) / n
+    over, link_scale = (n - 1) / n, relative.link_scale * network.unused_links(n)
     wire = over / ((measured - 1) / measured)
     # Beyond the largest group measured the wire grows by its share, the latency by the steps.
-    latency = floor * (n / measured) + (latency - floor) * relative.link_scale * wire
+    latency = floor * (n / measured) + (latency - floor) * link_scale * wire
     if of.fit is not None:
         steps = WIRE_PASSES[op] * (measured - 1)  # larger groups take trees for small buffers
         sent = WIRE_PASSES[op] * over * size_bytes
-        line = of.fit.fixed_s + steps * of.fit.step_s + sent / of.fit.bytes_per_s * relative.link_scale
+        line = of.fit.fixed_s + steps * of.fit.step_s + sent / of.fit.bytes_per_s * link_scale
         latency = maximum(latency, line)
     return where(several & (size_bytes > 0), maximum(latency, 0.0), 0.0)
 

@@ -89,13 +89,15 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
     isolated = tables.gemm_grid(relative.measured.table, relative.gemm_precision).latency_at_s(
         products.log_shapes
     )
+    isolated = isolated * relative.precision_scale
+    sums = _sums_factor(stack)
+    factors = _gemm_factors(relative.measured, relative.gemm_precision, sums)
     if relative.gemm_precision != "bf16":
         # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
         wide = tables.gemm_grid(relative.measured.table, "bf16").latency_at_s(products.log_shapes)
-        isolated = np.minimum(isolated, wide)
-    isolated = isolated * relative.compute_scale * relative.precision_scale
-    sums = _sums_factor(stack)
-    latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision, sums)
+        isolated = np.minimum(isolated, wide * (_gemm_factors(relative.measured, "bf16", sums) / factors))
+    isolated = isolated * relative.compute_scale
+    latency = isolated * factors
     at = products.grouped
     if at:
         grouped = np.array([_grouped_factor(relative, name, m[at], sums) for name in PASSES])

@@ -175,7 +175,7 @@ def context_layer_s(
         backward = forward + collective_s(network, "reduce_scatter", s.cp * keys_values, spread, s.tp)
     if stack.cp_exchange in ("p2p", "a2a+p2p"):
         crosses = spread_group(s.cp, s.tp, network.domain_chips).nodes > 1
-        rate = where(crosses, network.chip_bytes_per_s, network.link_bytes_per_s)
+        rate = where(crosses, network.chip_bytes_per_s, network.peer_bytes_per_s)
         latency, steps = network.step_latency_s, outer - 1
         forward = forward + steps * exposed_behind(
             send_s(keys_values, rate, latency), attention_forward_s / outer

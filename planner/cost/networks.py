@@ -37,6 +37,9 @@ def _network(problem: Problem, class_index: int) -> Network:
     node_class = problem.cluster.classes[class_index]
     chip = problem.chip_of(class_index)
     link = node_class.intra_node_bandwidth_gb_per_s or chip.intra_node_bandwidth_gb_per_s
+    peer = link
+    if chip.peer_bandwidth_gb_per_s is not None:
+        peer *= min(1.0, chip.peer_bandwidth_gb_per_s / chip.intra_node_bandwidth_gb_per_s)
     rate, latency, transport = problem.cluster.link_between(class_index, class_index)
     return Network(
         relative=relative_of(chip, problem.workload.precision, link),
@@ -46,6 +49,7 @@ def _network(problem: Problem, class_index: int) -> Network:
         latency_s=latency,
         transport=transport,
         link_bytes_per_s=link * GB,
+        peer_bytes_per_s=peer * GB,
         nodes_per_switch=float(node_class.nodes_per_switch or "inf"),
         oversubscription=node_class.oversubscription,
     )

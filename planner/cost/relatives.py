@@ -165,6 +165,23 @@ def _format(measured: MeasuredChip, precision: Precision) -> tuple[str, float]:
     return "bf16", 0.5
 
 
+def _sixteen_bit_peak(chip: Chip, precision: Precision) -> float | None:
+    """Peak of products in 16 bits [TFLOP/s].
+
+    NVIDIA's chips multiply both formats at one rate where sums are kept in fp32, as training does; a larger
+    fp16 peak is that of fp16 sums (GeForce).
+    """
+    if precision == "bf16" or chip.vendor == "NVIDIA":
+        return chip.bf16_tflop_per_s or chip.fp16_tflop_per_s
+    return chip.fp16_tflop_per_s or chip.bf16_tflop_per_s
+
+
+def _usual_gain(measured: MeasuredChip, precision: Precision) -> float:
+    """Peak of a narrow format over that of 16 bits on the measured chip: of 8 bits two where it has none."""
+    eight_bits = (measured.fp8_tflop_per_s or 2 * measured.bf16_tflop_per_s) / measured.bf16_tflop_per_s
+    return 2 * eight_bits if precision == "nvfp4" else eight_bits
+
+
 def _sustained(chip: Chip, measured: MeasuredChip, gemm_precision: str, scale: float) -> float | None:
     """The chip's own sustained rate where it was measured, else its relative's scaled [FLOP/s]."""
     if chip.sustained_tflop_per_s is not None:
@@ -197,9 +214,7 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
     name, own = _matching_table(chip)
     measured = MEASURED[name]
     notes: list[str] = []
-    half = chip.bf16_tflop_per_s if precision == "bf16" else chip.fp16_tflop_per_s
-    half = half or chip.bf16_tflop_per_s or chip.fp16_tflop_per_s
-    peak = chip.peak_flop_per_s(precision)
+    half, peak = _sixteen_bit_peak(chip, precision), chip.peak_flop_per_s(precision)
     if half is None:
         # A chip that states no 16-bit peak cannot be planned for; its file fails this on loading.
         raise ValueError(f"chip {chip.id} states neither a bf16 nor an fp16 peak")
@@ -214,6 +229,8 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         table_precision, precision_scale = "bf16", 1.0
     else:
         table_precision, precision_scale = _format(measured, precision)
+        if not own and precision not in ("bf16", "fp16"):
+            precision_scale *= _usual_gain(measured, precision) / (peak / (half * TFLOP))
     if not own:
         notes.append(
             f"{chip.id}: no operator was measured; scaled from {name} by datasheet peak and bandwidth"

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
-from planner.cost.networks import NO_ADAPTER_BYTES_PER_S
+from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
 from planner.cost.parameters import padded_vocab
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH
 from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
-from planner.units import GB
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,7 @@ def replica_link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> 
     """Rate that one rank gets towards the next replica [bytes/s], and the latency of a message [s]."""
     node_class = problem.cluster.classes[place.node_class]
     if place.hosts[-1] == after.hosts[0]:
-        inside = node_class.intra_node_bandwidth_gb_per_s
-        return (inside or problem.chip_of(place.node_class).intra_node_bandwidth_gb_per_s) * GB, 0.0
+        return network_of(problem, place.node_class).peer_bytes_per_s, 0.0
     rate, latency_s, transport = problem.cluster.link_between(place.node_class, after.node_class)
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     if not problem.cluster.rate_is_measured(place.node_class, after.node_class):

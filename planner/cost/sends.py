@@ -36,7 +36,7 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
     inside = np.empty((rows, num))
     for a in range(num):
         network = network_of(problem, a)
-        inside[:, a] = send_s(size, network.link_bytes_per_s, INSIDE_LATENCY_S)
+        inside[:, a] = send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S)
         for b in range(num):
             sends[:, a, b] = _send_between(links[a][b], sizes, size)
     return {"send_s": sends, "send_inside_s": inside}

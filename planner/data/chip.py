@@ -48,6 +48,9 @@ class Chip(Data):
     """Memory bandwidth that reads and writes reach, where somebody measured it on this chip [GB/s]."""
     intra_node_bandwidth_gb_per_s: float = Field(gt=0)
     """One-way bandwidth of one chip to its neighbours in the node [GB/s]."""
+    peer_bandwidth_gb_per_s: float | None = Field(default=None, gt=0)
+    """One-way bandwidth to a single neighbour in the node, where links join the chips in pairs and no switch
+    lets one neighbour use all of them; null where one does, or where all share the host's bridges [GB/s]."""
     intra_node_kind: str = ""
     """What that link is."""
     nics_per_node: int | None = Field(default=None, ge=0)

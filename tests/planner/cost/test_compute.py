@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.cost.compute import matmul_times
+from planner.cost.networks import network_of
+from planner.cost.operators import Matmul, Products
 from planner.cost.prices import Prices
 from planner.data.chip import Chip
 from planner.data.load import load_chip
@@ -85,3 +88,25 @@ def test_narrow_weights_are_cast_once_a_step() -> None:
     half, eight = prices(problem()), prices(problem(precision="fp8"))
     more = eight.layer_optimizer_s - half.layer_optimizer_s
     assert np.all(more > 0) and np.all(more < 0.2 * half.layer_optimizer_s)
+
+
+def product_s(chip: str, precision: str) -> float:
+    """Forward of one square product [s]."""
+    of = problem(cluster=f"1x8 {chip}", precision=precision)
+    square = Products([Matmul("map", 8192.0, 8192.0, 8192.0, 1.0)])
+    times = matmul_times(network_of(of, 0).relative, square, of.workload.precision, of.stack)
+    return float(times.forward_s[0])
+
+
+@pytest.mark.parametrize(
+    ("chip", "half"), [("gaudi3-128gb", True), ("trainium1-32gb", True), ("mi300x-192gb", False)]
+)
+def test_chips_whose_8_bit_peak_is_their_16_bit_peak_gain_half_of_what_others_do(
+    chip: str, half: bool
+) -> None:
+    gain, usual = (product_s(c, "bf16") / product_s(c, "fp8") for c in (chip, "h100-sxm-80gb"))
+    assert gain / usual == pytest.approx(0.5 if half else 1.0, rel=0.1)
+
+
+def test_both_16_bit_formats_of_a_geforce_run_at_the_rate_of_fp32_sums() -> None:
+    assert product_s("rtx-4090-24gb", "fp16") == product_s("rtx-4090-24gb", "bf16")

@@ -106,6 +106,26 @@ def test_pairs_that_share_bridges_reach_what_a_group_of_all_does() -> None:
     assert pair / all_four == pytest.approx((1 / 2) / (3 / 4), rel=0.02)
 
 
+@pytest.mark.parametrize(("chip", "peer"), [("mi300x-192gb", 64e9), ("ascend-910b-64gb", 28e9)])
+def test_in_a_mesh_small_groups_reach_only_the_links_among_them(chip: str, peer: float) -> None:
+    network = network_of(problem(cluster=f"1x8 {chip}"), 0)
+    size = np.array([2.0**29] * 3)
+    ranks = np.array([2.0, 4.0, 8.0])
+    for op in ("all_gather", "reduce_scatter", "all_to_all"):
+        rate = (ranks - 1) / ranks * size / inside_s(network, op, size, ranks)
+        assert np.all(rate < (ranks - 1) * peer)
+        assert np.all(rate > 0.5 * (ranks - 1) * peer)
+
+
+def test_without_a_switch_an_all_reduce_is_a_scatter_and_a_gather() -> None:
+    size, ranks = np.array([2.0**28]), np.array([8.0])
+    for chip, summed_by_switch in (("mi300x-192gb", False), ("h100-sxm-80gb", True)):
+        network = network_of(problem(cluster=f"1x8 {chip}"), 0)
+        parts = [inside_s(network, op, size, ranks) for op in ("reduce_scatter", "all_gather")]
+        reduced = inside_s(network, "all_reduce", size, ranks)
+        assert (reduced < 0.9 * sum(parts)) == summed_by_switch
+
+
 def test_among_many_nodes_trees_reduce_faster_than_the_ring() -> None:
     network = network_of(problem(cluster="128x8 a100-sxm-80gb"), 0)
     one = np.ones(1)
