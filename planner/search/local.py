@@ -18,8 +18,10 @@ from formulations.stage_selection_tables import (
 
 MAX_MOVES = 60
 """Moves of one layer after which the search is content."""
-CANDIDATES = 6
-"""Stages that give, and stages that take, in one look around."""
+ALL_PAIRS = 24
+"""Stages up to which every pair is looked at."""
+CANDIDATES = 12
+"""Beyond it, stages that give, and stages that take, in one look around."""
 
 
 def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.int64] | None:
@@ -80,22 +82,14 @@ def improve_layers(
 ) -> tuple[NDArray[np.int64], float]:
     """Move single layers between stages while the objective falls; counts and objective [ms]."""
     value = float(objectives_ms(data, table, layers, spans=False))
-    times = stage_times_ms(data, table)
-    stages = np.arange(data.num_stages)
     for _ in range(MAX_MOVES):
-        busy = times[stages, layers]
-        by_time = np.argsort(-busy, kind="stable")
-        givers = by_time[layers[by_time] > 1][:CANDIDATES]
-        takers = by_time[::-1][:CANDIDATES]
-        pairs = [(int(i), int(j)) for i in givers for j in takers if i != j]
-        pairs += [(int(i), int(i) + d) for i in givers for d in (-1, 1) if 0 <= i + d < data.num_stages]
-        pairs = list(dict.fromkeys(pairs))
-        if not pairs:
+        givers, takers = _promising(data, table, layers)
+        if not len(givers):
             break
-        moved = np.repeat(layers[None, :], len(pairs), axis=0)
-        rows = np.arange(len(pairs))
-        moved[rows, [i for i, _ in pairs]] -= 1
-        moved[rows, [j for _, j in pairs]] += 1
+        moved = np.repeat(layers[None, :], len(givers), axis=0)
+        rows = np.arange(len(givers))
+        moved[rows, givers] -= 1
+        moved[rows, takers] += 1
         moved = np.minimum(moved, data.num_layers)
         values = objectives_ms(data, table, moved, spans=False)
         best = int(np.argmin(values))
@@ -103,3 +97,24 @@ def improve_layers(
             break
         layers, value = moved[best], float(values[best])
     return layers, float(objectives_ms(data, table, layers))
+
+
+def _promising(
+    data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Stages that give and stages that take a layer, one entry a move.
+
+    All pairs where they are few; else those of the stages where a layer less, or one more, leaves the least
+    objective by itself.
+    """
+    p = data.num_stages
+    can_give = np.flatnonzero(layers > 1)
+    takers = np.arange(p)
+    if p > ALL_PAIRS:
+        one = np.eye(p, dtype=np.int64)
+        less = objectives_ms(data, table, layers - one[can_give], spans=False)
+        more = objectives_ms(data, table, np.minimum(layers + one, data.num_layers), spans=False)
+        can_give = can_give[np.argsort(less, kind="stable")[:CANDIDATES]]
+        takers = np.argsort(more, kind="stable")[:CANDIDATES]
+    first, second = np.repeat(can_give, len(takers)), np.tile(takers, len(can_give))
+    return first[first != second], second[first != second]
