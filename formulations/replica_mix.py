@@ -125,12 +125,16 @@ def add_batch(model: pulp.LpProblem, data: ReplicaMixData, x: list[pulp.LpVariab
 
 
 def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
-    """The mix that is done first; None where no mix runs the whole batch."""
+    """The mix that is done first; None where no mix runs the whole batch.
+
+    A time limit holds for each program: one that it cuts counts as if no mix were done by then, so that the
+    mix found runs the whole batch but need not be the first to do so.
+    """
 
     def within(deadline_ms: float) -> Counts | None:
         model, _ = build(data, deadline_ms)
         solution = solvers.solve(model, options)
-        if solution.status == "infeasible":
+        if solution.status == "infeasible" or (solution.status != "optimal" and options.time_limit_s):
             return None
         if solution.status != "optimal":
             raise SolverError(f"a mix was not proven: {options.solver} ended with {solution.status}")

@@ -79,7 +79,7 @@ def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
     def within(deadline_ms: float) -> Counts | None:
         model, (y, x) = build(data, deadline_ms)
         status, solver = solvers.solve_cp(model, options)
-        if status == "infeasible":
+        if status == "infeasible" or (status != "optimal" and options.time_limit_s):
             return None
         if status != "optimal":
             raise SolverError(f"a mix was not proven: CP-SAT ended with {status}")

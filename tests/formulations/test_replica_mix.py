@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
+import pulp
 import pytest
 
-from formulations import replica_mix, replica_mix_cp
+from formulations import replica_mix, replica_mix_cp, solvers
 from formulations.options import SolveOptions
 from formulations.replica_mix import ReplicaMixData, Template
+from planner.errors import SolverError
 
 OPTIONS = SolveOptions(gap=0.0)
 
@@ -36,6 +39,23 @@ def test_the_batch_is_kept_where_micro_batches_do_not_divide_it() -> None:
     assert found is not None and found.microbatches == (2, 1) and found.deadline_ms == 2
     alone = ReplicaMixData(data.templates[:1], (2,), 7)
     assert replica_mix.solve(alone, OPTIONS) is None
+
+
+def test_a_program_that_the_limit_cuts_counts_as_no_mix_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first deadline is met; the earlier ones are cut: the mix stays that of the first."""
+    data = ReplicaMixData((Template((1,), 1, affine(0, 1, 9)),), (3,), 9)
+    solve, calls = solvers.solve, []
+
+    def cut(model: pulp.LpProblem, options: SolveOptions) -> solvers.Solution:
+        calls.append(options.time_limit_s)
+        found = solve(model, replace(options, time_limit_s=None))
+        return found if len(calls) == 1 else replace(found, status="no_solution_found")
+
+    monkeypatch.setattr(solvers, "solve", cut)
+    assert replica_mix.solve(data, replace(OPTIONS, time_limit_s=1.0)) is not None
+    calls.clear()
+    with pytest.raises(SolverError, match="not proven"):
+        replica_mix.solve(data, OPTIONS)
 
 
 def test_chips_are_lent_once() -> None:

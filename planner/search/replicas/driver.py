@@ -40,6 +40,8 @@ from planner.simulate.evaluate import evaluate
 
 SHARE_OF_NARROWER = 0.4
 """Share of the time limit that each of the searches for the narrower launchers may take."""
+MOST_PROGRAMS = 16
+"""Programs of one mix among which the time that is left is divided."""
 
 
 def search_replicas(
@@ -117,7 +119,13 @@ class ReplicaSearch(MeshSearch):
             self.problem.workload.global_batch_size,
         )
         form = replica_mix_cp if options.solver == "cp_sat" else replica_mix
-        solver_options = SolveOptions(solver=options.solver, gap=0.0, seed=options.seed)
+        left_s = self.clock.left_s
+        solver_options = SolveOptions(
+            solver=options.solver,
+            gap=0.0,
+            seed=options.seed,
+            time_limit_s=None if left_s is None else left_s / MOST_PROGRAMS,
+        )
         found = form.solve(data, solver_options)
         opener.programs += 1
         plan = None if found is None else assemble_mix(self.problem, opener, candidates, found)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 
@@ -48,10 +49,13 @@ def list_candidates(opener: MeshOpener, seeds: Sequence[Place], like: Batch) -> 
     """Templates that share what a whole plan shares: experts' degrees and the split of the sequence."""
     found: list[Candidate] = []
     kept: list[Candidate] = []
-    for place in dict.fromkeys([*_parts_of(opener, seeds), *_of_classes(opener)]):
-        batch = opener.batches[place[0]]
-        if batch.shared != like.shared or opener.clock.is_up:
+    seen: set[Place] = set()
+    for place in chain(_parts_of(opener, seeds), _of_classes(opener, like)):
+        if opener.clock.is_up:
+            break
+        if place in seen or opener.batches[place[0]].shared != like.shared:
             continue
+        seen.add(place)
         candidate = _candidate(opener, place)
         if candidate is not None:
             (kept if place in seeds else found).append(candidate)
@@ -66,8 +70,8 @@ def list_candidates(opener: MeshOpener, seeds: Sequence[Place], like: Batch) -> 
     return [*kept, *sorted(found, key=cost)[:MOST_TEMPLATES]]
 
 
-def _of_classes(opener: MeshOpener) -> Iterator[Place]:
-    """Pipelines of one shape on one class, from the fewest stages that its memory takes."""
+def _of_classes(opener: MeshOpener, like: Batch) -> Iterator[Place]:
+    """Pipelines of one shape on one class that share what `like` shares, from the fewest stages that fit."""
     longest = most_stages(opener.problem)
     for c, node_class in enumerate(opener.problem.cluster.classes):
         kinds: Kinds = {}
@@ -84,6 +88,8 @@ def _of_classes(opener: MeshOpener) -> Iterator[Place]:
                 kinds[kind] = (min(best, cost), [*members, (number, k)])
         for members in _best_of_degrees(kinds):
             for number, k in members:
+                if opener.batches[number].shared != like.shared:
+                    continue
                 room = node_class.num_chips // opener.batches[number].shapes[k].num_chips
                 fewest = _fewest_stages(opener, number, k, min(room, longest))
                 for times in LONGER if fewest else ():
@@ -103,8 +109,10 @@ def _best_of_degrees(kinds: Kinds) -> list[list[tuple[int, int]]]:
 
 
 def _fewest_stages(opener: MeshOpener, number: int, k: int, most: int) -> int:
-    """Fewest stages of a shape that hold the model; 0 where none do."""
+    """Fewest stages of a shape that hold the model; 0 where none do, or none were found in time."""
     for p in range(1, most + 1):
+        if opener.clock.is_up:
+            return 0
         data = opener.meshes.data(number, (k,) * p)
         if first_layers(data, least_recompute(data)) is not None:
             return p

@@ -9,7 +9,8 @@ from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.search.replicas.driver import work_bound_s
+from planner.search.replicas.driver import ReplicaSearch, work_bound_s
+from planner.search.replicas.templates import list_candidates
 from planner.simulate.evaluate import evaluate
 
 
@@ -65,3 +66,18 @@ def test_work_alone_bounds_every_plan(problem: Problem, results: dict[str, Resul
         assert bound <= evaluate(problem, result.plan).step_s
     wide = results["unrestricted"]
     assert wide.bound_s is not None and wide.bound_s >= bound * (1 - 1e-12)
+
+
+def test_no_pipelines_are_listed_once_the_time_is_up(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = ReplicaSearch(problem.model_copy(update={"target": "unrestricted"}), None)
+    opener = search.make_opener()
+    assert list_candidates(opener, (), opener.batches[0])
+    monkeypatch.setattr(opener.clock, "limit_s", 0.0)
+
+    def never(*args: object) -> None:
+        raise AssertionError("a pipeline was looked at after the time was up")
+
+    monkeypatch.setattr(opener.meshes, "data", never)
+    assert list_candidates(opener, (), opener.batches[0]) == []
