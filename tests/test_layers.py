@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,3 +202,14 @@ def test_help_loads_nothing_heavy() -> None:
 def test_listing_loads_no_solver() -> None:
     loaded = loaded_by("from planner.cli import main; main(['list', 'targets'])")
     assert loaded & {"ortools", "pandas", "plotly", "pulp"} == set()
+
+
+def test_every_package_is_part_of_the_wheel() -> None:
+    """A package that the list forgets works from a checkout and fails once installed."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in ("planner", "formulations")
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    assert found <= set(listed)
