@@ -101,16 +101,21 @@ def list_degrees(problem: Problem, *, mixes: bool = False) -> DegreeTable:
     return DegreeTable(degrees, count[kept], stage_size[kept], max_stages[kept], ranks[kept], busy)
 
 
+MOST_MIXED_CHIPS = 20_000
+"""Chips of a cluster up to which stages that mix node classes are looked at."""
+
+
 def may_mix_stages(problem: Problem) -> bool:
     """Whether plans are looked at whose stages mix node classes (`planner.search.mixed`).
 
-    Not where the user names classes that must work or keeps their order, and not for layers of several kinds
-    in any order.
+    Not where the user names classes that must work or keeps their order, not for layers of several kinds
+    in any order, and not on very large clusters: what whole stages leave over is a small part of them.
     """
     options = problem.options
     return (
         problem.target == "megatron-lm"
         and len(problem.cluster.classes) > 1
+        and problem.cluster.num_chips <= MOST_MIXED_CHIPS
         and "stages=mixed" not in options.forbid
         and not options.use
         and not options.keep_class_order

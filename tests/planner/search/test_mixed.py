@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from planner.data.cluster import Cluster
+from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.placement import place_hosts
 from planner.search import driver
+from planner.search.degrees import may_mix_stages
 from planner.search.mixed.placement import Dealer
 from planner.simulate.evaluate import evaluate
 from tests.oracle_mixed import brute_force_mixed
@@ -100,3 +102,16 @@ def test_ranks_left_on_two_classes_are_dealt_to_one_stage() -> None:
 def test_search_equals_brute_force_over_whole_and_mixed_plans() -> None:
     won = sum(assert_search_finds_the_best(seed) for seed in range(100, 160))
     assert won >= 8, "too few of the problems are won by a mixed plan to show anything"
+
+
+def test_very_large_clusters_keep_stages_whole() -> None:
+    small, large = (
+        build_problem(
+            cluster=f"{nodes}x8 h100-sxm-80gb, {nodes}x8 a100-sxm-80gb",
+            model="llama3-70b",
+            seq_length=8192,
+            global_batch_size=1024,
+        )
+        for nodes in (100, 1300)
+    )
+    assert may_mix_stages(small) and not may_mix_stages(large)
