@@ -65,10 +65,13 @@ def start_of(data: StageSelectionData) -> Start:
 class Tables:
     """Coefficients by row of degrees, kept while the search comes back to them."""
 
+    shares = True
+    """Whether they follow from the problem alone, so that searches of one process may share them."""
+
     def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
         self.problem, self.prices, self.table = problem, prices, table
         self._class_tables = lru_cache(maxsize=48)(self._compute)
-        self._shared = shared.current()
+        self._shared = shared.current() if self.shares else None
         self._key = None if self._shared is None else shared.table_key(problem)
 
     def data(self, choice: int, class_of_stage: Sequence[int]) -> StageSelectionData:

@@ -40,6 +40,8 @@ from planner.units import GIB, MS
 class MixedTables(Tables):
     """Coefficients of orders of kinds and of compositions."""
 
+    shares = False  # they depend on the cutoff, and on what other classes have left
+
     def __init__(
         self, problem: Problem, prices: Prices, space: MixedSpace, cutoff_s: Callable[[], float]
     ) -> None:
@@ -48,7 +50,6 @@ class MixedTables(Tables):
         self.num_classes = len(problem.cluster.classes)
         self.whole_prices = _of_rank_zero(problem, prices, space)
         super().__init__(with_mixed_classes(problem), self._with_mixed(), space.table)
-        self._shared = None  # tables here depend on the cutoff, and on what other classes have left
         self._composed = lru_cache(maxsize=256)(self._of_compositions)
 
     def start(self, choice: int, class_of_stage: Sequence[int]) -> Start:
