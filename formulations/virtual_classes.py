@@ -72,7 +72,7 @@ from formulations import solvers
 from formulations.interleaved_rows import Floats, dealt_factors, wait_rows
 from formulations.options import SolveOptions
 from formulations.row_search import relaxed
-from formulations.stage_selection import lower_hull
+from formulations.stage_selection_cuts import lower_hull
 from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import DealtTable, fewest_layers
 

@@ -77,7 +77,7 @@ from formulations.interleaved_rows import Floats, PathRow, wait_rows
 from formulations.options import SolveOptions
 from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
 from formulations.row_search import relaxed
-from formulations.stage_selection import lower_hull
+from formulations.stage_selection_cuts import lower_hull
 from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
 

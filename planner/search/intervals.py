@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.layer_partition import Cuts, LayerPartitionData, stages_of
+from formulations.layer_partition_data import Cuts, LayerPartitionData, stages_of
 from formulations.stage_selection_data import StageChoice
 from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from formulations.pipeline_rows import Floats, RowName, row_coefficients, step_bound
-from formulations.stage_selection import lower_hull
+from formulations.stage_selection_cuts import lower_hull
 from formulations.stage_selection_data import (
     StageChoice,
     StageSelectionData,
