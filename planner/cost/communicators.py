@@ -4,12 +4,18 @@ Each kind of group with several ranks has a communicator, and so has the whole j
 group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, issue 964); beyond a node the
 number of ranks no longer counts (issue 986). An exchange of all with all connects every pair of a node: the
 first one among eight H100 took 3.28 GB more (issue 1685).
+
+Which groups exchange anything is measured for Megatron-LM core 0.19.2: its calls to `torch.distributed` were
+counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the
+pipeline these are the ranks of one replica (norm and zeros of the gradients, skipped steps), those that share
+the distributed optimizer (all ranks), and with experts those of an expert layer (`megatron_groups`).
 """
 
 from __future__ import annotations
 
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.sizes import Sizes
+from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 from planner.units import GB, GIB
@@ -23,7 +29,7 @@ EXCHANGE_PEERS = 7.0
 EXCHANGE_BYTES_PER_PEER = 3.28 * GB / EXCHANGE_PEERS
 
 
-def communicator_bytes(problem: Problem, sizes: Sizes, domain_chips: float) -> Values:
+def communicator_bytes(problem: Problem, sizes: Sizes, domain_chips: float, dp_mode: str) -> Values:
     """Memory of all communicators of a rank [bytes].
 
     A stage that has fewer chips than the cluster is taken to have others beside it in a pipeline.
@@ -34,8 +40,42 @@ def communicator_bytes(problem: Problem, sizes: Sizes, domain_chips: float) -> V
         Chips that fast links join.
     """
     stack, s, job = problem.stack, sizes, float(problem.cluster.num_chips)
-    sets = _sets(s.tp) + _sets(s.cp) + _sets(s.gradient_ranks) + _sets(s.ep) + _sets(job / s.stage_chips)
-    return (sets + _sets(job)) * stack.communicator_gib * GIB + _exchange_bytes(stack, s, domain_chips)
+    groups = sharing_groups(s, job)
+    if stack.megatron_groups:
+        groups += megatron_groups(problem.model, s, job, dp_mode)
+    sets: Values = sum(_sets(ranks) for ranks in groups)
+    return sets * stack.communicator_gib * GIB + _exchange_bytes(stack, s, domain_chips)
+
+
+def sharing_groups(sizes: Sizes, job: float) -> list[Values]:
+    """Ranks of the groups that share work, as any stack has them; one rank needs no communicator.
+
+    Parameters
+    ----------
+    job
+        Ranks of the whole job, which have a group as well.
+    """
+    s = sizes
+    return [s.tp, s.cp, s.gradient_ranks, s.ep, job / s.stage_chips, job]
+
+
+def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) -> list[Values]:
+    """Ranks of the further groups of Megatron-LM that exchange something.
+
+    First and last stage share a group where both hold the embedding; every stage is given it.
+    """
+    s = sizes
+    stages = job / s.stage_chips
+    groups: list[Values] = [s.tp * stages]
+    if dp_mode == "distopt":
+        groups.append(job)
+    if model.copies_embedding:
+        groups.append(minimum(stages, 2.0))
+    if model.moe is not None:
+        groups += [s.tp * s.cp, s.etp, s.ep * s.etp, s.expert_gradient_ranks]
+        if dp_mode != "distopt":
+            groups.append(s.ep * s.etp * stages)
+    return groups
 
 
 def _sets(ranks: Values) -> Values:

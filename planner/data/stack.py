@@ -113,6 +113,9 @@ class SoftwareStack(Data):
     communicator_gib: float = Field(default=0.64, ge=0)
     """Memory of the communicators of a group of three or more ranks [GiB]: each kind of group has some, and
     the job."""
+    megatron_groups: bool = False
+    """Whether Megatron-LM's groups beside those that share work have communicators as well: the ranks of a
+    replica, of the distributed optimizer, of the shared embedding and of an expert layer."""
     allocated_fraction: float = Field(default=0.94, gt=0, le=1)
     """Allocated over reserved memory: what fragmentation leaves."""
     time_factor: dict[str, float] = Field(default_factory=dict)

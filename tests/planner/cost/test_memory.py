@@ -188,7 +188,7 @@ def test_checkpointing_by_operator_keeps_every_second_product_and_attention() ->
 
 
 def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
-    of = problem(cluster="4x8 h100-sxm-80gb")
+    of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 
     def sets(**degrees: int) -> float:
         found = prices(of, **degrees).fixed_bytes[0, 0] / GIB - of.stack.context_gib
@@ -203,7 +203,7 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
 
 
 def test_an_exchange_connects_every_pair_of_a_node() -> None:
-    of = problem(model="mixtral-8x7b", cluster="4x8 h100-sxm-80gb")
+    of = problem(model="mixtral-8x7b", cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 
     def exchange_gb(ep: int, of: Problem = of) -> float:
         whole, alone = (
