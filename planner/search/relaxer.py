@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.capacity import slowest_range
-from planner.search.chain import Chain, Counter, build_chain, count_classes, count_nothing
+from planner.search.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
 from planner.search.degrees import DegreeTable
 from planner.search.dual import in_pieces
 from planner.search.other_walks import OneSidedWalks, WeighedWalks
@@ -27,6 +27,8 @@ from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
 """Points of the lattice of counts times states of a walk up to which counts are exact, at first and later."""
+HOST_ENTRIES = 2
+"""How many times more of them there may be where hosts are counted too."""
 MAX_STATES = 64
 """States of a walk up to which changes of class are counted as well."""
 MAX_KINDS = 60
@@ -76,8 +78,14 @@ class Relaxer:
         table: DegreeTable,
         tables: Tables,
         is_up: Callable[[], bool] = lambda: False,
+        *,
+        counts_hosts: bool = True,
     ) -> None:
-        """`is_up` tells whether the time is up: bounds then stay as they are."""
+        """`is_up` tells whether the time is up: bounds then stay as they are.
+
+        `counts_hosts` is False where a stage need not begin on a host of its own class's.
+        """
+        self.counts_hosts = counts_hosts
         self.problem, self.prices, self.table, self.tables = problem, prices, table, tables
         self.is_up = is_up
 
@@ -154,14 +162,35 @@ class Relaxer:
             hops = np.where(between, hops[between].min(initial=np.inf), hops)
             chain = build_chain(hops, inside, size, chips, 0, sends_block=blocks)
         if np.prod(most + 1.0) * len(chain.class_of_state) <= entries:
-            key = tuple(int(k) for k in fewest), tuple(int(k) for k in most)
-            return chain, count_classes(stages, *key)
+            return chain, self._counter(chain, used, fewest, most, stages, size, entries)
         room = np.cumsum(np.sort(most)[::-1])
         changes = max(int(np.argmax(room >= stages)), int((fewest > 0).sum()) - 1)
         changes = min(changes, MAX_STATES // len(chain.class_of_state) - 1)
         if changes > 0:
             chain = build_chain(hops, inside, size, chips, changes, sends_block=blocks)
-        return chain, count_nothing(stages, len(used))
+        return chain, count_nothing(stages, chain)
+
+    def _counter(
+        self,
+        chain: Chain,
+        used: Sequence[int],
+        fewest: Ints,
+        most: Ints,
+        stages: int,
+        size: int,
+        entries: int,
+    ) -> Counter:
+        """Stages of each class; hosts too, where several runs may need more of them and they are few."""
+        classes = [self.problem.cluster.classes[c] for c in used]
+        # Stages that fill hosts take as many whatever the order.
+        hosts = [
+            min(c.num_nodes, k) if size % c.chips_per_node else 0 for c, k in zip(classes, most, strict=True)
+        ]
+        points = np.prod(most + 1.0) * np.prod(np.array(hosts) + 1.0) * len(chain.class_of_state)
+        limits = fewest.tolist(), most.tolist()
+        if not self.counts_hosts or not any(hosts) or points > HOST_ENTRIES * entries:
+            return count_classes(stages, chain, *limits)
+        return count_hosts(stages, chain, *limits, [c.num_nodes for c in classes])
 
 
 @dataclass(frozen=True)
