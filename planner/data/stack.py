@@ -66,6 +66,9 @@ class SoftwareStack(Data):
     hidden, and gradients are all-reduced; else they are gathered and scattered."""
     bucket_parameters: float | None = Field(default=None, gt=0)
     """Parameters of a bucket whose gradients are reduced at once; null takes Megatron-LM's."""
+    later_stages_have_one_bucket: bool = False
+    """Whether stages after the first reduce their gradients in one bucket, which begins when their last
+    backward has ended, as Megatron-LM's do: they are done before the first."""
     tied_gradient_bytes: float | None = Field(default=None, gt=0)
     """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
     `gradient_bytes` [bytes]."""
