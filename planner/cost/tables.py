@@ -146,6 +146,15 @@ def collective_grid(table: str, op: str) -> tuple[LogGrid, int]:
     return LogGrid([ranks, sizes], _array(name) * MS, (0.0, 0.0), (0.0, 1.0)), int(ranks[-1])
 
 
+@lru_cache(maxsize=16)
+def pair_bytes_per_s(table: str) -> float:
+    """What each of two ranks sends in the largest all-reduce measured between them [bytes/s]."""
+    name = f"collective/{table}/all_reduce"
+    largest = float(_array(f"{name}/bytes")[-1])
+    grid, _ = collective_grid(table, "all_reduce")
+    return largest / float(grid.latency_s(2.0, largest))
+
+
 @dataclass(frozen=True)
 class CollectiveFit:
     """Line through another source's latencies of a collective inside a node."""

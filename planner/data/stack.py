@@ -78,6 +78,9 @@ class SoftwareStack(Data):
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
     (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are
     gathered in it as well."""
+    row_scales: bool = False
+    """Whether 8-bit products take a scale for each row and column (torchao's rowwise recipe), so that every
+    operand is cast once along each dimension and travels in 16 bits."""
     clips_gradients: bool = True
     """Whether the norm of the gradients is taken each step and they are clipped to it."""
     clears_gradients: bool = True
@@ -106,6 +109,9 @@ class SoftwareStack(Data):
     """Where sends block: whether a stage sends an activation only when its next gradient has come."""
     p2p_partitioned: bool = False
     """Whether each tensor-parallel rank sends its share of an activation, which the receivers gather."""
+    p2p_gradient_partitioned: bool = True
+    """Where activations are parted, whether their gradients are too; else every tensor-parallel rank sends
+    them whole (`is_grad_partitioned` of DeepSpeed's pipeline engine, which was off until version 0.6)."""
     p2p_sends_mask: bool = False
     """Whether the attention mask travels forward with an activation: a 16-bit value for every pair of
     positions, the same for all sequences, whole from every tensor-parallel rank."""
