@@ -1,8 +1,9 @@
 """Time of one collective by operation, size, ranks and where the ranks are.
 
 Inside a node: measured latencies (NCCL) by ranks and bytes. Across nodes: a ring enters and leaves every
-node once and carries all but a rank's own share, a tree what the other nodes need; the slower of the node's
-links and of the adapters that the group may use sets the rate, and the other overlaps with it but for a tenth.
+node once and carries all but a rank's own share, a tree what the other nodes need; the slower of the
+node's links and of the adapters that the group may use sets the rate, and the other overlaps with it but
+for a tenth.
 """
 
 from __future__ import annotations
