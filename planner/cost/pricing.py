@@ -72,6 +72,8 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         **_memory(problem, work, sizes, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
         slowed_fraction=slowdown / (1 - slowdown),
+        num_predictions=model.mtp_num_layers,
+        last_kind=classes[0].kinds.index(model.kind_of_layer[-1]),
         later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=given.limit_bytes,

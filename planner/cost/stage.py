@@ -85,6 +85,10 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
     if content.has_head:
         forward[-1] += prices.head_forward_s[c, n]
         backward[-1] += prices.head_backward_s[c, n]
+        if content.recompute == "selective":
+            # Layers that predict further tokens hold the same modules; of whole layers only the method
+            # uniform recomputes them (core/transformer/multi_token_prediction.py), which plans do not use.
+            backward[-1] += prices.num_predictions * prices.layer_selective_s[c, prices.last_kind, n]
     return forward, backward
 
 
