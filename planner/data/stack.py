@@ -97,6 +97,9 @@ class SoftwareStack(Data):
     tp_userbuffers: bool = False
     """Whether Transformer Engine runs tensor-parallel products in pieces beside their collectives
     (--tp-comm-overlap), which hides what the pieces' time covers; `tp_overlap_fraction` then says nothing."""
+    tp_narrow_sums: bool = True
+    """With user buffers: whether they sum what per-tensor 8-bit products made in that format (`fp8_buf` of
+    their configuration)."""
     tp_backward_overlap: bool = True
     """Whether the backward pass gathers and reduces behind its matrix products (one device connection)."""
     dp_overlap: bool = True
