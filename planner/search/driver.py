@@ -41,6 +41,7 @@ from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.search.virtual import VirtualOpener
 from planner.search.virtual_items import VirtualItem
 from planner.search.virtual_programs import virtual_gap
+from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import GAP_TOL
 
@@ -98,7 +99,7 @@ class Search:
     ) -> None:
         self.problem = problem
         self.use = problem.options.use
-        self.seeds = list(seeds)
+        self.seeds = [plan for plan in seeds if keeps_wishes(problem, plan)]
         self.clock = Clock(problem.options.time_limit_s)
         self.reporter = Reporter(self.clock, on_progress)
         self.table = list_degrees(problem, mixes=may_mix_stages(problem))
@@ -144,7 +145,8 @@ class Search:
             self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
         )
         self.offer_seeds()
-        self._dive(self.opener)
+        if not self.incumbent.is_full:
+            self._dive(self.opener)
         if isinstance(self.opener, Opener):
             self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)

@@ -133,6 +133,11 @@ class Incumbent:
             self.step_s = evaluation.step_s
 
     @property
+    def is_full(self) -> bool:
+        """Whether as many plans are known as are asked for."""
+        return len(self._best) >= self._keep
+
+    @property
     def worth_judging_s(self) -> float:
         """A plan slower than this enters no list [s]."""
         ranked = self.ranked()

@@ -197,3 +197,38 @@ def test_the_command_names_the_least_memory_and_nodes(capsys: pytest.CaptureFixt
     assert main(["plan", "--cluster", fewer, *flags[2:]]) == 3
     enough = f"{int(amounts['nodes']) + 1}x8 a100-sxm-40gb"
     assert main(["plan", "--cluster", enough, *flags[2:]]) == 0
+
+
+@pytest.mark.slow
+def test_plans_of_another_kind_differ_in_it_and_are_proven_to_be_slower() -> None:
+    problem = two_nodes(gap=0.02)
+    best = api.plan(problem)
+    found = explain(problem)
+    assert found.alternatives and best.plan is not None and found.step_s is not None
+    fields = {"tensor-parallel": "tensor_parallel", "stages than": "pipeline_parallel"}
+    for other in found.alternatives:
+        if other.slower is None or other.step_s is None:
+            continue
+        assert other.slower >= (other.slower_at_least or 0.0) - 1e-12 and other.words
+        assert other.slower == pytest.approx(other.step_s / found.step_s - 1)
+        # What differs is said, and no other kind of plan beats the proven bound of all.
+        assert found.bound_s is not None and other.step_s >= found.bound_s
+        for word, field in fields.items():
+            if word in other.kind:
+                name = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}[field]
+                assert f"{name} " in other.words and str(getattr(best.plan, field)) in other.kind
+
+
+@pytest.mark.slow
+def test_a_given_plan_that_can_be_beaten_is_told_so_and_changes_are_held_against_the_best() -> None:
+    problem = two_nodes(gap=0.02)
+    slow = api.plan(problem, problem.options.model_copy(update={"pin": {"tp": 8}}))
+    best = api.plan(problem)
+    assert slow.plan is not None and slow.evaluation is not None and best.evaluation is not None
+    found = explain(problem, slow.plan)
+    assert found.step_s == pytest.approx(slow.evaluation.step_s)
+    assert found.best_step_s is not None and found.best_step_s <= best.evaluation.step_s * 1.02
+    assert found.best_step_s <= found.step_s
+    for gain in found.gains:
+        if gain.gain is not None and gain.step_s is not None and gain.change != "twice the global batch":
+            assert gain.gain == pytest.approx(1 - gain.step_s / found.best_step_s)
