@@ -53,6 +53,8 @@ def explain(
         if result.plan is None or result.evaluation is None:
             return _without_plan(problem, result, question_s, on_question)
         plan, evaluation = result.plan, result.evaluation
+    on_question("what binds each stage")
+    stages = stage_reasons(problem, plan, evaluation)
     questions = Questions(problem, plan, evaluation, result, question_s, on_question)
     interrupted = False
     try:
@@ -66,7 +68,7 @@ def explain(
         bound_s=None if result is None else result.bound_s,
         critical_stage=critical_stage(evaluation),
         bubble_fraction=evaluation.breakdown_s.get("bubble", 0.0) / evaluation.step_s,
-        stages=stage_reasons(problem, plan, evaluation),
+        stages=stages,
         gains=tuple(sorted(questions.gains, key=lambda gain: -(gain.gain or 0.0))),
         alternatives=tuple(sorted(questions.alternatives, key=lambda other: other.step_s or float("inf"))),
         idle=tuple(questions.idle),
