@@ -63,7 +63,9 @@ def _is_no_choice(problem: Problem, name: str, value: int) -> bool:
         return problem.model.moe is None
     if name == "vp":
         return value == 1
-    return name == "cp" and value == 1 and problem.options.max_context_parallel == 1
+    half = problem.workload.seq_length // 2
+    whole = problem.target in WIDER_TARGETS or half < problem.options.least_context_tokens
+    return name == "cp" and value == 1 and whole
 
 
 def _other_orders(problem: Problem, plan: Plan) -> Iterator[tuple[str, Problem]]:
@@ -98,5 +100,5 @@ def alternative(words: str, problem: Problem, plan: Plan, best_s: float, solve: 
         step_s=step_s,
         slower=step_s / best_s - 1,
         slower_at_least=least,
-        words=differences(plan, result.plan),
+        words="nothing: that one is such a plan" if step_s == best_s else differences(plan, result.plan),
     )

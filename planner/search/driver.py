@@ -22,7 +22,6 @@ from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result, Termination
-from planner.errors import InstanceError
 from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
@@ -68,24 +67,6 @@ def search(
         Where a bound is broken or a plan fails the referee: our fault.
     """
     return Search(problem, on_progress, seeds).run()
-
-
-def check_kinds(problem: Problem) -> None:
-    """Refuse a model whose layers mix in a way that only the search for uniform degrees can split.
-
-    Raises
-    ------
-    InstanceError
-        With the kinds of layers.
-    """
-    if layer_kinds(problem.model) is None:
-        kinds = ", ".join(problem.model.layer_kinds)
-        raise InstanceError(
-            f"model {problem.model.id} mixes layers of several kinds ({kinds}) otherwise than by leading "
-            f"ones, which the search for {problem.target} cannot split yet; plan it for megatron-lm, or let "
-            "`predict` evaluate a plan of your own",
-            problem.name,
-        )
 
 
 class Search:

@@ -23,8 +23,8 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.bounds import bound_data
-from planner.search.driver import Search, check_kinds
-from planner.search.kinds import layer_kinds
+from planner.search.driver import Search
+from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.neighbours import first_sequences, improve, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_lengths, list_pairs

@@ -29,8 +29,8 @@ from planner.data.result import Result
 from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.bounds import bound_data
 from planner.search.degrees import list_degrees
-from planner.search.driver import Search, check_kinds
-from planner.search.kinds import layer_kinds
+from planner.search.driver import Search
+from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.neighbours import Place, sequence_of
 from planner.search.meshes.opener import MeshOpener, assemble_meshes
