@@ -233,7 +233,7 @@ def _memory(
         fixed[:, c] = stack.context_gib * GIB + joined
     of_choice = {
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
-        "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),
+        "head_activation_bytes": memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting),
         "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)
         + gathered[:num_kinds].max(axis=0),
         "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,

@@ -72,6 +72,8 @@ class SoftwareStack(Data):
     tied_gradient_bytes: float | None = Field(default=None, gt=0)
     """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
     `gradient_bytes` [bytes]."""
+    output_buffers: int = Field(default=1, ge=1)
+    """Micro-batches whose 16-bit logits the last stage holds, that of the loss among them."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     narrow_parameters: bool = False

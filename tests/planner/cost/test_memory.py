@@ -286,3 +286,12 @@ def test_plain_modules_keep_what_fused_ones_make_again() -> None:
     # in the place of 8; the activation of the gate.
     widths = 2 * 8192 * 4 + 2 * (64 - 8) * 128 * 2 + 28672 * 2
     assert kept[0] - kept[1] == 4096 * widths / 8
+
+
+def test_deepspeeds_pipeline_holds_the_logits_of_the_micro_batch_before() -> None:
+    """Two buffers of outputs on the last stage: 16 bits a logit, whatever else the stage holds."""
+    of = problem(model="sailor-opt-350m", seq_length=2048, precision="fp16", stack="sailor")
+    one = of.model_copy(update={"stack": of.stack.model_copy(update={"output_buffers": 1})})
+    degrees = {"tensor_parallel": 4, "microbatch_size": 8}
+    more = prices(of, **degrees).head_activation_bytes[0] - prices(one, **degrees).head_activation_bytes[0]
+    assert more == pytest.approx(2 * 8 * 2048 * 50688 / 4)
