@@ -185,6 +185,13 @@ def collective_fit(table: str, op: str) -> CollectiveFit | None:
 
 @lru_cache(maxsize=2)
 def scale_grid(name: str) -> LogGrid:
-    """Fraction of the adapters' rate that a collective reaches, by nodes and bytes of the buffer."""
+    """Fraction of the adapters' rate that a collective reaches, by nodes and bytes of the buffer.
+
+    A buffer takes no longer than a larger one, to which it could be padded: where a few measured fractions
+    say otherwise (0.05 and 0.11 for 16 and 32 MiB among 16 nodes), the smaller buffer's is raised.
+    """
     full = f"scale/{name}"
-    return LogGrid([_array(f"{full}/nodes"), _array(f"{full}/bytes")], _array(full), (0.0, 0.5), (0.0, 0.0))
+    sizes, reached = _array(f"{full}/bytes"), np.array(_array(full))
+    for i in range(len(sizes) - 2, -1, -1):
+        reached[:, i] = np.fmax(reached[:, i], reached[:, i + 1] * sizes[i] / sizes[i + 1])
+    return LogGrid([_array(f"{full}/nodes"), sizes], reached, (0.0, 0.5), (0.0, 0.0))

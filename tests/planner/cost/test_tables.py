@@ -185,3 +185,10 @@ def test_on_links_between_pairs_that_were_measured_as_such_no_link_is_taken_off_
     rate = 2 * (ranks - 1) / ranks * size / inside_s(network, "all_reduce", size, ranks)
     assert rate / 1e9 == pytest.approx([22.6, 86, 133], rel=0.03)
     assert network.peer_bytes_per_s == 25e9
+
+
+@given(st.sampled_from([2, 3, 8, 12, 16, 64, 100, 128]), st.sampled_from(["allreduce_nic", "alltoall"]))
+def test_no_buffer_between_nodes_takes_longer_than_a_larger_one(nodes: int, name: str) -> None:
+    sizes = np.geomspace(2.0**12, 2.0**36, 200)
+    reached = tables.scale_grid(name).latency_s(float(nodes), sizes)
+    assert np.all(np.diff(sizes / reached) >= -1e-9 * (sizes / reached)[:-1])
