@@ -20,7 +20,7 @@ from planner.data.result import Result
 from planner.explain import relaxations
 from planner.explain.explain import explain
 from planner.explain.gains import changed_problems
-from planner.explain.stages import dealt, stage_reasons
+from planner.explain.stages import dealt, stage_reasons, with_layer_moved
 from planner.simulate.evaluate import evaluate
 from planner.units import GIB
 from tests.planner.launchers import plans
@@ -138,9 +138,26 @@ def test_the_slowest_stage_sets_the_pace_and_a_full_one_is_bound_by_memory() -> 
 
 def test_layers_are_dealt_in_order() -> None:
     plan = plans.mixed_128()[1]
-    changed = dealt(plan, [20, 30, 20, 10])
-    assert [stage.layers for stage in changed.stages] == [(0, 19), (20, 49), (50, 69), (70, 79)]
-    assert changed.stages[3].recompute_layers == 10  # it recomputed 13 before
+    changed = dealt(plan.stages, [[20], [30], [20], [10]])
+    assert [stage.layers for stage in changed] == [(0, 19), (20, 49), (50, 69), (70, 79)]
+    assert changed[3].recompute_layers == 10  # it recomputed 13 before
+
+
+def test_a_layer_moves_between_chunks_and_inside_one_pipeline() -> None:
+    """Chunks of 3 + 1 and 2 + 2 layers on two stages: the largest of the first gives one to the second."""
+    sketch = plans.Sketch([[3, 1], [2, 2]], [0, 0], tensor_parallel=8, num_microbatches=4)
+    plan = plans.case("llama3-8b", "2x8 h100-sxm-80gb", 4, 4096, sketch)[1]
+    moved = with_layer_moved(plan, range(2), 0, 1)
+    assert moved is not None
+    assert [stage.layers for stage in moved.stages] == [((0, 1), (5, 5)), ((2, 4), (6, 7))]
+    # The stages of a second pipeline stay as they are.
+    two = plan.model_copy(update={"stages": (*plan.stages, *plan.stages)})
+    again = with_layer_moved(two, range(2, 4), 2, 3)
+    assert again is not None and again.stages[:2] == plan.stages and again.stages[2:] == moved.stages
+    single = plan.model_copy(
+        update={"stages": tuple(dealt(plan.stages, [[1, 1], [3, 3]]))},
+    )
+    assert with_layer_moved(single, range(2), 0, 1) is None
 
 
 @pytest.mark.slow
