@@ -91,20 +91,34 @@ class Relaxer:
 
     def bound(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> PartBound:
         """Bound of a part; orders that came up. Plans slower than `cutoff_s` are not told apart."""
-        part = self._part(choice, limits, stages, cutoff_s, fine=fine)
+        asked_s, beyond_s = self._cutoff_s(choice, limits, stages, cutoff_s)
+        part = self._part(choice, limits, stages, asked_s, fine=fine)
         if part is None:
-            return PartBound(cutoff_s, ())
-        return PartBound(part.seconds(part.relaxed.bound_ms), part.found())
+            return PartBound(beyond_s, ())
+        bound_s = part.seconds(part.relaxed.bound_ms)
+        return PartBound(bound_s if bound_s < asked_s else beyond_s, part.found())
 
     def split(self, choice: int, limits: Limits, stages: int, cutoff_s: float) -> PartBound:
         """The same, and the rest of the part without the best order: by the first stage that differs."""
-        part = self._part(choice, limits, stages, cutoff_s, fine=True)
+        asked_s, beyond_s = self._cutoff_s(choice, limits, stages, cutoff_s)
+        part = self._part(choice, limits, stages, asked_s, fine=True)
         if part is None:
-            return PartBound(cutoff_s, ())
+            return PartBound(beyond_s, ())
         found, bound_s = part.found(), part.seconds(part.relaxed.bound_ms)
+        bound_s = bound_s if bound_s < asked_s else beyond_s
         if not found or not len(part.relaxed.brackets.mu) or self.is_up():
             return PartBound(bound_s, ())
         return PartBound(bound_s, found, tuple(part.without(found[0][0], limits)))
+
+    def _cutoff_s(self, choice: int, limits: Limits, stages: int, cutoff_s: float) -> tuple[float, float]:
+        """Where to stop looking, and what a part is bounded by in which nothing is faster than that.
+
+        Without a plan at hand cutoffs grow until a part has one. No plan takes longer than one piece of work
+        after the other, so a part without any that is faster than twice that has none at all.
+        """
+        used = [c for c, count in enumerate(limits.most) if count]
+        longest_s = 2 * self.tables.longest_step_s(choice, stages, used)
+        return (longest_s, np.inf) if cutoff_s > longest_s else (cutoff_s, cutoff_s)
 
     def _part(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> _Part | None:
         """The part relaxed; None where no plan of it is faster than the cutoff."""

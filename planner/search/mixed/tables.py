@@ -59,6 +59,10 @@ class MixedTables(Tables):
             return super().start(choice, class_of_stage)
         return self._composed(choice, tuple(class_of_stage))
 
+    def longest_step_s(self, choice: int, num_stages: int, used: Sequence[int]) -> float:
+        """Unknown: stages too slow for the cutoff are left out."""
+        return float("inf")
+
     def code(self, classes: Sequence[int]) -> int:
         """A composition as a number behind those of the kinds."""
         return 2 * self.num_classes + sum(1 << c for c in classes)

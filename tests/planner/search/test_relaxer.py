@@ -72,8 +72,9 @@ def test_no_plan_undercuts_the_bound_of_a_part(
         value_s = best_of_order_s(tables, choice, order, rng)
         if not np.isfinite(value_s):
             continue
+        assert value_s <= tables.longest_step_s(choice, stages, sorted(set(order)))
         for limits in parts_of(problem, table.max_stages[choice], counts, order, rng):
-            for factor in (0.9, 1.0 + 1e-6, 1.5):
+            for factor in (0.9, 1.0 + 1e-6, 1.5, 1e6):
                 cutoff_s = value_s * factor
                 for fine in (False, True):
                     bound_s = relaxer.bound(choice, limits, stages, cutoff_s, fine=fine).bound_s
@@ -86,6 +87,20 @@ def test_no_plan_undercuts_the_bound_of_a_part(
                     held = [bound for bound, child in split.children if holds(child, order)]
                     assert len(held) == 1, "each other order lies in one piece"
                     assert held[0] <= value_s * (1 + REL)
+
+
+def test_a_part_without_any_plan_is_closed_whatever_the_cutoff() -> None:
+    """Once its cutoff was doubled without end, until a division by zero."""
+    problem = build_problem(
+        cluster="1x8 a100-sxm-40gb, 1x8 v100-sxm-16gb",
+        model="llama2-13b",
+        seq_length=4096,
+        global_batch_size=16,
+        precision="fp16",
+        options=Options(pin={"tp": 1}, forbid=("recompute=full", "recompute=selective")),
+    )
+    result = api.plan(problem)
+    assert result.termination == "infeasible" and result.plan is None
 
 
 def has_hosts(problem: Problem, stage_size: int, order: tuple[int, ...]) -> bool:
