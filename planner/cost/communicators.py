@@ -1,9 +1,11 @@
 """Memory of communicators, which lies outside what the framework's allocator hands out.
 
 Each kind of group with several ranks has a communicator, and so has the whole job. On A100 joined by NVLink a
-group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, issue 964); beyond a node the
-number of ranks no longer counts (issue 986). An exchange of all with all connects every pair of a node: the
-first one among eight H100 took 3.28 GB more (issue 1685).
+group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, issue 964), on MI250X 0.65 GiB
+(github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111); beyond a node the number of ranks no longer counts
+(nccl, issue 986). An exchange of all with all connects every pair of a node: the first one among eight H100
+took 3.28 GB more (issue 1685). A mixture of experts under Megatron-LM on eight H100 held 7 to 10 GB in all
+(github.com/verl-project/verl, issue 6266).
 
 Which groups exchange anything is measured for Megatron-LM core 0.19.2: its calls to `torch.distributed` were
 counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the
