@@ -67,43 +67,24 @@ Source     rows: proved in `interleaved_rows`; memory and times: `planner.cost`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pulp
 
 from formulations import solvers
-from formulations.interleaved_rows import Floats, PathRow, wait_rows
+from formulations.interleaved_constraints import Passes, add_wait
+from formulations.interleaved_rows import PathRow
 from formulations.options import SolveOptions
 from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
 from formulations.row_search import relaxed
-from formulations.stage_selection_cuts import lower_hull
+from formulations.virtual_selection_cuts import (
+    TIGHTENINGS,
+    Variables,
+    tighten_capacity,
+    tighten_recompute,
+)
 from formulations.virtual_selection_data import VirtualSelectionData
-from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
-
-TIGHTENINGS = ("recompute", "capacity")
-"""The functions `tighten_*`, each of which may be left out."""
-
-Grid = list[list[pulp.LpVariable]]
-
-
-@dataclass(frozen=True)
-class Variables:
-    """The solver's variables, by stage, or by stage and chunk."""
-
-    n: Grid
-    u: list[pulp.LpVariable]
-    k1: Grid
-    x: list[pulp.LpVariable]
-    y: list[pulp.LpVariable]
-    forward: Grid
-    backward: Grid
-    reduction: list[pulp.LpVariable]
-    gathering: list[pulp.LpVariable]
-    before: list[pulp.LpVariable]
-    behind: list[pulp.LpVariable]
-    end: pulp.LpVariable
-    follow: pulp.LpVariable
+from formulations.virtual_selection_tables import dealt_table, fewest_layers, most_layers
 
 
 def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
@@ -121,41 +102,8 @@ def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
     add_reduction(model, data, variables)
     add_gathering(model, data, variables)
     add_follow_up(model, data, variables)
-    add_wait(model, data, variables)
+    add_wait(model, _passes(data, variables))
     return model, variables
-
-
-def tighten_recompute(
-    model: pulp.LpProblem, data: VirtualSelectionData, table: DealtTable, var: Variables
-) -> None:
-    """Cut: the backward of s lies above the lower hull of the best backward for each number of layers.
-
-    No dealing of n layers recomputes less than the table says, so every solution lies on or above each line
-    of the hull of those points.
-    """
-    for s, counts in enumerate(var.n):
-        fits = np.flatnonzero(np.isfinite(table.backward_ms[s]))
-        points = [(int(n), float(table.backward_ms[s, n])) for n in fits]
-        for line, (slope, offset) in enumerate(lower_hull(points)):
-            total = slope * pulp.lpSum(counts) + offset
-            model += pulp.lpSum(var.backward[s]) >= total, f"tighten_recompute_{s}_{line}"
-
-
-def tighten_capacity(
-    model: pulp.LpProblem, data: VirtualSelectionData, table: DealtTable, cutoff_ms: float, var: Variables
-) -> None:
-    """Cut: no stage holds more layers, or fewer, than a step below the cutoff lets it.
-
-    By the row (wait, k = 0): m t[s] for the least time of n layers, the first chunks of the stages before at
-    their fewest layers, and what s adds after the pipeline. Only solutions at or above the cutoff are cut
-    off.
-    """
-    values = step_by_layers(data, table)
-    for s, counts in enumerate(var.n):
-        fits = np.flatnonzero(values[s] <= cutoff_ms)
-        least, most = (int(fits[0]), int(fits[-1])) if len(fits) else (1, 0)
-        model += pulp.lpSum(counts) >= least, f"tighten_capacity_least_{s}"
-        model += pulp.lpSum(counts) <= most, f"tighten_capacity_most_{s}"
 
 
 def _variables(data: VirtualSelectionData) -> Variables:
@@ -171,7 +119,7 @@ def _variables(data: VirtualSelectionData) -> Variables:
     def positive(name: str) -> list[pulp.LpVariable]:
         return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
 
-    def times(name: str) -> Grid:
+    def times(name: str) -> list[list[pulp.LpVariable]]:
         return [[pulp.LpVariable(f"{name}_{s}_{k}", 0) for k in chunks] for s in stages]
 
     fewest = fewest_layers(data)
@@ -191,11 +139,6 @@ def _variables(data: VirtualSelectionData) -> Variables:
         end=pulp.LpVariable("T", 0),
         follow=pulp.LpVariable("O", 0),
     )
-
-
-def most_layers(data: VirtualSelectionData) -> int:
-    """N: every other chunk keeps one layer. Valid as a big-M: no feasible n[s,k] exceeds it."""
-    return max(data.num_layers - data.num_stages * data.virtual_stages + 1, int(data.stage.lead[0]), 1)
 
 
 def add_assign(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
@@ -301,27 +244,17 @@ def add_follow_up(model: pulp.LpProblem, data: VirtualSelectionData, var: Variab
         model += var.follow >= total + var.gathering[s], f"follow_up_{s}"
 
 
-def add_wait(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
-    """A stage waits for the first micro-batch, does all its work, and the last one goes on without it."""
-    m = data.stage.num_microbatches
-    for index, row in enumerate(wait_rows(data.num_stages, m, data.virtual_stages)):
-        waits = (var.behind if row.after else var.before)[row.stage]
-        terms = _terms(var, row.forward, row.backward)
-        model += waits >= terms + float(row.sends @ data.send_ms), f"wait_row_{index}"
-    after = var.reduction[0] + float(data.stage.reduce_tail_ms[0])
-    for s in range(data.num_stages):
-        work = m * pulp.lpSum([*var.forward[s], *var.backward[s]])
-        model += var.end >= work + var.before[s] + var.behind[s] + after, f"wait_{s}"
-
-
-def _terms(var: Variables, forward: Floats, backward: Floats) -> pulp.LpAffineExpression:
-    """Sum over the chunks of factors [stage, chunk] times forward and backward."""
-    return pulp.LpAffineExpression(
-        [
-            (grid[s][k], float(factors[s, k]))
-            for grid, factors in ((var.forward, forward), (var.backward, backward))
-            for s, k in np.argwhere(factors)
-        ]
+def _passes(data: VirtualSelectionData, var: Variables) -> Passes:
+    """What the rows of `interleaved_rows` speak of; the reduction follows stage 0."""
+    return Passes(
+        forward=var.forward,
+        backward=var.backward,
+        sends=[float(send) for send in data.send_ms],
+        before=var.before,
+        behind=var.behind,
+        end=var.end,
+        after=var.reduction[0] + float(data.stage.reduce_tail_ms[0]),
+        num_microbatches=data.stage.num_microbatches,
     )
 
 
@@ -329,9 +262,10 @@ def add_path(
     model: pulp.LpProblem, data: VirtualSelectionData, var: Variables, row: PathRow, index: int
 ) -> None:
     """One path through the schedule, to the end of its stage and what that still reduces."""
-    terms = _terms(var, np.array(row.forward), np.array(row.backward))
+    terms = _passes(data, var).terms(np.array(row.forward), np.array(row.backward))
     constant = float(np.array(row.sends) @ data.send_ms + data.stage.reduce_tail_ms[row.end_stage])
-    model += var.end >= terms + var.reduction[row.end_stage] + constant, f"path_{index}"
+    path = pulp.LpAffineExpression([*terms, (var.reduction[row.end_stage], 1.0)], constant)
+    model += var.end >= path, f"path_{index}"
 
 
 def add_exclude(

@@ -47,6 +47,11 @@ def fewest_layers(data: VirtualSelectionData) -> NDArray[np.int64]:
     return fewest
 
 
+def most_layers(data: VirtualSelectionData) -> int:
+    """N: every other chunk keeps one layer. Valid as a big-M: no feasible n[s,k] exceeds it."""
+    return max(data.num_layers - data.num_stages * data.virtual_stages + 1, int(data.stage.lead[0]), 1)
+
+
 def dealt_table(data: VirtualSelectionData) -> DealtTable:
     """Least times of every stage, for every number of layers."""
     stage = data.stage

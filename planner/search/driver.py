@@ -38,7 +38,7 @@ from planner.search.referee import Referee
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.search.virtual import VirtualOpener
-from planner.search.virtual_items import VirtualItem
+from planner.search.virtual_items import VirtualItem, turn_of
 from planner.search.virtual_programs import virtual_gap
 from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
@@ -129,7 +129,7 @@ class Search:
         if not self.incumbent.is_full:
             self._dive(self.opener)
         if isinstance(self.opener, Opener):
-            self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)
+            self.frontier.queue.turn_of = turn_of
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         if may_mix_stages(self.problem):
             gap = max(self.problem.options.gap, GAP_TOL)

@@ -7,6 +7,7 @@ import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -122,8 +123,14 @@ def virtual_selection_names(data: StageSelectionData) -> Iterable[str]:
 
 def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
     parts = (random_part(seed).data(1e9) for seed in itertools.count())
-    fitting = next(part for part in parts if part.fits.any(axis=(0, 2)).all())
-    return list(virtual_classes.build(fitting)[0].constraints)
+    fitting = next(part for part in parts if part.fits.any(axis=(0, 2)).all() and not part.sends_block)
+    p = fitting.sample.num_stages
+    many = {
+        c: replace(one, stage=replace(one.stage, num_microbatches=8 * p))
+        for c, one in fitting.classes.items()
+    }
+    slow = replace(fitting, classes=many, hop_ms=fitting.hop_ms + 1e6, most=np.minimum(fitting.most, p - 1))
+    return list(virtual_classes.build(slow)[0].constraints)
 
 
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
