@@ -86,6 +86,30 @@ def test_a_searched_plan_with_virtual_stages_is_accepted_and_reads_back(
     assert [stage.chunks for stage in read_back.stages] == [stage.chunks for stage in plan.stages]
 
 
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize(("version", "wheel"), [("0.17", "0.17.1"), ("0.18", "0.18.2"), ("0.19", None)])
+def test_layers_of_a_hybrid_lie_where_the_plan_says(
+    version: str, wheel: str | None, virtual: bool, megatron_python: str, tmp_path: Path
+) -> None:
+    problem, plan = plans.hybrid_layers(virtual)
+    if version == "0.17":  # which recomputes no layers of hybrids
+        plan = plans.without_recomputation(plan)
+    out = write(tmp_path, problem, plan, version)
+    expected = expectation(problem, plan)
+    del expected["params_per_stage"]  # Mamba layers are not built without their kernels
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    options = (
+        "--script",
+        str(out / "launch.sh"),
+        "--nodes",
+        "2",
+        "--expect",
+        str(tmp_path / "expected.json"),
+    )
+    done = run_check(megatron_python, *options, older=wheel)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
 def assert_hosts_hold_their_stages(out: Path, report: dict[str, Any]) -> None:
     """Deal the ranks to the lines of hosts.txt as torchrun does: each host gets ranks of its stages."""
     lines = (out / "hosts.txt").read_text().splitlines()
