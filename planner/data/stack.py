@@ -116,7 +116,7 @@ class SoftwareStack(Data):
     """Whether each tensor-parallel rank sends its share of an activation, which the receivers gather."""
     p2p_gradient_partitioned: bool = True
     """Where activations are parted, whether their gradients are too; else every tensor-parallel rank sends
-    them whole (`is_grad_partitioned` of DeepSpeed's pipeline engine, which was off until version 0.6)."""
+    them whole (`is_grad_partitioned` of DeepSpeed's pipeline engine, off in that of 2021)."""
     p2p_sends_mask: bool = False
     """Whether the attention mask travels forward with an activation: a 16-bit value for every pair of
     positions, the same for all sequences, whole from every tensor-parallel rank."""
