@@ -12,7 +12,7 @@ Data       L, m                           layers, micro-batches
            q[s] = p - 1 - s               stages behind s
            kw[s], rw[s]                   m - 1 = kw (q + 1) + rw
            J[s,e], rj[s,e]                m - 2 - q = J (e - s + 1) + rj, where m >= q + 2
-           f, b, f0, b0, g1, g2, a, a0, v1, v2, w1, w2, M, r, r0, rt, o, o0, h, h0, ht, N
+           f, b, f0, b0, g1, g2, l1, a, a0, v1, v2, w1, w2, M, r, r0, rt, o, o0, h, h0, ht, N
                                           those of `stage_selection`, here [s,k]: of stage s if it is on k
            eta                            share of the last backward (first forward) that hides sync
 Variables  z[s,k]    binary               s runs on k
@@ -41,7 +41,7 @@ Model      min  T + O
                 x[s,k] + y[s,k] <= z[s,k]                                  (one_kind)
                 a n - v2 u - v1 d + w2 x + w1 y + a0 z <= M z   for s, k   (memory)
                 F[s] = sum_k (f n + f0 z)                                  (forward_time)
-                B[s] = sum_k (b n + b0 z + g2 u + g1 d)                    (backward_time)
+                B[s] = sum_k (b n + b0 z + g2 u + g1 d + l1 y)             (backward_time)
                 c[s] = sum_{k,l} c[k,l] H[s,k,l]                           (send_time)
                 Z[s] >= sum_k (r n + r0 z) - eta B[s],  Z[s] >= 0          (reduction)
                 G[s] >= sum_k (h n + h0 z) - eta F[s],  G[s] >= 0          (gathering)
@@ -253,9 +253,10 @@ def add_backward_time(model: pulp.LpProblem, data: JointData, var: Variables) ->
     """Backward of a stage: its layers, what they recompute, and embedding or head."""
     layer, base = data.term("backward_ms"), data.term("base_backward_ms")
     full, selective = data.term("full_ms"), data.term("selective_ms")
+    more = data.term("selective_more_ms")
 
     def on_class(at: Pair) -> pulp.LpAffineExpression:
-        again = full[at] * var.u[at] + selective[at] * var.d[at]
+        again = full[at] * var.u[at] + selective[at] * var.d[at] + more[at] * var.y[at]
         return layer[at] * var.n[at] + base[at] * var.z[at] + again
 
     for s in range(data.num_stages):

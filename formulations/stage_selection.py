@@ -21,7 +21,8 @@ Data       L                              layers of the model
            e                              share of the last backward (first forward) that hides it
            N[s]                           most layers that s may hold (`most_layers`)
            l[s]                           layers of another kind that s begins with; the base terms hold how
-                                          they differ, l1[s], lv[s] how their core attention does
+                                          they differ, l1[s], lv[s] how their core attention does; l1[s] also
+                                          holds that of the layers beside the head
            l0[s]                          fewest layers of s: one, or l[s]
 Variables  n[s]      whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers recomputed in full
@@ -54,7 +55,8 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
            Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
            `tighten_recompute` and the exact evaluation of every answer make good.
-Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
+Leaves out virtual stages, layers of several kinds other than leading ones on one stage, and that stages
+           after the first may reduce in one bucket, which the referee never prices at less.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """
 
@@ -195,13 +197,13 @@ def add_forward_time(model: pulp.LpProblem, data: StageSelectionData, var: Varia
 def add_backward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
     """Backward of a stage: its layers, what they recompute, and embedding or head."""
     full_ms = np.where(data.lead > 0, np.minimum(data.full_ms, data.lead_full_ms), data.full_ms)
-    lead_ms = data.lead * (data.lead_selective_ms - data.selective_ms)
+    more_ms = data.selective_more_ms
     for s in range(data.num_stages):
         time = (
             data.backward_ms[s] * var.n[s]
             + full_ms[s] * var.u[s]
             + data.selective_ms[s] * var.k1[s]
-            + lead_ms[s] * var.y[s]
+            + more_ms[s] * var.y[s]
             + data.base_backward_ms[s]
         )
         model += var.backward[s] == time, f"backward_time_{s}"

@@ -40,7 +40,7 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     selective_saves = data.selective_saves_gib[:, None] * n + more_selective
     selective_fits = need - selective_saves + data.selective_peak_gib[:, None] <= room
     selective_ms = data.selective_ms[:, None] * n
-    selective_ms = selective_ms + lead * (data.lead_selective_ms - data.selective_ms)[:, None]
+    selective_ms = selective_ms + data.selective_more_ms[:, None]
     selective_ms = np.where(selective_fits, selective_ms, np.inf)
     full, full_ms = _fewest_in_full(data, n, need, room)
     none_ms = np.where(need <= room, 0.0, np.inf)

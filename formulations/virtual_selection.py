@@ -26,7 +26,8 @@ Data       L                              layers of the model
            q                              share of the last backward (first forward) that hides it
            N                              most layers that a chunk may hold: every other one keeps its fewest
            l                              layers of another kind that chunk 0 of stage 0 begins with; its base
-                                          terms hold how they differ, l1, lv how their core attention does
+                                          terms hold how they differ, l1[0,0], lv how their core attention
+                                          does; l1 of the last chunk is that of the layers beside the head
            l0[s,k]                        fewest layers: one, or l
 Variables  n[s,k]    whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers of every chunk that are recomputed in full
@@ -48,7 +49,7 @@ Model      min  T + O
                      for h in H[s]                                              (memory)
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
-                     + l1 y[s]                                                  (backward_time)
+                     + l1[s,k] y[s]                                             (backward_time)
                 Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],  Z[s] >= 0  (reduction)
                 G[s] >= h[s] sum_k n[s,k] + h0[s] - q sum_k F[s,k],  G[s] >= 0  (gathering)
                 O >= o[s] sum_k n[s,k] + o0[s] + G[s] + ht[s]                   (follow_up)
@@ -59,8 +60,9 @@ Model      min  T + O
                 n not equal to an excluded n'                                   (exclude)
 Size       p v + 3p integers, p v more with core attention, 9 p v + 12p rows, and some rows (path).
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
-           the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
-           relaxation that the exact evaluation of every answer makes good.
+           the referee, and less where a stage after the first reduces in one bucket. On the stage of leading
+           layers g2 is the least and v2 the most of both kinds: a relaxation that the exact evaluation of
+           every answer makes good.
 Source     rows: proved in `interleaved_rows`; memory and times: `planner.cost`.
 """
 
@@ -214,6 +216,8 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Va
         if var.k1:
             time_ms += float(times.selective_ms[s]) * var.k1[s][k]
             time_ms += lead * float(times.lead_selective_ms[s] - times.selective_ms[s]) * var.y[s]
+            if k == data.virtual_stages - 1:
+                time_ms += float(times.predictions_selective_ms[s]) * var.y[s]
         model += var.backward[s][k] == time_ms, f"backward_time_{s}_{k}"
 
 

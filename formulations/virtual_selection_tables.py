@@ -106,8 +106,7 @@ def _least_extra(data: VirtualSelectionData) -> Floats:
     if "selective" in data.kinds and not fits.all():
         need = memory.kept(data.kept_selective_gib, selective)
         need += data.selective_peak_gib[memory.stage][:, None]
-        more = stage.lead * (stage.lead_selective_ms - stage.selective_ms)
-        time = stage.selective_ms[:, None] * memory.n + more[:, None]
+        time = stage.selective_ms[:, None] * memory.n + stage.selective_more_ms[:, None]
         extra = np.where(memory.always(need <= memory.room), np.minimum(extra, time), extra)
     if "full" in data.kinds and not fits.all():
         full = _fewest_in_full(data, memory)

@@ -150,7 +150,9 @@ class Intervals:
         selective = np.zeros(extra.shape, dtype=bool)
         full = np.zeros(extra.shape, dtype=np.int64)
         if "recompute=selective" not in forbid:
-            time = spans(prices.layer_selective_s[c, :, n].sum(axis=-1)[kinds])
+            of_kind = prices.layer_selective_s[c, :, n].sum(axis=-1)
+            time = spans(of_kind[kinds])
+            time[:, count] += prices.num_predictions * of_kind[prices.last_kind]
             selective = (run > 0) & ~np.isfinite(extra) & memory.fits_selective()
             extra = np.where(selective, time, extra)
         if "recompute=full" in forbid:
