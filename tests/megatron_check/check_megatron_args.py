@@ -112,7 +112,7 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
     if ranks:
         report["simulated"] = _simulate(launch, _ranks_to_simulate(ranks, coordinates))
     with validate.refusals_of_megatron():
-        if args.vocab_size and args.hybrid_layer_pattern is None:  # Mamba layers need kernels to be built
+        if args.vocab_size:
             prepare_local_modules()
             report["params_per_stage"] = validate.parameters_per_stage(args, config)
         validate.destroy_process_groups()

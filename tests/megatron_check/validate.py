@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from .hybrid import hybrid_model
 from .local_modules import parameters_of
 from .refusal import Refused
 
@@ -223,6 +224,13 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
     """One virtual stage of this rank's model, on the meta device."""
     import torch
     from megatron.core import parallel_state
+
+    vocab = _padded_vocab_size(args)
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk)
+    if args.hybrid_layer_pattern is not None:
+        with torch.device("meta"):
+            return hybrid_model(args, config, vocab, first, last, chunk)
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
     one_layer = gpt_layer_specs.get_gpt_layer_local_spec(
@@ -242,15 +250,14 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
         prediction = gpt_layer_specs.get_gpt_mtp_block_spec(
             config, one_layer, use_transformer_engine=False, vp_stage=chunk
         )
-    vocab = _padded_vocab_size(args)
     with torch.device("meta"):
         return GPTModel(
             config,
             layers,
             vocab,
             args.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            pre_process=first,
+            post_process=last,
             share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
             position_embedding_type=args.position_embedding_type,
             mtp_block_spec=prediction,
