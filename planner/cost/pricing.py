@@ -229,7 +229,9 @@ def _memory(
     num_classes = len(problem.cluster.classes)
     fixed = np.empty((rows, num_classes))
     for c in range(num_classes):
-        joined = communicator_bytes(problem, sizes, network_of(problem, c).domain_chips, dp_mode)
+        joined = communicator_bytes(
+            problem, problem.chip_of(c), sizes, network_of(problem, c).domain_chips, dp_mode
+        )
         fixed[:, c] = stack.context_gib * GIB + joined
     of_choice = {
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),

@@ -127,6 +127,9 @@ class SoftwareStack(Data):
     communicator_gib: float = Field(default=0.64, ge=0)
     """Memory of the communicators of a group of three or more ranks [GiB]: each kind of group has some, and
     the job."""
+    switch_buffer_mib: float = Field(default=0.0, ge=0)
+    """Memory that a communicator of three or more ranks holds for each of them below switches that add up
+    (NVLink SHARP) [MiB]: what NCCL's log calls nvlsPerRankSize; 0 with NCCL_NVLS_ENABLE=0."""
     megatron_groups: bool = False
     """Whether Megatron-LM's groups beside those that share work have communicators as well: the ranks of a
     replica, of the distributed optimizer, of the shared embedding and of an expert layer."""

@@ -219,7 +219,7 @@ def test_the_groups_that_exchange_have_communicators(run: dict) -> None:
     )
     job = run["world_size"]
     found = sharing_groups(degrees, job) + megatron_groups(model, degrees, job, shape.dp_mode)
-    ours = sorted(ranks for ranks in found if ranks > 1)
+    ours = sorted(group.ranks for group in found if group.ranks > 1)
     counted = {row["group"]: row["group_size"] for row in run["ranks"]["0"] if row["group_size"] > 1}
     if model.moe is None:
         assert ours == sorted(counted.values())

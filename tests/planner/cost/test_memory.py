@@ -202,6 +202,25 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     assert sets(tensor_parallel=8, data_parallel=2) == pytest.approx(2.0 + 2 * 544 / 688)
 
 
+def test_switches_that_add_up_take_buffers_for_every_rank_below_them() -> None:
+    """Two nodes of eight: tp 8 and all ranks lie on eight of a switch, gradients of two nodes on one."""
+    with_buffers = {"switch_buffer_mib": 192.0, "megatron_groups": False}
+
+    def more_mib(chip: str, **degrees: int) -> float:
+        of = problem(cluster=f"2x8 {chip}")
+        some = of.model_copy(update={"stack": of.stack.model_copy(update=with_buffers)})
+        none = of.model_copy(
+            update={"stack": of.stack.model_copy(update=with_buffers | {"switch_buffer_mib": 0.0})}
+        )
+        found = prices(some, **degrees).fixed_bytes[0, 0] - prices(none, **degrees).fixed_bytes[0, 0]
+        return float(found) / 2**20
+
+    assert more_mib("h100-sxm-80gb", tensor_parallel=8, data_parallel=2) == pytest.approx(192 * (8 + 8))
+    # Pairs need no switch to add up; of eight gradient ranks four lie on each node.
+    assert more_mib("h100-sxm-80gb", tensor_parallel=2, data_parallel=8) == pytest.approx(192 * (4 + 8))
+    assert more_mib("a100-sxm-80gb", tensor_parallel=8, data_parallel=2) == 0.0
+
+
 def test_an_exchange_connects_every_pair_of_a_node() -> None:
     of = problem(model="mixtral-8x7b", cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 
