@@ -64,6 +64,8 @@ class Entries:
     """[entry] place of the stage in its pipeline."""
     num_stages: int
     """Stages of the pipelines."""
+    in_flight: Floats | None = None
+    """[entry] micro-batches that a stage holds at once; None where they follow from its position."""
 
 
 def entry_coefficients(
@@ -133,7 +135,6 @@ def entry_coefficients(
         lead=lead,
         lead_full_ms=leading[3],
         lead_selective_ms=leading[2],
-        predictions_selective_ms=np.where(last_stage, prices.num_predictions * layer[2], 0.0),
         constant_ms=float(prices.tied_sync_s[c[0]]) / MS if p > 1 else 0.0,
         **memory,
     )
@@ -155,6 +156,8 @@ def _memory(
     lead = np.where(first_stage, kinds.num_lead, 0)
     held = [in_flight_1f1b(p, s, num_microbatches) for s in range(p)]
     in_flight = np.array(held, dtype=np.float64)[entries.position]
+    if entries.in_flight is not None:
+        in_flight = entries.in_flight
     scale = 1 / prices.allocated_fraction / GIB
 
     def kept(kind: int) -> Floats:

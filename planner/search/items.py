@@ -89,6 +89,8 @@ class Prefix:
     choice: int
     stages: int
     shapes: tuple[int, ...]
+    banned: tuple[int, ...] = ()
+    """Shapes that the next stage does not have."""
 
 
 Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Lengths | Prefix | VirtualItem

@@ -6,10 +6,12 @@ of another kind on the first stage), and either full recomputation of any number
 or selective recomputation on all. No context parallelism, no virtual stages, as FlagScale has none. What is
 pinned holds for every stage.
 
-The best plan with equal degrees comes first, from the search for Megatron-LM; then pipelines of one shape a
-class, and changes to them that help. Best-first: a batch with a number of stages is bounded by
-`planner.search.meshes.relaxation`, then split by the shape of the first stage, of the second, and so on; a
-whole sequence becomes a program, as in `planner.search.driver`.
+A plan with equal degrees comes first, from the search for Megatron-LM; then pipelines of one shape a class,
+and changes to them that help. Best-first: a batch with all its numbers of stages is bounded by
+`planner.search.meshes.relaxation`, cut by the number of stages down to one, then by the first stage at which
+a pipeline differs from the best one that came up; a whole sequence becomes a program, as in
+`planner.search.driver`. Pipelines that come up are tried, and changed where that helps. Where no better plan
+turns up for long the search ends with the bound it has, and the result is no more than feasible.
 """
 
 from __future__ import annotations
@@ -23,33 +25,36 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.bounds import bound_data
-from planner.search.driver import Search
-from planner.search.kinds import check_kinds, layer_kinds
-from planner.search.meshes.neighbours import first_sequences, improve, sequence_of
+from planner.search.driver import Search, check_kinds
+from planner.search.kinds import layer_kinds
+from planner.search.meshes.neighbours import Place, first_sequences, improve, sequence_of
 from planner.search.meshes.opener import MeshOpener
-from planner.search.meshes.pairs import list_lengths, list_pairs
+from planner.search.meshes.pairs import list_lengths, list_pairs, longest_of
 from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
 from planner.search.space import Pairs
 
-LOOKS = 300
+LOOKS = 60
 """Pipelines of one shape a class that are looked at for first plans."""
-SHARE_OF_UNIFORM = 0.4
+GAP_OF_UNIFORM = 0.03
+"""Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
+SHARE_OF_UNIFORM = 0.25
 """Share of the time limit that the search for equal degrees may take."""
 
 
+STALE_SETS = 800
+"""Sets of pipelines and programs opened without a better plan after which the search ends with its bound."""
 LIMITS = {"max_context_parallel": 1, "max_virtual_stages": 1}
 """Options that hold for FlagScale whatever the user allows."""
 
 
 def pinned_beyond(problem: Problem) -> str | None:
-    """What is pinned or forbidden that no stage-by-stage plan can keep, in a sentence."""
-    pins, ruled_out = problem.options.pin.items(), problem.options.forbid
-    wishes = [f"{name}={value} is pinned" for name, value in pins if name in ("cp", "vp") and value > 1]
-    wishes += [f"{wish} is forbidden" for wish in ("cp=1", "vp=1") if wish in ruled_out]
-    if not wishes:
+    """What is pinned that no stage-by-stage plan has, in a sentence."""
+    pins = problem.options.pin.items()
+    pinned = " and ".join(f"{name}={value}" for name, value in pins if name in ("cp", "vp") and value > 1)
+    if not pinned:
         return None
-    return f"{' and '.join(wishes)}; target flagscale has no context parallelism and no virtual stages"
+    return f"{pinned} is pinned; target flagscale has no context parallelism and no virtual stages"
 
 
 def search_meshes(
@@ -80,7 +85,8 @@ class MeshSearch(Search):
         # Classes that must be busy are asked of whole pipelines, as not each shape can lie on each of them.
         options = problem.options.model_copy(update=LIMITS | {"use": ()})
         super().__init__(problem.model_copy(update={"options": options}), on_progress, seeds)
-        self.use = problem.options.use
+        self.use, self.stale_sets = problem.options.use, STALE_SETS
+        self.tried: set[Place] = set()
         self.reason = pinned_beyond(problem)
 
     def _search(self) -> bool:
@@ -92,6 +98,7 @@ class MeshSearch(Search):
         opener = self.make_opener()
         self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
         lengths = list_lengths(self.pairs)
+        opener.longest = longest_of(self.pairs)
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)
         return self._loop(opener)
@@ -120,6 +127,7 @@ class MeshSearch(Search):
             update={
                 "time_limit_s": share_s,
                 "use": self.use,
+                "gap": max(self.problem.options.gap, GAP_OF_UNIFORM),
                 "max_virtual_stages": 1,
                 # No mesh of several classes is among the plans of this search.
                 "forbid": tuple(dict.fromkeys((*self.problem.options.forbid, "stages=mixed"))),
@@ -143,7 +151,14 @@ class MeshSearch(Search):
                 return
             opener.try_order(choice, order)
             self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
-        improve(opener)
+        improve(opener, self.tried)
+        self.improved = opener.best
+
+    def _opened(self) -> None:
+        """Change what a walk has found, where that is better."""
+        if isinstance(self.opener, MeshOpener) and self.opener.best != self.improved:
+            improve(self.opener, self.tried)
+            self.improved = self.opener.best
 
     def _why_infeasible(self) -> str:
         return self.reason if self.reason is not None else super()._why_infeasible()

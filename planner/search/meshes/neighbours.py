@@ -14,8 +14,8 @@ from planner.search.meshes.shapes import Batch
 
 SHAPES_OF_CLASS = 3
 """Shapes of each class that first pipelines are made of: those that do most for their chips."""
-MAX_TRIES = 600
-"""Changes that are tried in all."""
+MAX_TRIES = 150
+"""Changes that are tried in one look."""
 
 Place = tuple[int, tuple[int, ...]]
 """Number of a batch and the shapes of its stages."""
@@ -85,14 +85,14 @@ def first_sequences(opener: MeshOpener, most: int) -> list[Place]:
     return places
 
 
-def improve(opener: MeshOpener) -> None:
-    """Change the best pipeline as long as that helps."""
-    tried: set[Place] = set()
+def improve(opener: MeshOpener, tried: set[Place]) -> None:
+    """Change the best pipeline as long as that helps; `tried` are changes that have been tried."""
+    most = len(tried) + MAX_TRIES
     longest = most_stages(opener.problem)
-    while opener.best is not None and len(tried) < MAX_TRIES:
+    while opener.best is not None and len(tried) < most:
         before = opener.best
         for place in _changes(opener, before[1], before[2]):
-            if place in tried or opener.clock.is_up or len(tried) >= MAX_TRIES:
+            if place in tried or opener.clock.is_up or len(tried) >= most:
                 continue
             tried.add(place)
             if 0 < len(place[1]) <= longest and opener.is_allowed(*place):

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageChoice
-from planner.cost.prices import Prices
+from planner.cost.prices import Floats, Prices
 from planner.data.plan import Plan, Recompute, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.search.assemble import hosts_of_stages
 from planner.search.bounds import BoundData
-from planner.search.degrees import DegreeTable, length_is_allowed
-from planner.search.items import Item, Lengths, Order, Prefix
-from planner.search.meshes.pairs import LONG
-from planner.search.meshes.relaxation import Relaxation
+from planner.search.degrees import DegreeTable
+from planner.search.items import Item, Lengths, Order, Prefix, Program
+from planner.search.meshes.places import Ints, PlaceTables
+from planner.search.meshes.relaxation import Found, Known, relax
 from planner.search.meshes.shapes import Batch, can_be_placed, ends_match
 from planner.search.meshes.tables import MeshTables
-from planner.search.openings import Opener
+from planner.search.meshes.units import count_units
+from planner.search.meshes.walks import MeshWalks
+from planner.search.openings import TRIED_ORDERS, Opener
 from planner.search.referee import confirmed
 from planner.search.state import Clock, Frontier
 from planner.simulate.evaluate import evaluate_stages
 from planner.units import MS
 
-HALVINGS = 6
-"""Halvings of the interval in which the bound of a batch and number of stages lies."""
-HALVINGS_OF_PREFIX = 2
-"""The same where the first shapes are known, and the bound of what they came from."""
+COARSE_WORK, FINE_WORK = 20_000, 200_000
+"""Points times shapes times stages of one walk, at first and where that leaves a part open."""
+MOST_POINTS = 2000
+PIECES = 4
+"""Into how many pieces numbers of stages are cut that stay open together."""
+FINE_HALVINGS = 3
+"""How often brackets are halved in the end."""
 
 
 class MeshOpener(Opener):
@@ -50,7 +55,12 @@ class MeshOpener(Opener):
         self.batches, self.use = batches, set(use)
         self.meshes = MeshTables(problem, prices, batches)
         self.tables = self.meshes  # type: ignore[assignment]
-        self.relaxation = lru_cache(maxsize=256)(self._relaxation)
+        self.places = PlaceTables(problem, prices, batches)
+        self.chips_of_class = [node_class.num_chips for node_class in problem.cluster.classes]
+        self.known: dict[int, Known] = {}
+        """Good prices of every batch."""
+        self.longest: dict[int, int] = {}
+        """Most stages of every batch."""
         self.best: tuple[float, int, tuple[int, ...]] | None = None
         """Step time, batch and shapes of the best plan that was judged here."""
 
@@ -59,37 +69,75 @@ class MeshOpener(Opener):
         if isinstance(item, Lengths):
             self._look_at_lengths(bound_s, item)
         elif isinstance(item, Prefix):
-            self._extend(bound_s, item)
+            self._split(bound_s, item)
         else:
+            self.sets_since_better += isinstance(item, Program)
             super().open(bound_s, item)
 
     def _look_at_lengths(self, bound_s: float, part: Lengths) -> None:
-        """Close several numbers of stages together, or halve them; one becomes a part of its own."""
-        if len(part.stages) == 1:
-            self._push_bounded(bound_s, Prefix(part.choice, part.stages[0], ()))
+        """Bound some numbers of stages together, then halve them; one becomes a part of its own."""
+        stages, known_s = np.array(part.stages), np.array(part.bounds_s)
+        stages, known_s = self._open_lengths(stages, known_s)
+        if not len(stages):
             return
-        deadline_s = self._deadline_s()
-        if deadline_s is not None:
-            together = self._relaxation(part.choice, part.stages[0], coarse=True, longest=part.stages[-1])
-            if together.misses(deadline_s / MS):
-                self.frontier.close(deadline_s)
-                return
-        half = len(part.stages) // 2
-        for side in (slice(half), slice(half, None)):
-            bounds = part.bounds_s[side]
-            self.frontier.push(max(bound_s, min(bounds)), Lengths(part.choice, part.stages[side], bounds))
+        found_s, found = self._relaxed(bound_s, part.choice, stages.tolist(), COARSE_WORK, 0)
+        if found_s.min() < self.frontier.cutoff_s:
+            self._try_found(part.choice, found)
+        stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
+        if len(part.stages) == 1:
+            for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
+                self.frontier.push(least_s, Prefix(part.choice, p, ()))
+            return
+        for piece in np.array_split(np.arange(len(stages)), PIECES):
+            if len(piece):
+                bounds = tuple(float(b) for b in known_s[piece])
+                lengths = tuple(int(p) for p in stages[piece])
+                self.frontier.push(min(bounds), Lengths(part.choice, lengths, bounds))
 
-    def _deadline_s(self) -> float | None:
-        """What a part must miss to be closed: a little beyond the cutoff, so that rounding keeps the gap."""
-        best_s = self.frontier.incumbent.step_s
-        if best_s is None:
-            return None
-        return self.frontier.cutoff_s + (best_s - self.frontier.cutoff_s) / 1000
+    def _open_lengths(self, stages: Ints, bounds_s: Floats) -> tuple[Ints, Floats]:
+        """Numbers of stages that may hold a better plan; the others are closed."""
+        is_open = bounds_s < self.frontier.cutoff_s
+        if not is_open.all():
+            self.frontier.close(float(bounds_s[~is_open].min()))
+        return stages[is_open], bounds_s[is_open]
+
+    def _relaxed(
+        self,
+        bound_s: float,
+        choice: int,
+        lengths: Sequence[int],
+        work: int,
+        halvings: int,
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> tuple[Floats, tuple[Found, ...]]:
+        """Bounds of some lengths [s], and pipelines that came up."""
+        batch, longest = self.batches[choice], max(lengths)
+        places = self.places.of(choice, self.longest[choice])
+        points = int(np.clip(work // (longest * len(batch.shapes)), 1, MOST_POINTS))
+        units = count_units(batch, self.chips_of_class, points)
+        cutoff_s = self._finite_cutoff_s(bound_s)
+        walks = MeshWalks(
+            places,
+            batch,
+            lengths,
+            self.chips_of_class,
+            units,
+            sends_block=not self.problem.stack.p2p_overlap,
+            allowed=allowed,
+        )
+        relaxed = relax(walks, cutoff_s / MS, lambda: self.clock.is_up, halvings, self.known.get(choice))
+        if relaxed.known is not None:
+            self.known[choice] = relaxed.known
+        return relaxed.bound_ms * MS, relaxed.found
+
+    def _try_found(self, choice: int, found: Sequence[Found]) -> None:
+        for order, layers in found[:TRIED_ORDERS]:
+            if (choice, order) not in self._tried and self.is_allowed(choice, order):
+                self._tried.add((choice, order))
+                self.try_order(choice, order, layers)
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that the shapes take, and the user lets the order be."""
-        if not length_is_allowed(self.problem.options, len(order)):
-            return False
         return can_be_placed(self.problem, self.batches[choice], order) and self._is_whole(choice, order)
 
     def _is_whole(self, choice: int, order: tuple[int, ...]) -> bool:
@@ -98,57 +146,42 @@ class MeshOpener(Opener):
         used = {self.problem.cluster.classes[batch.shapes[k].node_class].name for k in order}
         return self.use <= used and ends_match(self.problem, batch, order[0], order[-1])
 
-    def _extend(self, bound_s: float, part: Prefix) -> None:
-        """One part for each shape of the next stage."""
-        batch = self.batches[part.choice]
-        for k in range(len(batch.shapes)):
-            if self.clock.is_up:
-                self.frontier.close(bound_s)
-                return
-            shapes = (*part.shapes, k)
-            if not can_be_placed(self.problem, batch, shapes):
-                continue
-            if len(shapes) < part.stages:
-                self._push_bounded(bound_s, Prefix(part.choice, part.stages, shapes))
-            elif self._is_whole(part.choice, shapes):
-                self.frontier.push(bound_s, Order(part.choice, shapes))
-
-    def _push_bounded(self, bound_s: float, part: Prefix) -> None:
-        """Keep a part open with the bound of its relaxation, unless that closes it."""
-        deadline_s = self._deadline_s()
-        if deadline_s is not None and bound_s < self.frontier.cutoff_s:
-            if self._misses(part, deadline_s):
-                self.frontier.close(deadline_s)
-                return
-            relaxation = self.relaxation(part.choice, part.stages)
-            halvings = HALVINGS_OF_PREFIX if part.shapes else HALVINGS
-            found_ms = relaxation.bound_ms(bound_s / MS, deadline_s / MS, halvings, part.shapes)
-            bound_s = max(bound_s, found_ms * MS)
-        self.frontier.push(bound_s, part)
-
-    def _misses(self, part: Prefix, deadline_s: float) -> bool:
-        """Whether nothing of a part finishes by a deadline, long pipelines looked at in groups first."""
-        deadline_ms = deadline_s / MS
-        if not part.shapes and part.stages > LONG:
-            coarse = self._relaxation(part.choice, part.stages, coarse=True)
-            if coarse.misses(deadline_ms):
-                return True
-        return self.relaxation(part.choice, part.stages).misses(deadline_ms, part.shapes)
-
-    def _relaxation(
-        self, choice: int, num_stages: int, coarse: bool = False, longest: int | None = None
-    ) -> Relaxation:
-        batch = self.batches[choice]
-        return Relaxation(
-            table=self.meshes.pair(choice, num_stages, coarse),
-            num_layers=self.problem.model.num_layers,
-            num_microbatches=batch.num_microbatches,
-            class_of_shape=batch.node_class,
-            chips_of_shape=batch.num_chips,
-            chips_of_class=np.array([float(c.num_chips) for c in self.problem.cluster.classes]),
-            sends_block=not self.problem.stack.p2p_overlap,
-            longest=longest or num_stages,
+    def _split(self, bound_s: float, part: Prefix) -> None:
+        """Bound pipelines as well as can be, take the best one out, and cut the rest by where they differ."""
+        self.sets_since_better += 1
+        batch, start = self.batches[part.choice], len(part.shapes)
+        if start == part.stages:
+            if self._is_whole(part.choice, part.shapes):
+                self.frontier.push(bound_s, Order(part.choice, part.shapes))
+            return
+        allowed = np.ones((part.stages, len(batch.shapes)), dtype=np.bool_)
+        for s, k in enumerate(part.shapes):
+            allowed[s] = np.arange(len(batch.shapes)) == k
+        allowed[start, list(part.banned)] = False
+        bounds_s, found = self._relaxed(
+            bound_s, part.choice, (part.stages,), FINE_WORK, FINE_HALVINGS, allowed
         )
+        bound_s = max(bound_s, float(bounds_s[0]))
+        if bound_s >= self.frontier.cutoff_s:
+            self.frontier.close(bound_s)
+            return
+        self._try_found(part.choice, found)
+        if self.clock.is_up:
+            self.frontier.push(bound_s, part)
+            return
+        order = found[0][0] if found else self._any_order(part)
+        if can_be_placed(self.problem, batch, order) and self._is_whole(part.choice, order):
+            self.frontier.push(bound_s, Order(part.choice, order))
+        for j in range(start, part.stages):
+            banned = (*(part.banned if j == start else ()), order[j])
+            child = Prefix(part.choice, part.stages, order[:j], tuple(sorted(banned)))
+            if len(banned) < len(batch.shapes) and (j == 0 or can_be_placed(self.problem, batch, order[:j])):
+                self.frontier.push(bound_s, child)
+
+    def _any_order(self, part: Prefix) -> tuple[int, ...]:
+        """Some pipeline of a part."""
+        free = next(k for k in range(len(self.batches[part.choice].shapes)) if k not in part.banned)
+        return (*part.shapes, *(free for _ in range(part.stages - len(part.shapes))))
 
     def _bound_order(self, bound_s: float, part: Order) -> tuple[float, tuple[int, ...] | None]:
         """The bound of the prefix that became it stands."""

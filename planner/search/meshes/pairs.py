@@ -29,14 +29,8 @@ FARTHEST = 8.0
 """Slowest stage that is looked at, in times of the least; with a slower one m tau is bound enough."""
 
 
-LONG = 8
-"""Stages from which several numbers of them are first looked at together."""
-WIDEST = 1.35
-"""Largest of such numbers, in times of the least."""
-
-
 def list_lengths(pairs: Pairs) -> list[tuple[float, Lengths]]:
-    """The pairs of a batch put together where pipelines are long, by ascending bound."""
+    """All numbers of stages of each batch together, by ascending bound."""
     by_batch: dict[int, list[tuple[int, float]]] = {}
     for choice, stages, bound_s in zip(
         pairs.choice.tolist(), pairs.stages.tolist(), pairs.bound_s.tolist(), strict=True
@@ -44,15 +38,17 @@ def list_lengths(pairs: Pairs) -> list[tuple[float, Lengths]]:
         by_batch.setdefault(choice, []).append((stages, bound_s))
     found = []
     for choice, members in by_batch.items():
-        group: list[tuple[int, float]] = []
-        for stages, bound_s in [*sorted(members), (0, 0.0)]:
-            ends = group and (group[0][0] < LONG or not 0 < stages <= group[0][0] * WIDEST)
-            if ends:
-                numbers, bounds = zip(*group, strict=True)
-                found.append((min(bounds), Lengths(choice, numbers, bounds)))
-                group = []
-            group.append((stages, bound_s))
-    return sorted(found, key=lambda part: (part[0], part[1].choice, part[1].stages))
+        numbers, bounds = zip(*sorted(members), strict=True)
+        found.append((min(bounds), Lengths(choice, numbers, bounds)))
+    return sorted(found, key=lambda part: (part[0], part[1].choice))
+
+
+def longest_of(pairs: Pairs) -> dict[int, int]:
+    """Most stages of every batch."""
+    found: dict[int, int] = {}
+    for choice, stages in zip(pairs.choice.tolist(), pairs.stages.tolist(), strict=True):
+        found[choice] = max(found.get(choice, 0), stages)
+    return found
 
 
 def list_pairs(problem: Problem, batches: Sequence[Batch], data: BoundData) -> Pairs:

@@ -1,247 +1,283 @@
-"""Whether any pipeline of free shapes can finish by a deadline: a bound that looks at all of them at once.
+"""A bound on all pipelines of one batch and some lengths: shortest walks, with prices that close it.
 
-Given a batch, p stages, some of them with a shape already, and the chips left on each class. For a pipeline
-whose slowest stage takes tau, of all stages t[s] and the least sends h (no send costs more than it must),
+The time of the slowest stage is cut into brackets, each with prices of its own, as in
+`planner.search.relaxation`; the lengths share them, and each keeps the best that any prices prove of it.
+Brackets that stay open are halved, and their halves start from the same prices.
 
-    (paced)  T >= (m - p - 1) tau + sum_s (2 t[s] + h[s]) + reduce[0] + sum_s after[s] / p,   m >= p + 1
-    (path)   T >= (m - 1) rho tau + sum_s (t[s] + h[s]) + reduce[0] + sum_s after[s] / p
-    (even)   T >= sum_s (w[s] t[s] + h[s]) + reduce[0] + sum_s after[s] / p
-    (work)   T >= m tau
+With R the layers that all chips hold at no more than tau a stage, tau is no less than where R reaches L; with
+Sigma the least sum of all stages and rho the least share of the longer pass, it is no more than
 
-(paced, path and work as in `planner.search.bounds`; rho is the least share of the longer pass in a stage's
-time, one half where sends lengthen passes; the mean of what follows on the stages is at most its largest.
-In even, w comes of the rows (partial, e = s, both waits) of `formulations.pipeline_rows`,
-up + (m - q) t[s] + 2 d, and where m <= q + 1 of (window), sum t + (m - 1) rho t[s], weighed so that a second
-costs nearly the same on every stage.) With alpha tau for the first term, let V(b) be the least of the rest
-over all pipelines whose stages take at most b. A pipeline with tau in [a, b] takes at least alpha a + V(b):
-with V(b) at hand every tau down to a = (D - V(b)) / alpha misses the deadline D, the next look is at b = a,
-and where V(b) >= D all smaller ones miss it too. The first b is D / m.
+    T / m,   (T - Sigma) / ((m - 1) rho),   and where m > p + 1 for all lengths  (T - 2 Sigma) / (m - p - 1)
 
-V(b) is bounded by prices, mu on a layer and lambda[c] >= 0 on a chip of class c:
-
-    V >= mu L - sum_c lambda[c] N[c]
-         + sum_s min_{k, n: t[k,s](n) <= b} (cost[k,s](n) + lambda[c(k)] g[k] - mu n)
-
-Any prices are valid. For one shape and position the least over n lies at the fewest layers, at the bend of
-`PairTable`, or at the most that b allows, as the cost is bounded there by two lines, the second steeper.
-Several numbers of stages p .. P are looked at together: the last p - 1 stages and the first are those of the
-shorter pipeline, the others, which hold more micro-batches, at best like its second; each adds what it
-costs where that is below 0, else nothing. alpha is that of P, and (even), whose weights differ, is left out.
-
-Prices are improved along subgradients (layers missing, chips missing) in a space that is dilated across the
-last two of them, for which few steps are enough in so few dimensions.
-
-References
-----------
-N. Z. Shor, "Minimization Methods for Non-Differentiable Functions", Springer 1985, section 3.5 (r-algorithm
-with a dilation of 2).
+for a plan no slower than T (the rows work, path and paced of `planner.search.bounds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.meshes.tables import PairTable
-from planner.tolerances import BOUND_TOL
+from planner.search.meshes.ascent import Ascent
+from planner.search.meshes.path import Bracket, Walk
+from planner.search.meshes.walks import MeshWalks
+from planner.search.relaxation import PASSES
 
-STEPS = 60
-"""Most steps of the prices in one look."""
-PATIENCE = 12
-"""Steps that help little after which a look ends."""
-PROGRESS = 1e-4
-"""Relative gain of a step that helps."""
-FIRST_STEP = 0.3
-"""Length of the first step, as a share of all layers at their first price."""
-LEAST_PROGRESS = 1e-3
-"""Share of the bottleneck that a look must rule out, else the deadline is taken as reachable."""
-MOST_LOOKS = 60
-"""Looks after which a deadline is taken as reachable."""
-FEW_MICROBATCHES = 3
-"""Micro-batches a stage up to which (path) may bound better than (paced)."""
+ROUNDS = 24
+"""Rounds of prices on one set of brackets."""
+LEAST_GAIN, PATIENCE = 0.1, 6
+"""Share of the way to the cutoff that some rounds must make good, and how many."""
+FIRST_WAITS = (1.0, 0.3, 0.0), (1.0, 1.0, 0.0)
+"""v, w and u at first, in long pipelines and in short ones."""
+LONG_PIPELINE = 2
+"""Micro-batches over stages below which a pipeline is long."""
+COARSE, FINE = 1.03, 1.002
+"""Ratio of the edges of a bracket, at first and at last."""
+MAX_BRACKETS = 24
+BISECTIONS = 20
+LONGEST_MS = 1e300
+"""A time that all stages keep into which their layers fit."""
+MAX_FOUND = 6
+"""Pipelines remembered."""
 
-
-@dataclass
-class Relaxation:
-    """One batch and number of stages, all shapes open at first; prefixes need every position apart."""
-
-    table: PairTable
-    num_layers: int
-    num_microbatches: int
-    class_of_shape: NDArray[np.int64]
-    chips_of_shape: NDArray[np.int64]
-    chips_of_class: Floats
-    sends_block: bool
-    longest: int
-    """Most stages: with more than the table's, all numbers of them in between are looked at together."""
-
-    def __post_init__(self) -> None:
-        t, p, longest = self.table, self.table.num_stages, self.longest
-        m = self.num_microbatches
-        self.more = longest - p
-        self.count = np.diff(t.positions, prepend=-1).astype(np.float64)
-        sides = (t.positions > 0).astype(float) + (t.positions < p - 1)
-        self.sends = t.hop_ms[:, None] * sides
-        self.blocked = self.sends if self.sends_block else np.zeros_like(self.sends)
-        first = (t.positions == 0).astype(np.float64)[None, :]
-        fits = np.where(np.isfinite(t.times_ms), t.times_ms, 0.0)
-        self.at_fewest = np.take_along_axis(fits, t.fewest[:, :, None], axis=2)[:, :, 0]
-        self.at_bend = np.take_along_axis(fits, t.bend[:, :, None], axis=2)[:, :, 0]
-        self.each = t.after_layer_ms / longest + first * t.reduce_layer_ms[:, None]
-        self.fixed = t.after_ms / longest + first * t.reduce_ms[:, None]
-        longer = 0.5 if self.sends_block else t.longer_fraction
-        ones = np.ones(len(t.positions))
-        paced, path = (m - longest - 1.0, 2 * ones), ((m - 1) * longer, ones)
-        self.rows = [paced] if m > longest else []
-        if self.more:
-            self.rows.append(path)
-        elif m <= FEW_MICROBATCHES * p:
-            even = np.split(_even_weights(p, m, longer), t.positions[:-1] + 1)
-            self.rows += [(0.0, np.array([group.min() for group in even])), path]
-        # Prices times this: layers that must be there, chips that there are.
-        self.scale = np.concatenate([[float(self.num_layers)], -self.chips_of_class])
-        self.chips = np.zeros((3 * len(self.chips_of_shape), len(self.chips_of_class)))
-        rows = np.arange(len(self.chips))
-        self.chips[rows, np.repeat(self.class_of_shape, 3)] = np.repeat(self.chips_of_shape, 3)
-        start = np.zeros(1 + len(self.chips_of_class))
-        start[0] = self._first_price()
-        self.prices = [float(weight.mean()) * start for _, weight in self.rows]
-
-    def _first_price(self) -> float:
-        """The cost of a layer in the middle of all shapes."""
-        fits = self.table.most > 0
-        return float(np.median(self.at_fewest[fits])) if fits.any() else 1.0
-
-    def misses(self, deadline_ms: float, prefix: Sequence[int] = ()) -> bool:
-        """Whether no pipeline that begins with these shapes finishes by the deadline."""
-        deadline = deadline_ms - self.table.constant_ms
-        return any(self._row_misses(row, deadline, prefix) for row in range(len(self.rows)))
-
-    def _row_misses(self, row: int, deadline: float, prefix: Sequence[int]) -> bool:
-        slope, weight = self.rows[row]
-        bound = deadline / self.num_microbatches
-        prices = self.prices[row]
-        for look in range(MOST_LOOKS):
-            value, prices = self._least(bound, weight, deadline, prefix, prices)
-            if look == 0 and not prefix:
-                self.prices[row] = prices
-            if value >= deadline:
-                return True
-            if slope <= 0:
-                return False
-            reached = (deadline - value) / slope
-            if reached >= bound * (1 - LEAST_PROGRESS):
-                return False
-            bound = reached
-        return False
-
-    def bound_ms(self, least_ms: float, most_ms: float, halvings: int, prefix: Sequence[int] = ()) -> float:
-        """The latest deadline found that is missed, between one known to be missed and another."""
-        low, high = least_ms, most_ms
-        for _ in range(halvings):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.misses(middle, prefix) else (low, middle)
-        return low
-
-    def _candidates(self, bound: float, weight: Floats, prefix: Sequence[int]) -> tuple[Floats, Floats]:
-        """Cost and layers of the three points of every shape and position, [position, shape x 3]."""
-        t = self.table
-        allowed = t.times_ms + self.blocked[:, :, None] <= bound * (1 + BOUND_TOL)
-        cap = np.where(allowed, np.arange(t.times_ms.shape[2]), 0).max(axis=2)
-        bend = np.minimum(t.bend, cap)
-        slope = (self.at_bend - self.at_fewest) / np.maximum(t.bend - t.fewest, 1)
-        at_bend = self.at_fewest + slope * (bend - t.fewest)
-        at_cap = at_bend + t.steeper_ms * (cap - bend)
-        layers = np.stack([t.fewest, bend, cap], axis=2).astype(np.float64)
-        times = np.stack([self.at_fewest, at_bend, at_cap], axis=2)
-        usable = (cap >= t.fewest) & (t.most > 0)
-        for s, k in enumerate(prefix):
-            usable[np.arange(len(usable)) != k, s] = False
-        # The sum of all hops counts twice in both rows; each hop is shared by its two stages.
-        fixed = self.fixed + (weight * self.blocked if self.sends_block else self.sends)
-        cost = weight[:, None] * times + self.each[:, :, None] * layers + fixed[:, :, None]
-        cost = np.where(usable[:, :, None], cost, np.inf)
-        p = len(t.positions)
-        return cost.transpose(1, 0, 2).reshape(p, -1), layers.transpose(1, 0, 2).reshape(p, -1)
-
-    def _least(
-        self, bound: float, weight: Floats, target: float, prefix: Sequence[int], prices: Floats
-    ) -> tuple[float, Floats]:
-        """A bound on V, and the prices that gave it; it stops early where the target is reached."""
-        cost, layers = self._candidates(bound, weight, prefix)
-        if np.isinf(cost.min(axis=1)).any():
-            return np.inf, prices
-        rows = np.arange(len(cost))
-
-        def at(prices: Floats) -> tuple[float, Floats]:
-            """Value and, as shares of what there is, layers and chips that are missing."""
-            reduced = cost + self.chips @ prices[1:] - prices[0] * layers
-            chosen = np.argmin(reduced, axis=1)
-            least, count = reduced[rows, chosen], self.count
-            if self.more and least[1] < 0:
-                count = count.copy()
-                count[1] += self.more
-            value = float(count @ least + prices @ self.scale)
-            used = np.concatenate([[-(count @ layers[rows, chosen])], count @ self.chips[chosen]])
-            return value, used / np.abs(self.scale) + np.sign(self.scale)
-
-        return _ascend(at, prices, np.abs(self.scale), target)
+Found = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape of every stage, and layers that perhaps do not add up."""
 
 
-def _ascend(
-    at: Callable[[Floats], tuple[float, Floats]], prices: Floats, scale: Floats, target: float
-) -> tuple[float, Floats]:
-    """Largest value found of a concave function, and where: Shor's algorithm with space dilation.
+@dataclass(frozen=True)
+class Known:
+    """Prices by the upper edge of their bracket, v, w and u not scaled."""
 
-    The first price is free, the others are at least 0.
+    high_ms: Floats
+    prices: Floats
+    exact: bool
+
+    def at(self, high_ms: Floats, waits: Floats) -> Floats:
+        """Prices of other brackets: those of the nearest edge."""
+        nearest = np.abs(self.high_ms[None, :] - high_ms[:, None]).argmin(axis=1)
+        prices: Floats = self.prices[nearest].copy()
+        prices[:, -3:] *= waits[:, None]
+        return prices
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Bounds of some lengths, and what was learned on the way."""
+
+    bound_ms: Floats
+    """[number of stages]"""
+    found: tuple[Found, ...]
+    """Shortest walks, those with about all layers first."""
+    known: Known | None
+    """The best prices found."""
+
+
+def relax(
+    walks: MeshWalks,
+    cutoff_ms: float,
+    is_up: Callable[[], bool],
+    halvings: int,
+    known: Known | None = None,
+) -> Relaxed:
+    """Bounds over all pipelines of some lengths; plans slower than `cutoff_ms` are not told apart.
+
+    Parameters
+    ----------
+    halvings
+        How often brackets that stay open are halved.
+    known
+        Prices of other lengths of the batch to begin with.
     """
-    value, slope = at(prices)
-    best, best_prices, stale = value, prices, 0
-    space = np.eye(len(prices))
-    step = FIRST_STEP * max(abs(float(prices[0] * scale[0])), 1e-9)
-    for _ in range(STEPS):
-        if best >= target or stale >= PATIENCE:
+    cutoff = cutoff_ms - walks.constant_ms
+    low, high = slowest_range(walks, cutoff)
+    bound = np.full(len(walks.lengths), np.inf)
+    if low >= high:
+        return Relaxed(bound if np.isinf(low) else np.full(len(bound), cutoff_ms), (), known)
+    from_ms = max(low, high / 2**BISECTIONS)
+    number = int(np.clip(np.ceil(np.log(high / from_ms) / np.log(COARSE)), 1, MAX_BRACKETS))
+    edges = np.geomspace(from_ms, high, number + 1)
+    edges[0] = low
+    lows, highs = edges[:-1], edges[1:]
+    floor = np.repeat(walks.num_microbatches * lows[:, None], len(bound), axis=1)
+    prices = first_prices(walks, highs, cutoff)
+    if known is not None and known.exact == walks.units.exact:
+        prices = known.at(highs, wait_scale(walks, highs))
+    found: dict[Found, int] = {}
+    for halving in range(halvings + 1):
+        rows = _Rows(walks, lows, highs, prices, floor)
+        rows.run(cutoff, is_up, found)
+        bound = np.minimum(bound, rows.closed)
+        if halving == 0:
+            known = rows.known(highs)
+        lows, highs, floor, prices = lows[rows.left], highs[rows.left], rows.proven, rows.ascent.best_at
+        done = halving == halvings or not len(lows) or len(lows) > MAX_BRACKETS or is_up()
+        if done or (highs <= lows * FINE).all():
             break
-        along = space.T @ slope
-        size = float(np.linalg.norm(along))
-        if size < 1e-12:
-            break
-        moved = prices + step * (space @ along) / size / scale
-        moved = np.concatenate([moved[:1], np.maximum(moved[1:], 0.0)])
-        new_value, new_slope = at(moved)
-        turn = space.T @ (new_slope - slope)
-        length = float(np.linalg.norm(turn))
-        if length > 1e-12:
-            across = turn / length
-            space = space - np.outer(space @ across, across) / 2
-        step *= 1.2 if new_value > value else 0.75
-        prices, value, slope = moved, new_value, new_slope
-        stale = 0 if value > best + PROGRESS * abs(best) else stale + 1
-        if value > best:
-            best, best_prices = value, prices
-    return best, best_prices
+        middle = np.sqrt(np.maximum(lows, highs / 4) * highs)
+        lows, highs = np.stack([lows, middle], 1).ravel(), np.stack([middle, highs], 1).ravel()
+        floor, prices = np.repeat(floor, 2, axis=0), np.repeat(prices, 2, axis=0)
+        floor = np.maximum(floor, walks.num_microbatches * lows[:, None])
+    bound = np.minimum(bound, floor.min(axis=0, initial=np.inf))
+    ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
+    return Relaxed(np.minimum(bound + walks.constant_ms, cutoff_ms), tuple(ranked), known)
 
 
-def _even_weights(num_stages: int, num_microbatches: int, longer: float) -> Floats:
-    """What a second on each stage costs in the rows of (even), [stage].
+class _Rows:
+    """Brackets that are open, and their prices: of a layer, of the chips of each class, and v, w and u.
 
-    Any weights of the rows that add up to 1 are valid; those below zero are cut off.
+    All are scaled to the size of the first.
     """
-    p, m = num_stages, num_microbatches
-    rows = np.empty((p, p))
-    for s in range(p):
-        q = p - 1 - s
-        if m >= q + 2:
-            rows[s, :s], rows[s, s], rows[s, s + 1 :] = 1.0, m - q, 2.0
-        else:
-            rows[s] = 1.0
-            rows[s, s] += (m - 1) * longer
-    weights = np.linalg.lstsq(rows.T, np.ones(p), rcond=None)[0]
-    weights = np.maximum(weights, 0.0)
-    weights = weights / weights.sum() if weights.sum() > 0 else np.full(p, 1 / p)
-    cost: Floats = weights @ rows
-    return cost
+
+    def __init__(self, walks: MeshWalks, low: Floats, high: Floats, prices: Floats, floor: Floats) -> None:
+        self.walks, self.left = walks, np.arange(len(low))
+        self.bracket: Bracket = walks.bracket(low, high)
+        self.ascent = Ascent(prices)
+        self.best = prices.copy()
+        self.proven = floor
+        self.closed = np.full(floor.shape[1], np.inf)
+        self.chips = chip_scale(walks)
+        self.waits = wait_scale(walks, high)
+
+    def run(self, cutoff: float, is_up: Callable[[], bool], found: dict[Found, int]) -> None:
+        """Rounds of prices; brackets whose lengths all reach the cutoff are closed."""
+        walks, ascent = self.walks, self.ascent
+        mark, stale = -np.inf, 0
+        for turn in range(ROUNDS):
+            ascent.prices[:, 1:] = np.maximum(ascent.prices[:, 1:], 0.0)
+            ascent.prices[:, -3:] = np.minimum(ascent.prices[:, -3:], self.waits[:, None])
+            mu, price = ascent.prices[:, 0], ascent.prices[:, 1:-3] * self.chips
+            walk = walks.shortest(self.bracket, mu, price, ascent.prices[:, -3:] / self.waits[:, None])
+            paid = mu * walks.num_layers - price @ walks.chips_of_class
+            value = walk.length + paid[:, None]
+            self.proven = np.maximum(self.proven, value)
+            least = value.min(axis=1)
+            self._remember(walk, least, cutoff, found)
+            slope = [
+                (walks.num_layers - walk.layers)[:, None],
+                self.chips * (walk.chips - walks.chips_of_class),
+                walk.shares / self.waits[:, None],
+            ]
+            if walks.units.exact:
+                slope[1] = np.zeros_like(slope[1])
+            ascent.learn(np.where(np.isfinite(least), least, cutoff), np.concatenate(slope, axis=1))
+            reached = float(self.proven.min(initial=np.inf))
+            if reached > mark + LEAST_GAIN * (cutoff - mark):
+                mark, stale = reached, 0
+            else:
+                stale += 1
+            self._keep(self.proven.min(axis=1) < cutoff)
+            if not len(self.left) or turn + 1 == ROUNDS or stale > PATIENCE or is_up():
+                return
+
+    def known(self, high: Floats) -> Known:
+        """The best prices of all brackets, the closed ones too."""
+        prices = self.best.copy()
+        prices[self.left] = self.ascent.best_at
+        prices[:, -3:] /= wait_scale(self.walks, high)[:, None]
+        return Known(high, prices, self.walks.units.exact)
+
+    def _keep(self, is_open: np.ndarray) -> None:
+        if is_open.all():
+            return
+        self.best[self.left] = self.ascent.best_at
+        self.closed = np.minimum(self.closed, self.proven[~is_open].min(axis=0))
+        self.ascent.keep(is_open)
+        self.left, self.proven, self.waits = self.left[is_open], self.proven[is_open], self.waits[is_open]
+        self.bracket = self.bracket.rows(is_open)
+
+    def _remember(self, walk: Walk, least: Floats, cutoff: float, found: dict[Found, int]) -> None:
+        """Keep walks with about all layers, which no price holds up any more."""
+        missing = np.abs(walk.layers - self.walks.num_layers)
+        fits = (walk.chips <= self.walks.chips_of_class).all(axis=1) & (least < cutoff)
+        for row in np.flatnonzero(fits)[np.argsort(missing[fits], kind="stable")][:2]:
+            found[walk.order[row], walk.split[row]] = int(missing[row])
+
+
+def slowest_range(walks: MeshWalks, cutoff_ms: float) -> tuple[float, float]:
+    """Times between which the slowest stage of any pipeline below the cutoff lies; empty where none does.
+
+    Both are infinite where the chips cannot hold all layers, however long that takes.
+    """
+    line, batch, m = walks.inner, walks.batch, walks.num_microbatches
+    n = np.arange(1, walks.num_layers + 1)
+    first = walks.first.times[:, :, 1:]
+    rate = min(float((line.sooner[:, :, 1:] / n).min()), float((first / n).min()))
+    total, p = rate * walks.num_layers, walks.longest
+    high = min(cutoff_ms / m, 2 * (cutoff_ms - total) / max(m - 1, 1e-9))
+    if m > p + 1:
+        high = min(high, (cutoff_ms - 2 * total) / (m - p - 1))
+    sooner = np.minimum(
+        line.sooner[:, :, 1:].min(axis=1), np.minimum.accumulate(first.min(axis=1)[:, ::-1], axis=1)[:, ::-1]
+    )
+
+    def holds(limit: float) -> bool:
+        dense = (sooner <= limit).sum(axis=1) / batch.num_chips
+        best = np.zeros(len(walks.chips_of_class))
+        np.maximum.at(best, batch.node_class, dense)
+        return bool(best @ walks.chips_of_class >= walks.num_layers)
+
+    if not holds(LONGEST_MS):
+        return np.inf, np.inf
+    if high <= 0 or not holds(high):
+        return high, high
+    low, top = 0.0, high
+    for _ in range(BISECTIONS):
+        middle = (low + top) / 2
+        low, top = (low, middle) if holds(middle) else (middle, top)
+    return low, high
+
+
+def chip_scale(walks: MeshWalks) -> Floats:
+    """Price of a chip of each class that weighs as much as one of a layer, [class]."""
+    scale: Floats = walks.num_layers / np.maximum(walks.chips_of_class, 1)
+    return scale
+
+
+def wait_scale(walks: MeshWalks, high: Floats) -> Floats:
+    """What v, w and u of 1 count as prices, [bracket]: the time of all stages over their layers."""
+    scale: Floats = high * walks.longest / walks.num_layers
+    return scale
+
+
+def first_prices(walks: MeshWalks, high: Floats, cutoff_ms: float) -> Floats:
+    """Prices as if every stage took as many layers as its bracket lets it, [bracket, price] as of `_Rows`.
+
+    Where those are too few for the model the price of a layer is what closes the bracket.
+    """
+    line, batch, m = walks.inner, walks.batch, walks.num_microbatches
+    middle = line.times.shape[1] // 2
+    cap = np.stack([(line.sooner[:, middle, 1:] <= edge).sum(axis=1) for edge in high])
+    held = cap.astype(np.float64)
+    times = line.sooner[np.arange(len(batch.num_chips)), middle, cap]
+    chips, classes = batch.num_chips, batch.node_class
+    prices = np.zeros((len(high), 4 + len(walks.chips_of_class)))
+    prices[:, -3:] = wait_scale(walks, high)[:, None] * np.array(
+        FIRST_WAITS[int(m >= LONG_PIPELINE * walks.longest)]
+    )
+    for r in range(len(high)):
+        best: list[tuple[float, float, float, int]] = []
+        for c in range(len(walks.chips_of_class)):
+            mine = np.flatnonzero((classes == c) & (held[r] > 0))
+            if len(mine):
+                k = mine[np.argmax(held[r][mine] / chips[mine])]
+                best.append((held[r, k] / chips[k], times[r, k] / chips[k], walks.chips_of_class[c], c))
+        best.sort(reverse=True)
+        left, spent, mu, taken = float(walks.num_layers), 0.0, 0.0, []
+        for density, time, count, c in best:
+            if left <= 0:
+                break
+            share = min(1.0, left / (density * count))
+            left, spent = left - share * density * count, spent + share * count * time
+            mu = max(mu, PASSES * time / density)
+            taken.append((density, time, c))
+        if left > 0.1:
+            mu = max(mu, (cutoff_ms - PASSES * spent - max(m - walks.longest, 0) * high[r]) / left)
+        prices[r, 0] = mu
+        worth = [max(mu * density - PASSES * time, 0.0) for density, time, _ in taken]
+        least = min(worth, default=0.0) if left <= 0 else 0.0
+        for (_, _, c), value in zip(taken, worth, strict=True):
+            if not walks.units.exact:
+                prices[r, 1 + c] = (value - least) / chip_scale(walks)[c]
+    return prices

@@ -1,0 +1,184 @@
+"""One run of the walks of `planner.search.meshes.walks`: from the last stage to the first, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.meshes.lines import Terms
+from planner.search.meshes.places import Ints
+
+if TYPE_CHECKING:
+    from planner.search.meshes.walks import MeshWalks
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Shortest walks of a batch of rows."""
+
+    length: Floats
+    """[row, number of stages]"""
+    layers: Ints
+    """[row] layers of the shortest."""
+    chips: Ints
+    """[row, class] chips of it."""
+    shares: Floats
+    """[row, 3] how its length grows with v, w and u."""
+    order: tuple[tuple[int, ...], ...]
+    """[row] its shapes."""
+    split: tuple[tuple[int, ...], ...]
+    """[row] layers of its stages."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Stages of every shape and place for slowest stages between two edges."""
+
+    inner: Terms
+    turn: Terms
+    """As the slowest one."""
+    first: Terms
+    """Places are the numbers of stages that are looked at."""
+    first_turn: Terms
+
+    def rows(self, kept: NDArray[np.bool_] | Ints) -> Bracket:
+        """Some of the rows."""
+        return Bracket(*(getattr(self, name).rows(kept) for name in vars(self)))
+
+
+@dataclass(frozen=True)
+class Least:
+    """Least of each group of shapes, [row, place, group], with its shape and candidate."""
+
+    cost: Floats
+    shape: Ints
+    candidate: Ints
+
+
+DONE, SHORT, LONG, TURN = range(4)
+"""Passed once; behind a slowest stage with m <= q + 1; behind another; the slowest one."""
+
+
+class Path:
+    """One run from the last stage to the first."""
+
+    def __init__(
+        self,
+        walks: MeshWalks,
+        bracket: Bracket,
+        inner: list[Least | None],
+        first: list[Least],
+        shares: Floats,
+    ) -> None:
+        self.walks, self.bracket, self.inner, self.first = walks, bracket, inner, first
+        self.shares = shares
+        self.place = walks.place if walks.allowed is None else np.arange(walks.longest)
+        self.source = walks.units.source
+        self.rows, self.points = len(bracket.turn.times), len(self.source)
+        self.groups = self.source.shape[1]
+
+    def walk(self) -> Walk:
+        """The walks, and what the shortest ones take."""
+        walks, m = self.walks, self.walks.num_microbatches
+        value = np.full((3, self.rows, self.points + 1), np.inf)
+        value[1:, :, :-1] = 0.0
+        self.values = [value]
+        ends = np.full((self.rows, len(walks.lengths)), np.inf)
+        wanted = {int(p): i for i, p in enumerate(walks.lengths)}
+        for q in range(walks.longest):
+            if q + 1 in wanted:
+                i = wanted[q + 1]
+                before, full = LONG if q <= m - 2 else SHORT, self.source[-1]
+                passed = value[DONE][:, full] + self.first[0].cost[:, i]
+                turned = value[before][:, full] + self.first[1].cost[:, i]
+                ends[:, i] = np.minimum(passed.min(axis=1), turned.min(axis=1))
+            if q + 1 < walks.longest:
+                value = self._advance(value, q)
+                self.values.append(value)
+        return self._traced(ends)
+
+    def _advance(self, value: Floats, q: int) -> Floats:
+        """Values one stage on."""
+        m, c, source = self.walks.num_microbatches, self.place[q], self.source.T
+        ahead = np.full_like(value, np.inf)
+        for layer, kind in ((DONE, DONE), (SHORT, SHORT), (LONG, LONG), (DONE, TURN)):
+            least = self.inner[kind]
+            if least is None or (kind == LONG and q > m - 3):
+                continue
+            before = layer if kind != TURN else LONG if q <= m - 2 else SHORT
+            found = value[before][:, source]
+            found += least.cost[:, c, :, None]
+            np.minimum(ahead[layer, :, :-1], found.min(axis=1), out=ahead[layer, :, :-1])
+        return ahead
+
+    def _pick(
+        self, r: int, q: int, layer: int, place: int, point: int, kept: Least, turn: Least
+    ) -> tuple[bool, int]:
+        """How a walk came to a value at stage q: whether that is the slowest, and the group of its shape."""
+        value, before = self.values[q], self.source[point]
+        ways = value[layer][r, before] + kept.cost[r, place]
+        if layer != DONE:
+            return False, int(np.argmin(ways))
+        other = LONG if q <= self.walks.num_microbatches - 2 else SHORT
+        ways = np.concatenate([ways, value[other][r, before] + turn.cost[r, place]])
+        turned, group = divmod(int(np.argmin(ways)), self.groups)
+        return bool(turned), group
+
+    def _traced(self, ends: Floats) -> Walk:
+        """Follow the shortest walk of each row back, from the first stage to the last."""
+        walks = self.walks
+        layers = np.zeros(self.rows, dtype=np.int64)
+        chips = np.zeros((self.rows, len(walks.chips_of_class)), dtype=np.int64)
+        shares = np.zeros((self.rows, 3))
+        orders, splits = [], []
+        for r in range(self.rows):
+            i = int(np.argmin(ends[r]))
+            order: list[int] = []
+            split: list[int] = []
+            if np.isfinite(ends[r, i]):
+                shares[r] = self._follow(r, i, order, split)
+            layers[r] = sum(split)
+            np.add.at(chips[r], walks.batch.node_class[order], walks.batch.num_chips[order])
+            orders.append(tuple(order))
+            splits.append(tuple(split))
+        return Walk(ends, layers, chips, shares, tuple(orders), tuple(splits))
+
+    def _follow(self, r: int, i: int, order: list[int], split: list[int]) -> tuple[float, float, float]:
+        """Fill in the shapes and layers of a walk; how its length grows with v, w and u."""
+        m, bracket = self.walks.num_microbatches, self.bracket
+        layer, behind, slowest, point = DONE, 0.0, (0.0, 0.0, 0), self.points - 1
+        before, even = 0.0, 0.0
+        length = int(self.walks.lengths[i])
+        for q in range(length - 1, -1, -1):
+            at_first = q == length - 1
+            place = i if at_first else int(self.place[q])
+            kept, turn = self.first if at_first else (self.inner[layer], self.inner[TURN])
+            assert kept is not None and turn is not None
+            turned, group = self._pick(r, q, layer, place, point, kept, turn)
+            least = turn if turned else kept
+            terms = (bracket.first, bracket.first_turn) if at_first else (bracket.inner, bracket.turn)
+            chosen = terms[int(turned)]
+            shape = int(least.shape[r, place, group])
+            entry = r, place, shape, int(least.candidate[r, place, group])
+            order.append(shape)
+            split.append(int(chosen.layers[entry]))
+            time = float(chosen.times[entry])
+            if turned:
+                layer = LONG if q <= m - 2 else SHORT
+                forward = float(chosen.forward[entry])
+                slowest = forward, time - forward, min(q, m - 1)
+            elif layer != DONE:
+                behind += time
+            else:
+                before += time
+            even += time * (self.walks.even[q] if self.walks.even is not None else 0.0)
+            point = int(self.source[point, group])
+        forward, backward, waits = slowest
+        v, w, u = self.shares[r]
+        first, second = behind - waits * forward, behind - waits * backward
+        row = before + m * (forward + backward) + v * first + w * second
+        return (1 - u) * first, (1 - u) * second, even - row if self.walks.even is not None else 0.0

@@ -1,0 +1,219 @@
+"""The cheapest pipeline of free shapes, of any length at once, for prices on layers, chips and waits.
+
+Let s be the slowest stage, M its time, a <= M <= b, q = p - 1 - s the stages behind it, t = f + b the time
+of a stage, and d the time from s down to the last stage and back. For any v, w in [0, 1]
+
+    (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + m t[s] + v (d - q f[s]) + w (d - q b[s]) + sends
+
+since either wait, max(0, d - q f) and max(0, d - q b), counts at least that much. Where m <= q + 1, the
+rows (window), (mirror) with k = 0 and (work) of `formulations.pipeline_rows` weighed with w, v and 1 - v -
+w read the same with m - 1 in the place of q, if v + w <= 1; larger ones are scaled down to that. So each
+stage adds a term of its own: before s t, behind it (v + w) t, and s itself the rest. Where one number of
+stages is looked at by itself, the rows of all stages can be weighed as well, with weights x >= 0 that add
+up to 1 (v = w = 1, or (m - 1) max(f, b) where m <= q + 1):
+
+    (even)    T >= sum_i (x[i] (m - q[i]) + sum_{s>i} x[s] + 2 sum_{s<i} x[s]) t[i] + sends
+
+and T is at least 1 - u of the row of s and u of this one, u in [0, 1]. The reduction of stage 0 adds to all
+of it, and of what follows the pipeline each stage adds 1 / P where P is the most stages looked at, the
+first stage what is left of 1, since the largest is no less than any sum with weights that add up to 1 or
+less. A hop takes at least what either of its stages must pay for any; where sends block, that lengthens the
+passes of both.
+
+No term depends on the number of stages, only on q and on which stage is first. So walks go from the last
+stage to the first, and what they reach after p stages bounds pipelines of p, for every p at once. With a
+price mu on each layer and lambda[c] >= 0 on each chip of class c, N[c] chips there,
+
+    T >= mu L - sum_c lambda[c] N[c] + shortest walk.
+
+A walk also counts the chips that it takes in whole units u[c], a stage of g chips as floor(g / u[c]) of
+them, and never takes more than floor(N[c] / u[c]): every pipeline that fits keeps that, and where u[c]
+divides all g, no price on chips is needed.
+
+For one shape and place the time of n layers is bounded below by two lines that meet where recomputation
+begins, the second steeper, and what follows by a tangent, as it is convex: the least over n then lies at
+the fewest layers, at the bend, or at the most that b allows. First stages are looked at with every n where
+lengths are few, else with their reduction bounded below by its least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.meshes.lines import Lines, Terms
+from planner.search.meshes.path import Bracket, Least, Path, Walk
+from planner.search.meshes.places import Ints, Places
+from planner.search.meshes.shapes import Batch
+from planner.search.meshes.units import Units
+from planner.tolerances import BOUND_TOL
+
+TINY = 1e-12
+"""In the place of no share, so that what is barred stays infinite."""
+FEW = 2
+"""Numbers of stages up to which first stages are looked at with every number of layers."""
+
+
+class MeshWalks:
+    """Shortest walks of one batch, of some numbers of stages."""
+
+    def __init__(
+        self,
+        places: Places,
+        batch: Batch,
+        lengths: Sequence[int],
+        chips_of_class: Sequence[int],
+        units: Units,
+        *,
+        sends_block: bool,
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Prepare walks; `allowed`, for one length alone, tells what shapes each stage may have."""
+        self.places, self.batch, self.units = places, batch, units
+        self.lengths, self.longest = np.array(lengths), int(max(lengths))
+        self.chips_of_class = np.array(chips_of_class)
+        self.num_microbatches = batch.num_microbatches
+        self.num_layers = places.inner.times_ms.shape[2] - 1
+        self.sends_block, self.allowed = sends_block, allowed
+        self.constant_ms = places.constant_ms[int(min(lengths) > 1)]
+        self.place = np.minimum(np.arange(self.longest), places.num_places - 1)
+        self.even = None
+        if len(lengths) == 1:
+            longer = 0.5 if sends_block else least_longer(places)
+            self.even = even_passes(self.longest, self.num_microbatches, longer)[::-1]
+            if allowed is None:
+                self.allowed = np.ones((self.longest, len(batch.shapes)), dtype=np.bool_)
+        sides = np.where(np.arange(places.num_places) > 0, 2.0, 1.0)
+        self.inner = Lines(places.inner, places.hop_ms[:, None], sides, sends_block=sends_block)
+        one = (sides > 1).astype(np.float64)
+        self.first = Lines(places.first, places.hop_ms[:, None], one, sends_block=sends_block)
+        groups = int(units.group.max()) + 1
+        self.members = [np.flatnonzero(units.group == g) for g in range(groups)]
+
+    def bracket(self, low_ms: Floats, high_ms: Floats) -> Bracket:
+        """Stages where the slowest one lies between two edges, arrays [row]."""
+        low, high = low_ms * (1 - BOUND_TOL), high_ms * (1 + BOUND_TOL)
+        all_places = np.arange(self.places.num_places)
+        usual = self.num_layers / self.longest
+        inner, turn = self.inner.terms(low, high, all_places, usual)
+        weight = np.full(len(all_places), 1 / self.longest)
+        inner, turn = (
+            self._followed(terms, self.inner, all_places, weight, usual) for terms in (inner, turn)
+        )
+        at = self.place[self.lengths - 1]
+        rest = 1 - (self.lengths - 1) / self.longest
+        if len(self.lengths) <= FEW:
+            first, first_turn = self.first.every_term(low, high, at)
+            after = self.first.follow[:, at] * rest[None, :, None] + self.first.reduce[:, at]
+            after = after.swapaxes(0, 1)[None]
+            first, first_turn = (replace(terms, after=terms.after + after) for terms in (first, first_turn))
+        else:
+            first, first_turn = self.first.terms(low, high, at, usual)
+            least = self.first.reduce[:, at, 1:].min(axis=2).T[None, :, :, None]
+            first, first_turn = (
+                self._followed(replace(terms, after=terms.after + least), self.first, at, rest, usual)
+                for terms in (first, first_turn)
+            )
+        if self.allowed is not None:
+            barred = np.where(self.allowed[::-1], 0.0, np.inf)
+            inner, turn = (terms.at(self.place, barred) for terms in (inner, turn))
+            last = np.zeros(1, dtype=np.int64)
+            first, first_turn = (terms.at(last, barred[-1:]) for terms in (first, first_turn))
+        return Bracket(inner, turn, first, first_turn)
+
+    def _followed(self, terms: Terms, lines: Lines, places: Ints, weight: Floats, usual: float) -> Terms:
+        """With a share of what follows the pipeline on the stage, by its tangent, [place]."""
+        base, slope = lines.tangent(usual)
+        follow = base[:, places].T[None, :, :, None] + slope[:, places].T[None, :, :, None] * terms.layers
+        return replace(terms, after=terms.after + weight[None, :, None, None] * follow)
+
+    def shortest(self, bracket: Bracket, mu: Floats, price: Floats, shares: Floats) -> Walk:
+        """Shortest walks; `price` is [row, class] of a chip, `shares` [row, 3] are v, w and u."""
+        waits, other = shares[:, :2], np.clip(shares[:, 2], TINY, 1 - TINY)[:, None, None, None]
+        paid = (price[:, self.batch.node_class] * self.batch.num_chips)[:, None, :, None]
+        m = self.num_microbatches
+        short = waits / np.maximum(waits.sum(axis=1, keepdims=True), 1.0)
+        long_factor, short_factor = waits.sum(axis=1), short.sum(axis=1)
+
+        def least(cost: Floats, terms: Terms, behind: Ints) -> Least:
+            if self.even is not None:
+                even = self.even[behind][None, :, None, None]
+                cost = (1 - other) * cost + other * (even * terms.times + terms.sends)
+            return self._least(cost + terms.after - mu[:, None, None, None] * terms.layers + paid)
+
+        def kept(terms: Terms, passes: Floats, behind: Ints) -> Least:
+            cost = np.maximum(passes, TINY)[:, None, None, None] * (terms.times + terms.sends)
+            return least(cost, terms, behind)
+
+        def turned(terms: Terms, behind: Ints) -> Least:
+            is_long = behind <= m - 2
+            v, w = (np.where(is_long, waits[:, k, None], short[:, k, None])[:, :, None, None] for k in (0, 1))
+            q = np.minimum(behind, m - 1)[None, :, None, None]
+            # f and b of a stage: the second follows from the whole time.
+            cost = (m - q * w) * terms.times + q * (w - v) * terms.forward
+            return least(cost + np.minimum(v + w, 1.0) * terms.sends, terms, behind)
+
+        places, at_first = np.arange(bracket.inner.times.shape[1]), self.lengths - 1
+        ones = np.ones(len(mu))
+        inner = [
+            kept(bracket.inner, ones, places),
+            kept(bracket.inner, short_factor, places) if self.longest >= m else None,
+            kept(bracket.inner, long_factor, places),
+            turned(bracket.turn, places),
+        ]
+        first = [kept(bracket.first, ones, at_first), turned(bracket.first_turn, at_first)]
+        return Path(self, bracket, inner, first, shares).walk()
+
+    def _least(self, cost: Floats) -> Least:
+        candidate = np.argmin(cost, axis=3)
+        least = cost.min(axis=3)
+        best, shapes = [], []
+        for members in self.members:
+            if len(members) == 1:
+                best.append(least[:, :, members[0]])
+                shapes.append(np.full(best[-1].shape, members[0]))
+            else:
+                mine = least[:, :, members]
+                best.append(mine.min(axis=2))
+                shapes.append(members[np.argmin(mine, axis=2)])
+        shape = np.stack(shapes, axis=2)
+        return Least(np.stack(best, axis=2), shape, np.take_along_axis(candidate, shape, axis=2))
+
+
+def even_passes(num_stages: int, num_microbatches: int, longer: float) -> Floats:
+    """How often each stage counts in (even), [stage].
+
+    Any weights of the rows that add up to 1 are valid. Here a second costs nearly the same on every stage;
+    weights below zero are cut off.
+    """
+    p, m = num_stages, num_microbatches
+    rows = np.empty((p, p))
+    for s in range(p):
+        q = p - 1 - s
+        if m >= q + 2:
+            rows[s, :s], rows[s, s], rows[s, s + 1 :] = 1.0, m - q, 2.0
+        else:
+            rows[s] = 1.0
+            rows[s, s] += (m - 1) * longer
+    weights = np.linalg.lstsq(rows.T, np.ones(p), rcond=None)[0]
+    weights = np.maximum(weights, 0.0)
+    weights = weights / weights.sum() if weights.sum() > 0 else np.full(p, 1 / p)
+    cost: Floats = weights @ rows
+    return cost
+
+
+def least_longer(places: Places) -> float:
+    """Least share of the longer of its two passes in the time of any stage."""
+    found = 1.0
+    for stages in (places.inner, places.first):
+        n = np.arange(stages.times_ms.shape[2])
+        forward = stages.forward_ms[:, :, None] * n + stages.base_forward_ms[:, :, None]
+        fits = np.isfinite(stages.times_ms)
+        both = np.where(fits, stages.times_ms, 1.0)
+        longer = np.maximum(forward, both - forward) / both
+        found = min(found, float(np.where(fits, longer, 1.0).min()))
+    return found
