@@ -132,8 +132,7 @@ class Search:
             self.bounds = partition_bound_data(self.problem, prices)
         else:
             sends_block = not self.problem.stack.p2p_overlap
-            num_layers = self.problem.model.num_layers
-            self.bounds = bound_data(num_layers, kinds, prices, sends_block=sends_block)
+            self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
         self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
         self.frontier.queue.stream(
             self.pairs.bound_s,
@@ -233,13 +232,12 @@ class Search:
             except KeyboardInterrupt:
                 frontier.queue.push(bound_s, item)
                 raise
-            self._opened()
-            incumbent_s, left = self.incumbent.step_s, len(frontier.queue)
-            self.reporter.report("searching", incumbent_s, self.bound_s, self.opened, left)
+            self._opened(len(frontier.queue))
         return False
 
-    def _opened(self) -> None:
-        """What a search does behind every part that it has opened: nothing here."""
+    def _opened(self, left: int) -> None:
+        """What a search does behind every part that it has opened."""
+        self.reporter.report("searching", self.incumbent.step_s, self.bound_s, self.opened, left)
 
     def _why_infeasible(self) -> str:
         if isinstance(self.opener, PartitionOpener):

@@ -154,11 +154,12 @@ class MeshSearch(Search):
         improve(opener, self.tried)
         self.improved = opener.best
 
-    def _opened(self) -> None:
+    def _opened(self, left: int) -> None:
         """Change what a walk has found, where that is better."""
         if isinstance(self.opener, MeshOpener) and self.opener.best != self.improved:
             improve(self.opener, self.tried)
             self.improved = self.opener.best
+        super()._opened(left)
 
     def _why_infeasible(self) -> str:
         return self.reason if self.reason is not None else super()._why_infeasible()
