@@ -3,7 +3,10 @@
     python benchmarks/compact_profiles.py layer_times_sailor.csv
 
 The input is the list of layer times of eth-easl/sailor (MIT), one line a layer. Equal layers become their
-mean; embedding and head stay as they are. Points whose entries do not fit the model are left out.
+mean; embedding and head stay as they are. Points whose entries do not fit the model are left out, and so are
+the times of updates: each is that of one layer's optimizer on its own, unfused (100 to 300 bytes a parameter
+at the chips' memory rates, where a fused one moves 30), and the source's own simulator counts one of them for
+a stage (its formulas in the planning benchmark, `opt350m/judge.py`).
 """
 
 from __future__ import annotations
@@ -66,14 +69,12 @@ def write_chip(writer: object, name: str, chip: str, rows: list[dict[str, str]],
         at = name, ours, point.tensor_parallel, point.microbatch_size
         for piece in PIECES:
             times = getattr(point, piece)
-            writer.writerow(
-                (*at, piece, *map(figure, (times.forward_ms, times.backward_ms, times.update_ms)))
-            )
+            writer.writerow((*at, piece, figure(times.forward_ms), figure(times.backward_ms), ""))
 
 
-def figure(value: float | None) -> str:
-    """Four digits; nothing for what was not measured."""
-    return "" if value is None else f"{value:.4g}"
+def figure(value: float) -> str:
+    """Four digits."""
+    return f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -38,6 +38,19 @@ Rows       (path)     end of s >= sum_{i,k} (F[i,k] f[i,k] + B[i,k] b[i,k]) + su
            Proof. The mean over s of sum_i f[i,j] - p f[s,j] is zero for every j, so that only
            (1/v) sum_k sum_{i<s} f[i,k] = (1/v) sum_{i<s} f[i] stays, whatever the chunks hold.
            (dealt) holds however the layers of a stage are dealt to its chunks.
+           (hop)      end of stage 0 >= (m - M) t[a] + (M - e)/3 (t[s] + t[s+1]) + 2 J c[s]
+                      + before + after of a,  for a = s and a = s+1, s < p-1, where M = m - 2 p > 0,
+                      J = floor(M v / 3), and e = 0 where that leaves no rest, else 2.
+           Proof. Let w[s] be the forwards of s before its first backward, so that the order of s runs
+           F[x], B[x - w[s]], F[x+1] for the x-th forward and the backwards in their order, x >= w[s]. As
+           w[s] = w[s+1] + 2, this is a path: F[x] of s, c[s], F[x] and B[x - w[s+1]] of s+1, c[s],
+           B[x - w[s+1]] of s, F[x+3] of s. J rounds of it take the place of 3 J forwards and backwards of s
+           in its order, at most those of M whole micro-batches; the mean over rounds that begin at three
+           forwards in a row has 3 J forwards in a row and as many backwards of both stages a third of a
+           time: those of M micro-batches but for at most two, none of which takes longer than all chunks.
+           They begin after the first backward of s and end before its last forward, between the two ends of
+           (wait), because w[s] + 4 <= (v+1) p + 2 <= 2 p v. From s+1 it is the same round, begun at its
+           backward.
 
 Exact      with all (path) rows; they are found one by one, each the longest path for the times at hand.
 Leaves out schedules with groups of another size than p, and the sends of a warm-up that block.
@@ -267,3 +280,24 @@ def dealt_factors(num_stages: int, num_microbatches: int, virtual_stages: int) -
     of_stage = num_microbatches / num_stages + behind / (num_stages * virtual_stages)
     of_send = virtual_stages - 1 + 2 * behind / num_stages
     return of_stage, of_send
+
+
+@dataclass(frozen=True)
+class HopFactors:
+    """Factors of the row (hop)."""
+
+    own: float
+    """m - M, of the stage that the rounds begin at."""
+    both: float
+    """(M - e) / 3, of that stage and of the neighbour."""
+    send: float
+    """2 J"""
+
+
+def hop_factors(num_stages: int, num_microbatches: int, virtual_stages: int) -> HopFactors | None:
+    """The row (hop); None where the step is too short for it."""
+    looped = num_microbatches - 2 * num_stages
+    if looped <= 0:
+        return None
+    rounds, rest = divmod(looped * virtual_stages, 3)
+    return HopFactors(2.0 * num_stages, (looped - (2 if rest else 0)) / 3, 2.0 * rounds)

@@ -12,7 +12,7 @@ Data       L, m                           layers, micro-batches
            q[s] = p - 1 - s               stages behind s
            kw[s], rw[s]                   m - 1 = kw (q + 1) + rw
            J[s,e], rj[s,e]                m - 2 - q = J (e - s + 1) + rj, where m >= q + 2
-           f, b, f0, b0, g1, g2, a, a0, v1, v2, w1, w2, M, r, r0, rt, o, o0, h, h0, ht, N
+           f, b, f0, b0, g1, g2, l1, a, a0, v1, v2, w1, w2, M, r, r0, rt, o, o0, h, h0, ht, N
                                           those of `stage_selection`, here [s,k]: of stage s if it is on k
            eta                            share of the last backward (first forward) that hides sync
 Variables  z[s,k]    binary               s runs on k
@@ -41,7 +41,7 @@ Model      min  T + O
                 x[s,k] + y[s,k] <= z[s,k]                                  (one_kind)
                 a n - v2 u - v1 d + w2 x + w1 y + a0 z <= M z   for s, k   (memory)
                 F[s] = sum_k (f n + f0 z)                                  (forward_time)
-                B[s] = sum_k (b n + b0 z + g2 u + g1 d)                    (backward_time)
+                B[s] = sum_k (b n + b0 z + g2 u + g1 d + l1 y)             (backward_time)
                 c[s] = sum_{k,l} c[k,l] H[s,k,l]                           (send_time)
                 Z[s] >= sum_k (r n + r0 z) - eta B[s],  Z[s] >= 0          (reduction)
                 G[s] >= sum_k (h n + h0 z) - eta F[s],  G[s] >= 0          (gathering)
@@ -66,69 +66,17 @@ Source     rows: proved in `pipeline_rows`; the rest as in `stage_selection`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise, product
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 
-import numpy as np
 import pulp
 
 from formulations import solvers
-from formulations.options import SolveOptions, Status
-from formulations.pipeline_rows import Floats
-from formulations.stage_selection_data import StageChoice, StageSelectionData, most_layers, objective_ms
-from planner.errors import SolverError
-
-Pair = tuple[int, int]
-"""Stage and class."""
-
-
-@dataclass(frozen=True)
-class JointData:
-    """Coefficients of one choice of degrees and number of stages."""
-
-    of_class: tuple[StageSelectionData, ...]
-    """The pipeline with every stage on class k: row s holds what stage s costs there."""
-    send_ms: Floats
-    """[class, class] send from a stage to the next."""
-    most_stages: tuple[int, ...]
-    """Stages that each class has chips for."""
-
-    @property
-    def num_stages(self) -> int:
-        """p."""
-        return self.of_class[0].num_stages
-
-    @property
-    def num_classes(self) -> int:
-        """|K|."""
-        return len(self.of_class)
-
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """Every stage with every class."""
-        return tuple(product(range(self.num_stages), range(self.num_classes)))
-
-    def term(self, name: str) -> dict[Pair, float]:
-        """A coefficient of `StageSelectionData` by stage and class."""
-        return {(s, k): float(getattr(self.of_class[k], name)[s]) for s, k in self.pairs}
-
-    def most(self) -> dict[Pair, int]:
-        """N[s,k]; valid as a big-M because no feasible n exceeds it (`most_layers`)."""
-        by_class = [most_layers(data) for data in self.of_class]
-        return {(s, k): max(int(by_class[k][s]), 0) for s, k in self.pairs}
-
-
-@dataclass(frozen=True)
-class JointResult:
-    """Classes, choice, objective and bound [ms]; classes and choice None where there is none."""
-
-    status: Status
-    classes: tuple[int, ...] | None
-    choice: StageChoice | None
-    objective_ms: float | None
-    bound_ms: float | None
+from formulations.joint_data import JointData, JointResult, Pair, check_one_kind, order_data
+from formulations.options import SolveOptions
+from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_linear
+from formulations.stage_selection_data import StageChoice, objective_ms
 
 
 @dataclass(frozen=True)
@@ -142,32 +90,17 @@ class Variables:
     x: dict[Pair, pulp.LpVariable]
     y: dict[Pair, pulp.LpVariable]
     hop: dict[tuple[int, int, int], pulp.LpVariable]
-    forward: list[pulp.LpVariable]
-    backward: list[pulp.LpVariable]
-    send: list[pulp.LpVariable]
-    first: list[pulp.LpVariable]
-    last: list[pulp.LpVariable]
-    core: list[pulp.LpVariable]
-    reach: list[pulp.LpVariable]
     reduction: list[pulp.LpVariable]
     gathering: list[pulp.LpVariable]
-    end: pulp.LpVariable
+    times: PipelineTimes
     follow: pulp.LpVariable
-
-    def both(self, first: int, last: int) -> pulp.LpAffineExpression:
-        """Sum of F + B over stages first .. last."""
-        return pulp.lpSum(self.forward[first : last + 1] + self.backward[first : last + 1])
-
-    def round_trip(self, s: int) -> pulp.LpAffineExpression:
-        """D[s]: from the start of a forward of s down to the last stage and back."""
-        return self.both(s, len(self.forward) - 1) + 2 * pulp.lpSum(self.send[s:-1])
 
 
 def build(data: JointData) -> tuple[pulp.LpProblem, Variables]:
     """The whole program."""
     model = pulp.LpProblem("joint", pulp.LpMinimize)
     var = _variables(data)
-    model += var.end + var.follow + data.of_class[0].constant_ms
+    model += var.times.end + var.follow + data.of_class[0].constant_ms
     add_placed(model, data, var)
     add_available(model, data, var)
     add_hop(model, data, var)
@@ -183,9 +116,9 @@ def build(data: JointData) -> tuple[pulp.LpProblem, Variables]:
     add_reduction(model, data, var)
     add_gathering(model, data, var)
     add_follow_up(model, data, var)
-    add_window(model, data, var)
-    add_partial(model, data, var)
-    add_end(model, data, var)
+    add_window(to_linear(model), var.times)
+    add_partial(to_linear(model), var.times)
+    add_end(to_linear(model), var.times)
     return model, var
 
 
@@ -205,24 +138,29 @@ def _variables(data: JointData) -> Variables:
         return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
 
     hops = product(range(data.num_stages - 1), classes, classes)
+    z, reduction, tail = binary("z"), times("Z"), data.term("reduce_tail_ms")
     return Variables(
-        z=binary("z"),
+        z=z,
         n=whole("n"),
         u=whole("u"),
         d=whole("d"),
         x=binary("x"),
         y=binary("y"),
         hop={(s, k, after): pulp.LpVariable(f"H_{s}_{k}_{after}", 0, 1) for s, k, after in hops},
-        forward=times("F"),
-        backward=times("B"),
-        send=times("c"),
-        first=times("A"),
-        last=times("Y"),
-        core=times("C"),
-        reach=times("R"),
-        reduction=times("Z"),
+        reduction=reduction,
         gathering=times("G"),
-        end=pulp.LpVariable("T", 0),
+        times=PipelineTimes(
+            num_microbatches=data.of_class[0].num_microbatches,
+            forward=times("F"),
+            backward=times("B"),
+            send=times("c"),
+            after=[reduction[s] + _total(data, s, lambda at: tail[at] * z[at]) for s in stages],
+            first=times("A"),
+            last=times("Y"),
+            core=times("C"),
+            reach=times("R"),
+            end=pulp.LpVariable("T", 0),
+        ),
         follow=pulp.LpVariable("O", 0),
     )
 
@@ -308,27 +246,28 @@ def add_forward_time(model: pulp.LpProblem, data: JointData, var: Variables) -> 
     layer, base = data.term("forward_ms"), data.term("base_forward_ms")
     for s in range(data.num_stages):
         time = _total(data, s, lambda at: layer[at] * var.n[at] + base[at] * var.z[at])
-        model += var.forward[s] == time, f"forward_time_{s}"
+        model += var.times.forward[s] == time, f"forward_time_{s}"
 
 
 def add_backward_time(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
     """Backward of a stage: its layers, what they recompute, and embedding or head."""
     layer, base = data.term("backward_ms"), data.term("base_backward_ms")
     full, selective = data.term("full_ms"), data.term("selective_ms")
+    more = data.term("selective_more_ms")
 
     def on_class(at: Pair) -> pulp.LpAffineExpression:
-        again = full[at] * var.u[at] + selective[at] * var.d[at]
+        again = full[at] * var.u[at] + selective[at] * var.d[at] + more[at] * var.y[at]
         return layer[at] * var.n[at] + base[at] * var.z[at] + again
 
     for s in range(data.num_stages):
-        model += var.backward[s] == _total(data, s, on_class), f"backward_time_{s}"
+        model += var.times.backward[s] == _total(data, s, on_class), f"backward_time_{s}"
 
 
 def add_send_time(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
     """The send of a stage depends on its class and the next one's; the last stage sends nothing."""
     for s in range(data.num_stages):
         time = [float(data.send_ms[k, after]) * hop for (i, k, after), hop in var.hop.items() if i == s]
-        model += var.send[s] == pulp.lpSum(time), f"send_time_{s}"
+        model += var.times.send[s] == pulp.lpSum(time), f"send_time_{s}"
 
 
 def add_reduction(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
@@ -337,7 +276,7 @@ def add_reduction(model: pulp.LpProblem, data: JointData, var: Variables) -> Non
     hidden = data.of_class[0].hidden_fraction
     for s in range(data.num_stages):
         total = _total(data, s, lambda at: layer[at] * var.n[at] + base[at] * var.z[at])
-        model += var.reduction[s] >= total - hidden * var.backward[s], f"reduction_{s}"
+        model += var.reduction[s] >= total - hidden * var.times.backward[s], f"reduction_{s}"
 
 
 def add_gathering(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
@@ -346,7 +285,7 @@ def add_gathering(model: pulp.LpProblem, data: JointData, var: Variables) -> Non
     hidden = data.of_class[0].hidden_fraction
     for s in range(data.num_stages):
         total = _total(data, s, lambda at: layer[at] * var.n[at] + base[at] * var.z[at])
-        model += var.gathering[s] >= total - hidden * var.forward[s], f"gathering_{s}"
+        model += var.gathering[s] >= total - hidden * var.times.forward[s], f"gathering_{s}"
 
 
 def add_follow_up(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
@@ -355,66 +294,6 @@ def add_follow_up(model: pulp.LpProblem, data: JointData, var: Variables) -> Non
     for s in range(data.num_stages):
         own = _total(data, s, lambda at: layer[at] * var.n[at] + (base[at] + tail[at]) * var.z[at])
         model += var.follow >= own + var.gathering[s], f"follow_up_{s}"
-
-
-def add_window(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
-    """A stage does one thing at a time and holds at most q + 1 micro-batches."""
-    p, m = data.num_stages, data.of_class[0].num_microbatches
-    for s in range(p):
-        k, r = divmod(m - 1, p - s)
-        windows = (k + 1) * var.round_trip(s)
-        model += var.core[s] >= m * var.both(s, s), f"window_work_{s}"
-        model += var.core[s] >= r * var.forward[s] + windows, f"window_forward_{s}"
-        model += var.core[s] >= r * var.backward[s] + windows, f"window_backward_{s}"
-
-
-def add_partial(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
-    """Warm-up and wind-down of a stage, with windows down to stage e in between."""
-    p, m = data.num_stages, data.of_class[0].num_microbatches
-    for s in range(max(p + 1 - m, 0), p):
-        q = p - 1 - s
-        model += var.first[s] >= var.round_trip(s), f"partial_first_wait_{s}"
-        model += var.first[s] >= (q + 1) * var.forward[s] + var.backward[s], f"partial_first_work_{s}"
-        model += var.last[s] >= var.round_trip(s), f"partial_last_wait_{s}"
-        model += var.last[s] >= (q + 1) * var.backward[s] + var.forward[s], f"partial_last_work_{s}"
-        for e in range(s, p):
-            windows, rest = divmod(m - 2 - q, e - s + 1)
-            span = var.both(s, e) + 2 * pulp.lpSum(var.send[s:e])
-            steady = windows * span + rest * var.both(s, s)
-            model += var.core[s] >= var.first[s] + steady + var.last[s], f"partial_{s}_{e}"
-
-
-def add_end(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
-    """Every stage delays the stages before it, each of which still reduces its gradients."""
-    tail = data.term("reduce_tail_ms")
-    for s in range(data.num_stages):
-        around = var.both(0, s - 1) + 2 * pulp.lpSum(var.send[:s]) if s else 0
-        model += var.reach[s] >= var.core[s] + around, f"end_reach_{s}"
-        if s + 1 < data.num_stages:
-            model += var.reach[s] >= var.reach[s + 1], f"end_later_{s}"
-        drain = pulp.lpSum(var.backward[:s] + var.send[:s])
-        after = var.reduction[s] + _total(data, s, lambda at: tail[at] * var.z[at])
-        model += var.end >= var.reach[s] - drain + after, f"end_{s}"
-
-
-def order_data(data: JointData, classes: tuple[int, ...]) -> StageSelectionData:
-    """The instance of `stage_selection` that remains when the class of every stage is fixed."""
-    picked: dict[str, Any] = {}
-    for field in fields(StageSelectionData):
-        value = getattr(data.of_class[0], field.name)
-        if isinstance(value, np.ndarray):
-            rows = [getattr(data.of_class[k], field.name)[s] for s, k in enumerate(classes)]
-            picked[field.name] = np.array(rows, dtype=value.dtype)
-    hops = [float(data.send_ms[k, after]) for k, after in pairwise(classes)]
-    picked["send_ms"] = np.array([*hops, 0.0])
-    return replace(data.of_class[0], **picked)
-
-
-def orders(data: JointData) -> Iterator[tuple[int, ...]]:
-    """Every way to place the stages on the classes that have chips for them."""
-    for classes in product(range(data.num_classes), repeat=data.num_stages):
-        if all(classes.count(k) <= most for k, most in enumerate(data.most_stages)):
-            yield classes
 
 
 def extract(data: JointData, solution: solvers.Solution) -> tuple[tuple[int, ...], StageChoice]:
@@ -439,8 +318,7 @@ def solve(data: JointData, options: SolveOptions) -> JointResult:
     SolverError
         Where the data holds layers of several kinds, which this form leaves out.
     """
-    if any(int(of_class.lead.max()) > 0 for of_class in data.of_class):
-        raise SolverError("the joint form takes layers of one kind; use stage_selection order by order")
+    check_one_kind(data)
     model, _ = build(data)
     solution = solvers.solve(model, options)
     if solution.status in ("infeasible", "unknown"):

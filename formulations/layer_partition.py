@@ -52,67 +52,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import pulp
-from numpy.typing import NDArray
 
 from formulations import solvers
-from formulations.options import SolveOptions, Status
-from formulations.pipeline_rows import Floats, step_bound
+from formulations.layer_partition_data import (
+    Cuts,
+    LayerPartitionData,
+    LayerPartitionResult,
+    least_bottleneck,
+    objective_ms,
+    stages_of,
+)
+from formulations.options import SolveOptions
+from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_linear
+from formulations.pipeline_rows import Floats
 
 TIGHTENINGS = ("cutoff",)
 """The functions `tighten_*`, each of which may be left out."""
-
-Cuts = tuple[int, ...]
-"""First layer of every stage but the first."""
-
-
-@dataclass(frozen=True)
-class LayerPartitionData:
-    """Costs by stage, first layer and end; names as in the module docstring; inf where layers do not fit."""
-
-    num_microbatches: int
-    forward_ms: Floats
-    """[stage, first, end]"""
-    backward_ms: Floats
-    """[stage, first, end]"""
-    reduction_ms: Floats
-    """[stage, first, end]"""
-    follow_ms: Floats
-    """[stage, first, end]"""
-    send_ms: Floats
-    """[stage] the last is 0."""
-    constant_ms: float
-    """What every plan adds to the step."""
-
-    @property
-    def num_stages(self) -> int:
-        """p."""
-        return len(self.forward_ms)
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return int(self.forward_ms.shape[1]) - 1
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """[stage, first, end] whether a stage may hold layers first .. end - 1: the set E."""
-        p, cut = self.num_stages, np.arange(self.num_layers + 1)
-        stage = np.arange(p)[:, None, None]
-        first, end = cut[None, :, None], cut[None, None, :]
-        fits = np.isfinite(self.forward_ms) & np.isfinite(self.backward_ms) & (first < end)
-        begins = np.where(stage == 0, first == 0, first >= stage)
-        closes = np.where(stage == p - 1, end == self.num_layers, end <= self.num_layers - (p - 1 - stage))
-        chosen: NDArray[np.bool_] = fits & begins & closes
-        return chosen
-
-
-@dataclass(frozen=True)
-class LayerPartitionResult:
-    """Cuts, objective and bound [ms]; cuts None where there are none (or none found in time)."""
-
-    status: Status
-    cuts: Cuts | None
-    objective_ms: float | None
-    bound_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -120,67 +75,22 @@ class Variables:
     """The solver's variables."""
 
     w: dict[tuple[int, int, int], pulp.LpVariable]
-    forward: list[pulp.LpVariable]
-    backward: list[pulp.LpVariable]
-    reduction: list[pulp.LpVariable]
-    first: list[pulp.LpVariable]
-    last: list[pulp.LpVariable]
-    core: list[pulp.LpVariable]
-    reach: list[pulp.LpVariable]
-    end: pulp.LpVariable
+    times: PipelineTimes
     follow: pulp.LpVariable
-
-    def both(self, first: int, last: int) -> pulp.LpAffineExpression:
-        """Sum of F + B over stages first .. last."""
-        return pulp.lpSum(self.forward[first : last + 1] + self.backward[first : last + 1])
-
-
-def stages_of(cuts: Cuts, num_layers: int) -> list[tuple[int, int]]:
-    """First layer and end of every stage."""
-    return list(zip((0, *cuts), (*cuts, num_layers), strict=True))
-
-
-def objective_ms(data: LayerPartitionData, cuts: Cuts) -> float:
-    """The objective of one split; inf where some stage does not fit."""
-    at = tuple(np.array([(s, a, e) for s, (a, e) in enumerate(stages_of(cuts, data.num_layers))]).T)
-    if not data.allowed()[at].all():
-        return float("inf")
-    end = step_bound(
-        data.forward_ms[at], data.backward_ms[at], data.send_ms, data.num_microbatches, data.reduction_ms[at]
-    )
-    return float(end) + float(data.follow_ms[at].max()) + data.constant_ms
-
-
-def least_bottleneck(data: LayerPartitionData) -> tuple[float, Cuts | None]:
-    """Least time of the slowest stage [ms], and cuts that reach it; inf and None where nothing fits."""
-    times = np.where(data.allowed(), data.forward_ms + data.backward_ms, np.inf)
-    least, from_cut = np.full((data.num_stages + 1, data.num_layers + 1), np.inf), []
-    least[0, 0] = 0.0
-    for s in range(data.num_stages):
-        slowest = np.maximum(least[s][:, None], times[s])
-        from_cut.append(slowest.argmin(axis=0))
-        least[s + 1] = slowest.min(axis=0)
-    if not np.isfinite(least[-1, -1]):
-        return float("inf"), None
-    cuts, at = [], data.num_layers
-    for s in reversed(range(1, data.num_stages)):
-        at = int(from_cut[s][at])
-        cuts.append(at)
-    return float(least[-1, -1]), tuple(reversed(cuts))
 
 
 def build(data: LayerPartitionData) -> tuple[pulp.LpProblem, Variables]:
     """The whole program but for exclusions and cuts that only strengthen."""
     model = pulp.LpProblem("layer_partition", pulp.LpMinimize)
     var = _variables(data)
-    model += var.end + var.follow + data.constant_ms
+    model += var.times.end + var.follow + data.constant_ms
     add_placed(model, data, var)
     add_contiguous(model, data, var)
     add_stage_time(model, data, var)
     add_follow_up(model, data, var)
-    add_window(model, data, var)
-    add_partial(model, data, var)
-    add_end(model, data, var)
+    add_window(to_linear(model), var.times)
+    add_partial(to_linear(model), var.times)
+    add_end(to_linear(model), var.times)
     return model, var
 
 
@@ -191,14 +101,18 @@ def _variables(data: LayerPartitionData) -> Variables:
     chosen = [tuple(int(i) for i in at) for at in np.argwhere(data.allowed())]
     return Variables(
         w={(s, a, e): pulp.LpVariable(f"w_{s}_{a}_{e}", cat="Binary") for s, a, e in chosen},
-        forward=times("F"),
-        backward=times("B"),
-        reduction=times("Z"),
-        first=times("A"),
-        last=times("Y"),
-        core=times("C"),
-        reach=times("R"),
-        end=pulp.LpVariable("T", 0),
+        times=PipelineTimes(
+            num_microbatches=data.num_microbatches,
+            forward=times("F"),
+            backward=times("B"),
+            send=data.send_ms.tolist(),
+            after=times("Z"),
+            first=times("A"),
+            last=times("Y"),
+            core=times("C"),
+            reach=times("R"),
+            end=pulp.LpVariable("T", 0),
+        ),
         follow=pulp.LpVariable("O", 0),
     )
 
@@ -232,60 +146,15 @@ def add_contiguous(model: pulp.LpProblem, data: LayerPartitionData, var: Variabl
 def add_stage_time(model: pulp.LpProblem, data: LayerPartitionData, var: Variables) -> None:
     """Times of a stage are those of its layers."""
     for s in range(data.num_stages):
-        model += var.forward[s] == _sum(var, s, data.forward_ms), f"stage_time_forward_{s}"
-        model += var.backward[s] == _sum(var, s, data.backward_ms), f"stage_time_backward_{s}"
-        model += var.reduction[s] == _sum(var, s, data.reduction_ms), f"stage_time_reduction_{s}"
+        model += var.times.forward[s] == _sum(var, s, data.forward_ms), f"stage_time_forward_{s}"
+        model += var.times.backward[s] == _sum(var, s, data.backward_ms), f"stage_time_backward_{s}"
+        model += var.times.after[s] == _sum(var, s, data.reduction_ms), f"stage_time_reduction_{s}"
 
 
 def add_follow_up(model: pulp.LpProblem, data: LayerPartitionData, var: Variables) -> None:
     """After all stages have met, the slowest optimizer and gathering end the step."""
     for s in range(data.num_stages):
         model += var.follow >= _sum(var, s, data.follow_ms), f"follow_up_{s}"
-
-
-def _round_trip(data: LayerPartitionData, var: Variables, s: int) -> pulp.LpAffineExpression:
-    """D[s]: from the start of a forward of s down to the last stage and back."""
-    return var.both(s, data.num_stages - 1) + 2 * float(data.send_ms[s:-1].sum())
-
-
-def add_window(model: pulp.LpProblem, data: LayerPartitionData, var: Variables) -> None:
-    """A stage does one thing at a time and holds at most q + 1 micro-batches."""
-    p, m = data.num_stages, data.num_microbatches
-    for s in range(p):
-        k, r = divmod(m - 1, p - s)
-        windows = (k + 1) * _round_trip(data, var, s)
-        model += var.core[s] >= m * var.both(s, s), f"window_work_{s}"
-        model += var.core[s] >= r * var.forward[s] + windows, f"window_forward_{s}"
-        model += var.core[s] >= r * var.backward[s] + windows, f"window_backward_{s}"
-
-
-def add_partial(model: pulp.LpProblem, data: LayerPartitionData, var: Variables) -> None:
-    """Warm-up and wind-down of a stage, with windows down to a later stage in between."""
-    p, m = data.num_stages, data.num_microbatches
-    for s in range(max(p + 1 - m, 0), p):
-        q = p - 1 - s
-        trip = _round_trip(data, var, s)
-        model += var.first[s] >= trip, f"partial_first_wait_{s}"
-        model += var.first[s] >= (q + 1) * var.forward[s] + var.backward[s], f"partial_first_work_{s}"
-        model += var.last[s] >= trip, f"partial_last_wait_{s}"
-        model += var.last[s] >= (q + 1) * var.backward[s] + var.forward[s], f"partial_last_work_{s}"
-        for i in range(s, p):
-            windows, rest = divmod(m - 2 - q, i - s + 1)
-            span = var.both(s, i) + 2 * float(data.send_ms[s:i].sum())
-            steady = windows * span + rest * var.both(s, s)
-            model += var.core[s] >= var.first[s] + steady + var.last[s], f"partial_{s}_{i}"
-
-
-def add_end(model: pulp.LpProblem, data: LayerPartitionData, var: Variables) -> None:
-    """Every stage delays the stages before it, each of which still reduces its gradients."""
-    for s in range(data.num_stages):
-        sends = float(data.send_ms[:s].sum())
-        around = var.both(0, s - 1) + 2 * sends if s else 0.0
-        model += var.reach[s] >= var.core[s] + around, f"end_reach_{s}"
-        if s + 1 < data.num_stages:
-            model += var.reach[s] >= var.reach[s + 1], f"end_later_{s}"
-        drain = pulp.lpSum(var.backward[:s]) + sends
-        model += var.end >= var.reach[s] - drain + var.reduction[s], f"end_{s}"
 
 
 def add_exclude(

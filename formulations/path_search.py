@@ -21,6 +21,9 @@ from formulations.virtual_selection_data import VirtualSelectionData
 MAX_ROUNDS = 40
 """Rounds of added rows after which the bound at hand is taken: more only tighten it."""
 
+MAX_RELAXED_ROUNDS = 12
+"""The same of the relaxation."""
+
 Layers = tuple[tuple[int, ...], ...]
 """Layers of every chunk, [stage][chunk]."""
 
@@ -78,16 +81,21 @@ class PathSearch(BoundedLoop):
     def run_relaxed(self) -> VirtualSelectionResult | None:
         """Bound the relaxation; a result only where that already decides the choice.
 
-        Longest paths would be added without end there (hundreds of rounds for a thousandth of the bound); the
-        rows (wait) hold most of it.
+        The rows (wait) hold most of it; the first longest paths add two or three hundredths, and much more
+        where sends are slow. They are not added to the end (hundreds of rounds for a thousandth).
         """
-        solution = solvers.solve(self.model, self.options_left())
-        if solution.status == "infeasible":
-            return self.result("infeasible", None)
-        if solution.status != "optimal":
-            return None
-        self.raise_bound(solution)
-        return self.result("unknown", None) if self.closed() else None
+        for _ in range(MAX_RELAXED_ROUNDS):
+            solution = solvers.solve(self.model, self.options_left())
+            if solution.status == "infeasible":
+                return self.result("infeasible", None)
+            if solution.status != "optimal":
+                return None
+            self.raise_bound(solution)
+            if self.closed():
+                return self.result("unknown", None)
+            if not self.add(self._violated(solution)):
+                break
+        return None
 
     def run(self) -> VirtualSelectionResult:
         """Solve the integer program, adding rows until its answer breaks none."""

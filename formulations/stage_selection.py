@@ -21,7 +21,8 @@ Data       L                              layers of the model
            e                              share of the last backward (first forward) that hides it
            N[s]                           most layers that s may hold (`most_layers`)
            l[s]                           layers of another kind that s begins with; the base terms hold how
-                                          they differ, l1[s], lv[s] how their core attention does
+                                          they differ, l1[s], lv[s] how their core attention does; l1[s] also
+                                          holds that of the layers beside the head
            l0[s]                          fewest layers of s: one, or l[s]
 Variables  n[s]      whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers recomputed in full
@@ -54,15 +55,14 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
            Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
            `tighten_recompute` and the exact evaluation of every answer make good.
-Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
+Leaves out virtual stages, layers of several kinds other than leading ones on one stage, and that stages
+           after the first may reduce in one bucket, which the referee never prices at less.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pulp
@@ -71,6 +71,7 @@ from formulations import solvers
 from formulations.options import SolveOptions
 from formulations.pipeline_rows import RowName, row_coefficients
 from formulations.row_search import RowProgram, RowSearch, first_rows, relaxed
+from formulations.stage_selection_cuts import Variables, tighten_bottleneck, tighten_recompute
 from formulations.stage_selection_data import (
     PipelineRow,
     StageChoice,
@@ -80,27 +81,9 @@ from formulations.stage_selection_data import (
     most_full_saves_gib,
     most_layers,
 )
-from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
 
 TIGHTENINGS = ("recompute", "bottleneck")
 """The functions `tighten_*`, each of which may be left out."""
-
-
-@dataclass(frozen=True)
-class Variables:
-    """The solver's variables, each a list over the stages."""
-
-    n: list[pulp.LpVariable]
-    u: list[pulp.LpVariable]
-    k1: list[pulp.LpVariable]
-    x: list[pulp.LpVariable]
-    y: list[pulp.LpVariable]
-    forward: list[pulp.LpVariable]
-    backward: list[pulp.LpVariable]
-    reduction: list[pulp.LpVariable]
-    gathering: list[pulp.LpVariable]
-    end: pulp.LpVariable
-    follow: pulp.LpVariable
 
 
 def build(data: StageSelectionData) -> tuple[pulp.LpProblem, Variables]:
@@ -119,61 +102,6 @@ def build(data: StageSelectionData) -> tuple[pulp.LpProblem, Variables]:
     add_gathering(model, data, variables)
     add_follow_up(model, data, variables)
     return model, variables
-
-
-def tighten_recompute(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Cut: the backward of s lies above the lower convex hull of the best backward for each n[s].
-
-    Every whole n[s] costs at least its least recomputation, so every solution lies on or above each
-    line of the hull of those points; fractional ones below it are cut off.
-    """
-    table = least_recompute(data)
-    for s in range(data.num_stages):
-        fits = np.flatnonzero(np.isfinite(table.extra_ms[s]))
-        points = [(int(n), float(table.extra_ms[s, n] + data.backward_ms[s] * n)) for n in fits]
-        for line, (slope, offset) in enumerate(lower_hull(points)):
-            total = slope * var.n[s] + offset + float(data.base_backward_ms[s])
-            model += var.backward[s] >= total, f"tighten_recompute_{s}_{line}"
-
-
-def tighten_bottleneck(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Cut: the slowest stage cannot be faster than whole layers allow, and it paces the pipeline.
-
-    Let s be a slowest stage, of time M. For m >= p + 1 its row (partial, e = s) gives
-    T >= up + m M + (d - q f) + (d - q b), and up >= 2 sum_{i<s} t[i] - s M because t[i] <= M; together
-    T >= (m - p - 1) M + 2 sum_i t[i]. For any m, T >= sum_i t[i] + (m - 1) M / 2, since the larger of
-    f[s], b[s] is at least M / 2. M is at least every stage's time and at least the least bottleneck
-    over whole layer counts, which fractional ones undercut.
-    """
-    least = least_bottleneck_ms(data, least_recompute(data))
-    p, m = data.num_stages, data.num_microbatches
-    slowest = pulp.LpVariable("M", least if np.isfinite(least) else 0.0)
-    for s in range(p):
-        model += slowest >= var.forward[s] + var.backward[s], f"tighten_bottleneck_{s}"
-    after = var.reduction[0] + float(data.reduce_tail_ms[0])
-    sends = float(2 * data.send_ms[: p - 1].sum())
-    total = pulp.lpSum(var.forward) + pulp.lpSum(var.backward)
-    model += var.end >= total + (m - 1) / 2 * slowest + after + sends, "tighten_bottleneck_any"
-    if m >= p + 1:
-        paced = (m - p - 1) * slowest + 2 * total
-        model += var.end >= paced + after + sends, "tighten_bottleneck_paced"
-
-
-def lower_hull(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Slope and offset of every edge of the lower convex hull of points sorted by abscissa."""
-    hull: list[tuple[int, float]] = []
-    for x, y in points:
-        while len(hull) >= 2:
-            (x1, y1), (x2, y2) = hull[-2], hull[-1]
-            if (y2 - y1) * (x - x1) < (y - y1) * (x2 - x1):
-                break
-            hull.pop()
-        hull.append((x, y))
-    edges = []
-    for (x1, y1), (x2, y2) in pairwise(hull):
-        slope = (y2 - y1) / (x2 - x1)
-        edges.append((slope, y1 - slope * x1))
-    return edges
 
 
 def _variables(data: StageSelectionData) -> Variables:
@@ -269,13 +197,13 @@ def add_forward_time(model: pulp.LpProblem, data: StageSelectionData, var: Varia
 def add_backward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
     """Backward of a stage: its layers, what they recompute, and embedding or head."""
     full_ms = np.where(data.lead > 0, np.minimum(data.full_ms, data.lead_full_ms), data.full_ms)
-    lead_ms = data.lead * (data.lead_selective_ms - data.selective_ms)
+    more_ms = data.selective_more_ms
     for s in range(data.num_stages):
         time = (
             data.backward_ms[s] * var.n[s]
             + full_ms[s] * var.u[s]
             + data.selective_ms[s] * var.k1[s]
-            + lead_ms[s] * var.y[s]
+            + more_ms[s] * var.y[s]
             + data.base_backward_ms[s]
         )
         model += var.backward[s] == time, f"backward_time_{s}"

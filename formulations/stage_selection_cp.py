@@ -58,13 +58,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from formulations import solvers
 from formulations.options import SolveOptions
-from formulations.stage_selection_cp_rows import Variables, add_end, add_partial, add_window, both
+from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_integer
 from formulations.stage_selection_data import (
     PipelineRow,
     StageChoice,
@@ -85,20 +86,30 @@ TIGHTENINGS = ("bottleneck", "incumbent")
 """The functions `tighten_*`, each of which may be left out."""
 
 
+@dataclass(frozen=True)
+class Variables:
+    """The solver's variables, lists over the stages."""
+
+    n: list[Any]
+    extra: list[Any]
+    times: PipelineTimes
+    follow: Any
+
+
 def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
     """The whole program but for exclusions, cutoff and cuts."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     var = _variables(model, data, ticks)
-    model.minimize(var.end + var.follow)
+    model.minimize(var.times.end + var.follow)
     add_assign(model, data, var)
     add_recompute(model, ticks, var)
     add_reduction(model, ticks, var)
     add_follow_up(model, ticks, var)
-    add_window(model, data, ticks, var)
-    add_partial(model, data, ticks, var)
-    add_end(model, ticks, var)
+    add_window(to_integer(model), var.times)
+    add_partial(to_integer(model), var.times)
+    add_end(to_integer(model), var.times)
     return model, var
 
 
@@ -112,14 +123,25 @@ def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
     counts = [cp_model.Domain.from_values(np.flatnonzero(ticks.fits[s]).tolist()) for s in stages]
     n = [model.new_int_var_from_domain(counts[s], f"n_{s}") for s in stages]
     extra = [_from_table(model, ticks, s, ticks.extra, f"x_{s}") for s in stages]
+
+    def times(name: str, most: int) -> list[Any]:
+        return [model.new_int_var(0, most, f"{name}_{s}") for s in stages]
+
     return Variables(
         n=n,
         extra=extra,
-        forward=[ticks.forward(s, n[s]) for s in stages],
-        backward=[ticks.backward(s, n[s], extra[s]) for s in stages],
-        reduction=[_from_table(model, ticks, s, ticks.reduction, f"z_{s}") for s in stages],
-        core=[model.new_int_var(0, horizon, f"C_{s}") for s in stages],
-        end=model.new_int_var(0, longest, "T"),
+        times=PipelineTimes(
+            num_microbatches=data.num_microbatches,
+            forward=[ticks.forward(s, n[s]) for s in stages],
+            backward=[ticks.backward(s, n[s], extra[s]) for s in stages],
+            send=ticks.send.tolist(),
+            after=[_from_table(model, ticks, s, ticks.reduction, f"z_{s}") for s in stages],
+            first=times("A", horizon),
+            last=times("Y", horizon),
+            core=times("C", horizon),
+            reach=times("R", longest),
+            end=model.new_int_var(0, longest, "T"),
+        ),
         follow=model.new_int_var(0, int(np.where(ticks.fits, ticks.follow, 0).max()), "o"),
     )
 
@@ -144,7 +166,7 @@ def add_recompute(model: Any, ticks: Ticks, var: Variables) -> None:
 def add_reduction(model: Any, ticks: Ticks, var: Variables) -> None:
     """Gradient reduction shows where the last backward does not hide it."""
     for s, n in enumerate(var.n):
-        _look_up(model, ticks, s, n, ticks.reduction, var.reduction[s], f"reduction_{s}")
+        _look_up(model, ticks, s, n, ticks.reduction, var.times.after[s], f"reduction_{s}")
 
 
 def add_follow_up(model: Any, ticks: Ticks, var: Variables) -> None:
@@ -171,7 +193,7 @@ def add_exclude(model: Any, var: Variables, exclude: Sequence[Sequence[int]]) ->
 def add_cutoff(model: Any, data: StageSelectionData, ticks: Ticks, var: Variables, cutoff_ms: float) -> None:
     """Only choices up to the cutoff: rounded down, each of them stays at or below the cutoff in ticks."""
     most = math.floor((cutoff_ms - data.constant_ms) / ticks.tick_ms)
-    model.add(var.end + var.follow <= most).with_name("cutoff")
+    model.add(var.times.end + var.follow <= most).with_name("cutoff")
 
 
 def tighten_bottleneck(
@@ -187,14 +209,14 @@ def tighten_bottleneck(
     least = int(least_bottleneck_ms(data, table) / ticks.tick_ms) - 2 * data.num_layers - 3
     slowest = model.new_int_var(min(max(least, 0), largest), largest, "M")
     for s in range(p):
-        model.add(slowest >= both(var, s, s)).with_name(f"tighten_bottleneck_{s}")
-    total = both(var, 0, p - 1)
-    after = 2 * int(ticks.send.sum()) + var.reduction[0]
+        model.add(slowest >= var.times.passes(s, s)).with_name(f"tighten_bottleneck_{s}")
+    total = var.times.passes(0, p - 1)
+    after = 2 * int(ticks.send.sum()) + var.times.after[0]
     any_count = 2 * total + (m - 1) * slowest + 2 * after
-    model.add(2 * var.end >= any_count).with_name("tighten_bottleneck_any")
+    model.add(2 * var.times.end >= any_count).with_name("tighten_bottleneck_any")
     if m >= p + 1:
         paced = (m - p - 1) * slowest + 2 * total + after
-        model.add(var.end >= paced).with_name("tighten_bottleneck_paced")
+        model.add(var.times.end >= paced).with_name("tighten_bottleneck_paced")
 
 
 def tighten_incumbent(
@@ -216,7 +238,7 @@ def tighten_incumbent(
     if layers is None or choice is None:
         return
     most = math.floor((objective_ms(data, choice) - data.constant_ms) / ticks.tick_ms) + 1
-    model.add(var.end + var.follow <= most).with_name("tighten_incumbent")
+    model.add(var.times.end + var.follow <= most).with_name("tighten_incumbent")
     for n, count in zip(var.n, layers, strict=True):
         model.add_hint(n, count)
 

@@ -58,6 +58,15 @@ class StageSelectionData:
     """More backward of one such layer with core attention recomputed."""
     lead_selective_saves_gib: Floats
     """Memory that this saves."""
+    predictions_selective_ms: Floats
+    """More backward of the layers that predict further tokens, beside the head, with core attention
+    recomputed."""
+
+    @property
+    def selective_more_ms(self) -> Floats:
+        """More backward of a stage with core attention recomputed than if all its layers were alike."""
+        lead: Floats = self.lead * (self.lead_selective_ms - self.selective_ms)
+        return lead + self.predictions_selective_ms
 
     @property
     def num_stages(self) -> int:
@@ -116,7 +125,7 @@ def times_ms(data: StageSelectionData, choice: StageChoice) -> tuple[Floats, Flo
     lead = data.lead.astype(np.float64)
     backward = backward + data.full_ms * full + np.where(selective, data.selective_ms * n, 0.0)
     backward = backward + (data.lead_full_ms - data.full_ms) * np.minimum(full, lead)
-    backward = backward + np.where(selective, (data.lead_selective_ms - data.selective_ms) * lead, 0.0)
+    backward = backward + np.where(selective, data.selective_more_ms, 0.0)
     return forward, backward
 
 

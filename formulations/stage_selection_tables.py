@@ -40,7 +40,7 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     selective_saves = data.selective_saves_gib[:, None] * n + more_selective
     selective_fits = need - selective_saves + data.selective_peak_gib[:, None] <= room
     selective_ms = data.selective_ms[:, None] * n
-    selective_ms = selective_ms + lead * (data.lead_selective_ms - data.selective_ms)[:, None]
+    selective_ms = selective_ms + data.selective_more_ms[:, None]
     selective_ms = np.where(selective_fits, selective_ms, np.inf)
     full, full_ms = _fewest_in_full(data, n, need, room)
     none_ms = np.where(need <= room, 0.0, np.inf)
@@ -101,12 +101,16 @@ def least_bottleneck_ms(data: StageSelectionData, table: RecomputeTable) -> floa
 
     The least entry tau of the table such that the stages, each as full as tau allows, hold all layers.
     """
-    times = stage_times_ms(data, table)
+    return least_bottleneck_of_ms(stage_times_ms(data, table), data.num_layers)
+
+
+def least_bottleneck_of_ms(times: Floats, num_layers: int) -> float:
+    """The same of a table of stage times, [stage, n]; inf where layers do not fit."""
     counts = np.arange(times.shape[1])
 
     def holds(limit: float) -> bool:
         most = np.where(times <= limit, counts, 0).max(axis=1)
-        return bool(most.min() >= 1 and most.sum() >= data.num_layers)
+        return bool(most.min() >= 1 and most.sum() >= num_layers)
 
     candidates = np.unique(times[np.isfinite(times)])
     if len(candidates) == 0 or not holds(float(candidates[-1])):

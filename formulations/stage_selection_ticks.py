@@ -55,24 +55,42 @@ class Ticks:
         return times
 
 
-def tick_ms(data: StageSelectionData, table: RecomputeTable) -> float:
+def tick_ms(num_stages: int, num_microbatches: int, loss: int, bottleneck_ms: float) -> float:
     """The largest power of two [ms] with which rounding costs at most ROUNDING_SHARE of the objective.
 
-    A time loses less than a tick for each of its layers, one for its base and one for recomputation. The
-    rows at one tick everywhere give the largest sum of factors of a row, being linear between the maxima.
+    The rows at one tick everywhere give the largest sum of factors of a row, being linear between the maxima.
+
+    Parameters
+    ----------
+    loss
+        Ticks that the time of a stage loses at most.
+    bottleneck_ms
+        What the slowest stage takes at least; times the micro-batches, no choice undercuts it.
     """
-    one = np.ones(data.num_stages)
-    factors = float(step_bound(one, one, one, data.num_microbatches, one)) + 1
-    most = data.num_layers
-    least = data.num_microbatches * least_bottleneck_ms(data, table)
+    one = np.ones(num_stages)
+    factors = float(step_bound(one, one, one, num_microbatches, one)) + 1
+    least = num_microbatches * bottleneck_ms
     if not math.isfinite(least) or least <= 0:
         return 1.0
-    return float(2.0 ** math.floor(math.log2(ROUNDING_SHARE * least / (factors * (most + 2)))))
+    return float(2.0 ** math.floor(math.log2(ROUNDING_SHARE * least / (factors * loss))))
 
 
-def times_in_ticks(data: StageSelectionData, table: RecomputeTable) -> Ticks:
-    """Every time that the program needs, for all numbers of layers that fit."""
-    tick = tick_ms(data, table)
+def most_loss(num_layers: int) -> int:
+    """Ticks that a time loses at most: one for each layer, one for the base, one for recomputation."""
+    return num_layers + 2
+
+
+def times_in_ticks(data: StageSelectionData, table: RecomputeTable, tick: float | None = None) -> Ticks:
+    """Every time that the program needs, for all numbers of layers that fit.
+
+    Parameters
+    ----------
+    tick
+        Unit of time [ms]; the largest that ROUNDING_SHARE allows where absent.
+    """
+    if tick is None:
+        bottleneck_ms = least_bottleneck_ms(data, table)
+        tick = tick_ms(data.num_stages, data.num_microbatches, most_loss(data.num_layers), bottleneck_ms)
     fits = np.isfinite(table.extra_ms)
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
 

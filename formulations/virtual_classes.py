@@ -38,6 +38,7 @@ Model      min  T + O
                 min N[s,c] z[s,c] <= a[s,c] <= max N[s,c] z[s,c]                (capacity)
                 sum_k n[s,c,k] = a[s,c],  n[s,c,k] >= l0[s,k] z[s,c]            (chunk)
                 sum_c' y[s,c,c'] = z[s,c],  sum_c y[s,c,c'] = z[s+1,c']         (neighbour)
+                sum_s,c!=c' y[s,c,c'] >= 2 where no class may have all stages        (change)
                 G[s,c] >= line(a[s,c], z[s,c]) of the lower hull of g on N[s,c],
                 sum_k E[s,k] = sum_c G[s,c]                                     (recompute)
                 sum_k (d + e[s,h,k] a0) n[s,c,k] <= M[s,c,h] z[s,c] + r[s,c,h] G[s,c]
@@ -51,6 +52,8 @@ Model      min  T + O
                 T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + sum_c rt[c] z[0,c]  (wait)
                 T + O + constant <= cutoff                                         (cutoff)
                 T >= row (dealt) of `interleaved_rows` + sum_c rt[c] z[0,c]        (dealt)
+                T >= row (hop) of `interleaved_rows` + sum_c rt[c] z[0,c]
+                     for s < p-1 and both of its stages, where sends may be slow   (hop)
            Where sends block, S[s] is in F[s,k] and S[s-1] in B[s,k] instead, but for the two ends.
 Size       2 p C integers for C classes, p C (v + 2) + p C^2 more variables, p (2 C v + 4 v) rows.
 Exact      a relaxation: chunks are in fractions, their memory is what no dealing undercuts, reduction shows
@@ -66,57 +69,26 @@ from dataclasses import dataclass
 
 import numpy as np
 import pulp
-from numpy.typing import NDArray
 
 from formulations import solvers
-from formulations.interleaved_rows import Floats, dealt_factors, wait_rows
+from formulations.interleaved_constraints import Grid, Passes, add_dealt, add_hop, add_wait
+from formulations.interleaved_rows import wait_rows
 from formulations.options import SolveOptions
 from formulations.row_search import relaxed
-from formulations.stage_selection import lower_hull
-from formulations.virtual_selection_data import VirtualSelectionData
-from formulations.virtual_selection_tables import DealtTable, fewest_layers
+from formulations.virtual_classes_data import (
+    Key,
+    VirtualClassesData,
+    VirtualClassesResult,
+    hull_lines,
+    most_saved,
+)
+from formulations.virtual_selection_tables import fewest_layers
 
 MAX_TERMS = 20_000
 """Terms of the rows (wait) beyond which only the first chunk and the first backward are waited for."""
 
 MAX_MOMENTS = 6
 """Moments of a stage at which its memory is looked at."""
-
-Key = tuple[int, int]
-"""Stage and class."""
-
-
-@dataclass(frozen=True)
-class VirtualClassesData:
-    """Coefficients of one outer choice over all its orders of classes."""
-
-    classes: dict[int, VirtualSelectionData]
-    """By class: the pipeline as if all its stages lay on that class, sends left out."""
-    tables: dict[int, DealtTable]
-    fits: NDArray[np.bool_]
-    """[class, stage, n] N[s,c]; nothing where the stage may not be of the class."""
-    fewest: NDArray[np.int64]
-    """[class] k1"""
-    most: NDArray[np.int64]
-    """[class] k2"""
-    hop_ms: Floats
-    """[class, class] h"""
-    sends_block: bool
-    cutoff_ms: float
-
-    @property
-    def sample(self) -> VirtualSelectionData:
-        """One of the classes, for what all share."""
-        return next(iter(self.classes.values()))
-
-    @property
-    def keys(self) -> list[Key]:
-        """Stages with the classes that they may have."""
-        return [(int(s), int(c)) for s, c in np.argwhere(self.fits.any(axis=2).T)]
-
-    def layers(self, key: Key) -> NDArray[np.int64]:
-        """N[s,c], ascending."""
-        return np.flatnonzero(self.fits[key[1], key[0]])
 
 
 @dataclass(frozen=True)
@@ -128,24 +100,15 @@ class Variables:
     n: dict[Key, list[pulp.LpVariable]]
     y: dict[tuple[int, int, int], pulp.LpVariable]
     more: dict[Key, pulp.LpVariable]
-    more_of_chunk: list[list[pulp.LpVariable]]
+    more_of_chunk: Grid
     behind: dict[Key, pulp.LpVariable]
-    forward: list[list[pulp.LpVariable]]
-    backward: list[list[pulp.LpVariable]]
+    forward: Grid
+    backward: Grid
     send: list[pulp.LpVariable]
     wait_before: list[pulp.LpVariable]
     wait_after: list[pulp.LpVariable]
     end: pulp.LpVariable
     follow: pulp.LpVariable
-
-
-@dataclass(frozen=True)
-class VirtualClassesResult:
-    """Bound [ms], infinite where no order is left; class and layers of every stage of a solution."""
-
-    bound_ms: float
-    order: tuple[int, ...] | None
-    layers: tuple[int, ...]
 
 
 def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
@@ -163,11 +126,15 @@ def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
     add_recompute(model, data, var)
     add_memory(model, data, var)
     add_follow_up(model, data, var)
+    add_change(model, data, var)
     add_send(model, data, var)
     add_forward_time(model, data, var)
     add_backward_time(model, data, var)
-    add_wait(model, data, var)
-    add_dealt(model, data, var)
+    passes = _passes(data, var)
+    add_wait(model, passes, _most_terms(data))
+    add_dealt(model, passes)
+    if _sends_are_slow(data):
+        add_hop(model, passes)
     return model, var
 
 
@@ -261,13 +228,20 @@ def add_neighbour(model: pulp.LpProblem, data: VirtualClassesData, var: Variable
         model += arriving == z, f"neighbour_before_{s}_{c}"
 
 
+def add_change(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Where no class may have all stages, the ring of stages goes from one to another and back."""
+    if all(int(data.most[c]) < data.sample.num_stages for c in data.classes):
+        changes = [(y, 1.0) for (_, c, to), y in var.y.items() if c != to]
+        model += pulp.LpAffineExpression(changes) >= 2, "change"
+
+
 def add_recompute(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
     """Recomputation takes what the hull over the numbers of layers says, in whatever chunk."""
     for (s, c), more in var.more.items():
         one, layers = data.classes[c], data.layers((s, c))
         base = float(one.base_ms()[1][s].sum())
         extra = data.tables[c].backward_ms[s, layers] - one.stage.backward_ms[s] * layers - base
-        for i, (slope, offset) in enumerate(_hull(layers, extra)):
+        for i, (slope, offset) in enumerate(hull_lines(layers, extra)):
             model += more >= slope * var.a[s, c] + offset * var.z[s, c], f"recompute_{s}_{c}_{i}"
     for s, chunks in enumerate(var.more_of_chunk):
         total = pulp.lpSum(more for (stage, _), more in var.more.items() if stage == s)
@@ -283,47 +257,17 @@ def add_memory(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) 
         step = -(-len(moments) // MAX_MOMENTS)
         for h in range(0, len(moments), step):
             held = moments[h]
-            need = pulp.lpSum(
-                float(one.state_gib + e * one.kept_gib) * n for e, n in zip(held, chunks, strict=True)
-            )
+            need = [(n, float(one.state_gib + e * one.kept_gib)) for e, n in zip(held, chunks, strict=True)]
             room = float(one.limit_gib[s] - one.base_gib[s][h] - held[0] * lead_gib)
-            saved = _most_saved(one, s, held) * var.more[s, c]
-            model += need <= room * var.z[s, c] + saved, f"memory_{s}_{c}_{h}"
-
-
-def _most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> float:
-    """r: most memory that recomputation saves at a moment, by its time, of either kind [GiB / ms]."""
-    stage, has_lead = data.stage, bool(data.stage.lead[s])
-    kept, selective, full = data.lead_kept_gib
-
-    def rate(main_gib: float, lead_gib: float, main_ms: float, lead_ms: float) -> float:
-        saves = max(main_gib, lead_gib) if has_lead else main_gib
-        time = min(main_ms, lead_ms) if has_lead else main_ms
-        return saves / max(time, 1e-9)
-
-    in_full = rate(
-        data.kept_gib - data.kept_full_gib,
-        kept - full,
-        float(stage.full_ms[s]),
-        float(stage.lead_full_ms[s]),
-    )
-    best = in_full * float(held.mean()) if "full" in data.kinds else 0.0
-    if "selective" in data.kinds:
-        some = rate(
-            data.kept_gib - data.kept_selective_gib,
-            kept - selective,
-            float(stage.selective_ms[s]),
-            float(stage.lead_selective_ms[s]),
-        )
-        best = max(best, some * float(held.max()))
-    return best
+            given = [(var.z[s, c], -room), (var.more[s, c], -most_saved(one, s, held))]
+            model += pulp.LpAffineExpression([*need, *given]) <= 0, f"memory_{s}_{c}_{h}"
 
 
 def add_follow_up(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
     """After all stages have met, the slowest optimizer and gathering end the step."""
     for (s, c), behind in var.behind.items():
         layers = data.layers((s, c))
-        for i, (slope, offset) in enumerate(_hull(layers, data.tables[c].follow_ms[s, layers])):
+        for i, (slope, offset) in enumerate(hull_lines(layers, data.tables[c].follow_ms[s, layers])):
             model += behind >= slope * var.a[s, c] + offset * var.z[s, c], f"follow_up_{s}_{c}_{i}"
     for s in range(data.sample.num_stages):
         total = pulp.lpSum(behind for (stage, _), behind in var.behind.items() if stage == s)
@@ -356,44 +300,33 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualClassesData, var: Vari
         model += var.backward[s][k] == time, f"backward_time_{s}_{k}"
 
 
-def add_wait(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """A stage waits for the first micro-batch, does all its work, and the last one goes on without it."""
-    p, v, m = data.sample.num_stages, data.sample.virtual_stages, data.sample.stage.num_microbatches
-    rows = wait_rows(p, m, v)
-    many = len(rows) * p * v > MAX_TERMS
-    for index, row in enumerate(rows):
-        if many and np.count_nonzero(row.forward) + np.count_nonzero(row.backward) > 2 * p:
-            continue
-        waits = (var.wait_after if row.after else var.wait_before)[row.stage]
-        terms = [
-            (grid[s][k], float(factors[s, k]))
-            for grid, factors in ((var.forward, row.forward), (var.backward, row.backward))
-            for s, k in np.argwhere(factors)
-        ]
-        if not data.sends_block:
-            terms += [(var.send[s], float(row.sends[s])) for s in range(p)]
-        model += waits >= pulp.LpAffineExpression(terms), f"wait_row_{index}"
-    tail = _tail(data, var)
-    for s in range(p):
-        work = m * pulp.lpSum([*var.forward[s], *var.backward[s]])
-        model += var.end >= work + var.wait_before[s] + var.wait_after[s] + tail, f"wait_{s}"
-
-
-def add_dealt(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """The mean of the rows (wait), for where some of them are left out."""
-    p, v, m = data.sample.num_stages, data.sample.virtual_stages, data.sample.stage.num_microbatches
-    of_stage, of_send = dealt_factors(p, m, v)
-    terms = [(time, float(of_stage[s])) for s in range(p) for time in (*var.forward[s], *var.backward[s])]
-    if not data.sends_block:
-        terms += [(send, float(of_send[s])) for s, send in enumerate(var.send)]
-    model += var.end >= pulp.LpAffineExpression(terms) + _tail(data, var), "dealt"
-
-
-def _tail(data: VirtualClassesData, var: Variables) -> pulp.LpAffineExpression:
-    """Tail of the reduction of the first stage."""
-    return pulp.lpSum(
-        float(data.classes[c].stage.reduce_tail_ms[0]) * z for (s, c), z in var.z.items() if s == 0
+def _passes(data: VirtualClassesData, var: Variables) -> Passes:
+    """What the rows of `interleaved_rows` speak of; the tail of the reduction follows stage 0."""
+    tails = [(z, float(data.classes[c].stage.reduce_tail_ms[0])) for (s, c), z in var.z.items() if s == 0]
+    return Passes(
+        forward=var.forward,
+        backward=var.backward,
+        sends=[0.0] * len(var.send) if data.sends_block else var.send,
+        before=var.wait_before,
+        behind=var.wait_after,
+        end=var.end,
+        after=pulp.LpAffineExpression(tails),
+        num_microbatches=data.sample.stage.num_microbatches,
     )
+
+
+def _most_terms(data: VirtualClassesData) -> int | None:
+    """Factors of a row (wait) beyond which it is left out, where all together would be too many."""
+    p, v = data.sample.num_stages, data.sample.virtual_stages
+    rows = len(wait_rows(p, data.sample.stage.num_microbatches, v))
+    return 2 * p if rows * p * v > MAX_TERMS else None
+
+
+def _sends_are_slow(data: VirtualClassesData) -> bool:
+    """Whether (hop) may say more than (wait): not while two sends take less than any chunk."""
+    used = list(data.classes)
+    chunks = [(one.stage.forward_ms + one.stage.backward_ms).min() for one in data.classes.values()]
+    return not data.sends_block and 2 * float(data.hop_ms[np.ix_(used, used)].max()) > float(min(chunks))
 
 
 def _work(data: VirtualClassesData, var: Variables, s: int, k: int, which: int) -> pulp.LpAffineExpression:
@@ -405,13 +338,6 @@ def _work(data: VirtualClassesData, var: Variables, s: int, k: int, which: int) 
             layer = (one.stage.forward_ms, one.stage.backward_ms)[which]
             terms += [(var.n[s, c][k], float(layer[s])), (z, float(one.base_ms()[which][s, k]))]
     return pulp.LpAffineExpression(terms)
-
-
-def _hull(layers: NDArray[np.int64], values: Floats) -> list[tuple[float, float]]:
-    """Lines of the lower hull of values at whole layers."""
-    if len(layers) == 1:
-        return [(0.0, float(values[0]))]
-    return lower_hull([(int(n), float(value)) for n, value in zip(layers, values, strict=True)])
 
 
 def extract(data: VirtualClassesData, solution: solvers.Solution) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -26,7 +26,8 @@ Data       L                              layers of the model
            q                              share of the last backward (first forward) that hides it
            N                              most layers that a chunk may hold: every other one keeps its fewest
            l                              layers of another kind that chunk 0 of stage 0 begins with; its base
-                                          terms hold how they differ, l1, lv how their core attention does
+                                          terms hold how they differ, l1[0,0], lv how their core attention
+                                          does; l1 of the last chunk is that of the layers beside the head
            l0[s,k]                        fewest layers: one, or l
 Variables  n[s,k]    whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers of every chunk that are recomputed in full
@@ -48,7 +49,7 @@ Model      min  T + O
                      for h in H[s]                                              (memory)
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
-                     + l1 y[s]                                                  (backward_time)
+                     + l1[s,k] y[s]                                             (backward_time)
                 Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],  Z[s] >= 0  (reduction)
                 G[s] >= h[s] sum_k n[s,k] + h0[s] - q sum_k F[s,k],  G[s] >= 0  (gathering)
                 O >= o[s] sum_k n[s,k] + o0[s] + G[s] + ht[s]                   (follow_up)
@@ -59,51 +60,33 @@ Model      min  T + O
                 n not equal to an excluded n'                                   (exclude)
 Size       p v + 3p integers, p v more with core attention, 9 p v + 12p rows, and some rows (path).
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
-           the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
-           relaxation that the exact evaluation of every answer makes good.
+           the referee, and less where a stage after the first reduces in one bucket. On the stage of leading
+           layers g2 is the least and v2 the most of both kinds: a relaxation that the exact evaluation of
+           every answer makes good.
 Source     rows: proved in `interleaved_rows`; memory and times: `planner.cost`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pulp
 
 from formulations import solvers
-from formulations.interleaved_rows import Floats, PathRow, wait_rows
+from formulations.interleaved_constraints import Passes, add_wait
+from formulations.interleaved_rows import PathRow
 from formulations.options import SolveOptions
 from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
 from formulations.row_search import relaxed
-from formulations.stage_selection import lower_hull
+from formulations.virtual_selection_cuts import (
+    TIGHTENINGS,
+    Variables,
+    tighten_capacity,
+    tighten_recompute,
+)
 from formulations.virtual_selection_data import VirtualSelectionData
-from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
-
-TIGHTENINGS = ("recompute", "capacity")
-"""The functions `tighten_*`, each of which may be left out."""
-
-Grid = list[list[pulp.LpVariable]]
-
-
-@dataclass(frozen=True)
-class Variables:
-    """The solver's variables, by stage, or by stage and chunk."""
-
-    n: Grid
-    u: list[pulp.LpVariable]
-    k1: Grid
-    x: list[pulp.LpVariable]
-    y: list[pulp.LpVariable]
-    forward: Grid
-    backward: Grid
-    reduction: list[pulp.LpVariable]
-    gathering: list[pulp.LpVariable]
-    before: list[pulp.LpVariable]
-    behind: list[pulp.LpVariable]
-    end: pulp.LpVariable
-    follow: pulp.LpVariable
+from formulations.virtual_selection_tables import dealt_table, fewest_layers, most_layers
 
 
 def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
@@ -121,41 +104,8 @@ def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
     add_reduction(model, data, variables)
     add_gathering(model, data, variables)
     add_follow_up(model, data, variables)
-    add_wait(model, data, variables)
+    add_wait(model, _passes(data, variables))
     return model, variables
-
-
-def tighten_recompute(
-    model: pulp.LpProblem, data: VirtualSelectionData, table: DealtTable, var: Variables
-) -> None:
-    """Cut: the backward of s lies above the lower hull of the best backward for each number of layers.
-
-    No dealing of n layers recomputes less than the table says, so every solution lies on or above each line
-    of the hull of those points.
-    """
-    for s, counts in enumerate(var.n):
-        fits = np.flatnonzero(np.isfinite(table.backward_ms[s]))
-        points = [(int(n), float(table.backward_ms[s, n])) for n in fits]
-        for line, (slope, offset) in enumerate(lower_hull(points)):
-            total = slope * pulp.lpSum(counts) + offset
-            model += pulp.lpSum(var.backward[s]) >= total, f"tighten_recompute_{s}_{line}"
-
-
-def tighten_capacity(
-    model: pulp.LpProblem, data: VirtualSelectionData, table: DealtTable, cutoff_ms: float, var: Variables
-) -> None:
-    """Cut: no stage holds more layers, or fewer, than a step below the cutoff lets it.
-
-    By the row (wait, k = 0): m t[s] for the least time of n layers, the first chunks of the stages before at
-    their fewest layers, and what s adds after the pipeline. Only solutions at or above the cutoff are cut
-    off.
-    """
-    values = step_by_layers(data, table)
-    for s, counts in enumerate(var.n):
-        fits = np.flatnonzero(values[s] <= cutoff_ms)
-        least, most = (int(fits[0]), int(fits[-1])) if len(fits) else (1, 0)
-        model += pulp.lpSum(counts) >= least, f"tighten_capacity_least_{s}"
-        model += pulp.lpSum(counts) <= most, f"tighten_capacity_most_{s}"
 
 
 def _variables(data: VirtualSelectionData) -> Variables:
@@ -171,7 +121,7 @@ def _variables(data: VirtualSelectionData) -> Variables:
     def positive(name: str) -> list[pulp.LpVariable]:
         return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
 
-    def times(name: str) -> Grid:
+    def times(name: str) -> list[list[pulp.LpVariable]]:
         return [[pulp.LpVariable(f"{name}_{s}_{k}", 0) for k in chunks] for s in stages]
 
     fewest = fewest_layers(data)
@@ -191,11 +141,6 @@ def _variables(data: VirtualSelectionData) -> Variables:
         end=pulp.LpVariable("T", 0),
         follow=pulp.LpVariable("O", 0),
     )
-
-
-def most_layers(data: VirtualSelectionData) -> int:
-    """N: every other chunk keeps one layer. Valid as a big-M: no feasible n[s,k] exceeds it."""
-    return max(data.num_layers - data.num_stages * data.virtual_stages + 1, int(data.stage.lead[0]), 1)
 
 
 def add_assign(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
@@ -271,6 +216,8 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Va
         if var.k1:
             time_ms += float(times.selective_ms[s]) * var.k1[s][k]
             time_ms += lead * float(times.lead_selective_ms[s] - times.selective_ms[s]) * var.y[s]
+            if k == data.virtual_stages - 1:
+                time_ms += float(times.predictions_selective_ms[s]) * var.y[s]
         model += var.backward[s][k] == time_ms, f"backward_time_{s}_{k}"
 
 
@@ -301,27 +248,17 @@ def add_follow_up(model: pulp.LpProblem, data: VirtualSelectionData, var: Variab
         model += var.follow >= total + var.gathering[s], f"follow_up_{s}"
 
 
-def add_wait(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
-    """A stage waits for the first micro-batch, does all its work, and the last one goes on without it."""
-    m = data.stage.num_microbatches
-    for index, row in enumerate(wait_rows(data.num_stages, m, data.virtual_stages)):
-        waits = (var.behind if row.after else var.before)[row.stage]
-        terms = _terms(var, row.forward, row.backward)
-        model += waits >= terms + float(row.sends @ data.send_ms), f"wait_row_{index}"
-    after = var.reduction[0] + float(data.stage.reduce_tail_ms[0])
-    for s in range(data.num_stages):
-        work = m * pulp.lpSum([*var.forward[s], *var.backward[s]])
-        model += var.end >= work + var.before[s] + var.behind[s] + after, f"wait_{s}"
-
-
-def _terms(var: Variables, forward: Floats, backward: Floats) -> pulp.LpAffineExpression:
-    """Sum over the chunks of factors [stage, chunk] times forward and backward."""
-    return pulp.LpAffineExpression(
-        [
-            (grid[s][k], float(factors[s, k]))
-            for grid, factors in ((var.forward, forward), (var.backward, backward))
-            for s, k in np.argwhere(factors)
-        ]
+def _passes(data: VirtualSelectionData, var: Variables) -> Passes:
+    """What the rows of `interleaved_rows` speak of; the reduction follows stage 0."""
+    return Passes(
+        forward=var.forward,
+        backward=var.backward,
+        sends=[float(send) for send in data.send_ms],
+        before=var.before,
+        behind=var.behind,
+        end=var.end,
+        after=var.reduction[0] + float(data.stage.reduce_tail_ms[0]),
+        num_microbatches=data.stage.num_microbatches,
     )
 
 
@@ -329,9 +266,10 @@ def add_path(
     model: pulp.LpProblem, data: VirtualSelectionData, var: Variables, row: PathRow, index: int
 ) -> None:
     """One path through the schedule, to the end of its stage and what that still reduces."""
-    terms = _terms(var, np.array(row.forward), np.array(row.backward))
+    terms = _passes(data, var).terms(np.array(row.forward), np.array(row.backward))
     constant = float(np.array(row.sends) @ data.send_ms + data.stage.reduce_tail_ms[row.end_stage])
-    model += var.end >= terms + var.reduction[row.end_stage] + constant, f"path_{index}"
+    path = pulp.LpAffineExpression([*terms, (var.reduction[row.end_stage], 1.0)], constant)
+    model += var.end >= path, f"path_{index}"
 
 
 def add_exclude(

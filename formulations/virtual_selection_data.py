@@ -117,6 +117,7 @@ def recomputations(data: VirtualSelectionData, s: int, counts: Sequence[int]) ->
     ):
         extra = times.selective_ms[s] * n
         extra[0] += lead * (times.lead_selective_ms[s] - times.selective_ms[s])
+        extra[-1] += times.predictions_selective_ms[s]
         found.append(Recomputation("selective", 0, tuple(extra.tolist())))
     saves, lead_saves = data.kept_gib - data.kept_full_gib, data.lead_kept_gib[0] - data.lead_kept_gib[2]
     for r in range(1, min(counts) + 1) if "full" in data.kinds else ():
@@ -162,6 +163,7 @@ def extra_ms(data: VirtualSelectionData, choice: VirtualChoice) -> Floats:
         if kind == "selective":
             extra[s] = times.selective_ms[s] * n[s]
             extra[s, 0] += lead * (times.lead_selective_ms[s] - times.selective_ms[s])
+            extra[s, -1] += times.predictions_selective_ms[s]
         elif kind == "full":
             extra[s] = times.full_ms[s] * r
             extra[s, 0] += min(r, lead) * (times.lead_full_ms[s] - times.full_ms[s])

@@ -47,6 +47,11 @@ def fewest_layers(data: VirtualSelectionData) -> NDArray[np.int64]:
     return fewest
 
 
+def most_layers(data: VirtualSelectionData) -> int:
+    """N: every other chunk keeps one layer. Valid as a big-M: no feasible n[s,k] exceeds it."""
+    return max(data.num_layers - data.num_stages * data.virtual_stages + 1, int(data.stage.lead[0]), 1)
+
+
 def dealt_table(data: VirtualSelectionData) -> DealtTable:
     """Least times of every stage, for every number of layers."""
     stage = data.stage
@@ -101,8 +106,7 @@ def _least_extra(data: VirtualSelectionData) -> Floats:
     if "selective" in data.kinds and not fits.all():
         need = memory.kept(data.kept_selective_gib, selective)
         need += data.selective_peak_gib[memory.stage][:, None]
-        more = stage.lead * (stage.lead_selective_ms - stage.selective_ms)
-        time = stage.selective_ms[:, None] * memory.n + more[:, None]
+        time = stage.selective_ms[:, None] * memory.n + stage.selective_more_ms[:, None]
         extra = np.where(memory.always(need <= memory.room), np.minimum(extra, time), extra)
     if "full" in data.kinds and not fits.all():
         full = _fewest_in_full(data, memory)

@@ -7,7 +7,7 @@ business of the packages below.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -56,6 +56,7 @@ def plan(
     *,
     on_progress: Callable[[Progress], None] | None = None,
     elapsed_s: float = 0.0,
+    seeds: Sequence[Plan] = (),
 ) -> Result:
     """The plan with the least predicted step time that fits every chip, with a proven gap.
 
@@ -69,6 +70,10 @@ def plan(
         Called now and then with the state of the search.
     elapsed_s
         Time already spent that counts against the time limit [s].
+    seeds
+        Plans at hand, such as those of a problem nearly the same. The search begins with those that are
+        legal and as asked for, priced anew, so that it is shorter and its answer no worse; the proof owes
+        nothing to them.
 
     Returns
     -------
@@ -95,7 +100,7 @@ def plan(
     check_expressible(problem)
 
     elapsed_s += time.monotonic() - started_s
-    result = search_target(with_remaining_time(problem, elapsed_s), on_progress=on_progress)
+    result = search_target(with_remaining_time(problem, elapsed_s), on_progress, seeds)
     check_again(problem, result)
     return with_problem_inside(result, problem)
 

@@ -69,18 +69,26 @@ def brute_force(problem: Problem) -> Best:
 
     Leading layers of another kind all lie on the first stage, as in the search.
     """
-    best = Best()
+    found = brute_force_by_hosts(problem)
+    best = min(found.values(), key=lambda of_hosts: of_hosts.step_s, default=Best())
+    return Best(best.step_s, sum(of_hosts.num_plans for of_hosts in found.values()), best.what)
+
+
+def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
+    """The same for each number of hosts of every class."""
+    found: dict[tuple[int, ...], Best] = {}
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
+            best = found.setdefault(hosts_taken(problem, order, size), Best())
             most = problem.model.num_layers - len(order) + 1
             options = [
                 options_of_stage(problem, prices, order, s, most, num_microbatches) for s in range(len(order))
             ]
             _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
-            assert best.num_plans <= MAX_PLANS
-    return best
+            assert sum(of_hosts.num_plans for of_hosts in found.values()) <= MAX_PLANS
+    return found
 
 
 def brute_force_by_cut(problem: Problem) -> Best:
@@ -162,11 +170,17 @@ def orders_of(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]
     ]
     for p in range(1, problem.model.num_layers + 1):
         for order in itertools.product(allowed, repeat=p):
-            hosts = [0] * len(classes)
-            for c, run in itertools.groupby(order):
-                hosts[c] += -(-len(list(run)) * size // classes[c].chips_per_node)
+            hosts = hosts_taken(problem, order, size)
             if all(used <= classes[c].num_nodes for c, used in enumerate(hosts)):
                 yield order
+
+
+def hosts_taken(problem: Problem, order: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Hosts of each class that an order takes: each run of a class begins on a host of its own."""
+    hosts = [0] * len(problem.cluster.classes)
+    for c, run in itertools.groupby(order):
+        hosts[c] += -(-len(list(run)) * size // problem.cluster.classes[c].chips_per_node)
+    return tuple(hosts)
 
 
 def options_of_stage(

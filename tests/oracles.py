@@ -39,7 +39,7 @@ def objective_in_words(data: StageSelectionData, choice: StageChoice) -> float:
         f.append(float(data.forward_ms[s] * n + data.base_forward_ms[s]))
         extra = data.full_ms[s] * choice.recompute_layers[s]
         if choice.recompute[s] == "selective":
-            extra += data.selective_ms[s] * n
+            extra += data.selective_ms[s] * n + data.predictions_selective_ms[s]
         b.append(float(data.backward_ms[s] * n + data.base_backward_ms[s] + extra))
         reduction = data.reduce_ms[s] * n + data.base_reduce_ms[s] - data.hidden_fraction * b[s]
         gathering = data.gather_ms[s] * n + data.base_gather_ms[s] - data.hidden_fraction * f[s]

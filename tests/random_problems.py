@@ -59,6 +59,7 @@ def random_problem(
             "p2p_overlap": bool(rng.random() < 0.5),
             "dp_overlap": bool(rng.random() < 0.5),
             "flash_attention": bool(rng.random() < 0.7),
+            "megatron_groups": False,  # tiny chips have no room for them
         }
     )
     return Problem(

@@ -17,7 +17,7 @@ older_versions=(0.17.1 0.18.2) # unpacked beside it; 0.15 and 0.16 hold no argum
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${HETPLAN_MEGATRON_VENV:-$root/.venv-megatron}
-done_mark=$venv/.complete-torch-$torch_version-megatron-$megatron_version-${older_versions[0]}-${older_versions[1]}
+done_mark=$venv/.complete-torch-$torch_version-megatron-$megatron_version-${older_versions[0]}-${older_versions[1]}-einops
 
 if [[ -e $done_mark ]]; then
     echo "$venv is complete"
@@ -29,7 +29,7 @@ fi
     exit 1
 }
 "${HETPLAN_PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet "torch==$torch_version" numpy packaging pyyaml typing_extensions
+"$venv/bin/python" -m pip install --quiet "torch==$torch_version" numpy packaging pyyaml typing_extensions einops
 "$venv/bin/python" -m pip install --quiet --no-deps --ignore-requires-python "megatron-core==$megatron_version"
 for version in "${older_versions[@]}"; do
     "$venv/bin/python" -m pip install --quiet --no-deps --ignore-requires-python --upgrade \

@@ -15,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -76,7 +77,13 @@ def main() -> None:
     answers.write(READY + b"\n")
     answers.flush()
     while True:
-        answers.write(encoded_answer(solve(decoded_task(tasks.get()))))
+        try:
+            answers.write(encoded_answer(solve(decoded_task(tasks.get()))))
+        except BaseException:
+            # An ordinary end would wait for the listener's lock on standard input, and abort.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
         answers.flush()
 
 

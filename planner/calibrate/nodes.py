@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.calibrate.patterns import SkipRun, compiled, occurs, table
 from planner.calibrate.runs import Run, RunGroup
+from planner.cost.relatives import link_of_pair
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster, Link, NodeClass, Transport
 from planner.data.load import load_chip, load_cluster
@@ -30,7 +31,7 @@ class StatedNetwork:
     transport: Transport | None
     """How data travels, where the words decide it."""
     intra_gbit_per_s: float | None
-    """Rate of one chip inside its node, where known [Gbit/s]."""
+    """Rate that messages between two chips of a node reach, where known [Gbit/s]."""
     between_classes: bool
     """Whether the rate is that of links between different chips."""
     cluster: str | None = None
@@ -125,7 +126,7 @@ def _node_class(
         stated.update(transport=transport, latency_us=latency_us)
     inside = group.intra_node_gbit_per_s or (network.intra_gbit_per_s if network is not None else None)
     if inside is not None:
-        stated["intra_node_bandwidth_gb_per_s"] = inside / BITS_PER_BYTE
+        stated["intra_node_bandwidth_gb_per_s"] = link_of_pair(chip, inside / BITS_PER_BYTE)
     return usual.model_copy(update=stated)
 
 

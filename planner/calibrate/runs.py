@@ -39,7 +39,7 @@ class RunGroup(Read):
     inter_node_gbit_per_s: float | None = Field(default=None, gt=0)
     """Rate of one node towards the others, where the source says it [Gbit/s]."""
     intra_node_gbit_per_s: float | None = Field(default=None, gt=0)
-    """Rate of one chip inside its node, where the source says it [Gbit/s]."""
+    """Rate that messages between two chips of a node reach, where the source says it [Gbit/s]."""
 
 
 class RunCluster(Read):

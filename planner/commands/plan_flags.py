@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command()(explain)
 
 
-def plan(
+def _asked(
     problem: flags.ProblemName = None,
     cluster: flags.Cluster = None,
     model: flags.Model = None,
@@ -25,12 +28,7 @@ def plan(
     precision: flags.Precision = None,
     stack: flags.Stack = None,
     target: flags.Target = None,
-    time_limit_s: Annotated[
-        float | None,
-        typer.Option(help="Stop after this time, counted from process start [s]."),
-    ] = None,
     gap: flags.Gap = None,
-    top: Annotated[int | None, typer.Option(help="How many plans to show. [default: 3]")] = None,
     workers: flags.Workers = None,
     solver: flags.Solver = None,
     memory_reserve: flags.MemoryReserve = None,
@@ -41,6 +39,33 @@ def plan(
     max_pp: flags.MaxPp = None,
     max_vp: flags.MaxVp = None,
     keep_class_order: flags.KeepClassOrder = False,
+    as_json: flags.Json = False,
+    quiet: flags.Quiet = False,
+) -> None:
+    """What is planned, how, and how the answer is shown: the flags of every command that searches."""
+
+
+def _asking(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with the flags of `_asked` before its own; it takes the former together, as `**given`."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    shared = inspect.signature(_asked, eval_str=True).parameters.values()
+    parameters = [*shared, *(flag for flag in own if flag.kind is not flag.VAR_KEYWORD)]
+
+    @wraps(command)
+    def run(**given: Any) -> int:
+        return command(**given | {"keep_class_order": given["keep_class_order"] or None})
+
+    run.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    return run
+
+
+@_asking
+def plan(
+    time_limit_s: Annotated[
+        float | None,
+        typer.Option(help="Stop after this time, counted from process start [s]."),
+    ] = None,
+    top: Annotated[int | None, typer.Option(help="How many plans to show. [default: 3]")] = None,
     objective: Annotated[
         str | None,
         typer.Option(help="cost or energy: the nodes on which a token costs least, not the fastest plan."),
@@ -57,45 +82,23 @@ def plan(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the launch directory here.")] = None,
     force: flags.Force = False,
-    as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
+    **given: Any,
 ) -> int:
     """Find the fastest plan that fits, prove how far from the best it can be, write its launch files."""
-    given = dict(locals())
+    own = dict(locals())
     from planner.commands.plan import PlanRequest, run
 
-    return run(PlanRequest(**given | {"keep_class_order": keep_class_order or None}))
+    return run(PlanRequest(**own.pop("given"), **own))
 
 
+@_asking
 def explain(
-    problem: flags.ProblemName = None,
     plan: Annotated[Path | None, typer.Option(help="Plan file to explain; else the best is sought.")] = None,
-    cluster: flags.Cluster = None,
-    model: flags.Model = None,
-    seq_length: flags.SeqLength = None,
-    global_batch_size: flags.GlobalBatchSize = None,
-    precision: flags.Precision = None,
-    stack: flags.Stack = None,
-    target: flags.Target = None,
-    gap: flags.Gap = None,
-    workers: flags.Workers = None,
-    solver: flags.Solver = None,
-    memory_reserve: flags.MemoryReserve = None,
-    pin: flags.Pin = None,
-    forbid: flags.Forbid = None,
-    spare: flags.Spare = None,
-    use: flags.Use = None,
-    max_pp: flags.MaxPp = None,
-    max_vp: flags.MaxVp = None,
-    keep_class_order: flags.KeepClassOrder = False,
     question_s: Annotated[float, typer.Option(help="Time limit of each question [s].")] = 20.0,
-    as_json: flags.Json = False,
-    quiet: flags.Quiet = False,
+    **given: Any,
 ) -> int:
     """Say what binds a plan and what more of anything would bring, or what it takes to have a plan."""
-    given = dict(locals())
     from planner.commands.explain import run
     from planner.commands.plan import PlanRequest
 
-    del given["plan"], given["question_s"]
-    return run(PlanRequest(**given | {"keep_class_order": keep_class_order or None}), plan, question_s)
+    return run(PlanRequest(**given), plan, question_s)

@@ -124,11 +124,11 @@ def results_table(rows: Sequence[Row], *, by_cost: bool = False) -> Table:
     plain, changes = _columns(rows, wide=wide, by_cost=by_cost)
     short = bool(changes) and not wide
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("job", overflow="fold", min_width=16)
+    table.add_column("job", overflow="fold", min_width=12)
     table.add_column("status", no_wrap=True)
     for heading in (*plain, *(heading for heading, _ in changes)):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("plan, or what happened", overflow="fold", min_width=16)
+    table.add_column("plan, or what happened", overflow="fold", min_width=12)
     for row in rows:
         plan = row["plan"] and (row["plan"] if wide else row["plan"].split(";")[0])
         texts = [text for text in (row["message"], plan) if text]

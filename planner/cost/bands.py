@@ -1,7 +1,8 @@
 """How far off a predicted step time may be, as measured runs of the same chip and software were.
 
-The table (`instances/tables/error_bands.yaml`) holds what four of five published runs stay within. It says
-how good the predictions are and changes none of them.
+The table (`instances/tables/error_bands.yaml`) holds what four of five published runs stay within, also those
+of a source that had no part in it (`benchmarks/error_bands.py`). It says how good the predictions are and
+changes none of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Time of one collective by operation, size, ranks and where the ranks are.
 
-Inside a node: measured latencies (NCCL) by ranks and bytes. Across nodes: the ring or tree enters and
-leaves every node once, so the slower of the node's links and of the adapters that the group may use
-sets the rate, and the other overlaps with it but for a tenth.
+Inside a node: measured latencies (NCCL) by ranks and bytes. Across nodes: a ring enters and leaves every
+node once and carries all but a rank's own share, a tree what the other nodes need; the slower of the
+node's links and of the adapters that the group may use sets the rate, and the other overlaps with it but
+for a tenth.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ SMALLEST_BYTES = 4096.0
 PHASE_OVERLAP = 0.9
 """Share of the faster phase (inside, between nodes) that runs behind the slower one."""
 
+SUMS_IN_SWITCH = ("h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")
+"""Tables of chips whose switch sums: a node's ranks send their sum once, so that all-reduces cross nodes as
+if a node were a rank (NCCL's NVLSTree). Every ring passes on all but a rank's own share of a buffer, through
+each node's adapters too (nccl-tests, doc/PERFORMANCE.md: bus bandwidth counts ranks, and reaches the
+adapters' rate on any number of nodes)."""
+
 TREE_EFFICIENCY, TREE_STEP_S = 0.92 * 0.85, 28e-6
 """Rate of double binary trees over a ring's between two nodes, and the latency of one of their steps [s]:
 NCCL reduces along trees or a ring, whichever is faster (NVIDIA nccl, src/graph/tuning.cc, Tree with Simple).
@@ -63,6 +70,10 @@ P2P_EFFICIENCY = 0.8
 BRIDGED = ("rtx_pro_6000_server",)
 """Tables of nodes whose chips reach each other over PCIe bridges alone, which pairs that work at once
 share: an all-reduce of 16 MiB reaches 35 GB/s among two of eight chips, 25 among four."""
+
+MESHED = ("v100",)
+"""Tables of nodes whose links join pairs of chips, so that they hold what small groups leave unused: among
+two, four and eight V100s an all-reduce of 1 GiB reaches 23, 86 and 133 GB/s."""
 
 FITS = {"b300_sxm": "b200_sxm", "gb200": "b200_sxm", "gb300": "b200_sxm"}
 """Tables that share the other source's line: chips with the same links. Of two measurements the slower
@@ -99,11 +110,13 @@ class Network:
 
     @property
     def is_mesh(self) -> bool:
-        """Whether links join the chips of a node in pairs, without a switch."""
-        return self.peer_bytes_per_s < self.link_bytes_per_s
+        """Whether links join the chips of a node in pairs, without a switch, unlike those of the table."""
+        return self.peer_bytes_per_s < self.link_bytes_per_s and self.relative.collective_table not in MESHED
 
     def unused_links(self, ranks: Values) -> Values:
         """Rate of a chip's links over that of those among a group: those to other chips of the node idle."""
+        if not self.is_mesh:
+            return 1.0
         return maximum(self.link_bytes_per_s / (self.peer_bytes_per_s * maximum(ranks - 1, 1.0)), 1.0)
 
     @property
@@ -207,7 +220,11 @@ def collective_s(
         outside = (nodes - 1) / nodes * size_bytes * spread.inside
         table = "alltoall"
     else:
-        outside = passes * (nodes - 1) / nodes * size_bytes
+        by_nodes = passes * (nodes - 1) / nodes * size_bytes
+        outside = by_nodes
+        if op != "all_reduce" or network.relative.collective_table not in SUMS_IN_SWITCH:
+            ranks = maximum(spread.ranks, 2.0)
+            outside = passes * (ranks - 1) / ranks * size_bytes
         table = "allreduce_nic"
     shared_bytes = maximum(size_bytes * sharing, 1.0)
     reached: Values = _reached(table, nodes, shared_bytes) if efficiency is None else efficiency
@@ -216,7 +233,7 @@ def collective_s(
     if efficiency is None and op == "all_reduce":
         steps = 2 * levels * TREE_STEP_S
         tree_rate = rate * TREE_EFFICIENCY * _reached(table, 2.0, shared_bytes)
-        between = minimum(between, outside / tree_rate + steps + LAUNCH_S)
+        between = minimum(between, by_nodes / tree_rate + steps + LAUNCH_S)
     hierarchical = maximum(inside, between) + (1 - PHASE_OVERLAP) * minimum(inside, between)
     return where(several, where(across, hierarchical, inside), 0.0)
 

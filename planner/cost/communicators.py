@@ -1,18 +1,31 @@
 """Memory of communicators, which lies outside what the framework's allocator hands out.
 
 Each kind of group with several ranks has a communicator, and so has the whole job. On A100 joined by NVLink a
-group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, issue 964); beyond a node the
-number of ranks no longer counts (issue 986). An exchange of all with all connects every pair of a node: the
-first one among eight H100 took 3.28 GB more (issue 1685).
+group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, issue 964), on MI250X 0.65 GiB
+(github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111); beyond a node the number of ranks no longer counts
+(nccl, issue 986). An exchange of all with all connects every pair of a node: the first one among eight H100
+took 3.28 GB more (issue 1685). A mixture of experts under Megatron-LM on eight H100 held 7 to 10 GB in all
+(github.com/verl-project/verl, issue 6266). Where switches add up (NVLink SHARP), NCCL holds buffers for every
+rank of a group that lies on them (nvlsPerRankSize in its log: 192 MiB in 2.18 and 2.19, 32 MiB later), for
+groups of three or more.
+
+Which groups exchange anything is measured for Megatron-LM core 0.19.2: its calls to `torch.distributed` were
+counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the
+pipeline these are the ranks of one replica (norm and zeros of the gradients, skipped steps), those that share
+the distributed optimizer (all ranks), and with experts those of an expert layer (`megatron_groups`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.sizes import Sizes
+from planner.data.chip import Chip
+from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
-from planner.units import GB, GIB
+from planner.units import GB, GIB, MIB
 
 TWO_RANKS = 544 / 688
 """Memory of a group of two over that of a larger one."""
@@ -23,7 +36,9 @@ EXCHANGE_PEERS = 7.0
 EXCHANGE_BYTES_PER_PEER = 3.28 * GB / EXCHANGE_PEERS
 
 
-def communicator_bytes(problem: Problem, sizes: Sizes, domain_chips: float) -> Values:
+def communicator_bytes(
+    problem: Problem, chip: Chip, sizes: Sizes, domain_chips: float, dp_mode: str
+) -> Values:
     """Memory of all communicators of a rank [bytes].
 
     A stage that has fewer chips than the cluster is taken to have others beside it in a pipeline.
@@ -34,8 +49,68 @@ def communicator_bytes(problem: Problem, sizes: Sizes, domain_chips: float) -> V
         Chips that fast links join.
     """
     stack, s, job = problem.stack, sizes, float(problem.cluster.num_chips)
-    sets = _sets(s.tp) + _sets(s.cp) + _sets(s.gradient_ranks) + _sets(s.ep) + _sets(job / s.stage_chips)
-    return (sets + _sets(job)) * stack.communicator_gib * GIB + _exchange_bytes(stack, s, domain_chips)
+    groups = sharing_groups(s, job)
+    if stack.megatron_groups:
+        groups += megatron_groups(problem.model, s, job, dp_mode)
+    sets: Values = sum(_sets(group.ranks) for group in groups)
+    joined = sets * stack.communicator_gib * GIB + _exchange_bytes(stack, s, domain_chips)
+    if not (chip.switch_reduces and stack.switch_buffer_mib):
+        return joined
+    near: Values = sum(_near_ranks(group, domain_chips) for group in groups)
+    return joined + near * stack.switch_buffer_mib * MIB
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that exchange something, each so many ranks after the last."""
+
+    ranks: Values
+    stride: Values = 1.0
+
+
+def sharing_groups(sizes: Sizes, job: float) -> list[Group]:
+    """The groups that share work, as any stack has them; one rank needs no communicator.
+
+    Parameters
+    ----------
+    job
+        Ranks of the whole job, which have a group as well.
+    """
+    s = sizes
+    return [
+        Group(s.tp),
+        Group(s.cp, s.tp),
+        Group(s.gradient_ranks, s.tp),
+        Group(s.ep, s.etp),
+        Group(job / s.stage_chips, s.stage_chips),
+        Group(job),
+    ]
+
+
+def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) -> list[Group]:
+    """The further groups of Megatron-LM that exchange something.
+
+    First and last stage share a group where both hold the embedding; every stage is given it.
+    """
+    s = sizes
+    stages = job / s.stage_chips
+    groups = [Group(s.tp * stages, s.stage_chips / s.tp)]
+    if dp_mode == "distopt":
+        groups.append(Group(job))
+    if model.copies_embedding:
+        groups.append(Group(minimum(stages, 2.0), s.stage_chips))
+    if model.moe is not None:
+        groups += [Group(s.tp * s.cp), Group(s.etp), Group(s.ep * s.etp)]
+        groups.append(Group(s.expert_gradient_ranks, s.ep * s.etp))
+        if dp_mode != "distopt":
+            groups.append(Group(s.ep * s.etp * stages))
+    return groups
+
+
+def _near_ranks(group: Group, domain_chips: float) -> Values:
+    """Ranks of a group on the rank's own switches, where they are enough for these to add up."""
+    near = minimum(group.ranks, maximum(domain_chips / group.stride, 1.0))
+    return where(near > 2, near, 0.0)
 
 
 def _sets(ranks: Values) -> Values:

@@ -29,6 +29,11 @@ PASSES = ("forward", "dgrad", "wgrad")
 QUANTISE_BYTES = {"bf16": 0.0, "fp16": 0.0, "fp8": 4.0, "fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
 """Bytes moved to cast one 16-bit operand: read 2, write it and its transpose at 1 each (0.75 at 4 bits)."""
 
+ROW_CAST_BYTES, COLUMN_CAST_BYTES = 5.0, 7.0
+"""Bytes moved to cast one 16-bit operand with a scale for each row, or for each column: it is read for the
+maxima (2) and read and written again (3); a column's cast is then turned round for the product (2). torchao
+casts input, weight and gradient both ways (float8/float8_linear.py, matmul_with_hp_or_float8_args)."""
+
 CAST_BY_NORM = ("mxfp8", "nvfp4")
 """Formats whose scales belong to small blocks, so that the norm before a product writes its input in them:
 scales of a whole tensor are known too late (Transformer Engine, layernorm_linear.py, with_quantized_norm)."""
@@ -112,7 +117,12 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
     element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
     latency = count * np.maximum(latency, products.moved_bytes(element, stack.gradient_bytes) / rate)
     cast = QUANTISE_BYTES[precision] if relative.gemm_precision != "bf16" else 0.0
-    if cast:
+    if cast and stack.row_scales:
+        latency = (
+            latency
+            + np.where(weight, _row_cast_bytes(count * m * k, count * n * k, count * m * n), 0.0) / rate
+        )
+    elif cast:
         inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
         if precision in CAST_BY_NORM:
             inputs = np.where(products.after_norm, 0.0, inputs)
@@ -121,6 +131,20 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
         latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
     return latency
+
+
+def _row_cast_bytes(inputs: Floats, weights: Floats, gradients: Floats) -> Floats:
+    """Bytes that casts by rows and columns move, array [pass, product, choice].
+
+    Parameters
+    ----------
+    inputs, weights, gradients
+        Values of each operand.
+    """
+    row, column = ROW_CAST_BYTES, COLUMN_CAST_BYTES
+    return np.array(
+        [row * (inputs + weights), row * gradients + column * weights, column * (gradients + inputs)]
+    )
 
 
 def _sums_factor(stack: SoftwareStack) -> float:

@@ -62,9 +62,10 @@ def tensor_collectives(
 
     gather = scatter = forward_scatter = reduce = sizes.zeros
     if exists(split):
-        gather, scatter = one_s("all_gather", GATHERED_BYTES[precision]), one_s("reduce_scatter", HALF)
+        width = HALF if stack.row_scales else GATHERED_BYTES[precision]
+        gather, scatter = one_s("all_gather", width), one_s("reduce_scatter", HALF)
         forward_scatter = scatter
-        if stack.tp_userbuffers and precision == "fp8":
+        if stack.tp_userbuffers and stack.tp_narrow_sums and precision == "fp8":
             forward_scatter = one_s("reduce_scatter", NARROW_SUM_BYTES)
     if not everywhere(split) or model.position_embedding == "learned":
         reduce = one_s("all_reduce", HALF)

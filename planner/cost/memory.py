@@ -240,9 +240,13 @@ def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Si
 
 
 def head_activation_bytes(
-    model: ModelSpec, sizes: Sizes, last_layer: LayerActivations | None = None
+    model: ModelSpec,
+    stack: SoftwareStack,
+    vocab: Values,
+    sizes: Sizes,
+    last_layer: LayerActivations | None = None,
 ) -> Values:
-    """Input and output of the final norm, and all that multi-token prediction keeps.
+    """Input and output of the final norm, logits of former micro-batches, and all that predictions keep.
 
     Each of its layers normalises hidden state and embedding, joins and maps them, is a layer, and has a final
     norm of its own (core/transformer/multi_token_prediction.py). It is kept whole: Megatron-LM recomputes it
@@ -254,10 +258,11 @@ def head_activation_bytes(
         Activations of the kind of layer that predictions use; None without any.
     """
     values = sizes.norm_tokens * model.hidden_size * HALF
+    former = (stack.output_buffers - 1) * sizes.tokens * vocab / sizes.tp * HALF
     if last_layer is None:
-        return 2 * values
+        return 2 * values + former
     joined = 2 * sizes.tokens * model.hidden_size * HALF  # gathered for the column-parallel map
-    return 2 * values + model.mtp_num_layers * (last_layer.whole + 2 * values + joined + 2 * values)
+    return 2 * values + former + model.mtp_num_layers * (last_layer.whole + 2 * values + joined + 2 * values)
 
 
 def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Values:

@@ -180,6 +180,12 @@ class Prices:
     """Relative error that the times may have."""
     assumptions: tuple[str, ...]
     """What was taken for granted."""
+    num_predictions: int = 0
+    """Layers that predict further tokens; the head's prices hold them, nothing recomputed."""
+    last_kind: int = 0
+    """Their kind."""
+    later_stages_have_one_bucket: bool = False
+    """Whether a stage after the first begins to reduce when its last backward has ended."""
     slowed_fraction: float = 0.0
     """What hidden synchronisation takes from computation, over the prices of reduction and gathering; the
     optimizer's prices contain it."""

@@ -72,6 +72,9 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         **_memory(problem, work, sizes, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
         slowed_fraction=slowdown / (1 - slowdown),
+        num_predictions=model.mtp_num_layers,
+        last_kind=classes[0].kinds.index(model.kind_of_layer[-1]),
+        later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=given.limit_bytes,
         error_band=given.error_band,
@@ -226,11 +229,13 @@ def _memory(
     num_classes = len(problem.cluster.classes)
     fixed = np.empty((rows, num_classes))
     for c in range(num_classes):
-        joined = communicator_bytes(problem, sizes, network_of(problem, c).domain_chips)
+        joined = communicator_bytes(
+            problem, problem.chip_of(c), sizes, network_of(problem, c).domain_chips, dp_mode
+        )
         fixed[:, c] = stack.context_gib * GIB + joined
     of_choice = {
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
-        "head_activation_bytes": memory.head_activation_bytes(model, sizes, predicting),
+        "head_activation_bytes": memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting),
         "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)
         + gathered[:num_kinds].max(axis=0),
         "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,

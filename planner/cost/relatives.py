@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from planner.cost import tables
 from planner.data.chip import Chip, Precision
-from planner.units import TFLOP
+from planner.units import GB, TFLOP
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,16 @@ def _collectives(chip: Chip) -> tuple[str, float]:
         if re.search(pattern, chip.id):
             return table, link
     return ("h100_sxm", 450.0) if chip.intra_node_bandwidth_gb_per_s > 100 else ("rtx_pro_6000_server", 64.0)
+
+
+def link_of_pair(chip: Chip, pair_gb_per_s: float) -> float:
+    """Rate of a chip's links where messages between two chips of a node reach a rate [GB/s].
+
+    The collectives' table knows what two of its chips reach of theirs: 22.5 of 150 GB/s on V100s, whose six
+    links part among neighbours; 35 of 64 GB/s over PCIe.
+    """
+    table, link = _collectives(chip)
+    return pair_gb_per_s * link * GB / tables.pair_bytes_per_s(table)
 
 
 def _format(measured: MeasuredChip, precision: Precision) -> tuple[str, float]:

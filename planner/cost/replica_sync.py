@@ -82,6 +82,7 @@ def _ring_pass_s(
     for r, place in enumerate(places):
         after = places[(r + 1) % d]
         bytes_per_s, latency_s = replica_link(problem, place, after)
+        bytes_per_s *= left_by_switch(problem, place, after)
         slowest = max(slowest, cuts[r] / bytes_per_s + (d - 1) * latency_s)
     return slowest + LAUNCH_S
 
@@ -97,6 +98,7 @@ def tied_embedding_s(problem: Problem, ends: Sequence[tuple[ReplicaPlace, Replic
     slowest = 0.0
     for first, last in ends:
         bytes_per_s, latency_s = replica_link(problem, first, last)
+        bytes_per_s *= left_by_switch(problem, first, last)
         sharing = 1 if first.hosts[-1] == last.hosts[0] else replicas_on[first.hosts[0]]
         vocab = padded_vocab(problem.model.vocab_size, first.tensor_parallel)
         size = width * vocab * problem.model.hidden_size / first.tensor_parallel
@@ -115,3 +117,21 @@ def replica_link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> 
         rate = transport_rate(rate, transport)
     sharing = min(place.num_chips, node_class.chips_per_node)
     return rate / sharing, latency_s + TRANSPORT_LATENCY_S[transport]
+
+
+def left_by_switch(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> float:
+    """Share of the rate to the next replica that is left where it lies below another switch of its class.
+
+    The ring of every node of a replica goes through the switch; no other node below it need do so at once
+    (`oversubscription.py`). Between classes the rate is what the cluster states.
+    """
+    node_class = problem.cluster.classes[place.node_class]
+    below, hosts = node_class.nodes_per_switch, problem.cluster.hosts_of(place.node_class)
+    if place.node_class != after.node_class or below is None:
+        return 1.0
+    pairs = zip(place.hosts, after.hosts, strict=False)
+    crossing = sum(hosts.index(a) // below != hosts.index(b) // below for a, b in pairs)
+    if not crossing:
+        return 1.0
+    slower = node_class.oversubscription * len(place.hosts) / below
+    return 1.0 / min(max(slower, 1.0), node_class.oversubscription)

@@ -26,9 +26,13 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
     All chips of a node that belong to one stage send at once, so each has its share of the adapters.
     """
     num = len(problem.cluster.classes)
-    tokens = sizes.tokens / sizes.tp if problem.stack.p2p_partitioned else sizes.norm_tokens
+    stack = problem.stack
+    tokens = sizes.tokens / sizes.tp if stack.p2p_partitioned else sizes.norm_tokens
+    if stack.p2p_partitioned and not stack.p2p_gradient_partitioned:
+        # One price serves both ways: their mean.
+        tokens = (tokens + sizes.tokens) / 2
     size = tokens * problem.model.hidden_size * value_bytes(problem)
-    if problem.stack.p2p_sends_mask:
+    if stack.p2p_sends_mask:
         # Forward only: half of it stands for each way.
         size = size + sizes.seq_length**2 * HALF / 2
     links = _links(problem)

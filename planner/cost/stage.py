@@ -85,6 +85,10 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
     if content.has_head:
         forward[-1] += prices.head_forward_s[c, n]
         backward[-1] += prices.head_backward_s[c, n]
+        if content.recompute == "selective":
+            # Layers that predict further tokens hold the same modules; of whole layers only the method
+            # uniform recomputes them (core/transformer/multi_token_prediction.py), which plans do not use.
+            backward[-1] += prices.num_predictions * prices.layer_selective_s[c, prices.last_kind, n]
     return forward, backward
 
 
@@ -102,7 +106,12 @@ def _once(
 
 
 def exposed_reduce_s(prices: Prices, choice: int, content: StageContent, backward_s: float) -> float:
-    """Gradient reduction that the last micro-batch's backward does not hide [s]."""
+    """Gradient reduction that the last micro-batch's backward does not hide [s].
+
+    The one bucket of a later stage hides behind nothing of its own; with virtual stages that holds for the
+    layers of its first, the others are done before. Never less than with buckets, so that bounds, which take
+    all stages to have them, stay bounds.
+    """
     total = _once(
         choice,
         content,
@@ -112,7 +121,13 @@ def exposed_reduce_s(prices: Prices, choice: int, content: StageContent, backwar
         prices.head_beside_embedding_reduce_s,
     )
     tail = float(prices.reduce_tail_s[choice, content.node_class])
-    return max(0.0, total - prices.hidden_fraction * backward_s) + tail
+    in_buckets = max(0.0, total - prices.hidden_fraction * backward_s) + tail
+    if content.has_embedding or not prices.later_stages_have_one_bucket:
+        return in_buckets
+    if len(content.chunks) > 1:
+        kinds = _count(content.chunks[0])
+        total = sum(n * float(prices.layer_reduce_s[choice, k, content.node_class]) for k, n in kinds.items())
+    return max(in_buckets, total)
 
 
 def exposed_gather_s(prices: Prices, choice: int, content: StageContent, forward_s: float) -> float:

@@ -66,6 +66,15 @@ class GradientGroup:
     """Seconds of that step whatever the parameters."""
 
 
+def bucket_parameters(stack: SoftwareStack, ranks: Values) -> Values:
+    """Parameters of a bucket of a group of ranks; of a large stage where nothing is cut into buckets."""
+    if stack.bucket_parameters is not None:
+        return float(stack.bucket_parameters)
+    if stack.dp_overlap:
+        return maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
+    return WHOLE_STAGE_PARAMETERS
+
+
 RING_STEP_S = (1.9e-6, 4.0e-6)
 """Latency of a step of a ring inside a node and between nodes [s] (NVIDIA nccl, src/graph/tuning.cc, hwLat
 of Ring with LL128 over NVLink and network)."""
@@ -85,12 +94,7 @@ def gradient_group(
     What full sharding does in every micro-batch is no business of the step (`sharding.py`).
     """
     spread = spread_group(ranks, stride, network.domain_chips)
-    if stack.bucket_parameters is not None:
-        bucket: Values = float(stack.bucket_parameters)
-    elif stack.dp_overlap:
-        bucket = maximum(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
-    else:
-        bucket = WHOLE_STAGE_PARAMETERS
+    bucket = bucket_parameters(stack, ranks)
     if dp_mode == "ddp":
         reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
         gather: Values = 0.0

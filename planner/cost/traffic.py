@@ -33,15 +33,15 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
 
     The fused scale-mask-softmax reads and writes each 16-bit score once (backward: reads two, writes one);
     without it the scores are cast to fp32 (6 bytes moved), scaled (8), masked (9), normalised (8) and cast
-    back (6), and the backward goes the same way with one read more; in 16 bits they are masked (5) and
-    normalised (4, backward 6). Dropout reads and writes a score and a
-    mask of one byte (Korthikanti et al. 2022, section 4.1; megatron/model/fused_softmax.py of Megatron-LM).
+    back (6), and the backward goes the same way with one read more; in 16 bits they are masked in place (5,
+    backward in a copy: 9) and normalised (4, backward 6). Dropout reads and writes a score and a mask of one
+    byte (Korthikanti et al. 2022, section 4.1; megatron/model/fused_softmax.py of Megatron-LM).
     """
     s = sizes
     scores = s.microbatch_size * model.num_attention_heads / s.tp * s.seq_length * s.seq_length / s.cp
     forward, backward = (2 * HALF, 3 * HALF) if stack.fused_softmax else (37.0, 41.0)
     if not (stack.fused_softmax or stack.softmax_in_fp32):
-        forward, backward = 2 * HALF + 1.0 + 2 * HALF, 2 * HALF + 1.0 + 3 * HALF
+        forward, backward = 2 * HALF + 1.0 + 2 * HALF, 4 * HALF + 1.0 + 3 * HALF
     dropout = 2 * HALF + 1.0 if stack.dropout else 0.0
     return Traffic(scores * (forward + dropout), scores * (backward + dropout))
 
@@ -174,13 +174,13 @@ def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: S
 
     Fused: one pass over 16-bit logits forward (read twice, write once), none backward but a scaling.
     Not fused: Megatron's vocab-parallel loss copies to fp32, takes the maximum, subtracts, exponentiates,
-    sums and divides, 38 bytes a logit; backward scales and casts, 18 bytes
+    sums and divides, 38 bytes a logit; backward scales (8) and casts (6), 14 bytes
     (core/tensor_parallel/cross_entropy.py, counted by hand).
     """
     s = sizes
     norm = s.norm_tokens * model.hidden_size
     logits = s.tokens * vocab / s.tp
-    forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 18.0)
+    forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 14.0)
     return Traffic(norm * 2 * HALF + logits * forward, norm * 3 * HALF + logits * backward)
 
 

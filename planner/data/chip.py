@@ -61,6 +61,8 @@ class Chip(Data):
     """Chips that a usual node of this chip has."""
     scale_up_chips: int | None = Field(default=None, ge=1)
     """Chips that the fast links join where they reach beyond one node (72 in an NVL72 rack)."""
+    switch_reduces: bool = False
+    """Whether the switches between the chips of a node add up what they pass on (NVLink SHARP)."""
     compute_capability: float | None = None
     """CUDA compute capability, where there is one."""
     device_name_pattern: str | None = None

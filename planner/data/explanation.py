@@ -37,9 +37,24 @@ class Gain(Data):
     step_s: float | None
     """Step time of the best plan found then [s]; null where none was."""
     gain: float | None
-    """1 - new step / old step, per token where the batch changes: at least this much."""
+    """1 - new step / step of the best plan, per token where the batch changes: at least this much."""
     gain_at_most: float | None
     """The same from the bound of the changed problem: no plan gains more. Null where unknown."""
+
+
+class Alternative(Data):
+    """The best plan of another kind: with one decision of the plan ruled out."""
+
+    kind: str
+    """What is ruled out."""
+    step_s: float | None
+    """Step time of the best plan found then [s]; null where none was."""
+    slower: float | None
+    """Step time over that of the best plan, less 1: at most this much."""
+    slower_at_least: float | None
+    """The same from the bound of the search: no plan of the kind is closer. Null where unknown."""
+    words: str
+    """What that plan decides otherwise, or why there is none."""
 
 
 class IdleReason(Data):
@@ -81,6 +96,11 @@ class Explanation(Data):
     """Name of the problem."""
     step_s: float | None
     """Step time of the plan [s]; null where there is none."""
+    best_step_s: float | None = None
+    """Step time of the best plan found [s], which the changes below are compared with: less than `step_s`
+    only where a plan was given that can be beaten."""
+    bound_s: float | None = None
+    """No plan of the problem is faster [s]; null where unknown."""
     critical_stage: int | None
     """Stage with the most work in a step."""
     bubble_fraction: float | None
@@ -89,6 +109,8 @@ class Explanation(Data):
     """Stage by stage."""
     gains: tuple[Gain, ...] = ()
     """Changes of the cluster and batch, the most useful first."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Best plans of other kinds, the closest first."""
     idle: tuple[IdleReason, ...] = ()
     """Classes with idle nodes."""
     relaxations: tuple[Relaxation, ...] = ()

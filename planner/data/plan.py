@@ -198,6 +198,8 @@ class Plan(Data):
                     "data_parallel": stages[0].data_parallel,
                     "microbatch_size": pipeline.microbatch_size,
                     "num_microbatches": pipeline.num_microbatches,
+                    "sequence_parallel": self.sequence_parallel
+                    and max(stage.tensor_parallel for stage in stages) > 1,
                     "stages": stages,
                     "pipelines": None,
                 }

@@ -66,15 +66,23 @@ class SoftwareStack(Data):
     hidden, and gradients are all-reduced; else they are gathered and scattered."""
     bucket_parameters: float | None = Field(default=None, gt=0)
     """Parameters of a bucket whose gradients are reduced at once; null takes Megatron-LM's."""
+    later_stages_have_one_bucket: bool = False
+    """Whether stages after the first reduce their gradients in one bucket, which begins when their last
+    backward has ended, as Megatron-LM's do: they are done before the first."""
     tied_gradient_bytes: float | None = Field(default=None, gt=0)
     """Bytes of one value of a tied embedding's gradient between first and last stage; null takes
     `gradient_bytes` [bytes]."""
+    output_buffers: int = Field(default=1, ge=1)
+    """Micro-batches whose 16-bit logits the last stage holds, that of the loss among them."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
     narrow_parameters: bool = False
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
     (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are
     gathered in it as well."""
+    row_scales: bool = False
+    """Whether 8-bit products take a scale for each row and column (torchao's rowwise recipe), so that every
+    operand is cast once along each dimension and travels in 16 bits."""
     clips_gradients: bool = True
     """Whether the norm of the gradients is taken each step and they are clipped to it."""
     clears_gradients: bool = True
@@ -91,6 +99,9 @@ class SoftwareStack(Data):
     tp_userbuffers: bool = False
     """Whether Transformer Engine runs tensor-parallel products in pieces beside their collectives
     (--tp-comm-overlap), which hides what the pieces' time covers; `tp_overlap_fraction` then says nothing."""
+    tp_narrow_sums: bool = True
+    """With user buffers: whether they sum what per-tensor 8-bit products made in that format (`fp8_buf` of
+    their configuration)."""
     tp_backward_overlap: bool = True
     """Whether the backward pass gathers and reduces behind its matrix products (one device connection)."""
     dp_overlap: bool = True
@@ -103,6 +114,9 @@ class SoftwareStack(Data):
     """Where sends block: whether a stage sends an activation only when its next gradient has come."""
     p2p_partitioned: bool = False
     """Whether each tensor-parallel rank sends its share of an activation, which the receivers gather."""
+    p2p_gradient_partitioned: bool = True
+    """Where activations are parted, whether their gradients are too; else every tensor-parallel rank sends
+    them whole (`is_grad_partitioned` of DeepSpeed's pipeline engine, off in that of 2021)."""
     p2p_sends_mask: bool = False
     """Whether the attention mask travels forward with an activation: a 16-bit value for every pair of
     positions, the same for all sequences, whole from every tensor-parallel rank."""
@@ -113,6 +127,12 @@ class SoftwareStack(Data):
     communicator_gib: float = Field(default=0.64, ge=0)
     """Memory of the communicators of a group of three or more ranks [GiB]: each kind of group has some, and
     the job."""
+    switch_buffer_mib: float = Field(default=0.0, ge=0)
+    """Memory that a communicator of three or more ranks holds for each of them below switches that add up
+    (NVLink SHARP) [MiB]: what NCCL's log calls nvlsPerRankSize; 0 with NCCL_NVLS_ENABLE=0."""
+    megatron_groups: bool = False
+    """Whether Megatron-LM's groups beside those that share work have communicators as well: the ranks of a
+    replica, of the distributed optimizer, of the shared embedding and of an expert layer."""
     allocated_fraction: float = Field(default=0.94, gt=0, le=1)
     """Allocated over reserved memory: what fragmentation leaves."""
     time_factor: dict[str, float] = Field(default_factory=dict)

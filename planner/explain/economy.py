@@ -12,7 +12,10 @@ Bound      T falls as u grows. So for every u of a box low <= u <= high no plan 
            (tokens) w low x B(high), with B a search's bound on T; (reach) w low, or none at all where
            B(high) > limit_s. Boxes are split and searched, the least bound first, until the best plan
            found is within the gap of the least bound left. A bound of a larger `high` serves smaller ones.
-Exact      to the gap, which is proven; idle nodes of the cluster cost nothing here.
+Exact      to the gap, which is proven; idle nodes of the cluster cost nothing here. T falls as u grows but
+           for the memory of communicators: a stage that fills the nodes it is given counts none of a
+           pipeline, on more nodes it does (`planner.cost.communicators`). Plans that fit by these 2 GiB
+           alone may be missed.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
 from planner.explain.budget import Budget
+from planner.units import format_seconds
 
 Objective = Literal["cost", "energy"]
 Counts = tuple[int, ...]
@@ -176,7 +180,8 @@ class _Economy:
         """Bound on the step time with so many nodes, and the search's result; its plan is a candidate."""
         if high not in self.known:
             self.on_search(self._in_words(high))
-            result = api.plan(self.budget.given(_with_counts(self.problem, high)))
+            seeds = [known.plan for _, known in self.known.values() if known.plan is not None]
+            result = api.plan(self.budget.given(_with_counts(self.problem, high)), seeds=seeds)
             bound_s = float("inf") if result.termination == "infeasible" else result.bound_s or 0.0
             self.known[high] = bound_s, result
             if result.plan is not None and result.evaluation is not None:
@@ -209,6 +214,18 @@ class _Economy:
         names = (c.name for c in self.problem.cluster.classes)
         return ", ".join(f"{n} x {name}" for n, name in zip(counts, names, strict=True) if n)
 
+    def _why_none(self) -> str:
+        """Why there is no answer: what all nodes together reach, or that they run no plan."""
+        bound_s, result = next(iter(self.known.values()), (0.0, None))
+        if self.reach_s is None or result is None or result.evaluation is None:
+            reason = "" if result is None or result.reason is None else f": {result.reason}"
+            return f"there is no plan{reason}"
+        fastest = format_seconds(result.evaluation.step_s)
+        return (
+            f"no plan reaches the step time of {format_seconds(self.reach_s)}: on all nodes the fastest one "
+            f"found takes {fastest}, and none takes less than {format_seconds(bound_s)}"
+        )
+
     def _answer(self, bound: float) -> tuple[Result | None, Economy]:
         tokens = self.problem.workload.tokens_per_step
         unit = {"cost": "$", "energy": "kWh"}[self.objective]
@@ -216,7 +233,7 @@ class _Economy:
         scale = 1.0 if self.reach_s is not None else 1e6 / tokens / 3600
         rate = {"cost": "$/h", "energy": "kW"}[self.objective]
         if self.best is None:
-            words = "no plan reaches the step time" if self.reach_s is not None else "there is no plan"
+            words = self._why_none()
             return None, Economy(
                 objective=self.objective, reach_step_s=self.reach_s, unit=unit, value=None, bound=None,
                 gap=None, nodes={}, searches=len(self.known), interrupted=self.interrupted, words=words,

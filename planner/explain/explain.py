@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from planner import api
 from planner.data.changes import with_named_hosts
-from planner.data.explanation import Explanation, Gain, IdleReason, Relaxation
+from planner.data.explanation import Explanation, Relaxation
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, Result
 from planner.errors import InstanceError, PlanRefusedError
-from planner.explain.gains import changed_problems
+from planner.explain.questions import QUESTION_S, Ask, Questions, solved
 from planner.explain.relaxations import first_plan, relaxations
 from planner.explain.stages import critical_stage, stage_reasons
-from planner.tolerances import GAP_TOL
-
-QUESTION_S = 20.0
-"""Time for each question where nobody says otherwise [s]."""
-
-Ask = Callable[[str], None]
 
 
 def explain(
@@ -31,6 +24,8 @@ def explain(
     on_question: Ask = lambda question: None,
 ) -> Explanation:
     """Why the plan of a problem is as it is, or what it takes to have one.
+
+    Every further search begins with the plans at hand, priced anew for its problem.
 
     Parameters
     ----------
@@ -50,44 +45,55 @@ def explain(
         Where the given plan breaks a rule.
     """
     problem = with_named_hosts(problem)
-    if plan is None:
-        on_question("the best plan")
-        result = _solve(problem, question_s)
-        if result.plan is None:
+    evaluation = None if plan is None else _checked(problem, plan)
+    on_question("the best plan")
+    result = _best(problem, plan, question_s)
+    if plan is None or evaluation is None:
+        assert result is not None
+        if result.plan is None or result.evaluation is None:
             return _without_plan(problem, result, question_s, on_question)
-        plan = result.plan
+        plan, evaluation = result.plan, result.evaluation
+    on_question("what binds each stage")
+    stages = stage_reasons(problem, plan, evaluation)
+    questions = Questions(problem, plan, evaluation, result, question_s, on_question)
+    interrupted = False
+    try:
+        questions.ask()
+    except KeyboardInterrupt:
+        interrupted = True
+    return Explanation(
+        problem=problem.name,
+        step_s=evaluation.step_s,
+        best_step_s=questions.best_s,
+        bound_s=None if result is None else result.bound_s,
+        critical_stage=critical_stage(evaluation),
+        bubble_fraction=evaluation.breakdown_s.get("bubble", 0.0) / evaluation.step_s,
+        stages=stages,
+        gains=tuple(sorted(questions.gains, key=lambda gain: -(gain.gain or 0.0))),
+        alternatives=tuple(sorted(questions.alternatives, key=lambda other: other.step_s or float("inf"))),
+        idle=tuple(questions.idle),
+        interrupted=interrupted,
+    )
+
+
+def _checked(problem: Problem, plan: Plan) -> Evaluation:
+    """What the referee says of a plan that breaks no rule."""
     evaluation = api.predict(problem, plan)
     if evaluation.violations:
         raise PlanRefusedError(
             f"the plan breaks a rule, so there is no point in it: {evaluation.violations[0]}"
         )
-    on_question("what binds each stage")
-    gains: list[Gain] = []
-    idle: list[IdleReason] = []
-    interrupted = False
+    return evaluation
+
+
+def _best(problem: Problem, plan: Plan | None, question_s: float) -> Result | None:
+    """The search's answer, no worse than a plan at hand; None where that one is beyond what is searched."""
     try:
-        for change, changed in changed_problems(problem):
-            on_question(change)
-            gains.append(_gain(change, problem, changed, plan, evaluation, question_s))
-        idle += _idle(problem, plan, evaluation, question_s, on_question)
-    except KeyboardInterrupt:
-        interrupted = True
-    gains.sort(key=lambda gain: -(gain.gain or 0.0))
-    return Explanation(
-        problem=problem.name,
-        step_s=evaluation.step_s,
-        critical_stage=critical_stage(evaluation),
-        bubble_fraction=evaluation.breakdown_s.get("bubble", 0.0) / evaluation.step_s,
-        stages=stage_reasons(problem, plan, evaluation),
-        gains=tuple(gains),
-        idle=tuple(idle),
-        interrupted=interrupted,
-    )
-
-
-def _solve(problem: Problem, question_s: float) -> Result:
-    options = problem.options.model_copy(update={"time_limit_s": question_s, "top": 1})
-    return api.plan(problem, options)
+        return solved(problem, question_s, () if plan is None else (plan,))
+    except InstanceError:
+        if plan is None:
+            raise
+        return None
 
 
 def _without_plan(problem: Problem, result: Result, question_s: float, on_question: Ask) -> Explanation:
@@ -112,70 +118,3 @@ def _without_plan(problem: Problem, result: Result, question_s: float, on_questi
         reason=result.reason,
         interrupted=result.interrupted,
     )
-
-
-def _gain(
-    change: str, problem: Problem, changed: Problem, plan: Plan, evaluation: Evaluation, question_s: float
-) -> Gain:
-    """Solve the changed problem; the old plan serves there too, so no change makes anything slower."""
-    per_token = changed.workload.tokens_per_step / problem.workload.tokens_per_step
-    try:
-        result = _solve(changed, question_s)
-    except InstanceError:
-        return Gain(change=change, step_s=None, gain=None, gain_at_most=None)
-    steps = [result.evaluation.step_s] if result.evaluation is not None else []
-    if changed.workload == problem.workload:
-        kept = api.predict(changed, plan)
-        steps += [kept.step_s] if not kept.violations else [evaluation.step_s]
-    if not steps:
-        return Gain(change=change, step_s=None, gain=None, gain_at_most=None)
-    step_s = min(steps)
-    gain = 1 - step_s / per_token / evaluation.step_s
-    most = None if result.bound_s is None else max(gain, 1 - result.bound_s / per_token / evaluation.step_s)
-    return Gain(change=change, step_s=step_s, gain=gain, gain_at_most=most)
-
-
-def _idle(
-    problem: Problem, plan: Plan, evaluation: Evaluation, question_s: float, on_question: Ask
-) -> list[IdleReason]:
-    """Classes with idle nodes, and for those idle as a whole the best plan that uses them."""
-    working = {host for stage in plan.stages for _, _, hosts in stage.places for host in hosts}
-    found = []
-    for c, node_class in enumerate(problem.cluster.classes):
-        idle = sum(host not in working for host in problem.cluster.hosts_of(c))
-        if not idle:
-            continue
-        step_s = bound_s = None
-        if node_class.name in problem.options.spare:
-            words = "kept idle as asked"
-        elif idle < node_class.num_nodes:
-            words = "its other nodes work; these fill no further stage of the plan"
-        else:
-            on_question(f"the best plan that uses {node_class.name}")
-            options = problem.options.model_copy(update={"use": (*problem.options.use, node_class.name)})
-            result = _solve(problem.model_copy(update={"options": options}), question_s)
-            bound_s = result.bound_s
-            if result.evaluation is None:
-                words = f"no plan uses it: {result.reason}"
-            else:
-                step_s = result.evaluation.step_s
-                words = _slower(step_s, bound_s, evaluation.step_s)
-        found.append(
-            IdleReason(
-                node_class=node_class.name,
-                idle_nodes=idle,
-                num_nodes=node_class.num_nodes,
-                step_s=step_s,
-                bound_s=bound_s,
-                words=words,
-            )
-        )
-    return found
-
-
-def _slower(step_s: float, bound_s: float | None, best_s: float) -> str:
-    """How much slower the best plan with an idle class is, and whether that is proven."""
-    slower = f"the best plan found that uses it is {100 * (step_s / best_s - 1):.1f}% slower"
-    if bound_s is not None and bound_s > best_s * (1 + GAP_TOL):
-        return f"{slower}, and none can be less than {100 * (bound_s / best_s - 1):.1f}% slower"
-    return slower

@@ -14,7 +14,12 @@ _MAX_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 # Blackwell; each rank looks at its own chip, so that a mixed cluster sets it everywhere.
 
 _ENVIRONMENTS: dict[Backend, dict[str, str]] = {
-    "cuda": {},
+    # Memory is predicted for these two. Segments that grow leave fewer gaps (as NVIDIA's performance scripts
+    # for Megatron-Bridge set it); Megatron-LM looks for this, the older of PyTorch's two names, where it
+    # cannot have them. Without the second, PyTorch before 2.8 does not reuse what a collective has read or
+    # written until the chip has come to it, though the host runs layers ahead (torchtitan,
+    # docs/composability.md).
+    "cuda": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"},
     # AMD's own start script for Llama 3: ROCm/Megatron-LM, examples/llama/train_llama3.sh (2024).
     "rocm": {"GPU_MAX_HW_QUEUES": "2", "TORCH_NCCL_HIGH_PRIORITY": "1", "HSA_NO_SCRATCH_RECLAIM": "1"},
     # Huawei's own start scripts: Ascend/MindSpeed-LLM, examples/ (2024 and 2025). The first is the time that
@@ -25,6 +30,9 @@ _ENVIRONMENTS: dict[Backend, dict[str, str]] = {
         "TASK_QUEUE_ENABLE": "2",
     },
 }
+
+_NEWER_NAMES = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
+"""Names that the user may have set instead."""
 
 _JOINED: dict[Backend, str] = {"cuda": "NCCL", "rocm": "RCCL", "ascend": "HCCL"}
 """Library of collectives of a platform."""
@@ -49,6 +57,7 @@ def environment_text(problem: Problem, plan: Plan) -> str:
         {
             "mixed_platforms": "" if trouble is None else f"    warn {shlex.quote(trouble)}\n",
             "max_connections": _UNORDERED if sharded else _ORDERED,
+            "cuda": _exports("cuda"),
             "rocm": _exports("rocm"),
             "ascend": _exports("ascend"),
         },
@@ -58,7 +67,12 @@ def environment_text(problem: Problem, plan: Plan) -> str:
 def _exports(backend: Backend) -> str:
     """Lines that set a platform's variables where the user has not."""
     values = _ENVIRONMENTS[backend]
-    return "\n".join(f"        export {name}=${{{name}:-{value}}}" for name, value in values.items())
+    lines = []
+    for name, value in values.items():
+        newer = _NEWER_NAMES.get(name)
+        given = f"${{{newer}:-{value}}}" if newer else value
+        lines.append(f"        export {name}=${{{name}:-{given}}}")
+    return "\n".join(lines)
 
 
 def mixed_platforms(problem: Problem, plan: Plan) -> str | None:

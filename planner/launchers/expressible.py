@@ -15,7 +15,7 @@ def check_expressible(problem: Problem) -> None:
     InstanceError
         With every feature that the launcher has no argument for.
     """
-    reasons = inexpressible(problem.model)
+    reasons = inexpressible(problem.model, builds_hybrids=problem.target == "megatron-lm")
     if reasons:
         raise InstanceError(
             f"target {problem.target} cannot run this model: {'; '.join(reasons)}; "

@@ -9,10 +9,12 @@ from planner.cost.networks import fast_domain
 from planner.cost.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
+from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.stack import SelectiveModule
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.megatron_hybrid import PATTERN, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.rules.experts import exchange_cannot_hide
@@ -36,7 +38,7 @@ MIN_GROUPED_GEMM_CAPABILITY = 8.0
 
 def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """What of the problem or plan the arguments cannot state, each in a sentence."""
-    wrong = list(inexpressible(problem.model))
+    wrong = list(inexpressible(problem.model, builds_hybrids=plan.target == "megatron-lm"))
     moe = problem.model.moe
     if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
         wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")
@@ -102,10 +104,7 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
         option("--tensor-model-parallel-size", plan.tensor_parallel),
         option("--pipeline-model-parallel-size", plan.pipeline_parallel),
         option("--context-parallel-size", plan.context_parallel),
-        option(
-            "--pipeline-model-parallel-layout",
-            pipeline_layout(plan, problem.model.mtp_num_layers),
-        ),
+        _layers_of_stages(problem.model, plan),
     ]
     if plan.microbatch_group_size is not None:
         arguments.append(option(GROUP_SIZE, plan.microbatch_group_size))
@@ -126,6 +125,13 @@ def parallel_arguments(problem: Problem, plan: Plan) -> Arguments:
     if overlaps_tensor_parallel(problem, plan):
         arguments.append(switch("--tp-comm-overlap"))
     return tuple(arguments)
+
+
+def _layers_of_stages(model: ModelSpec, plan: Plan) -> Argument:
+    """The one argument that says which layers a virtual stage holds."""
+    if model.hybrid is not None:
+        return option(PATTERN, hybrid_pattern(model, plan))
+    return option("--pipeline-model-parallel-layout", pipeline_layout(plan, model.mtp_num_layers))
 
 
 def overlaps_tensor_parallel(problem: Problem, plan: Plan) -> bool:

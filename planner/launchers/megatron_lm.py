@@ -17,6 +17,7 @@ from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments, words
 from planner.launchers.kubernetes import kubernetes_files
+from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.mpi import mpi_files
 from planner.launchers.placement import HostPlace, place_hosts
@@ -52,7 +53,7 @@ def launch_files(
     )
     files["README.md"] = readme_text(problem, plan, places, evaluation, version)
     if by_rank:
-        files["lib/run_stage.py"] = _stage_runner(problem, plan)
+        files["lib/run_stage.py"] = _stage_runner(problem, plan, version)
     library = sorted(name.removeprefix("lib/") for name in files if name.startswith("lib/"))
     return files | mpi_files(places) | kubernetes_files(problem, places, library)
 
@@ -71,14 +72,17 @@ def stage_arguments(problem: Problem, plan: Plan) -> Callable[[HostPlace], tuple
 
 
 def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
-    """What a node starts: `pretrain_gpt.py` and its arguments, in groups."""
+    """What a node starts: Megatron's script and its arguments, in groups."""
     model, workload = problem.model, problem.workload
+    script = entry_point(model, version)
     moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + args.dispatch_arguments(problem, plan)
     return fill(
         "megatron_command.sh",
         {
             "core_version": version,
-            "model_args": _array(model_arguments(model, workload.seq_length)),
+            "model_args": _array(
+                model_arguments(model, workload.seq_length) + hybrid_arguments(model, version)
+            ),
             "moe_args": _array(moe),
             "parallel_args": _array(args.parallel_arguments(problem, plan)),
             "batch_args": _array(args.batch_arguments(problem, plan)),
@@ -88,7 +92,8 @@ def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
             "training_args": _training_placeholders(problem),
             "vocab_size": model.vocab_size,
             "checkpoint_format": args.checkpoint_format(plan),
-            "entry_point": "$HERE/lib/run_stage.py" if by_rank else "$MEGATRON_PATH/pretrain_gpt.py",
+            "script": script,
+            "entry_point": "$HERE/lib/run_stage.py" if by_rank else f"$MEGATRON_PATH/{script}",
         },
     )
 
@@ -113,12 +118,13 @@ def _training_placeholders(problem: Problem) -> str:
     return "\n".join("    " + line for line in lines)
 
 
-def _stage_runner(problem: Problem, plan: Plan) -> str:
+def _stage_runner(problem: Problem, plan: Plan, version: str) -> str:
     modules = args.recompute_modules(problem, plan)
     rows = (list(words(args.recompute_arguments(stage, modules))) for stage in plan.stages)
     return fill(
         "run_stage.py.txt",
         {
+            "script": entry_point(problem.model, version),
             "tensor_x_context": plan.tensor_parallel * plan.context_parallel,
             "data_parallel": plan.data_parallel,
             "pipeline_parallel": plan.pipeline_parallel,

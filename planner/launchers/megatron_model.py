@@ -23,11 +23,24 @@ _CLAMP = "7.0"
 """Clamp of gpt-oss' gated unit (openai/gpt-oss, `gpt_oss/torch/model.py`, `swiglu(limit=7.0)`)."""
 
 
-def inexpressible(model: ModelSpec) -> tuple[str, ...]:
-    """Features of the network that no argument of `pretrain_gpt.py` states, each in a sentence."""
+CONVOLUTION = 4
+"""Width of the convolution in Megatron's Mamba-2 layers (core 0.19.2, `MambaMixer`), no argument of it."""
+
+
+def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[str, ...]:
+    """Features of the network that no argument of Megatron-LM states, each in a sentence.
+
+    Parameters
+    ----------
+    builds_hybrids
+        Whether the launcher may start another script than `pretrain_gpt.py` for Mamba layers.
+    """
     wrong = []
     if model.hybrid is not None:
-        wrong.append(f"{model.id} has Mamba layers, which pretrain_gpt.py does not build")
+        if not builds_hybrids:
+            wrong.append(f"{model.id} has Mamba layers, which pretrain_gpt.py does not build")
+        if model.hybrid.conv != CONVOLUTION:
+            wrong.append(f"{model.id} convolves {model.hybrid.conv} tokens; Megatron-LM's Mamba layers, 4")
     elif model.norms_per_layer != 2:
         wrong.append(
             f"{model.id} has {model.norms_per_layer} norms in a block; Megatron-LM's GPT block has 2"

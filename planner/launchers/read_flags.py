@@ -32,6 +32,9 @@ class Flags:
                 self.values[flag] = (value,) if equals else ()
             elif flag:
                 self.values[flag] += (word,)
+        pattern = self.values.get("--hybrid-layer-pattern")
+        if pattern:  # it says how many layers there are, whatever the number says
+            self.values["--num-layers"] = (str(sum(letter != "|" for letter in pattern[0])),)
 
     def __contains__(self, flag: str) -> bool:
         return flag in self.values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from planner.errors import InstanceError
+from planner.launchers.megatron_hybrid import PATTERN, STAGE_END
 from planner.launchers.read_flags import Flags
 
 _VIRTUAL = ("--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage")
@@ -21,8 +22,11 @@ def layer_counts(flags: Flags) -> list[list[int]]:
         Where the flags place other layers than the model has, or what our plans cannot say.
     """
     p = flags.number("--pipeline-model-parallel-size", 1)
-    by_layout = "--pipeline-model-parallel-layout" in flags
-    counts = _by_layout(flags, p) if by_layout else _by_numbers(flags, p)
+    if STAGE_END in flags.text(PATTERN, ""):
+        counts = _by_pattern(flags, p)
+    else:
+        by_layout = "--pipeline-model-parallel-layout" in flags
+        counts = _by_layout(flags, p) if by_layout else _by_numbers(flags, p)
     placed, layers = sum(map(sum, counts)), flags.number("--num-layers")
     if placed != layers:
         raise InstanceError(f"the stages hold {placed} layers, --num-layers is {layers}", flags.where)
@@ -83,6 +87,17 @@ def _by_layout(flags: Flags, p: int) -> list[list[int]]:
             f"layout {text}: prediction layers apart from the loss are not priced", flags.where
         )
     return [[entry.count("t") for entry in entries[s::p]] for s in range(p)]
+
+
+def _by_pattern(flags: Flags, p: int) -> list[list[int]]:
+    """Of a hybrid model, whose pattern of layers ends the stages."""
+    entries = [len(entry) for entry in flags.text(PATTERN).split(STAGE_END)]
+    if len(entries) % p:
+        raise InstanceError(
+            f"{PATTERN} ends {len(entries)} stages on {p} pipeline ranks; write a multiple of them",
+            flags.where,
+        )
+    return [entries[s::p] for s in range(p)]
 
 
 def _by_numbers(flags: Flags, p: int) -> list[list[int]]:

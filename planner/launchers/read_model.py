@@ -13,10 +13,11 @@ from typing import Any
 
 from planner.data.catalog import names
 from planner.data.load import load_model
-from planner.data.model_spec import LayerKind, MlaSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
 from planner.errors import InstanceError
 from planner.launchers.arguments import words
-from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
+from planner.launchers.megatron_hybrid import PATTERN, SPECS, STAGE_END
+from planner.launchers.megatron_model import CONVOLUTION, inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
 
 
@@ -28,8 +29,7 @@ def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
     InstanceError
         Where something needed is missing, or our models cannot describe it.
     """
-    if any(flag in flags for flag in ("--hybrid-override-pattern", "--hybrid-layer-pattern", "--spec")):
-        raise InstanceError("layers of several kinds (Mamba, own specs) cannot be read back", flags.where)
+    hybrid = _hybrid(flags)
     shipped = _shipped(flags)
     if shipped is not None:
         return shipped
@@ -58,6 +58,7 @@ def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
         "attention_sinks": flags.text("--softmax-type", "vanilla") == "learnable",
         "mla": _latent(flags),
         "moe": moe,
+        **({} if hybrid is None else {"hybrid": hybrid, "norms_per_layer": 1}),
         "mtp_num_layers": flags.number("--mtp-num-layers", 0),
         "source": flags.where,
     }
@@ -71,7 +72,9 @@ def _shipped(flags: Flags) -> ModelSpec | None:
     vocabulary = flags.values.get("--vocab-size")
     found = []
     for model in _shipped_models():
-        if (model.num_layers, model.hidden_size) != size or inexpressible(model):
+        if (model.num_layers, model.hidden_size) != size or inexpressible(model, builds_hybrids=True):
+            continue
+        if model.hybrid != _hybrid(flags):
             continue
         if vocabulary not in (None, (str(model.vocab_size),)):
             continue
@@ -95,6 +98,37 @@ _SHAPE = {
     "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
     "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity",
 }  # fmt: skip
+
+
+def _hybrid(flags: Flags) -> HybridSpec | None:
+    """Layers of a model of Mamba-2, attention and feed-forward layers; None for others."""
+    spec = flags.values.get("--spec")
+    if PATTERN not in flags:
+        if spec is not None or "--hybrid-override-pattern" in flags:
+            raise InstanceError(
+                "layers by --spec or --hybrid-override-pattern cannot be read back; Mamba models can with "
+                f"{PATTERN}",
+                flags.where,
+            )
+        return None
+    if spec is not None and spec not in SPECS.values():
+        raise InstanceError(f"--spec {' '.join(spec)}: layers of one's own cannot be read back", flags.where)
+    pattern = flags.text(PATTERN).replace(STAGE_END, "")
+    strange = set(pattern) - set("M*-")
+    if strange:
+        raise InstanceError(
+            f"{PATTERN}: {', '.join(sorted(strange))} cannot be read back, only M, * and -", flags.where
+        )
+    head_dim = flags.number("--mamba-head-dim", 64)
+    heads = flags.number("--mamba-num-heads", 2 * flags.number("--hidden-size") // head_dim)
+    return HybridSpec(
+        pattern=pattern,
+        mamba_heads=heads,
+        mamba_head_dim=head_dim,
+        ssm_state=flags.number("--mamba-state-dim", 128),
+        groups=flags.number("--mamba-num-groups", 8),
+        conv=CONVOLUTION,
+    )
 
 
 def _ffn(flags: Flags, moe: MoeSpec | None) -> int:

@@ -21,6 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from planner.errors import InstanceError
+from planner.launchers.megatron_hybrid import ENTRY_POINTS
 
 TIME_LIMIT_S = 60
 """How long a script may take on one node [s]; it starts nothing, so that it should end at once."""
@@ -119,9 +120,10 @@ def arguments_of_rank(start: NodeStart, rank: int, where: str) -> tuple[str, ...
         return start.arguments
     with tempfile.TemporaryDirectory() as folder:
         record = _put_recorders(Path(folder))
-        (Path(folder) / "pretrain_gpt.py").write_text(
-            f"import json, sys\nopen({str(record)!r}, 'a').write(json.dumps(sys.argv) + '\\n')\n"
-        )
+        for script in ENTRY_POINTS:
+            (Path(folder) / script).write_text(
+                f"import json, sys\nopen({str(record)!r}, 'a').write(json.dumps(sys.argv) + '\\n')\n"
+            )
         environment = os.environ | {"RANK": str(rank), "MEGATRON_PATH": folder}
         _run([sys.executable, start.entry_point, *start.arguments], environment, folder, where)
         return tuple(json.loads(record.read_text().splitlines()[0])[1:])

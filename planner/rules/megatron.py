@@ -82,6 +82,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
         sequence.experts_have_sequence_parallel(model, tp, plan.sequence_parallel),
         sequence.sequence_splits(workload, tp, cp) if plan.sequence_parallel else None,
         sequence.context_splits(workload, cp),
+        sequence.mamba_layers_keep_sequences(model, cp),
         sequence.exchanged_heads_split(model, problem.stack, tp, cp),
         sequence.fp8_tokens_fill_rows(workload, tp, cp, plan.microbatch_size, plan.sequence_parallel),
         experts.experts_exist(model, ep),
@@ -111,6 +112,7 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     yield from pipeline.interleaving_has_whole_groups(plan)
     yield from pipeline.recomputed_layers_exist(plan)
     yield from pipeline.recomputed_pieces_cover_stages(plan)
+    yield from _present(pipeline.predictions_are_recomputed_alone(problem.model, plan))
 
 
 def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:

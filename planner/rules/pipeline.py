@@ -132,3 +132,17 @@ def recomputed_pieces_cover_stages(plan: Plan) -> tuple[str, ...]:
                 f"layers; set recompute_layers to {stage.num_layers // len(stage.chunks)} or the piece to 1"
             )
     return tuple(found)
+
+
+def predictions_are_recomputed_alone(model: ModelSpec, plan: Plan) -> str | None:
+    """A layer that predicts further tokens is no part of a piece: beside it pieces are of one layer.
+
+    Source: megatron/core/transformer/multi_token_prediction.py:1420 (core 0.19.2).
+    """
+    s, last = len(plan.stages) - 1, plan.stages[-1]
+    if not model.mtp_num_layers or last.recompute != "full" or last.recompute_piece == 1:
+        return None
+    return (
+        f"stage {s}: recompute_piece {last.recompute_piece} beside the {model.mtp_num_layers} layers of "
+        f"{model.id} that predict further tokens; set the piece to 1"
+    )

@@ -47,6 +47,16 @@ def sequence_splits(workload: Workload, tp: int, cp: int) -> str | None:
     )
 
 
+def mamba_layers_keep_sequences(model: ModelSpec, cp: int) -> str | None:
+    """Megatron exchanges sequences for heads around a Mamba-2 layer (core/ssm/mamba_context_parallel.py).
+
+    A rule of ours: that exchange is not priced.
+    """
+    if model.hybrid is None or cp == 1:
+        return None
+    return f"context_parallel {cp}: the exchange around Mamba layers is not priced; use 1"
+
+
 def context_splits(workload: Workload, cp: int) -> str | None:
     """Context parallelism deals each rank an early and a late piece: seq % (2 cp) == 0.
 

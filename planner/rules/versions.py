@@ -24,6 +24,8 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
         found.append(kv_heads_are_not_copied(problem, plan, version))
     if version != NEWEST:
         found.append(sharding_is_new(plan, version))
+    found.append(hybrids_end_stages(problem, version))
+    found.append(hybrids_recompute(problem, plan, version))
     return tuple(message for message in found if message is not None)
 
 
@@ -35,6 +37,34 @@ def sharding_is_new(plan: Plan, version: str) -> str | None:
     if plan.dp_mode in ("ddp", "distopt"):
         return None
     return f"dp_mode {plan.dp_mode}: written for Megatron core {NEWEST} only, not {version}"
+
+
+def hybrids_end_stages(problem: Problem, version: str) -> str | None:
+    """Patterns of Mamba, attention and feed-forward layers end stages where they like from core 0.17 on.
+
+    Source: megatron-core 0.17.1, megatron/core/ssm/mamba_hybrid_layer_allocation.py; 0.16.1 cuts evenly.
+    """
+    if problem.model.hybrid is None or VERSIONS.index(version) >= VERSIONS.index("0.17"):
+        return None
+    return (
+        f"model {problem.model.id}: Megatron core {version} cannot say which of its layers a stage holds; "
+        "take version 0.17 or newer"
+    )
+
+
+def hybrids_recompute(problem: Problem, plan: Plan, version: str) -> str | None:
+    """Whole layers of hybrid models are recomputed from core 0.18 on; before, the argument does nothing.
+
+    Source: megatron-core 0.18.2, megatron/core/models/hybrid/hybrid_block.py:308; 0.17.1,
+    megatron/core/ssm/mamba_block.py, does not ask for it.
+    """
+    full = any(stage.recompute == "full" and stage.recompute_layers for stage in plan.stages)
+    if problem.model.hybrid is None or not full or VERSIONS.index(version) >= VERSIONS.index("0.18"):
+        return None
+    return (
+        f'recompute "full": Megatron core {version} does not recompute the layers of {problem.model.id}; '
+        "take version 0.18 or newer, or plan with --forbid recompute=full"
+    )
 
 
 def kv_heads_are_not_copied(problem: Problem, plan: Plan, version: str) -> str | None:

@@ -44,7 +44,8 @@ def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: f
             return 0.0, 0.0
     if not room.holds(high):
         return high, high
-    low, top = 0.0, high
+    # Each stage holds a layer, so that no order is faster than the slowest place is at its best.
+    low, top = min(float(room.by_place[:, 0].max()), high * (1 - 1e-9)), high
     for _ in range(HALVINGS):
         middle = (low + top) / 2
         low, top = (low, middle) if room.holds(middle) else (middle, top)

@@ -44,6 +44,8 @@ class Chain:
     """[kind] what the hops beside it add to a stage where sends block."""
     may_end: NDArray[np.bool_]
     """[state] whether the class has changed often enough for the last stage."""
+    new_hosts: Ints
+    """[state] hosts that the stage is the first of its run to use."""
 
 
 def build_chain(
@@ -108,6 +110,7 @@ def build_chain(
         kind_class=np.array([c for c, _ in kinds]),
         kind_blocked_ms=np.array([blocked for _, blocked in kinds]),
         may_end=np.array([changes >= least_changes for _, _, _, changes in states]),
+        new_hosts=np.array([_new_hosts(place, stage_size, chips_per_node[c]) for c, place, _, _ in states]),
     )
 
 
@@ -117,42 +120,85 @@ def _inside_run(stage_size: int, chips: int) -> tuple[bool, ...]:
     return hops_inside_host([0] * (period + 1), stage_size, [chips])[:period]
 
 
+def _new_hosts(place: int, stage_size: int, chips: int) -> int:
+    """Hosts that stages up to a place of a run use, less those that stages before it use."""
+    return -(-(place + 1) * stage_size // chips) + (-place * stage_size // chips)
+
+
 @dataclass(frozen=True)
 class Counter:
-    """How many stages of each class a walk has behind it: points by their sum, or one that says nothing."""
+    """What a walk has behind it: stages, and hosts, of each class; or one point that says nothing."""
 
     points: tuple[Ints, ...]
-    """Of every stage, [point, class]: stages up to it."""
+    """Of every stage, [point, what is counted]: up to it."""
     before: tuple[Ints, ...]
-    """Of every stage, [point, class]: row of the point before, if the stage has that class; -1 for none."""
+    """Of every stage, [point, step]: row of the point before, if the stage adds that step; -1 for none."""
     may_end: NDArray[np.bool_]
-    """[point] of the last stage: whether each class has as many stages as it should."""
+    """[point] of the last stage: whether there is as much of everything as there should be."""
+    step_of_state: Ints
+    """[state of the chain] what a stage in it adds."""
     exact: bool
 
 
-def count_nothing(num_stages: int, num_classes: int) -> Counter:
+def count_nothing(num_stages: int, chain: Chain) -> Counter:
     """A counter that lets every walk pass."""
-    point = np.zeros((1, num_classes), dtype=np.int64)
-    return Counter((point,) * num_stages, (point,) * num_stages, np.ones(1, dtype=np.bool_), exact=False)
+    point, step = np.zeros((1, 1), dtype=np.int64), np.zeros_like(chain.class_of_state)
+    return Counter(
+        (point,) * num_stages, (point,) * num_stages, np.ones(1, dtype=np.bool_), step, exact=False
+    )
+
+
+def count_classes(num_stages: int, chain: Chain, fewest: Sequence[int], most: Sequence[int]) -> Counter:
+    """Every number of stages on each class up to `most`, and at the end no less than `fewest`."""
+    steps = tuple(map(tuple, np.eye(len(most), dtype=np.int64).tolist()))
+    return _counter(num_stages, steps, chain.class_of_state, tuple(fewest), tuple(most))
+
+
+def count_hosts(
+    num_stages: int, chain: Chain, fewest: Sequence[int], most: Sequence[int], hosts: Sequence[int]
+) -> Counter:
+    """The same, and no more hosts of each class than there are.
+
+    Several runs of a class may need more hosts than one run of as many stages, as each begins a host anew.
+    """
+    classes = len(most)
+    unit = np.eye(classes, dtype=np.int64)
+    adds = np.hstack([unit[chain.class_of_state], unit[chain.class_of_state] * chain.new_hosts[:, None]])
+    steps, step_of_state = np.unique(adds, axis=0, return_inverse=True)
+    limits = tuple(int(k) for k in (*most, *hosts))
+    least = (*(int(k) for k in fewest), *(0,) * classes)
+    return _counter(num_stages, tuple(map(tuple, steps.tolist())), step_of_state.reshape(-1), least, limits)
+
+
+def _counter(
+    num_stages: int,
+    steps: tuple[tuple[int, ...], ...],
+    step_of_state: Ints,
+    fewest: tuple[int, ...],
+    most: tuple[int, ...],
+) -> Counter:
+    points, before = _lattice(num_stages, steps, most)
+    may_end: NDArray[np.bool_] = np.all(points[-1] >= np.array(fewest), axis=1)
+    return Counter(points, before, may_end, step_of_state, exact=True)
 
 
 @lru_cache(maxsize=64)
-def count_classes(num_stages: int, fewest: tuple[int, ...], most: tuple[int, ...]) -> Counter:
-    """Every number of stages on each class up to `most`, and at the end no less than `fewest`."""
-    limits = np.array(most)
-    grids = np.meshgrid(*[np.arange(limit + 1) for limit in most], indexing="ij")
-    points = np.stack(grids, axis=-1).reshape(-1, len(most))
-    sums = points.sum(axis=1)
+def _lattice(
+    num_stages: int, steps: tuple[tuple[int, ...], ...], most: tuple[int, ...]
+) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
+    """Points up to `most` that so many steps reach, and from where, as in `Counter`."""
+    limits, adds = np.array(most), np.array(steps, dtype=np.int64)
     radix = np.cumprod([1, *(limits + 1)[::-1]])[:-1][::-1]
-    row_of = np.full(len(points) + 1, -1)
-    levels, before = [], []
-    for i in range(num_stages + 1):
-        level = points[sums == i]
-        codes = level[:, None, :] - np.eye(len(most), dtype=np.int64)
-        code = np.where((codes >= 0).all(axis=2), codes @ radix, len(points))
-        if i:
-            levels.append(level)
-            before.append(row_of[code])
-        row_of = np.full(len(points) + 1, -1)
-        row_of[level @ radix] = np.arange(len(level))
-    return Counter(tuple(levels), tuple(before), (levels[-1] >= np.array(fewest)).all(axis=1), exact=True)
+    level = np.zeros((1, len(most)), dtype=np.int64)
+    points, before = [], []
+    for _ in range(num_stages):
+        reached = (level[:, None, :] + adds).reshape(-1, len(most))
+        reached = reached[(reached <= limits).all(axis=1)]
+        ahead = np.unravel_index(np.unique(reached @ radix), limits + 1)
+        codes, level = level @ radix, np.stack(ahead, axis=1).astype(np.int64)
+        came = level[:, None, :] - adds
+        row = np.searchsorted(codes, came @ radix)
+        found = (came >= 0).all(axis=2) & np.isin(came @ radix, codes)
+        points.append(level)
+        before.append(np.where(found, row, -1))
+    return tuple(points), tuple(before)

@@ -150,7 +150,12 @@ def allowed_stages(options: Options, most: int) -> list[int]:
     """Numbers of stages up to `most` that the user's wishes let be."""
     pinned = options.pin.get("pp")
     stages = range(1, most + 1) if pinned is None else [pinned] if pinned <= most else []
-    return [count for count in stages if f"pp={count}" not in options.forbid]
+    return [count for count in stages if length_is_allowed(options, count)]
+
+
+def length_is_allowed(options: Options, stages: int) -> bool:
+    """Whether the user's pin and prohibitions let a number of stages be."""
+    return options.pin.get("pp", stages) == stages and f"pp={stages}" not in options.forbid
 
 
 def allowed_virtual_stages(problem: Problem, most: int) -> list[int]:

@@ -22,7 +22,6 @@ from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result, Termination
-from planner.errors import InstanceError
 from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
@@ -39,8 +38,9 @@ from planner.search.referee import Referee
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.search.virtual import VirtualOpener
-from planner.search.virtual_items import VirtualItem
+from planner.search.virtual_items import VirtualItem, turn_of
 from planner.search.virtual_programs import virtual_gap
+from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import GAP_TOL
 
@@ -69,24 +69,6 @@ def search(
     return Search(problem, on_progress, seeds).run()
 
 
-def check_kinds(problem: Problem) -> None:
-    """Refuse a model whose layers mix in a way that only the search for uniform degrees can split.
-
-    Raises
-    ------
-    InstanceError
-        With the kinds of layers.
-    """
-    if layer_kinds(problem.model) is None:
-        kinds = ", ".join(problem.model.layer_kinds)
-        raise InstanceError(
-            f"model {problem.model.id} mixes layers of several kinds ({kinds}) otherwise than by leading "
-            f"ones, which the search for {problem.target} cannot split yet; plan it for megatron-lm, or let "
-            "`predict` evaluate a plan of your own",
-            problem.name,
-        )
-
-
 class Search:
     """One search; `run` does it."""
 
@@ -98,7 +80,7 @@ class Search:
     ) -> None:
         self.problem = problem
         self.use, self.stale_sets = problem.options.use, STALE_SETS
-        self.seeds = list(seeds)
+        self.seeds = [plan for plan in seeds if keeps_wishes(problem, plan)]
         self.clock = Clock(problem.options.time_limit_s)
         self.reporter = Reporter(self.clock, on_progress)
         self.table = list_degrees(problem, mixes=may_mix_stages(problem))
@@ -143,9 +125,10 @@ class Search:
             self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
         )
         self.offer_seeds()
-        self._dive(self.opener)
+        if not self.incumbent.is_full:
+            self._dive(self.opener)
         if isinstance(self.opener, Opener):
-            self.frontier.queue.waits = lambda part: isinstance(part, VirtualItem)
+            self.frontier.queue.turn_of = turn_of
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         if may_mix_stages(self.problem):
             gap = max(self.problem.options.gap, GAP_TOL)

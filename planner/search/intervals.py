@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.layer_partition import Cuts, LayerPartitionData, stages_of
+from formulations.layer_partition_data import Cuts, LayerPartitionData, stages_of
 from formulations.stage_selection_data import StageChoice
 from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
@@ -150,7 +150,9 @@ class Intervals:
         selective = np.zeros(extra.shape, dtype=bool)
         full = np.zeros(extra.shape, dtype=np.int64)
         if "recompute=selective" not in forbid:
-            time = spans(prices.layer_selective_s[c, :, n].sum(axis=-1)[kinds])
+            of_kind = prices.layer_selective_s[c, :, n].sum(axis=-1)
+            time = spans(of_kind[kinds])
+            time[:, count] += prices.num_predictions * of_kind[prices.last_kind]
             selective = (run > 0) & ~np.isfinite(extra) & memory.fits_selective()
             extra = np.where(selective, time, extra)
         if "recompute=full" in forbid:

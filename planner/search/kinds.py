@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.data.model_spec import ModelSpec
+from planner.data.problem import Problem
+from planner.errors import InstanceError
 
 
 @dataclass(frozen=True)
@@ -25,3 +27,21 @@ def layer_kinds(model: ModelSpec) -> LayerKinds | None:
     if len(kinds) > 2 or any(kind != kinds[1] for kind in sequence[num_lead:]):
         return None
     return LayerKinds(main=1, lead=0, num_lead=num_lead)
+
+
+def check_kinds(problem: Problem) -> None:
+    """Refuse a model whose layers mix in a way that only the search for uniform degrees can split.
+
+    Raises
+    ------
+    InstanceError
+        With the kinds of layers.
+    """
+    if layer_kinds(problem.model) is None:
+        kinds = ", ".join(problem.model.layer_kinds)
+        raise InstanceError(
+            f"model {problem.model.id} mixes layers of several kinds ({kinds}) otherwise than by leading "
+            f"ones, which the search for {problem.target} cannot split yet; plan it for megatron-lm, or let "
+            "`predict` evaluate a plan of your own",
+            problem.name,
+        )

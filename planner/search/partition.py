@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations import layer_partition
-from formulations.layer_partition import Cuts, LayerPartitionData, least_bottleneck, objective_ms
+from formulations import layer_partition, layer_partition_cp
+from formulations.layer_partition_data import Cuts, LayerPartitionData, least_bottleneck, objective_ms
 from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
@@ -177,10 +177,11 @@ class PartitionOpener:
         data = self.intervals.data(part.choice, part.order)
         options = self.problem.options
         cutoff_s = self.frontier.cutoff_s
-        result = layer_partition.solve(
+        program = layer_partition_cp if options.solver == "cp_sat" else layer_partition
+        result = program.solve(
             data,
             SolveOptions(
-                solver="highs" if options.solver == "cp_sat" else options.solver,
+                solver=options.solver,
                 time_limit_s=self.clock.left_s,
                 gap=options.gap / 4,
                 seed=options.seed,

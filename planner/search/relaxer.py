@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.capacity import slowest_range
-from planner.search.chain import Chain, Counter, build_chain, count_classes, count_nothing
+from planner.search.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
 from planner.search.degrees import DegreeTable
 from planner.search.dual import in_pieces
 from planner.search.other_walks import OneSidedWalks, WeighedWalks
@@ -27,6 +27,8 @@ from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
 """Points of the lattice of counts times states of a walk up to which counts are exact, at first and later."""
+HOST_ENTRIES = 2
+"""How many times more of them there may be where hosts are counted too."""
 MAX_STATES = 64
 """States of a walk up to which changes of class are counted as well."""
 MAX_KINDS = 60
@@ -76,27 +78,47 @@ class Relaxer:
         table: DegreeTable,
         tables: Tables,
         is_up: Callable[[], bool] = lambda: False,
+        *,
+        counts_hosts: bool = True,
     ) -> None:
-        """`is_up` tells whether the time is up: bounds then stay as they are."""
+        """`is_up` tells whether the time is up: bounds then stay as they are.
+
+        `counts_hosts` is False where a stage need not begin on a host of its own class's.
+        """
+        self.counts_hosts = counts_hosts
         self.problem, self.prices, self.table, self.tables = problem, prices, table, tables
         self.is_up = is_up
 
     def bound(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> PartBound:
         """Bound of a part; orders that came up. Plans slower than `cutoff_s` are not told apart."""
-        part = self._part(choice, limits, stages, cutoff_s, fine=fine)
+        asked_s, beyond_s = self._cutoff_s(choice, limits, stages, cutoff_s)
+        part = self._part(choice, limits, stages, asked_s, fine=fine)
         if part is None:
-            return PartBound(cutoff_s, ())
-        return PartBound(part.seconds(part.relaxed.bound_ms), part.found())
+            return PartBound(beyond_s, ())
+        bound_s = part.seconds(part.relaxed.bound_ms)
+        return PartBound(bound_s if bound_s < asked_s else beyond_s, part.found())
 
     def split(self, choice: int, limits: Limits, stages: int, cutoff_s: float) -> PartBound:
         """The same, and the rest of the part without the best order: by the first stage that differs."""
-        part = self._part(choice, limits, stages, cutoff_s, fine=True)
+        asked_s, beyond_s = self._cutoff_s(choice, limits, stages, cutoff_s)
+        part = self._part(choice, limits, stages, asked_s, fine=True)
         if part is None:
-            return PartBound(cutoff_s, ())
+            return PartBound(beyond_s, ())
         found, bound_s = part.found(), part.seconds(part.relaxed.bound_ms)
+        bound_s = bound_s if bound_s < asked_s else beyond_s
         if not found or not len(part.relaxed.brackets.mu) or self.is_up():
             return PartBound(bound_s, ())
         return PartBound(bound_s, found, tuple(part.without(found[0][0], limits)))
+
+    def _cutoff_s(self, choice: int, limits: Limits, stages: int, cutoff_s: float) -> tuple[float, float]:
+        """Where to stop looking, and what a part is bounded by in which nothing is faster than that.
+
+        Without a plan at hand cutoffs grow until a part has one. No plan takes longer than one piece of work
+        after the other, so a part without any that is faster than twice that has none at all.
+        """
+        used = [c for c, count in enumerate(limits.most) if count]
+        longest_s = 2 * self.tables.longest_step_s(choice, stages, used)
+        return (longest_s, np.inf) if cutoff_s > longest_s else (cutoff_s, cutoff_s)
 
     def _part(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> _Part | None:
         """The part relaxed; None where no plan of it is faster than the cutoff."""
@@ -154,14 +176,35 @@ class Relaxer:
             hops = np.where(between, hops[between].min(initial=np.inf), hops)
             chain = build_chain(hops, inside, size, chips, 0, sends_block=blocks)
         if np.prod(most + 1.0) * len(chain.class_of_state) <= entries:
-            key = tuple(int(k) for k in fewest), tuple(int(k) for k in most)
-            return chain, count_classes(stages, *key)
+            return chain, self._counter(chain, used, fewest, most, stages, size, entries)
         room = np.cumsum(np.sort(most)[::-1])
         changes = max(int(np.argmax(room >= stages)), int((fewest > 0).sum()) - 1)
         changes = min(changes, MAX_STATES // len(chain.class_of_state) - 1)
         if changes > 0:
             chain = build_chain(hops, inside, size, chips, changes, sends_block=blocks)
-        return chain, count_nothing(stages, len(used))
+        return chain, count_nothing(stages, chain)
+
+    def _counter(
+        self,
+        chain: Chain,
+        used: Sequence[int],
+        fewest: Ints,
+        most: Ints,
+        stages: int,
+        size: int,
+        entries: int,
+    ) -> Counter:
+        """Stages of each class; hosts too, where several runs may need more of them and they are few."""
+        classes = [self.problem.cluster.classes[c] for c in used]
+        # Stages that fill hosts take as many whatever the order.
+        hosts = [
+            min(c.num_nodes, k) if size % c.chips_per_node else 0 for c, k in zip(classes, most, strict=True)
+        ]
+        points = np.prod(most + 1.0) * np.prod(np.array(hosts) + 1.0) * len(chain.class_of_state)
+        limits = fewest.tolist(), most.tolist()
+        if not self.counts_hosts or not any(hosts) or points > HOST_ENTRIES * entries:
+            return count_classes(stages, chain, *limits)
+        return count_hosts(stages, chain, *limits, [c.num_nodes for c in classes])
 
 
 @dataclass(frozen=True)

@@ -54,17 +54,16 @@ class Queue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, T]] = []
+        self._heaps: dict[int, list[tuple[float, int, T]]] = {0: []}
         self._ticket = itertools.count()
         self._stream_s: Floats = np.zeros(0)
         self._make: Callable[[int], T] | None = None
         self._next = 0
-        self._later: list[tuple[float, int, T]] = []
-        self.waits: Callable[[T], bool] = lambda part: False
-        """Parts that are opened once all others have reached the cutoff."""
+        self.turn_of: Callable[[T], int] = lambda part: 0
+        """Turn of a part, from 0: parts are opened once all of earlier turns have reached the cutoff."""
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._later) + len(self._stream_s) - self._next
+        return sum(len(heap) for heap in self._heaps.values()) + len(self._stream_s) - self._next
 
     def stream(self, bounds_s: Floats, make: Callable[[int], T]) -> None:
         """Add the parts `make(0)`, `make(1)` ... with ascending bounds."""
@@ -72,29 +71,34 @@ class Queue(Generic[T]):
 
     def push(self, bound_s: float, part: T) -> None:
         """Add a part that no plan of it undercuts `bound_s`."""
-        heap = self._later if self.waits(part) else self._heap
+        heap = self._heaps.setdefault(self.turn_of(part), [])
         heapq.heappush(heap, (bound_s, next(self._ticket), part))
 
     def pop(self, cutoff_s: float = float("inf")) -> tuple[float, T]:
-        """The part of least bound of those that do not wait; of those that do where it reaches the cutoff."""
-        head_s = self._head_s()
-        heads = [bound_s for bound_s, _, _ in self._heap[:1]] + ([] if head_s is None else [head_s])
-        if self._later and (not heads or min(heads) >= cutoff_s):
-            bound_s, _, part = heapq.heappop(self._later)
-            return bound_s, part
-        if self._make is not None and head_s is not None and (not self._heap or head_s <= self._heap[0][0]):
+        """The part of least bound of the first turn that has any below the cutoff; else of all."""
+        heads = self._heads()
+        below = [turn for turn in sorted(heads) if heads[turn] < cutoff_s]
+        turn = below[0] if below else min(heads, key=lambda one: (heads[one], one))
+        heap, head_s = self._heaps[turn], self._head_s()
+        from_stream = turn == 0 and head_s is not None and (not heap or head_s <= heap[0][0])
+        if from_stream and head_s is not None and self._make is not None:
             self._next += 1
             return head_s, self._make(self._next - 1)
-        bound_s, _, part = heapq.heappop(self._heap)
+        bound_s, _, part = heapq.heappop(heap)
         return bound_s, part
+
+    def _heads(self) -> dict[int, float]:
+        """Least bound of each turn that has any part."""
+        heads = {turn: heap[0][0] for turn, heap in self._heaps.items() if heap}
+        head_s = self._head_s()
+        if head_s is not None:
+            heads[0] = min(heads.get(0, head_s), head_s)
+        return heads
 
     @property
     def least_ready_s(self) -> float | None:
-        """Bound of the best open part that does not wait; None where all are closed."""
-        heads = [self._heap[0][0]] if self._heap else []
-        head_s = self._head_s()
-        heads += [] if head_s is None else [head_s]
-        return min(heads) if heads else None
+        """Bound of the best open part whose turn is the first; None where all of those are closed."""
+        return self._heads().get(0)
 
     def _head_s(self) -> float | None:
         return float(self._stream_s[self._next]) if self._next < len(self._stream_s) else None
@@ -102,9 +106,7 @@ class Queue(Generic[T]):
     @property
     def least_s(self) -> float | None:
         """Bound of the best open part; None where all are closed."""
-        ready_s = self.least_ready_s
-        heads = [bound_s for bound_s, _, _ in self._later[:1]] + ([] if ready_s is None else [ready_s])
-        return min(heads) if heads else None
+        return min(self._heads().values(), default=None)
 
 
 class Incumbent:
@@ -131,6 +133,11 @@ class Incumbent:
             self._best[key] = RunnerUp(plan=plan, evaluation=evaluation)
         if self.step_s is None or evaluation.step_s < self.step_s:
             self.step_s = evaluation.step_s
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many plans are known as are asked for."""
+        return len(self._best) >= self._keep
 
     @property
     def worth_judging_s(self) -> float:

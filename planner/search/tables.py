@@ -65,10 +65,13 @@ def start_of(data: StageSelectionData) -> Start:
 class Tables:
     """Coefficients by row of degrees, kept while the search comes back to them."""
 
+    shares = True
+    """Whether they follow from the problem alone, so that searches of one process may share them."""
+
     def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
         self.problem, self.prices, self.table = problem, prices, table
         self._class_tables = lru_cache(maxsize=48)(self._compute)
-        self._shared = shared.current()
+        self._shared = shared.current() if self.shares else None
         self._key = None if self._shared is None else shared.table_key(problem)
 
     def data(self, choice: int, class_of_stage: Sequence[int]) -> StageSelectionData:
@@ -139,6 +142,20 @@ class Tables:
             reduce[c] = np.maximum(reduction - hidden, 0.0) + data.reduce_tail_ms[0]
             constant_ms = data.constant_ms
         return ClassTables(times, forward, backward, follow, reduce, constant_ms)
+
+    def longest_step_s(self, choice: int, num_stages: int, used: Sequence[int]) -> float:
+        """What no step of stages on some classes exceeds: all pieces of work one after the other [s]."""
+        tables, m = self.of_classes(choice, num_stages), int(self.table.num_microbatches[choice])
+
+        def most(values: Floats) -> Floats:
+            largest: Floats = np.where(np.isfinite(values), values, 0.0).max(axis=-1)
+            return largest
+
+        stages_ms = float(most(tables.times_ms[used]).max(axis=0).sum())
+        after_ms = float(most(tables.reduce_ms[used]).max() + most(tables.follow_ms[used]).max())
+        sends = self.prices.send_s[choice][np.ix_(used, used)], self.prices.send_inside_s[choice][used]
+        hop_s = max(float(of.max()) for of in sends)
+        return m * (stages_ms * MS + 2 * num_stages * hop_s) + (after_ms + tables.constant_ms) * MS
 
     def order_bounds_s(self, choice: int, orders: Sequence[Sequence[int]]) -> Floats:
         """Bounds of several orders of one group from weights on rows (`planner.search.dual`) [s]."""

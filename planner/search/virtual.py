@@ -1,12 +1,13 @@
 """Open parts of the space whose plans have several virtual stages on each pipeline rank.
 
 A pair of degrees and stages is split by the number of virtual stages; such a part is bounded over all orders
-of classes, first by what its stages hold below the cutoff (`planner.search.virtual_capacity`), then by a
-program over classes and whole layers (`formulations.virtual_classes`), whose answer is an order worth
-trying. What stays open is split by the stages on each class, then by the classes of the first stages, down
-to single orders, which become programs (`formulations.virtual_selection`); the referee judges their answers.
-Every dealing of the layers to chunks of at least one layer is covered, very uneven ones too; leading layers
-of another kind lie on the first chunk.
+of classes, first by what its stages hold below the cutoff (`planner.search.virtual_capacity`), then by the
+relaxation of a program over classes and whole layers (`formulations.virtual_classes`), whose answer is an
+order worth trying. Only when that has been done for all parts below the cutoff those left open are bounded
+again, by relaxations at lower cutoffs, then in whole numbers, and are split by the stages on each class, then
+by the classes of the first stages, down to single orders, which become programs
+(`formulations.virtual_selection`); the referee judges their answers. Every dealing of the layers to chunks of
+at least one layer is covered, very uneven ones too; leading layers of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
 by more than `virtual_gap`, and after so many programs those that are left keep their bound.
@@ -15,11 +16,11 @@ by more than `virtual_gap`, and after so many programs those that are left keep 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
 
 import numpy as np
 
-from formulations.virtual_classes import VirtualClassesData, VirtualClassesResult
+from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
 from planner.search.bounds import BoundData
 from planner.search.openings import Opener
 from planner.search.orders import all_orders, block_orders, count_orders
@@ -44,6 +45,14 @@ MAX_TRIED = 3
 """Numbers of virtual stages for which that is done, the most promising ones."""
 MAX_BLOCKS = 6
 """Orders tried for each."""
+HALVINGS = 3
+"""Relaxations at cutoffs below the real one for a part that the first leaves open."""
+SWAPS = 240
+"""Orders tried that come of good ones by swapping two stages."""
+SWAPS_OF_A_PAIR = 40
+"""Those of them from one good order."""
+NEAR = 1.05
+"""Step of an order, over the best one, up to which its stages are swapped."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
@@ -54,7 +63,7 @@ class VirtualOpener(VirtualSolver):
     def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
         super().__init__(clock, opener)
         self.bounds = bounds
-        self.splits = self.dives = 0
+        self.splits = self.dives = self.swaps = 0
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         for bound_s, pair in sorted(self.space.pairs(), key=lambda one: one[0]):
             self._push(bound_s, pair)
@@ -66,10 +75,8 @@ class VirtualOpener(VirtualSolver):
         elif isinstance(item, VirtualPair):
             self._open_pair(bound_s, item)
         elif isinstance(item, VirtualPart):
-            if item.programs < 2:
-                self._relax_part(bound_s, item)
-            else:
-                self._split_part(bound_s, item)
+            looks = self._relax_part, self._raise_part, self._solve_part, self._split_part
+            looks[item.looks](bound_s, item)
         elif isinstance(item, VirtualOrder):
             self._open_order(bound_s, item)
         else:
@@ -89,29 +96,66 @@ class VirtualOpener(VirtualSolver):
         promising = []
         for v in self.space.virtual_stages(pair.stages):
             part = VirtualPart(pair.choice, v, pair.stages, limits)
+            part_s = max(bound_s, self.space.bound_s(pair, v))
+            if part_s >= self.cutoff_s:
+                self.frontier.close_virtual(part_s)
+                continue
             capacity = self._capacity(part)
-            low_ms, high_ms = bound_s / MS, self.cutoff_s / MS
+            low_ms, high_ms = part_s / MS, self.cutoff_s / MS
             if not np.isfinite(high_ms):
                 high_ms = 2 * low_ms
             elif not capacity.holds(high_ms):
                 self.frontier.close_virtual(self.cutoff_s)
                 continue
             promising.append((capacity.bound_ms(low_ms, high_ms, likely=True), v))
-            self._push_part(bound_s, part)
-        for likely_ms, v in sorted(promising)[:MAX_TRIED]:
-            if likely_ms * MS < (self.frontier.incumbent.step_s or np.inf):
-                self._try_blocks(pair, v)
+            self._push_part(part_s, part)
+        for _, v in sorted(promising)[:MAX_TRIED] if self.frontier.incumbent.step_s is None else ():
+            self._try_blocks(pair, v)
 
     def _try_blocks(self, pair: VirtualPair, virtual_stages: int) -> None:
         """Try orders in which each class is a block, the fastest classes with all they can hold."""
         counts = fill_fastest(self.table, self.bounds, pair.choice, pair.stages) or ()
+        best: tuple[float, tuple[int, ...]] = float("inf"), ()
         for order in islice(block_orders(counts), MAX_BLOCKS):
             if self.dives >= DIVES or self.clock.is_up:
+                break
+            self.dives += 1
+            best = min(best, (self._value_s(pair, virtual_stages, order), order))
+        if best[0] < NEAR * (self.frontier.incumbent.step_s or np.inf):
+            self._swap_stages(pair, virtual_stages, *best)
+
+    def _swap_stages(
+        self, pair: VirtualPair, virtual_stages: int, value_s: float, order: tuple[int, ...]
+    ) -> None:
+        """Swap two stages of an order as long as that makes it better, those next to each other first."""
+        if self.problem.options.keep_class_order:
+            return
+        tried, left = {order}, SWAPS_OF_A_PAIR
+        places = sorted(combinations(range(len(order)), 2), key=lambda one: (one[1] - one[0], one[0]))
+        while True:
+            for i, j in places:
+                swapped = list(order)
+                swapped[i], swapped[j] = order[j], order[i]
+                other = tuple(swapped)
+                if other in tried:
+                    continue
+                if not left or self.swaps >= SWAPS or self.clock.is_up:
+                    return
+                tried.add(other)
+                self.swaps, left = self.swaps + 1, left - 1
+                other_s = self._value_s(pair, virtual_stages, other)
+                if other_s < value_s:
+                    value_s, order = other_s, other
+                    break
+            else:
                 return
-            if self.opener.is_allowed(pair.choice, order):
-                self.dives += 1
-                part = VirtualOrder(pair.choice, virtual_stages, order)
-                self._try_order(part, self.tables.data(pair.choice, virtual_stages, order))
+
+    def _value_s(self, pair: VirtualPair, virtual_stages: int, order: tuple[int, ...]) -> float:
+        """Step of a good dealing of an order, which is judged where it is good; infinite where none fits."""
+        if not self.opener.is_allowed(pair.choice, order):
+            return float("inf")
+        part = VirtualOrder(pair.choice, virtual_stages, order)
+        return self._try_order(part, self.tables.data(pair.choice, virtual_stages, order))
 
     def _push_part(self, bound_s: float, part: VirtualPart) -> None:
         """Keep a part with the bound of what its stages hold."""
@@ -144,18 +188,41 @@ class VirtualOpener(VirtualSolver):
         return max(bound_s, self._capacity(part).bound_ms(bound_s / MS, cutoff_s / MS) * MS)
 
     def _relax_part(self, bound_s: float, part: VirtualPart) -> None:
-        """Bound a part by the next program over its classes, and try the order that comes up."""
-        integral, cutoff_s = part.programs == 1, self.cutoff_s
-        ahead = replace(part, programs=part.programs + 1)
+        """Bound a part by the relaxation over its classes, and try the order that comes up."""
+        self._look(bound_s, part, self.cutoff_s, integral=False)
+
+    def _raise_part(self, bound_s: float, part: VirtualPart) -> None:
+        """Bound a part by relaxations at lower cutoffs.
+
+        A stage may hold the fewer layers the lower the cutoff: where no plan lies below one, that is a bound
+        on all, and often far above what the relaxation says at the cutoff that counts.
+        """
+        cutoff_s = self.cutoff_s
+        low_s, high_s = bound_s, cutoff_s
+        for _ in range(HALVINGS if np.isfinite(cutoff_s) else 0):
+            middle_s = (low_s + high_s) / 2
+            found_s = min(self._relaxed(part, middle_s, integral=False).bound_ms * MS, middle_s)
+            low_s = max(low_s, found_s)
+            high_s = high_s if found_s >= middle_s else middle_s
+        self._push(low_s, replace(part, looks=part.looks + 1))
+
+    def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
+        """Bound a part by the program in whole classes and layers, where that is not too large."""
         entries = part.stages * part.virtual_stages * sum(k > 0 for k in part.limits.most)
-        if not np.isfinite(cutoff_s) or (integral and not self._may_spend(entries)):
-            self._push(bound_s, ahead)
-            return
-        found = self._relaxed(part, cutoff_s, integral=integral)
-        bound_s = max(bound_s, min(found.bound_ms * MS, cutoff_s))
-        if bound_s < cutoff_s and found.order is not None:
-            self._try_found(part, found.order, found.layers)
-        self._push(bound_s, ahead)
+        if self._may_spend(entries):
+            self._look(bound_s, part, self.cutoff_s, integral=True)
+        else:
+            self._push(bound_s, replace(part, looks=part.looks + 1))
+
+    def _look(self, bound_s: float, part: VirtualPart, cutoff_s: float, *, integral: bool) -> None:
+        if np.isfinite(cutoff_s):
+            found = self._relaxed(part, cutoff_s, integral=integral)
+            bound_s = max(bound_s, min(found.bound_ms * MS, cutoff_s))
+            if bound_s < cutoff_s and found.order is not None:
+                self._try_found(part, found.order, found.layers)
+                if not integral and not part.limits.prefix:
+                    self._try_blocks(VirtualPair(part.choice, part.stages), part.virtual_stages)
+        self._push(bound_s, replace(part, looks=part.looks + 1))
 
     def _try_found(self, part: VirtualPart, order: tuple[int, ...], layers: tuple[int, ...]) -> None:
         """Try an order with the layers of its stages, where they add up."""
@@ -203,7 +270,7 @@ class VirtualOpener(VirtualSolver):
             for low, high in ((fewest, lower), (upper, most)):
                 if low.sum() <= part.stages <= high.sum():
                     inner = VirtualLimits(tuple(low.tolist()), tuple(high.tolist()), limits.prefix)
-                    self._push_part(bound_s, replace(part, limits=inner, programs=0))
+                    self._push_part(bound_s, replace(part, limits=inner, looks=0))
             return
         left = fewest.copy()
         np.subtract.at(left, list(limits.prefix), 1)
@@ -214,7 +281,7 @@ class VirtualOpener(VirtualSolver):
         else:
             for c in np.flatnonzero(left).tolist():
                 inner = VirtualLimits(tuple(fewest.tolist()), tuple(fewest.tolist()), (*limits.prefix, c))
-                self._push_part(bound_s, replace(part, limits=inner, programs=0))
+                self._push_part(bound_s, replace(part, limits=inner, looks=0))
             return
         for order in orders:
             if self.opener.is_allowed(choice, order):

@@ -7,6 +7,15 @@ Sigma their sum, every order of classes and every dealing of layers to chunks ha
     (work)    T >= m tau
     (dealt)   T >= (m/p) Sigma + 1/(p v) sum_s (p-1-s) t[s] + sum_s (v-1 + 2 (p-1-s)/p) c[s]
 
+and where no class alone has all the stages a slow hop between two of them, which `interleaved_rows` (hop)
+bounds: with the mean of its two rows
+
+    (hop)     T >= A (t[s] + t[s+1]) + 2 floor(M v / 3) c,  A = p + (M - 2) / 3,  M = m - 2 p
+
+so that with R the layers a second of all stages and rho those of the two slowest, l the fastest layer,
+L <= (R - rho) T / m + (T - 2 floor(M v / 3) c) / (A l), solved for T. The ring of stages then has two such
+hops at least, which (dealt) counts.
+
 As t[s] <= tau, sum_s (p-1-s) t[s] >= p (p-1) tau / 2 - (p-1) (p tau - Sigma) = (p-1) (Sigma - p tau / 2).
 (work) rises with tau and (dealt) falls, so the least of the larger one lies where they cross. Where sends
 block, they lengthen the stages instead of delaying: c is 0 and Sigma holds 2 (p v - 1) of them.
@@ -34,6 +43,7 @@ def virtual_bounds(
     *,
     sends_block: bool,
     any_class: NDArray[np.bool_] | None = None,
+    crosses: NDArray[np.bool_] | None = None,
 ) -> Floats:
     """Bound of every group over all numbers of virtual stages from `fewest` to `most` [s].
 
@@ -46,6 +56,8 @@ def virtual_bounds(
     any_class
         [group, node_class] classes that may take part, where `counts` stands for all groups of them; it then
         has the fastest classes first.
+    crosses
+        [group] whether some hop surely leads from one class to another.
     """
     used = counts > 0
     taking_part = used if any_class is None else any_class
@@ -65,6 +77,9 @@ def virtual_bounds(
     delays = np.zeros_like(passes)
     if not sends_block:
         delays = least_hop * ((fewest - 1) * stages + stages - 1)
+        if crosses is not None:
+            cross = _least_cross(data, choice, taking_part)
+            delays = delays + np.where(crosses, 2 * (fewest - 1) * np.maximum(cross - least_hop, 0.0), 0.0)
 
     def dealt(bottleneck: Floats) -> Floats:
         sigma = total.least(bottleneck) + ends + blocked
@@ -79,6 +94,9 @@ def virtual_bounds(
         beyond = num_microbatches * middle >= dealt(middle)
         low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
     pipeline = np.where(settled, num_microbatches * tau, np.maximum(num_microbatches * low, dealt(high)))
+    if not sends_block and crosses is not None:
+        slow = _slow_hop(data, choice, num_microbatches, taking_part, rate, stages, fewest, cross)
+        pipeline = np.where(crosses, np.maximum(pipeline, slow), pipeline)
     bound: Floats = pipeline + after_pipeline_s(data, choice, taking_part, stages)
     return bound
 
@@ -90,6 +108,36 @@ def after_pipeline_s(
     optimizer = _least(used, data.optimizer_s[choice]) * data.num_layers[choice] / stages
     after: Floats = _least(used, data.tail_s[choice]) + _least(used, data.fixed_s[choice]) + optimizer
     return after
+
+
+def _least_cross(data: BoundData, choice: NDArray[np.int64], taking_part: NDArray[np.bool_]) -> Floats:
+    """Quickest hop between two different classes [group]; 0 where there is but one."""
+    pair = taking_part[:, :, None] & taking_part[:, None, :] & ~np.eye(taking_part.shape[1], dtype=np.bool_)
+    cross = np.where(pair, data.hop_s[choice], np.inf).min(axis=(1, 2))
+    least: Floats = np.where(np.isfinite(cross), cross, 0.0)
+    return least
+
+
+def _slow_hop(
+    data: BoundData,
+    choice: NDArray[np.int64],
+    num_microbatches: NDArray[np.int64],
+    taking_part: NDArray[np.bool_],
+    rate: Floats,
+    stages: NDArray[np.int64],
+    fewest: int,
+    cross: Floats,
+) -> Floats:
+    """(hop) for the quickest hop between two classes, as if there were one in every group [group]."""
+    looped = num_microbatches - 2 * stages
+    layer = data.layer_s[choice]
+    slowest = np.where(taking_part, layer, 0.0).max(axis=1)
+    held = (stages + np.maximum(looped - 2, 0) / 3) * _least(taking_part, layer)
+    left = np.maximum(rate.sum(axis=1) - 2 / slowest, 0.0)
+    sends = 2 * (np.maximum(looped, 0) * fewest // 3) * cross
+    bound: Floats = (data.num_layers[choice] + sends / held) / (left / num_microbatches + 1 / held)
+    result: Floats = np.where(looped > 0, np.maximum(bound, sends), 0.0)
+    return result
 
 
 class _Total:

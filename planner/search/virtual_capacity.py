@@ -5,7 +5,8 @@ With t[s] the time of a micro-batch on all chunks of s, `formulations.interleave
     T >= m t[s] + sum_{i<s} (f[i,0] + b[i,0] + 2 c[i]) + (what follows the pipeline)
 
 for every stage s, so that a limit on T is one on the layers of each stage, by class and place, memory and
-recomputation included (`formulations.virtual_selection_tables`). Where the stages together cannot hold the
+recomputation included (`formulations.virtual_selection_tables`). Where sends block, every chunk of a stage
+also takes its quickest sends forth and back, instead of the c[i]. Where the stages together cannot hold the
 model's layers in any order of the classes no plan beats the limit. Chunk 0 of the stages before s takes what
 a layer takes on the fastest classes that there are.
 """
@@ -56,15 +57,29 @@ class Capacity:
         self.allowed = np.repeat((self.most > 0)[:, None], num_stages, axis=1)
         for s, c in enumerate(limits.prefix):
             self.allowed[:, s] = np.arange(len(self.most)) == c
+        self.blocked_ms = self._blocked_ms(tables, sends_block=sends_block)
         fill = self._fill_ms(tables, limits.prefix, sends_block=sends_block)
         after = tables.follow_ms + float(tables.tail_ms[self.allowed[:, 0]].min()) + tables.constant_ms
-        values = num_microbatches * tables.times_ms + fill[None, :, None] + after
+        blocked = tables.virtual_stages * self.blocked_ms[:, None].repeat(num_stages, axis=1)
+        blocked[:, [0, -1]] -= self.blocked_ms[
+            :, None
+        ]  # nothing comes before the first chunk, nor after the last
+        times = tables.times_ms + blocked[:, :, None]
+        values = num_microbatches * times + fill[None, :, None] + after
         self.values_ms = np.where(self.allowed[:, :, None], values, np.inf)
         """[class, stage, n] least step where that stage holds n layers."""
         share = np.arange(num_stages) / tables.virtual_stages
-        even = np.where(np.isfinite(tables.times_ms), tables.times_ms, 0.0) * share[None, :, None]
+        even = np.where(np.isfinite(times), times, 0.0) * share[None, :, None]
         self.likely_ms = self.values_ms + np.maximum(even - fill[None, :, None], 0.0)
         """The same if chunks of the stages before take as long as its own: no bound, but near."""
+
+    def _blocked_ms(self, tables: StageTimes, *, sends_block: bool) -> Floats:
+        """Least time that the sends of a chunk keep a stage busy, [class]: one forth and one back."""
+        used = self.most > 0
+        if not sends_block or tables.times_ms.shape[1] == 1:
+            return np.zeros(len(used))
+        hop = np.where(used[:, None] & used[None, :], tables.hop_ms, np.inf)
+        return np.where(used, hop.min(axis=1) + hop.min(axis=0), 0.0)
 
     def _fill_ms(self, tables: StageTimes, prefix: tuple[int, ...], *, sends_block: bool) -> Floats:
         """Least time that a micro-batch takes to reach each stage and to come back from it, [stage]."""
@@ -72,7 +87,7 @@ class Capacity:
         num_stages, left = first.shape[1], self.most.copy()
         np.subtract.at(left, fixed, 1)
         used = np.flatnonzero(self.most > 0)
-        inner = first[:, min(1, num_stages - 1)]
+        inner = first[:, min(1, num_stages - 1)] + self.blocked_ms
         one = inner[fixed].tolist()
         pool = np.sort(np.repeat(inner[used], np.maximum(left[used], 0)))
         taken = np.concatenate([one, pool])[:num_stages]

@@ -24,8 +24,8 @@ class VirtualPart:
     virtual_stages: int
     stages: int
     limits: VirtualLimits
-    programs: int = 0
-    """Programs of `formulations.virtual_classes` that have bounded it: none, the relaxation, or both."""
+    looks: int = 0
+    """What was done with it: nothing, the relaxation, relaxations at lower cutoffs, whole numbers as well."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,16 @@ class VirtualProgram:
 
 
 VirtualItem = VirtualPair | VirtualPart | VirtualOrder | VirtualProgram
+
+
+def turn_of(part: object) -> int:
+    """When a part is opened: whole stages first, then relaxations, then what takes whole numbers.
+
+    A relaxation takes a fraction of what a program in whole numbers takes and closes most parts, so that
+    none of those is solved while a relaxation may still spare it.
+    """
+    if isinstance(part, VirtualPart):
+        return 1 + min(part.looks, 2)
+    if isinstance(part, VirtualPair):
+        return 1
+    return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0

@@ -77,13 +77,13 @@ class VirtualSolver:
 
     def _try_order(
         self, part: VirtualOrder, data: VirtualSelectionData, totals: tuple[tuple[int, ...], ...] = ()
-    ) -> bool:
-        """Judge a good dealing of an order, found without a solver; whether any fits."""
+    ) -> float:
+        """Judge a good dealing of an order, found without a solver; its value [s], inf where none fits."""
         worth_s = self.frontier.incumbent.worth_judging_s
         found = Dealer(data).good_choice(worth_s / MS, totals)
         if found is not None and found[0] * MS < worth_s:
             self._judge(part, data, found[1])
-        return found is not None
+        return float("inf") if found is None else found[0] * MS
 
     def _may_spend(self, entries: int) -> bool:
         """Take a program of so many chunks out of what is left for them; always for an exact answer."""

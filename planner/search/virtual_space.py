@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.cost.prices import Prices
+from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.rules.pipeline import interleaving_is_legal
 from planner.rules.target import TARGETS
@@ -27,7 +28,7 @@ class VirtualSpace:
             return []
         most = min(self.problem.model.num_layers, self.problem.options.max_pipeline_parallel or 1 << 30)
         fewest = fewest_stages(self.problem, self.table, self.prices)
-        found = []
+        found: list[tuple[int, int]] = []
         for choice in range(len(self.table)):
             m = int(self.table.num_microbatches[choice])
             limit = min(most, int(self.table.max_stages[choice].sum()))
@@ -40,6 +41,18 @@ class VirtualSpace:
             return []
         choice, stages = np.array(found).T
         most_virtual = np.array([max(self.virtual_stages(p)) for _, p in found])
+        bounds_s = self._bounds_s(choice, stages, 2, most_virtual)
+        return [(bound_s, VirtualPair(*one)) for bound_s, one in zip(bounds_s.tolist(), found, strict=True)]
+
+    def bound_s(self, pair: VirtualPair, virtual_stages: int) -> float:
+        """Bound of a pair with so many virtual stages [s]."""
+        choice, stages, most = (np.array([one]) for one in (pair.choice, pair.stages, virtual_stages))
+        return float(self._bounds_s(choice, stages, virtual_stages, most)[0])
+
+    def _bounds_s(
+        self, choice: NDArray[np.int64], stages: NDArray[np.int64], fewest: int, most: NDArray[np.int64]
+    ) -> Floats:
+        """Bounds of pairs over numbers of virtual stages from `fewest` to `most` [pair]."""
         room = self.table.max_stages[choice]
         layer = np.where(room > 0, self.bounds.layer_s[choice], np.inf)
         order = np.argsort(layer, axis=1, kind="stable")
@@ -47,17 +60,17 @@ class VirtualSpace:
         taken = np.clip(stages[:, None] - (np.cumsum(fastest, axis=1) - fastest), 0, fastest)
         counts = np.zeros_like(room)
         np.put_along_axis(counts, order, taken, axis=1)
-        bounds_s = virtual_bounds(
+        return virtual_bounds(
             self.bounds,
             choice,
             self.table.num_microbatches[choice],
             counts,
-            2,
-            most_virtual,
-            sends_block=not self.problem.stack.overlaps_sends(2),
+            fewest,
+            most,
+            sends_block=not self.problem.stack.overlaps_sends(fewest),
             any_class=room > 0,
+            crosses=room.max(axis=1) < stages,
         )
-        return [(bound_s, VirtualPair(*one)) for bound_s, one in zip(bounds_s.tolist(), found, strict=True)]
 
     def virtual_stages(self, stages: int) -> list[int]:
         """Numbers of virtual stages to look at: every chunk holds a layer."""

@@ -36,7 +36,7 @@ class StageTimes:
     tail_ms: Floats
     """[node_class] reduction of the first stage that nothing hides."""
     hop_ms: Floats
-    """[node_class, node_class] of a send; between stages of one class perhaps within a host."""
+    """[node_class, node_class] of a send; within a host between stages of one class, where it holds two."""
     constant_ms: float
 
 
@@ -112,7 +112,10 @@ class VirtualTables:
     def _hop_ms(self, choice: int) -> Floats:
         """Least time of a send between two classes, or within one."""
         hop, inside = self.prices.send_s[choice] / MS, self.prices.send_inside_s[choice] / MS
-        least: Floats = np.where(np.eye(len(hop), dtype=np.bool_), np.minimum(hop, inside), hop)
+        nodes = np.array([node_class.chips_per_node for node_class in self.problem.cluster.classes])
+        two_fit = 2 * int(self.table.stage_size[choice]) <= nodes
+        stays = np.eye(len(hop), dtype=np.bool_) & two_fit[:, None]
+        least: Floats = np.where(stays, np.minimum(hop, inside), hop)
         return least
 
     def whole_stages(self, whole: ClassTables, bounds: BoundData, choice: int) -> StageTimes | None:

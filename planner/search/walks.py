@@ -121,7 +121,7 @@ class Walks:
     def _sources(self, before: Ints) -> Ints:
         """Entry of the values before, for every step into a point and state: [point, state, k]."""
         chain = self.chain
-        rows = before[:, chain.class_of_state][:, :, None]
+        rows = before[:, self.counter.step_of_state][:, :, None]
         entry = rows * len(chain.class_of_state) + chain.source[chain.into][None]
         return np.where(rows >= 0, entry, -1)
 
@@ -154,7 +154,7 @@ class Walks:
         size = len(chain.class_of_state)
         stay = (once, twice, once) if self.is_short.any() else (once, twice)
         value = np.full((rows, len(stay), len(self.counter.points[0]) * size + 1), np.inf)
-        first = self.counter.before[0][:, chain.class_of_state[chain.first_state]] >= 0
+        first = self.counter.before[0][:, self.counter.step_of_state[chain.first_state]] >= 0
         for row, c in zip(*np.nonzero(first), strict=True):
             value[:, 0, row * size + chain.first_state[c]] = 0.0
         values = [value]

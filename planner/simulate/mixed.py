@@ -35,6 +35,7 @@ from planner.cost.stage import (
     exposed_reduce_s,
     optimizer_s,
 )
+from planner.cost.synchronisation import bucket_parameters
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.replicas import Pipelines, Placed
@@ -203,9 +204,15 @@ def _stage_sync(
     gather_s = replica_gather_s(problem, places, shards, plan.dp_mode)
     hidden = prices.hidden_fraction
     each_s = _more_exchange_s(problem, plan, places, shards, [r.parts_s[s] for r in replicas], hidden)
+    # Nothing hides the last bucket of gradients and the first of parameters.
+    bucket = float(bucket_parameters(problem.stack, float(len(placed) * plan.context_parallel)))
+    tail = min(1.0, bucket / max(shards)) if problem.stack.dp_overlap else 0.0
+    exposed_s = max(0.0, reduce_s - hidden * backward_s) + tail * reduce_s
+    if s > 0 and prices.later_stages_have_one_bucket and len(first.content.chunks) == 1:
+        exposed_s = max(exposed_s, reduce_s)
     return (
-        max(0.0, reduce_s - hidden * backward_s) + schedulable_microbatches(plan) * each_s,
-        max(0.0, gather_s - hidden * forward_s),
+        exposed_s + schedulable_microbatches(plan) * each_s,
+        max(0.0, gather_s - hidden * forward_s) + tail * gather_s,
     )
 
 

@@ -2,8 +2,10 @@
 
 Each pipeline reduces the gradients of its own replicas as ever. Then the pipelines sum theirs: of every run
 of layers that all of them hold on one stage, each stage's hosts send what lies on them around a ring of the
-pipelines, 2 (G - 1) / G of it, at the rate of the slowest link between neighbours. A stage with several such
-runs sums them one after the other. Nothing of this is hidden behind computation.
+pipelines, 2 (G - 1) / G of it, at the rate of the slowest link between neighbours. Stages that share a host
+share its adapters, as all of them sum at once. A stage with several such runs sums them one after the other.
+The copy of the embedding that the last of several stages holds is summed as well. Nothing of this is hidden
+behind computation.
 """
 
 from __future__ import annotations
@@ -11,15 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from planner.cost.collectives import TRANSPORT_LATENCY_S, transport_rate
-from planner.cost.networks import NO_ADAPTER_BYTES_PER_S
-from planner.cost.parameters import (
-    embedding_parameters,
-    head_parameters,
-    layer_parameters,
-    mtp_parameters,
-    padded_vocab,
-)
+from planner.cost.exchange import exchange_link, exchanged_parameters
 from planner.cost.pricing import price
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
@@ -50,6 +44,7 @@ def exchange_s(problem: Problem, parts: Sequence[Plan]) -> float:
         return 0.0
     classes = [class_of_stage(problem, part) for part in parts]
     cuts = sorted({stage.chunks[0][0] for part in parts for stage in part.stages})
+    copies = any(len(part.stages) > 1 for part in parts)
     took: dict[tuple[int, int], float] = {}
     for first, end in pairwise([*cuts, problem.model.num_layers]):
         holders = [_holder(part, first) for part in parts]
@@ -57,7 +52,8 @@ def exchange_s(problem: Problem, parts: Sequence[Plan]) -> float:
         for g, s in enumerate(holders):
             node_class = classes[g][s]
             places.append((node_class, _nodes(problem, node_class, parts[g], parts[g].stages[s])))
-        seconds = _ring_s(problem, places, problem.stack.gradient_bytes * _parameters(problem, first, end))
+        parameters = exchanged_parameters(problem, first, end, copies=copies)
+        seconds = _ring_s(problem, places, problem.stack.gradient_bytes * parameters)
         for g, s in enumerate(holders):
             took[g, s] = took.get((g, s), 0.0) + seconds
     return max(took.values())
@@ -69,22 +65,10 @@ def _holder(part: Plan, layer: int) -> int:
     return next(held, len(part.stages) - 1)
 
 
-def _parameters(problem: Problem, first: int, end: int) -> float:
-    """Parameters of layers `first` to `end - 1`, with the embedding before and the head behind them."""
-    model = problem.model
-    vocab = padded_vocab(model.vocab_size, 1)
-    total = sum(layer_parameters(model, kind).total for kind in model.kind_of_layer[first:end])
-    if first == 0:
-        total += embedding_parameters(model, vocab).total
-    if end == model.num_layers:
-        total += head_parameters(model, vocab).total + mtp_parameters(model).total
-    return float(total)
-
-
 def _nodes(problem: Problem, node_class: int, part: Plan, stage: Stage) -> float:
     """Hosts that share what a stage holds, a part of one where it does not fill it."""
     chips = part.context_parallel * stage.tensor_parallel * stage.data_parallel
-    return max(1.0, chips / problem.cluster.classes[node_class].chips_per_node)
+    return chips / problem.cluster.classes[node_class].chips_per_node
 
 
 def _ring_s(problem: Problem, places: Sequence[tuple[int, float]], size_bytes: float) -> float:
@@ -92,13 +76,10 @@ def _ring_s(problem: Problem, places: Sequence[tuple[int, float]], size_bytes: f
     num, slowest = len(places), 0.0
     for g, (node_class, nodes) in enumerate(places):
         after = places[(g + 1) % num][0]
-        rate, latency_s, transport = problem.cluster.link_between(node_class, after)
-        rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
-        if not problem.cluster.rate_is_measured(node_class, after):
-            rate = transport_rate(rate, transport)
+        rate, latency_s = exchange_link(problem, node_class, after)
         steps = 2 * (num - 1)
         moved = steps / num * size_bytes / min(nodes, places[(g + 1) % num][1])
-        slowest = max(slowest, moved / rate + steps * (latency_s + TRANSPORT_LATENCY_S[transport]))
+        slowest = max(slowest, moved / rate + steps * latency_s)
     return slowest
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.virtual_classes import VirtualClassesData
+from formulations.virtual_classes_data import VirtualClassesData
 from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import dealt_table
 from planner.cost.pricing import price

@@ -9,6 +9,7 @@ import pytest
 
 from formulations.interleaved_rows import (
     dealt_bound,
+    hop_factors,
     longest_paths,
     row_value,
     stage_ends,
@@ -32,29 +33,46 @@ class Pipeline:
 
 
 def random_pipeline(rng: np.random.Generator) -> Pipeline:
-    """2 to 8 stages, 2 to 4 chunks, one to four groups of micro-batches, sends up to five forwards long."""
+    """2 to 8 stages, 2 to 4 chunks, one to six groups of micro-batches, sends up to five forwards long."""
     p, v = int(rng.integers(2, 9)), int(rng.integers(2, 5))
     spread, slow = rng.choice([0.0, 0.1, 1.0, 10.0]), rng.choice([0.0, 0.05, 0.3, 1.0, 5.0])
     forward = 1 + spread * rng.random((p, v))
     backward = 2 * forward if rng.random() < 0.5 else 1 + spread * rng.random((p, v))
-    return Pipeline(forward, backward, slow * rng.random(p), p * int(rng.integers(1, 5)))
+    return Pipeline(forward, backward, slow * rng.random(p), p * int(rng.integers(1, 7)))
 
 
-def waits(x: Pipeline) -> float:
-    """The largest row (wait)."""
+def waits_of_stages(x: Pipeline) -> np.ndarray:
+    """What each stage waits at least, before and after its work, [stage]."""
     p, v = x.forward.shape
     least = np.zeros((2, p))
     for row in wait_rows(p, x.m, v):
         value = (row.forward * x.forward).sum() + (row.backward * x.backward).sum() + row.sends @ x.send
         least[int(row.after), row.stage] = max(least[int(row.after), row.stage], value)
-    work = x.m * (x.forward + x.backward).sum(axis=1)
-    return float((least.sum(axis=0) + work).max())
+    total: np.ndarray = least.sum(axis=0)
+    return total
+
+
+def waits(x: Pipeline) -> float:
+    """The largest row (wait)."""
+    return float((waits_of_stages(x) + x.m * (x.forward + x.backward).sum(axis=1)).max())
+
+
+def hops(x: Pipeline) -> float:
+    """The largest row (hop)."""
+    p, v = x.forward.shape
+    both, wait, row = (x.forward + x.backward).sum(axis=1), waits_of_stages(x), hop_factors(p, x.m, v)
+    if row is None:
+        return 0.0
+    rounds = row.both * (both[:-1] + both[1:]) + row.send * x.send[:-1]
+    rows = [row.own * both[base] + rounds + wait[base] for base in (slice(0, -1), slice(1, None))]
+    return float(np.max(rows))
 
 
 def check(x: Pipeline, other: Pipeline | None) -> None:
     """No row of `x` exceeds its events; paths found for `other` hold for `x`, as they know no times."""
     ends = x.ends
     assert waits(x) <= ends[0] * (1 + REL), x
+    assert hops(x) <= ends[0] * (1 + REL), x
     both = (x.forward + x.backward).sum(axis=1)
     assert dealt_bound(both, x.send, x.m, x.forward.shape[1]) <= ends[0] * (1 + REL), x
     if other is not None:
@@ -96,6 +114,14 @@ def test_waits_are_exact_on_even_chunks_without_sends(p: int, v: int, m: int) ->
     x = Pipeline(np.ones((p, v)), np.full((p, v), 2.0), np.zeros(p), m)
     assert waits(x) == pytest.approx(3 * (m * v + p - 1), rel=REL)
     assert x.ends[0] == pytest.approx(3 * (m * v + p - 1), rel=REL)
+
+
+def test_hops_see_what_a_slow_link_costs_in_every_round() -> None:
+    """Four even stages, one link of ten passes: two sends for every three passes, not a few for the step."""
+    x = Pipeline(np.ones((4, 2)), np.full((4, 2), 2.0), np.array([0.0, 10.0, 0.0, 0.0]), 48)
+    assert waits(x) < 0.5 * x.ends[0]
+    assert hops(x) >= 8 * 6 + (40 - 2) / 3 * (6 + 6) + 2 * 26 * 10
+    assert hops(x) > 0.85 * x.ends[0]
 
 
 def test_waits_come_close_on_nearly_even_chunks() -> None:

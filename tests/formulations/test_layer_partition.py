@@ -8,8 +8,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from formulations import layer_partition
-from formulations.layer_partition import LayerPartitionData, least_bottleneck, objective_ms
+from formulations import layer_partition, layer_partition_cp
+from formulations.layer_partition_data import (
+    LayerPartitionData,
+    LayerPartitionResult,
+    least_bottleneck,
+    objective_ms,
+    stages_of,
+)
 from formulations.options import SolveOptions, SolverName
 
 
@@ -56,8 +62,17 @@ def brute_force(data: LayerPartitionData) -> float:
     return min(objective_ms(data, c) for c in cuts)
 
 
+SOLVERS: tuple[SolverName, ...] = ("highs", "scip", "cbc", "cp_sat")
+
+
+def solve(data: LayerPartitionData, solver: SolverName, **more: object) -> LayerPartitionResult:
+    """The integer twin for CP-SAT, the linear form for all others."""
+    form = layer_partition_cp if solver == "cp_sat" else layer_partition
+    return form.solve(data, SolveOptions(solver=solver), **more)  # type: ignore[arg-type]
+
+
 def optimum(data: LayerPartitionData, solver: SolverName = "highs", **more: object) -> float:
-    result = layer_partition.solve(data, SolveOptions(solver=solver), **more)  # type: ignore[arg-type]
+    result = solve(data, solver, **more)
     if result.status == "infeasible":
         return float("inf")
     assert result.status == "optimal" and result.cuts is not None and result.objective_ms is not None
@@ -66,10 +81,39 @@ def optimum(data: LayerPartitionData, solver: SolverName = "highs", **more: obje
     return result.objective_ms
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_optimum_is_that_of_every_cut(seed: int):
+def test_the_optimum_is_that_of_every_cut(seed: int, solver: SolverName):
     data = random_data(seed)
-    assert optimum(data) == pytest.approx(brute_force(data), rel=1e-6)
+    assert optimum(data, solver) == pytest.approx(brute_force(data), rel=1e-6)
+
+
+def check_cuts(seed: int, solver: SolverName) -> None:
+    """The optimum and the bound stay without any cut, and with each of them alone."""
+    data = random_data(seed)
+    best = brute_force(data)
+    cuts = (layer_partition_cp if solver == "cp_sat" else layer_partition).TIGHTENINGS
+    cutoffs = [None, best * 1.01] if np.isfinite(best) else [None]
+    for cutoff_ms in cutoffs:
+        for kept in ((), *((cut,) for cut in cuts), cuts):
+            found = optimum(data, solver, cutoff_ms=cutoff_ms, tighten=kept)
+            assert found == pytest.approx(best, rel=1e-6), (cutoff_ms, kept)
+
+
+@pytest.mark.parametrize("solver", ["highs", "cp_sat"])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_cuts_leave_the_optimum_alone(seed: int, solver: SolverName):
+    check_cuts(seed, solver)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_of_the_integer_twin_is_true_and_within_its_rounding(seed: int):
+    """CP-SAT's bound, in ticks rounded down, lies at most 1e-7 of the objective below the optimum."""
+    data = random_data(seed)
+    best, result = brute_force(data), solve(data, "cp_sat")
+    if np.isfinite(best):
+        assert result.bound_ms is not None
+        assert best * (1 - 1.1e-7) <= result.bound_ms <= best * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -77,11 +121,9 @@ def test_the_optimum_is_that_of_every_cut(seed: int):
 def test_the_optimum_is_that_of_every_cut_on_more(seed: int):
     data = random_data(seed)
     best = brute_force(data)
-    solver: SolverName = ("highs", "scip", "cbc")[seed % 3]
-    assert optimum(data, solver) == pytest.approx(best, rel=1e-6)
-    if np.isfinite(best):
-        assert optimum(data, solver, cutoff_ms=best * 1.01) == pytest.approx(best, rel=1e-6)
-        assert optimum(data, solver, cutoff_ms=best * 1.01, tighten=()) == pytest.approx(best, rel=1e-6)
+    for solver in (SOLVERS[seed % 3], "cp_sat"):
+        assert optimum(data, solver) == pytest.approx(best, rel=1e-6)
+    check_cuts(seed, SOLVERS[seed % 4])
 
 
 def test_two_micro_batches_by_hand():
@@ -106,22 +148,28 @@ def test_a_layer_that_does_not_fit_beside_another_moves_the_cut():
 
 def test_splits_that_were_judged_are_not_found_again():
     data = partition_data(np.array([1.0, 1, 1, 3, 1, 1]), np.ones(2), 2)
-    assert layer_partition.solve(data, SolveOptions(), exclude=[(4,)]).cuts == (3,)
+    for solver in SOLVERS:
+        assert solve(data, solver, exclude=[(4,)]).cuts == (3,)
 
 
 def test_a_cutoff_that_the_slowest_stage_alone_exceeds_ends_it_with_a_bound():
     data = random_data(2)
     floor_ms = data.num_microbatches * least_bottleneck(data)[0] + data.constant_ms
-    cut = layer_partition.solve(data, SolveOptions(), cutoff_ms=floor_ms * 0.99)
-    assert cut.status == "unknown" and cut.cuts is None and cut.bound_ms == floor_ms
-    assert floor_ms <= brute_force(data)
+    best = brute_force(data)
+    assert floor_ms <= best
+    for solver in ("highs", "cp_sat"):
+        cut = solve(data, solver, cutoff_ms=floor_ms * 0.99)
+        assert cut.status == "unknown" and cut.cuts is None and cut.bound_ms == floor_ms
+        between = solve(data, solver, cutoff_ms=best * 0.999)
+        assert between.cuts is None or between.objective_ms == pytest.approx(best)
+        assert between.bound_ms is not None and between.bound_ms <= best * (1 + 1e-6)
 
 
 def test_the_least_bottleneck_is_that_of_every_cut():
     data = random_data(5)
     times = data.forward_ms + data.backward_ms
     least = min(
-        max(times[s, a, e] for s, (a, e) in enumerate(layer_partition.stages_of(c, data.num_layers)))
+        max(times[s, a, e] for s, (a, e) in enumerate(stages_of(c, data.num_layers)))
         for c in combinations(range(1, data.num_layers), data.num_stages - 1)
     )
     found, cuts = least_bottleneck(data)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from formulations.pipeline_rows import Floats, RowName, row_coefficients, step_bound
-from formulations.stage_selection import lower_hull
+from formulations.stage_selection_cuts import lower_hull
 from formulations.stage_selection_data import (
     StageChoice,
     StageSelectionData,
@@ -38,7 +38,9 @@ def small(seed: int) -> StageSelectionData:
 
 
 def extra_ms(data: StageSelectionData, s: int, n: int, kind: str, full: int) -> float:
-    return float(data.selective_ms[s] * n if kind == "selective" else data.full_ms[s] * full)
+    if kind == "selective":
+        return float(data.selective_ms[s] * n + data.predictions_selective_ms[s])
+    return float(data.full_ms[s] * full)
 
 
 def test_least_recompute_equals_enumeration() -> None:

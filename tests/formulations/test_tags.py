@@ -7,6 +7,7 @@ import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -16,7 +17,9 @@ import formulations
 from formulations import (
     fleet_split,
     joint,
+    joint_cp,
     layer_partition,
+    layer_partition_cp,
     replica_mix,
     replica_mix_cp,
     row_search,
@@ -26,6 +29,8 @@ from formulations import (
     virtual_selection,
 )
 from formulations.interleaved_rows import longest_paths
+from formulations.joint_data import JointData
+from formulations.layer_partition_data import least_bottleneck
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -64,16 +69,33 @@ def fleet_split_names(data: StageSelectionData) -> Iterable[str]:
 
 
 def joint_names(data: StageSelectionData) -> Iterable[str]:
-    model, _ = joint.build(joint.JointData((data, data), np.ones((2, 2)), (2, 3)))
+    model, _ = joint.build(JointData((data, data), np.ones((2, 2)), (2, 3)))
     return list(model.constraints)
+
+
+def joint_cp_names(data: StageSelectionData) -> Iterable[str]:
+    instance = JointData((data, data), np.ones((2, 2)), (2, 3))
+    ticks = joint_cp.joint_ticks(instance, (least_recompute(data), least_recompute(data)))
+    return [constraint.name for constraint in joint_cp.build(instance, ticks)[0].proto.constraints]
 
 
 def layer_partition_names(data: StageSelectionData) -> Iterable[str]:
     instance = random_partition(3)
     model, var = layer_partition.build(instance)
-    layer_partition.add_exclude(model, instance, var, [layer_partition.least_bottleneck(instance)[1] or ()])
+    layer_partition.add_exclude(model, instance, var, [least_bottleneck(instance)[1] or ()])
     layer_partition.tighten_cutoff(model, instance, var, 1.0)
     return list(model.constraints)
+
+
+def layer_partition_cp_names(data: StageSelectionData) -> Iterable[str]:
+    instance = random_partition(3)
+    ticks = layer_partition_cp.times_in_ticks(instance)
+    model, var = layer_partition_cp.build(instance, ticks)
+    layer_partition_cp.add_exclude(model, instance, var, [least_bottleneck(instance)[1] or ()])
+    layer_partition_cp.add_cutoff(model, instance, ticks, var, 1e3)
+    layer_partition_cp.tighten_cutoff(model, instance, var, 1.0)
+    layer_partition_cp.tighten_incumbent(model, instance, ticks, var, [])
+    return [constraint.name for constraint in model.proto.constraints]
 
 
 def replica_mix_names(data: StageSelectionData) -> Iterable[str]:
@@ -101,14 +123,22 @@ def virtual_selection_names(data: StageSelectionData) -> Iterable[str]:
 
 def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
     parts = (random_part(seed).data(1e9) for seed in itertools.count())
-    fitting = next(part for part in parts if part.fits.any(axis=(0, 2)).all())
-    return list(virtual_classes.build(fitting)[0].constraints)
+    fitting = next(part for part in parts if part.fits.any(axis=(0, 2)).all() and not part.sends_block)
+    p = fitting.sample.num_stages
+    many = {
+        c: replace(one, stage=replace(one.stage, num_microbatches=8 * p))
+        for c, one in fitting.classes.items()
+    }
+    slow = replace(fitting, classes=many, hop_ms=fitting.hop_ms + 1e6, most=np.minimum(fitting.most, p - 1))
+    return list(virtual_classes.build(slow)[0].constraints)
 
 
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "fleet_split": fleet_split_names,
     "joint": joint_names,
+    "joint_cp": joint_cp_names,
     "layer_partition": layer_partition_names,
+    "layer_partition_cp": layer_partition_cp_names,
     "replica_mix": replica_mix_names,
     "replica_mix_cp": replica_mix_cp_names,
     "stage_selection": stage_selection_names,

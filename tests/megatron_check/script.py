@@ -19,7 +19,9 @@ import json, os, sys
 with open({record!r}, "a") as file:
     file.write(json.dumps({{"argv": sys.argv, "env": dict(os.environ)}}) + "\\n")
 """
-"""Writes down how it was called; stands in for torchrun and for pretrain_gpt.py."""
+"""Writes down how it was called; stands in for torchrun and for Megatron's scripts."""
+
+_SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def arguments_of_ranks(start: NodeStart, first_rank: int) -> list[tuple[str, ...
     Usually torchrun gives all of them the same. Where it runs a script of the directory instead of
     pretrain_gpt.py, that script is run as each rank, and what it hands on is written down.
     """
-    if os.path.basename(start.entry_point) == "pretrain_gpt.py":
+    if os.path.basename(start.entry_point) in _SCRIPTS:
         return [start.arguments] * start.num_processes
     found = []
     for rank in range(first_rank, first_rank + start.num_processes):
@@ -96,7 +98,7 @@ def _recorders() -> Iterator[tuple[Path, Path]]:
         directory = Path(name)
         record = directory / "record"
         record.touch()
-        for program in ("torchrun", "pretrain_gpt.py"):
+        for program in ("torchrun", *_SCRIPTS):
             path = directory / program
             path.write_text(_RECORDER.format(python=sys.executable, record=str(record)))
             path.chmod(0o755)

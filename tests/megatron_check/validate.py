@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from .hybrid import hybrid_model
 from .local_modules import parameters_of
 from .refusal import Refused
 
@@ -143,6 +144,8 @@ def layers_of_stages(args: Namespace, config: Any) -> list[list[list[int]]]:
 
     The process groups must stand: without them the layout object takes every chunk for the first.
     """
+    if args.hybrid_layer_pattern is not None:
+        return _layers_by_pattern(args)
     layout = config.pipeline_model_parallel_layout
     if layout is None:
         raise Refused("no --pipeline-model-parallel-layout: something else would place the layers")
@@ -152,6 +155,31 @@ def layers_of_stages(args: Namespace, config: Any) -> list[list[list[int]]]:
         [layout.get_layer_id_list(vp_stage=chunk, pp_rank=stage) for chunk in range(chunks)]
         for stage in range(args.pipeline_model_parallel_size)
     ]
+
+
+def _layers_by_pattern(args: Namespace) -> list[list[list[int]]]:
+    """The same of a model of Mamba, attention and feed-forward layers, by the function that builds it."""
+    import torch.distributed
+
+    try:
+        from megatron.core.models.hybrid.hybrid_layer_allocation import select_pipeline_segment
+    except ImportError:  # where it stood up to core 0.17
+        from megatron.core.ssm.mamba_hybrid_layer_allocation import select_pipeline_segment
+    p, chunks = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size or 1
+    ask, size = torch.distributed.get_rank, torch.distributed.get_world_size
+    found = []
+    try:
+        torch.distributed.get_world_size = lambda group=None: p
+        for stage in range(p):
+            torch.distributed.get_rank = lambda group=None, stage=stage: stage
+            segments = [
+                select_pipeline_segment(args.hybrid_layer_pattern, object(), chunk if chunks > 1 else None)
+                for chunk in range(chunks)
+            ]
+            found.append([list(range(offset, offset + len(kinds))) for kinds, offset in segments])
+    finally:
+        torch.distributed.get_rank, torch.distributed.get_world_size = ask, size
+    return found
 
 
 def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
@@ -196,6 +224,13 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
     """One virtual stage of this rank's model, on the meta device."""
     import torch
     from megatron.core import parallel_state
+
+    vocab = _padded_vocab_size(args)
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk)
+    if args.hybrid_layer_pattern is not None:
+        with torch.device("meta"):
+            return hybrid_model(args, config, vocab, first, last, chunk)
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
     one_layer = gpt_layer_specs.get_gpt_layer_local_spec(
@@ -215,15 +250,14 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
         prediction = gpt_layer_specs.get_gpt_mtp_block_spec(
             config, one_layer, use_transformer_engine=False, vp_stage=chunk
         )
-    vocab = _padded_vocab_size(args)
     with torch.device("meta"):
         return GPTModel(
             config,
             layers,
             vocab,
             args.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            pre_process=first,
+            post_process=last,
             share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
             position_embedding_type=args.position_embedding_type,
             mtp_block_spec=prediction,

@@ -20,6 +20,7 @@ from planner.data.result import Evaluation
 from planner.errors import InstanceError
 from planner.launchers.directory import export_plan
 from planner.launchers.megatron_arguments import pipeline_layout
+from planner.launchers.megatron_hybrid import hybrid_pattern
 from planner.launchers.read_megatron import ReadBack, read_arguments
 from planner.rules import experts, sequence, tensor
 from planner.rules.versions import version_violations
@@ -231,6 +232,31 @@ def test_micro_batches_that_are_no_multiple_of_the_stages_run_in_groups_that_fit
     assert held > of_twelve
     last = interleaved(16, 20)
     assert any("last group of 4" in message for message in evaluate(last.problem, last.plan).violations)
+
+
+def test_the_pattern_of_a_hybrid_ends_every_virtual_stage() -> None:
+    # NVIDIA/Megatron-LM#3377.
+    for virtual in (False, True):
+        problem, plan = plans.hybrid_layers(virtual)
+        pattern = hybrid_pattern(problem.model, plan)
+        assert pattern.count("|") == plan.pipeline_parallel * plan.virtual_stages - 1
+        assert problem.model.hybrid is not None and pattern.replace("|", "") == problem.model.hybrid.pattern
+        of_stage = [len(part) for part in pattern.split("|")]
+        assert of_stage == ([7, 19, 11, 15] if virtual else [15, 37])
+
+
+def test_a_hybrid_asks_for_a_release_that_ends_stages_and_recomputes_layers() -> None:
+    problem, plan = plans.hybrid_layers()
+    assert version_violations(problem, plan, "0.18") == ()
+    (recompute,) = version_violations(problem, plan, "0.17")
+    assert "does not recompute the layers" in recompute
+    assert any("take version 0.17 or newer" in said for said in version_violations(problem, plan, "0.16"))
+
+
+def test_context_parallelism_of_a_hybrid_is_refused_not_mispriced() -> None:
+    problem, plan = plans.hybrid_layers()
+    halved = plan.model_copy(update={"context_parallel": 2, "data_parallel": 2})
+    assert any("around Mamba layers is not priced" in said for said in evaluate(problem, halved).violations)
 
 
 def test_prediction_apart_from_the_loss_is_refused_not_mispriced() -> None:

@@ -60,7 +60,7 @@ check_rank() {
 check_sums() {
     local world=$1 dp=$2 microbatches=$3 virtual=$4
     shift 4
-    local tp pp cp layers mtp layout bars placed mbs gbs
+    local tp pp cp layers mtp layout pattern bars placed mbs gbs
     tp=$(last_value --tensor-model-parallel-size "$@")
     pp=$(last_value --pipeline-model-parallel-size "$@")
     cp=$(last_value --context-parallel-size "$@")
@@ -69,12 +69,19 @@ check_sums() {
     fi
 
     layout=$(last_value --pipeline-model-parallel-layout "$@")
+    pattern=$(last_value --hybrid-layer-pattern "$@")
+    layout=${layout:-$pattern}
     bars=${layout//[!|]/}
     if ((${#bars} + 1 != pp * virtual)); then
         fail "the layout $layout has $((${#bars} + 1)) stages, the plan has $pp x $virtual"
     fi
     layers=$(last_value --num-layers "$@")
-    placed=$(count_layers t "$layout")
+    if [[ -n $pattern ]]; then
+        placed=${pattern//|/}
+        placed=${#placed}
+    else
+        placed=$(count_layers t "$layout")
+    fi
     if ((placed != layers)); then
         fail "the layout $layout places $placed layers, the model has $layers"
     fi

@@ -8,6 +8,9 @@ set_environment() {
 
     case $1 in
     cuda)
+        # Fewer gaps in memory. If you add --use-nccl-ub (PyTorch before 2.11), set expandable_segments:False;
+        # with --cuda-graph-impl on chips older than Blackwell, set NCCL_GRAPH_REGISTER=0 as well.
+@{cuda}
         # The network adapters that NCCL uses. Left alone, NCCL finds them by itself.
         # export NCCL_SOCKET_IFNAME=eth0
         # export NCCL_IB_HCA=mlx5

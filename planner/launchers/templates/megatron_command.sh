@@ -92,5 +92,5 @@ command_of_node() {
 
 check_plan() {
     check_sums "$WORLD_SIZE_OF_PLAN" "$DATA_PARALLEL" "$NUM_MICROBATCHES" "$VIRTUAL_STAGES" "${COMMON_ARGS[@]}"
-    check_megatron "$MEGATRON_PATH"
+    check_megatron "$MEGATRON_PATH" @{script}
 }

@@ -107,10 +107,10 @@ check_programs() {
     done
 }
 
-# check_megatron MEGATRON_PATH
+# check_megatron MEGATRON_PATH SCRIPT
 check_megatron() {
-    if [[ ! -f $1/pretrain_gpt.py ]]; then
-        warn "$1/pretrain_gpt.py is missing; set MEGATRON_PATH to a checkout of Megatron-LM"
+    if [[ ! -f $1/$2 ]]; then
+        warn "$1/$2 is missing; set MEGATRON_PATH to a checkout of Megatron-LM"
     fi
 }
 

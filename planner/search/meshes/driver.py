@@ -25,8 +25,8 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.bounds import bound_data
-from planner.search.driver import Search, check_kinds
-from planner.search.kinds import layer_kinds
+from planner.search.driver import Search
+from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.neighbours import Place, first_sequences, improve, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_lengths, list_pairs, longest_of
@@ -49,12 +49,13 @@ LIMITS = {"max_context_parallel": 1, "max_virtual_stages": 1}
 
 
 def pinned_beyond(problem: Problem) -> str | None:
-    """What is pinned that no stage-by-stage plan has, in a sentence."""
-    pins = problem.options.pin.items()
-    pinned = " and ".join(f"{name}={value}" for name, value in pins if name in ("cp", "vp") and value > 1)
-    if not pinned:
+    """What is pinned or forbidden that no stage-by-stage plan can keep, in a sentence."""
+    pins, ruled_out = problem.options.pin.items(), problem.options.forbid
+    wishes = [f"{name}={value} is pinned" for name, value in pins if name in ("cp", "vp") and value > 1]
+    wishes += [f"{wish} is forbidden" for wish in ("cp=1", "vp=1") if wish in ruled_out]
+    if not wishes:
         return None
-    return f"{pinned} is pinned; target flagscale has no context parallelism and no virtual stages"
+    return f"{' and '.join(wishes)}; target flagscale has no context parallelism and no virtual stages"
 
 
 def search_meshes(

@@ -14,7 +14,7 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.search.assemble import hosts_of_stages
 from planner.search.bounds import BoundData
-from planner.search.degrees import DegreeTable
+from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes.places import Ints, PlaceTables
 from planner.search.meshes.relaxation import Found, Known, relax
@@ -138,6 +138,8 @@ class MeshOpener(Opener):
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that the shapes take, and the user lets the order be."""
+        if not length_is_allowed(self.problem.options, len(order)):
+            return False
         return can_be_placed(self.problem, self.batches[choice], order) and self._is_whole(choice, order)
 
     def _is_whole(self, choice: int, order: tuple[int, ...]) -> bool:

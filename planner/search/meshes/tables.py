@@ -70,7 +70,7 @@ def with_mode(data: StageSelectionData, selective: bool | None) -> StageSelectio
     return replace(
         data,
         backward_ms=data.backward_ms + data.selective_ms,
-        base_backward_ms=data.base_backward_ms + lead * (data.lead_selective_ms - data.selective_ms),
+        base_backward_ms=data.base_backward_ms + data.selective_more_ms,
         layer_gib=data.layer_gib - data.selective_saves_gib,
         base_gib=data.base_gib
         + data.selective_peak_gib

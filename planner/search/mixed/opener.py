@@ -72,7 +72,9 @@ class MixedOpener(Opener):
         self.bounds = bound_data(
             problem.model.num_layers, kinds, mixed.prices, sends_block=not problem.stack.p2p_overlap
         )
-        self.relaxer = Relaxer(mixed.problem, mixed.prices, self.table, mixed, lambda: self.clock.is_up)
+        self.relaxer = Relaxer(
+            mixed.problem, mixed.prices, self.table, mixed, lambda: self.clock.is_up, counts_hosts=False
+        )
         self.workers = Workers(self.relaxer, 1)
         self.left_out = False
         """Whether the last listing of compositions left some out."""

@@ -40,6 +40,8 @@ from planner.units import GIB, MS
 class MixedTables(Tables):
     """Coefficients of orders of kinds and of compositions."""
 
+    shares = False  # they depend on the cutoff, and on what other classes have left
+
     def __init__(
         self, problem: Problem, prices: Prices, space: MixedSpace, cutoff_s: Callable[[], float]
     ) -> None:
@@ -47,8 +49,8 @@ class MixedTables(Tables):
         self.space, self.plain, self.cutoff_s = space, problem, cutoff_s
         self.num_classes = len(problem.cluster.classes)
         self.whole_prices = _of_rank_zero(problem, prices, space)
+        self._slowest_link = lru_cache(maxsize=None)(self._find_slowest_link)
         super().__init__(with_mixed_classes(problem), self._with_mixed(), space.table)
-        self._shared = None  # tables here depend on the cutoff, and on what other classes have left
         self._composed = lru_cache(maxsize=256)(self._of_compositions)
 
     def start(self, choice: int, class_of_stage: Sequence[int]) -> Start:
@@ -56,6 +58,10 @@ class MixedTables(Tables):
         if class_of_stage[0] < 2 * self.num_classes:
             return super().start(choice, class_of_stage)
         return self._composed(choice, tuple(class_of_stage))
+
+    def longest_step_s(self, choice: int, num_stages: int, used: Sequence[int]) -> float:
+        """Unknown: stages too slow for the cutoff are left out."""
+        return float("inf")
 
     def code(self, classes: Sequence[int]) -> int:
         """A composition as a number behind those of the kinds."""
@@ -127,11 +133,13 @@ class MixedTables(Tables):
         """Seconds for a layer's parameters over the fastest link to a faster class, [choice, kind, class]."""
         space, kinds = self.space, self.plain.model.layer_kinds
         found = np.zeros((len(space.usable), len(kinds), self.num_classes))
-        for choice, c in np.argwhere(space.usable).tolist():
-            rates = [self._ring(choice, (c, f))[0] for f in space.faster(choice, c)]
-            if rates:
-                layers = [self._parameters(choice, layer_parameters(self.plain.model, k)) for k in kinds]
-                found[choice, :, c] = np.array(layers) * width * min(rates)
+        counts = [layer_parameters(self.plain.model, kind) for kind in kinds]
+        for choice in np.flatnonzero(space.usable.any(axis=1)).tolist():
+            layers = np.array([self._parameters(choice, of_kind) for of_kind in counts])
+            for c in np.flatnonzero(space.usable[choice]).tolist():
+                rates = [self._ring(choice, (c, f))[0] for f in space.faster(choice, c)]
+                if rates:
+                    found[choice, :, c] = layers * width * min(rates)
         return found
 
     def _ring(self, choice: int, classes: Sequence[int]) -> tuple[float, float]:
@@ -141,13 +149,14 @@ class MixedTables(Tables):
         """
         degrees = self.space.table.degrees
         tp, ranks = int(degrees.tensor_parallel[choice]), int(degrees.data_parallel[choice])
-        chips = tp * int(degrees.context_parallel[choice])
-        places = [ReplicaPlace(c, (str(c),), chips, tp) for c in classes]
-        links = [
-            replica_link(self.plain, place, places[(i + 1) % len(places)]) for i, place in enumerate(places)
-        ]
-        bytes_per_s, latency_s = min(links)
+        bytes_per_s, latency_s = self._slowest_link(tuple(classes), tp, int(degrees.context_parallel[choice]))
         return (ranks - 1) / ranks / bytes_per_s, (ranks - 1) * latency_s + LAUNCH_S
+
+    def _find_slowest_link(self, classes: tuple[int, ...], tp: int, cp: int) -> tuple[float, float]:
+        """Rate [bytes/s] and latency [s] of the slowest link of a ring over classes."""
+        places = [ReplicaPlace(c, (str(c),), tp * cp, tp) for c in classes]
+        after = [*places[1:], places[0]]
+        return min(replica_link(self.plain, *pair) for pair in zip(places, after, strict=True))
 
     def _parameters(self, choice: int, counts: ParameterCounts) -> float:
         """Parameters that one chip of a row of degrees holds."""

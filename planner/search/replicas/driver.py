@@ -29,8 +29,8 @@ from planner.data.result import Result
 from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.bounds import bound_data
 from planner.search.degrees import list_degrees
-from planner.search.driver import Search, check_kinds
-from planner.search.kinds import layer_kinds
+from planner.search.driver import Search
+from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.neighbours import Place, sequence_of
 from planner.search.meshes.opener import MeshOpener, assemble_meshes
@@ -74,7 +74,8 @@ class ReplicaSearch(MeshSearch):
         """The problem with every degree that the narrower launchers may use."""
 
     def _search(self) -> bool:
-        interrupted = not self.seeds and self._narrower_plans()
+        narrower = any(plan.target != self.whole.target for plan in self.seeds)
+        interrupted = not narrower and self._narrower_plans()
         self.offer_seeds()
         if pinned_beyond(self.whole) is None:
             self._mix_all()
@@ -101,7 +102,7 @@ class ReplicaSearch(MeshSearch):
             share_s = None if left_s is None else max(SHARE_OF_NARROWER * left_s, 1e-3)
             options = self.whole.options.model_copy(update={"time_limit_s": share_s})
             asked = self.whole.model_copy(update={"target": target, "options": options})
-            found = kind(asked, None).run()
+            found = kind(asked, None, self.seeds).run()
             self.reason = self.reason or found.reason
             cut = cut or found.interrupted
             if found.plan is not None:

@@ -95,6 +95,14 @@ def test_worker_that_is_killed_costs_one_attempt(one_worker: LocalExecutor) -> N
 
 
 @pytest.mark.slow
+def test_fault_of_ours_is_told_with_its_last_words(one_worker: LocalExecutor) -> None:
+    answer = answer_to(one_worker, replace(task(), problem_text="{}"))
+    assert answer.cause == "fault" and not answer.may_retry
+    assert answer.facts["message"].startswith("our bug: ")
+    assert answer_to(one_worker, task()).cause is None
+
+
+@pytest.mark.slow
 def test_workers_use_one_thread_each(one_worker: LocalExecutor) -> None:
     answer_to(one_worker, task())
     (worker,) = one_worker.process_ids

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from planner.batch.answer import Answer
 from planner.batch.executor import Task
@@ -13,6 +15,7 @@ from planner.batch.jobs_file import Job, read_jobs
 from planner.batch.rows import read_rows
 from planner.batch.run import Batch
 from planner.batch.store import Store, job_facts
+from planner.commands.results import results_table
 from planner.data.problem import ProblemFile
 from planner.errors import InstanceError
 from tests.planner.batch.samples import InstantExecutor, jobs_text, write_jobs
@@ -113,6 +116,25 @@ def test_rows_say_what_each_change_gains(tmp_path: Path) -> None:
     assert bought["tokens_per_s_change"] == pytest.approx(0.5)
     assert bought["gain_per_node"] == pytest.approx(0.125)
     assert bought["gain_per_million_usd"] == pytest.approx(0.25)
+
+
+def test_table_of_a_loss_fits_a_narrow_screen(tmp_path: Path) -> None:
+    jobs = read(tmp_path, "kind: node_loss")
+
+    def answer(task: Task) -> Answer:
+        facts = {"step_s": 3.0, "tokens_per_s": 1e6, "loaded_fraction": 0.5, "behind_best": 0.01}
+        words = "changes pp; hosts load 50.0% of their weights; 1.0% behind the best"
+        return Answer(task.key, None, facts | {"termination": "feasible", "message": words})
+
+    with closing(Store(tmp_path / "plans.db")) as store:
+        Batch(jobs, store).run(InstantExecutor(answer))
+    rows = [row | {"step_change": -0.1} for row in read_rows(tmp_path / "plans.db")]
+    written = io.StringIO()
+    Console(file=written, width=80).print(results_table(rows))
+    column = [
+        line[written.getvalue().splitlines()[1].index("plan") :] for line in written.getvalue().splitlines()
+    ]
+    assert "".join("".join(column).split()).count("1.0%behindthebest") == len(rows)
 
 
 @pytest.mark.parametrize(

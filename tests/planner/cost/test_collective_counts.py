@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.cost.collective_counts import collective_counts
+from planner.cost.communicators import megatron_groups, sharing_groups
 from planner.cost.parameters import (
     embedding_parameters,
     head_parameters,
@@ -17,6 +18,7 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
+from planner.cost.sizes import Sizes
 from planner.cost.stage_shape import StageShape
 from planner.cost.tensors import (
     Divisors,
@@ -197,6 +199,32 @@ def test_counts_and_sizes_equal_what_megatron_issued(run: dict) -> None:
         sent = sum(r["total_in_bytes"] for r in table if r["op"] == "all_to_all_single" and is_first_send(r))
         key = ("forward", "all_to_all", "ep")
         assert sent == min(predicted[key], default=0) * min(predicted[key].values(), default=0)
+
+
+@pytest.mark.skipif(not TRUTH.exists(), reason="the counted runs are not at hand")
+@pytest.mark.parametrize("run", runs(), ids=lambda r: r["name"])
+def test_the_groups_that_exchange_have_communicators(run: dict) -> None:
+    if "--num-distributed-optimizer-instances" in run["args"]:
+        pytest.skip("groups of the optimizer's instances are not counted")
+    shape, model = shape_of(run, run["args"], 0), spec(run["args"])
+    degrees = Sizes(
+        tp=shape.tp,
+        cp=1.0,
+        ep=shape.ep,
+        etp=shape.etp,
+        dp=shape.dp,
+        microbatch_size=1.0,
+        sequence_parallel=float(shape.sequence_parallel),
+        seq_length=32.0,
+    )
+    job = run["world_size"]
+    found = sharing_groups(degrees, job) + megatron_groups(model, degrees, job, shape.dp_mode)
+    ours = sorted(group.ranks for group in found if group.ranks > 1)
+    counted = {row["group"]: row["group_size"] for row in run["ranks"]["0"] if row["group_size"] > 1}
+    if model.moe is None:
+        assert ours == sorted(counted.values())
+    else:  # which of an expert layer's groups exchange anything depends on the dispatcher
+        assert len(ours) >= len(counted)
 
 
 @pytest.mark.parametrize("name", names("models"))

@@ -8,7 +8,7 @@ import pytest
 from planner.cost.compute import matmul_times
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul, Products
-from planner.cost.prices import Prices
+from planner.cost.prices import PARTS, Prices
 from planner.data.chip import Chip
 from planner.data.load import load_chip
 from planner.data.problem import Problem
@@ -110,3 +110,46 @@ def test_chips_whose_8_bit_peak_is_their_16_bit_peak_gain_half_of_what_others_do
 
 def test_both_16_bit_formats_of_a_geforce_run_at_the_rate_of_fp32_sums() -> None:
     assert product_s("rtx-4090-24gb", "fp16") == product_s("rtx-4090-24gb", "bf16")
+
+
+def test_scales_of_rows_cast_every_operand_along_both_dimensions() -> None:
+    """A product of 16 rows, 8 columns and depth 4: 64 inputs, 32 weights, 128 gradients."""
+    of = problem(cluster="1x8 h100-sxm-80gb", precision="fp8")
+    relative = network_of(of, 0).relative
+    matmul = Products([Matmul("fc", 16.0, 8.0, 4.0, 1.0)])
+
+    def passes(**changes: object) -> np.ndarray:
+        times = matmul_times(relative, matmul, "fp8", of.stack.model_copy(update=changes))
+        return np.array([times.forward_s, times.dgrad_s, times.wgrad_s]).ravel()
+
+    moved = (passes(row_scales=True) - passes()) * relative.memory_bytes_per_s
+    tensor = np.array([4 * 64, 4 * 128, 0])
+    by_rows = np.array([5 * (64 + 32), 5 * 128 + 7 * 32, 7 * (128 + 64)])
+    np.testing.assert_allclose(moved, by_rows - tensor, rtol=1e-6)
+
+
+def test_operands_with_scales_of_rows_are_gathered_in_16_bits() -> None:
+    def gathered(precision: str, **changes: object) -> float:
+        of = problem(model="llama3-70b", cluster="1x8 h100-sxm-80gb", precision=precision)
+        stack = of.stack.model_copy(update=changes)
+        of = of.model_copy(update={"stack": stack})
+        found = prices(of, tensor_parallel=8, sequence_parallel=True)
+        return float(found.layer_forward_s[0, 0, 0, PARTS.index("tp")])
+
+    assert gathered("fp8") < 0.9 * gathered("bf16")
+    assert gathered("fp8", row_scales=True) == pytest.approx(gathered("bf16"))
+
+
+def test_rowwise_steps_are_as_much_slower_as_torchtitan_measured() -> None:
+    """Llama-3 8B under FSDP on eight H100s: 5,760, 6,424 and 7,186 tokens a second in bf16, with scales of
+    rows and of tensors (pytorch/torchtitan, commit 7a04053)."""
+    seconds = []
+    for precision, by_rows in (("bf16", False), ("fp8", True), ("fp8", False)):
+        of = problem(cluster="1x8 h100-sxm-80gb", seq_length=8192, precision=precision, stack="torchtitan")
+        found = on_stack(of, row_scales=by_rows)
+        layer = found.layer_forward_s + found.layer_backward_s + found.layer_selective_s
+        head = found.head_forward_s + found.head_backward_s
+        seconds.append(32 * float(layer[0, 0, 0].sum()) + float(head[0, 0].sum()))
+    half, rows, tensor = seconds
+    assert half / rows == pytest.approx(6424 / 5760, rel=0.05)
+    assert half / tensor == pytest.approx(7186 / 5760, rel=0.05)

@@ -188,7 +188,7 @@ def test_checkpointing_by_operator_keeps_every_second_product_and_attention() ->
 
 
 def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
-    of = problem(cluster="4x8 h100-sxm-80gb")
+    of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 
     def sets(**degrees: int) -> float:
         found = prices(of, **degrees).fixed_bytes[0, 0] / GIB - of.stack.context_gib
@@ -202,8 +202,27 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     assert sets(tensor_parallel=8, data_parallel=2) == pytest.approx(2.0 + 2 * 544 / 688)
 
 
+def test_switches_that_add_up_take_buffers_for_every_rank_below_them() -> None:
+    """Two nodes of eight: tp 8 and all ranks lie on eight of a switch, gradients of two nodes on one."""
+    with_buffers = {"switch_buffer_mib": 192.0, "megatron_groups": False}
+
+    def more_mib(chip: str, **degrees: int) -> float:
+        of = problem(cluster=f"2x8 {chip}")
+        some = of.model_copy(update={"stack": of.stack.model_copy(update=with_buffers)})
+        none = of.model_copy(
+            update={"stack": of.stack.model_copy(update=with_buffers | {"switch_buffer_mib": 0.0})}
+        )
+        found = prices(some, **degrees).fixed_bytes[0, 0] - prices(none, **degrees).fixed_bytes[0, 0]
+        return float(found) / 2**20
+
+    assert more_mib("h100-sxm-80gb", tensor_parallel=8, data_parallel=2) == pytest.approx(192 * (8 + 8))
+    # Pairs need no switch to add up; of eight gradient ranks four lie on each node.
+    assert more_mib("h100-sxm-80gb", tensor_parallel=2, data_parallel=8) == pytest.approx(192 * (4 + 8))
+    assert more_mib("a100-sxm-80gb", tensor_parallel=8, data_parallel=2) == 0.0
+
+
 def test_an_exchange_connects_every_pair_of_a_node() -> None:
-    of = problem(model="mixtral-8x7b", cluster="4x8 h100-sxm-80gb")
+    of = problem(model="mixtral-8x7b", cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 
     def exchange_gb(ep: int, of: Problem = of) -> float:
         whole, alone = (
@@ -286,3 +305,12 @@ def test_plain_modules_keep_what_fused_ones_make_again() -> None:
     # in the place of 8; the activation of the gate.
     widths = 2 * 8192 * 4 + 2 * (64 - 8) * 128 * 2 + 28672 * 2
     assert kept[0] - kept[1] == 4096 * widths / 8
+
+
+def test_deepspeeds_pipeline_holds_the_logits_of_the_micro_batch_before() -> None:
+    """Two buffers of outputs on the last stage: 16 bits a logit, whatever else the stage holds."""
+    of = problem(model="sailor-opt-350m", seq_length=2048, precision="fp16", stack="sailor")
+    one = of.model_copy(update={"stack": of.stack.model_copy(update={"output_buffers": 1})})
+    degrees = {"tensor_parallel": 4, "microbatch_size": 8}
+    more = prices(of, **degrees).head_activation_bytes[0] - prices(one, **degrees).head_activation_bytes[0]
+    assert more == pytest.approx(2 * 8 * 2048 * 50688 / 4)

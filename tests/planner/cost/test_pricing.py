@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
 from planner.cost.remembered import remembered_price
+from planner.cost.stage import StageContent, exposed_reduce_s
 from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -192,3 +193,25 @@ def test_prices_asked_for_again_are_the_same_and_cannot_be_changed() -> None:
         assert again.layer_forward_s.tolist() == fresh.layer_forward_s.tolist()
     with pytest.raises(ValueError, match="read-only"):
         first.layer_forward_s[0] = 0.0
+
+
+def test_a_later_stage_reduces_in_one_bucket_that_hides_behind_nothing_of_its_own() -> None:
+    of = problem(cluster="4x8 h100-sxm-80gb")
+    priced = prices(of, tensor_parallel=4, data_parallel=4)
+    content = StageContent(
+        0, ((0,) * 16,), has_embedding=False, has_head=False, recompute="none", recompute_layers=0
+    )
+    whole = 16 * float(priced.layer_reduce_s[0, 0, 0])
+    in_buckets = replace(priced, later_stages_have_one_bucket=False)
+    for backward_s in (0.0, 0.5 * whole, 10 * whole):
+        found = exposed_reduce_s(priced, 0, content, backward_s)
+        assert found == pytest.approx(max(whole, exposed_reduce_s(in_buckets, 0, content, backward_s)))
+        first = replace(content, has_embedding=True)
+        assert exposed_reduce_s(priced, 0, first, backward_s) == exposed_reduce_s(
+            in_buckets, 0, first, backward_s
+        )
+    # Of two virtual stages the second has reduced before the first ends.
+    halves = replace(content, chunks=((0,) * 8, (0,) * 8))
+    assert exposed_reduce_s(priced, 0, halves, 10 * whole) == pytest.approx(
+        max(whole / 2, exposed_reduce_s(in_buckets, 0, halves, 10 * whole))
+    )

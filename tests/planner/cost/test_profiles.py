@@ -159,6 +159,17 @@ def test_parted_sends_carry_a_share_of_each_rank(mixed: Problem) -> None:
     assert priced(parted, **alone).send_s[0, 0, 1] == priced(mixed, **alone).send_s[0, 0, 1]
 
 
+def test_gradients_that_are_not_parted_return_whole(mixed: Problem) -> None:
+    def sends(**changes: bool) -> float:
+        stack = mixed.stack.model_copy(update=changes)
+        return float(priced(mixed.model_copy(update={"stack": stack}), tensor_parallel=4).send_s[0, 0, 1])
+
+    # A quarter forward and the whole back: 5/8 of the activation either way.
+    returned_whole = sends(p2p_partitioned=True, p2p_gradient_partitioned=False)
+    assert returned_whole / sends() == pytest.approx(5 / 8, rel=0.05)
+    assert sends(p2p_gradient_partitioned=False) == sends()
+
+
 def test_a_mask_that_travels_along_adds_half_its_bytes_to_either_way(mixed: Problem) -> None:
     def sends(**changes: bool) -> float:
         stack = mixed.stack.model_copy(update=changes)

@@ -9,6 +9,7 @@ from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.recomputation import missing_modules, modules_of
 from planner.cost.stage import StageContent, memory_bytes
+from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.evaluate import evaluate
 from tests.planner.cost.problems import problem
@@ -130,3 +131,32 @@ def test_pieces_go_with_whole_stages_only() -> None:
         "recompute_piece" in message
         for message in evaluate(of, plan.model_copy(update={"stages": (whole,)})).violations
     )
+
+
+def test_pieces_do_not_join_layers_that_predict_further_tokens() -> None:
+    """Megatron-LM asserts that, when the last stage recomputes."""
+    of = problem()
+    predicting = of.model_copy(update={"model": of.model.model_copy(update={"mtp_num_layers": 1})})
+    plan = packed_plan(of, [(0, 32)], tensor_parallel=8, recompute="full", recompute_layers=32)
+    pieces = plan.model_copy(update={"stages": (plan.stages[0].model_copy(update={"recompute_piece": 4}),)})
+
+    def refused(problem: Problem, plan: Plan) -> bool:
+        return any("predict further tokens" in message for message in evaluate(problem, plan).violations)
+
+    assert refused(predicting, pieces)
+    assert not refused(predicting, plan) and not refused(of, pieces)
+
+
+def test_layers_that_predict_further_tokens_recompute_the_same_modules() -> None:
+    of = problem()
+    one = of.model_copy(update={"model": of.model.model_copy(update={"mtp_num_layers": 1})})
+    none, some = (
+        packed_plan(of, [(0, 32)], tensor_parallel=8, recompute=kind).model_copy(
+            update={"recompute_modules": ("mlp",) if kind == "selective" else None}
+        )
+        for kind in ("none", "selective")
+    )
+    more = [
+        evaluate(p, some).stages[0].backward_s - evaluate(p, none).stages[0].backward_s for p in (of, one)
+    ]
+    assert more[1] == pytest.approx(more[0] * 33 / 32)

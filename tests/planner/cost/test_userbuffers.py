@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.cost.collectives import inside_s
+from planner.cost.networks import network_of
 from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.prices import PARTS, Prices
 from planner.cost.userbuffers import SCATTER_PIECES, SCATTER_SHARE, pipelined_scatter_s, ring_gather_s
@@ -86,3 +88,21 @@ def test_hidden_synchronisation_slows_what_hides_it() -> None:
         expected = max(0.0, raw - beside) + OVERLAP_SLOWDOWN * min(raw, beside)
         assert left == pytest.approx(expected)
     assert found.hidden_fraction == pytest.approx(0.9 * (1 - OVERLAP_SLOWDOWN))
+
+
+def test_forward_sums_are_as_wide_as_the_stack_says() -> None:
+    of = problem(model="llama3-70b", precision="fp8")
+
+    def forward(**changes: object) -> float:
+        stacked = on_stack(of, tp_userbuffers=True, **changes)
+        degrees = {"tensor_parallel": 2, "microbatch_size": 1, "sequence_parallel": True}
+        return float(prices(stacked, **degrees).layer_forward_s[0, 0, 0, TP])
+
+    network = network_of(of, 0)
+    size = of.workload.seq_length * of.model.hidden_size * np.ones(1)
+    wide, narrow = (
+        float(inside_s(network, "reduce_scatter", width * size, np.array([2.0]))[0]) for width in (2, 1)
+    )
+    # Of each sum a quarter follows the product; the rest hides behind it.
+    longer = forward(tp_narrow_sums=False) - forward()
+    assert longer == pytest.approx(2 * (wide - narrow) / SCATTER_PIECES, rel=0.01)

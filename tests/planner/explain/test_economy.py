@@ -20,6 +20,8 @@ from planner.data.save import to_yaml
 from planner.errors import InstanceError
 from planner.explain import economy
 from planner.explain.economy import cheapest
+from tests.oracle_plans import brute_force_by_hosts
+from tests.random_problems import random_problem
 
 PRICES = np.array([40.0, 24.0])
 
@@ -79,6 +81,71 @@ def test_the_cheapest_nodes_that_reach_a_step_time() -> None:
             float(PRICES @ used) for used, step_s in subsets if step_s <= limit_s * (1 + 1e-9)
         )
     assert cheapest(problem, "cost", reach_s=steps[0] / 10)[0] is None
+
+
+def random_prices(seed: int) -> Problem:
+    """A small problem of two classes or more whose nodes have prices and powers.
+
+    Communicators take no memory: how many a rank has depends on the nodes left out as well.
+    """
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed, num_classes=2 + seed % 2, most_layers=5 - seed % 2)
+    model = problem.model.model_copy(update={"activation": "silu" if problem.model.gated_mlp else "gelu"})
+    stack = problem.stack.model_copy(update={"communicator_gib": 0.0})
+    problem = problem.model_copy(update={"model": model, "stack": stack})
+    for c in range(len(problem.cluster.classes)):
+        price, power = (float(value) for value in rng.uniform(1.0, 4.0, 2))
+        problem = with_class(problem, c, price_usd_per_hour=price, power_kw=power)
+    return problem
+
+
+def weight(problem: Problem, objective: str, used: tuple[int, ...]) -> float:
+    """Price or power of some nodes of each class."""
+    key = {"cost": "price_usd_per_hour", "energy": "power_kw"}[objective]
+    return sum(n * getattr(c, key) for n, c in zip(used, problem.cluster.classes, strict=True))
+
+
+GAP = economy.LEAST_GAP * 1.01
+"""What the economy may miss of the best, which it says itself."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(600, 632))
+def test_the_cheapest_token_is_that_of_the_best_of_all_plans(seed: int) -> None:
+    """Brute force over all plans, judged by the referee, each weighed by the nodes that it uses."""
+    problem, objective = random_prices(seed), ("cost", "energy")[seed % 2]
+    plans = {used: best.step_s for used, best in brute_force_by_hosts(problem).items() if best.what}
+    result, found = cheapest(problem, objective)  # type: ignore[arg-type]
+    if not plans:
+        assert result is None and found.value is None and "no plan" in found.words
+        return
+    best = min(weight(problem, objective, used) * step_s for used, step_s in plans.items())
+    per_million = best / 3600 / problem.workload.tokens_per_step * 1e6
+    assert result is not None and found.value is not None and found.bound is not None
+    assert found.value == pytest.approx(per_million, rel=GAP)
+    assert found.bound <= per_million * (1 + 1e-9)
+    assert found.gap is not None and found.gap <= GAP and not found.interrupted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(640, 672))
+def test_the_cheapest_nodes_that_reach_a_step_time_are_those_of_all_plans(seed: int) -> None:
+    problem, objective = random_prices(seed), ("cost", "energy")[seed % 2]
+    plans = {used: best.step_s for used, best in brute_force_by_hosts(problem).items() if best.what}
+    steps = sorted(plans.values())
+    for limit_s in [steps[0] * 0.99, *steps[:: max(len(steps) // 3, 1)]] if steps else [1.0]:
+        limit_s *= 1 + 1e-9
+        reaching = [used for used, step_s in plans.items() if step_s <= limit_s]
+        result, found = cheapest(problem, objective, reach_s=limit_s)  # type: ignore[arg-type]
+        if not reaching:
+            assert result is None and found.value is None
+            assert ("reaches the step time" if steps else "there is no plan") in found.words
+            continue
+        best = min(weight(problem, objective, used) for used in reaching)
+        assert result is not None and result.evaluation is not None and found.value is not None
+        assert result.evaluation.step_s <= limit_s
+        assert found.value == pytest.approx(best, rel=GAP)
+        assert found.bound is not None and found.bound <= best * (1 + 1e-9)
 
 
 def test_a_class_without_a_price_is_named() -> None:

@@ -20,7 +20,7 @@ from planner.data.result import Result
 from planner.explain import relaxations
 from planner.explain.explain import explain
 from planner.explain.gains import changed_problems
-from planner.explain.stages import dealt, stage_reasons
+from planner.explain.stages import dealt, stage_reasons, with_layer_moved
 from planner.simulate.evaluate import evaluate
 from planner.units import GIB
 from tests.planner.launchers import plans
@@ -138,9 +138,26 @@ def test_the_slowest_stage_sets_the_pace_and_a_full_one_is_bound_by_memory() -> 
 
 def test_layers_are_dealt_in_order() -> None:
     plan = plans.mixed_128()[1]
-    changed = dealt(plan, [20, 30, 20, 10])
-    assert [stage.layers for stage in changed.stages] == [(0, 19), (20, 49), (50, 69), (70, 79)]
-    assert changed.stages[3].recompute_layers == 10  # it recomputed 13 before
+    changed = dealt(plan.stages, [[20], [30], [20], [10]])
+    assert [stage.layers for stage in changed] == [(0, 19), (20, 49), (50, 69), (70, 79)]
+    assert changed[3].recompute_layers == 10  # it recomputed 13 before
+
+
+def test_a_layer_moves_between_chunks_and_inside_one_pipeline() -> None:
+    """Chunks of 3 + 1 and 2 + 2 layers on two stages: the largest of the first gives one to the second."""
+    sketch = plans.Sketch([[3, 1], [2, 2]], [0, 0], tensor_parallel=8, num_microbatches=4)
+    plan = plans.case("llama3-8b", "2x8 h100-sxm-80gb", 4, 4096, sketch)[1]
+    moved = with_layer_moved(plan, range(2), 0, 1)
+    assert moved is not None
+    assert [stage.layers for stage in moved.stages] == [((0, 1), (5, 5)), ((2, 4), (6, 7))]
+    # The stages of a second pipeline stay as they are.
+    two = plan.model_copy(update={"stages": (*plan.stages, *plan.stages)})
+    again = with_layer_moved(two, range(2, 4), 2, 3)
+    assert again is not None and again.stages[:2] == plan.stages and again.stages[2:] == moved.stages
+    single = plan.model_copy(
+        update={"stages": tuple(dealt(plan.stages, [[1, 1], [3, 3]]))},
+    )
+    assert with_layer_moved(single, range(2), 0, 1) is None
 
 
 @pytest.mark.slow
@@ -197,3 +214,38 @@ def test_the_command_names_the_least_memory_and_nodes(capsys: pytest.CaptureFixt
     assert main(["plan", "--cluster", fewer, *flags[2:]]) == 3
     enough = f"{int(amounts['nodes']) + 1}x8 a100-sxm-40gb"
     assert main(["plan", "--cluster", enough, *flags[2:]]) == 0
+
+
+@pytest.mark.slow
+def test_plans_of_another_kind_differ_in_it_and_are_proven_to_be_slower() -> None:
+    problem = two_nodes(gap=0.02)
+    best = api.plan(problem)
+    found = explain(problem)
+    assert found.alternatives and best.plan is not None and found.step_s is not None
+    fields = {"tensor-parallel": "tensor_parallel", "stages than": "pipeline_parallel"}
+    for other in found.alternatives:
+        if other.slower is None or other.step_s is None:
+            continue
+        assert other.slower >= (other.slower_at_least or 0.0) - 1e-12 and other.words
+        assert other.slower == pytest.approx(other.step_s / found.step_s - 1)
+        # What differs is said, and no other kind of plan beats the proven bound of all.
+        assert found.bound_s is not None and other.step_s >= found.bound_s
+        for word, field in fields.items():
+            if word in other.kind:
+                name = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}[field]
+                assert f"{name} " in other.words and str(getattr(best.plan, field)) in other.kind
+
+
+@pytest.mark.slow
+def test_a_given_plan_that_can_be_beaten_is_told_so_and_changes_are_held_against_the_best() -> None:
+    problem = two_nodes(gap=0.02)
+    slow = api.plan(problem, problem.options.model_copy(update={"pin": {"tp": 8}}))
+    best = api.plan(problem)
+    assert slow.plan is not None and slow.evaluation is not None and best.evaluation is not None
+    found = explain(problem, slow.plan)
+    assert found.step_s == pytest.approx(slow.evaluation.step_s)
+    assert found.best_step_s is not None and found.best_step_s <= best.evaluation.step_s * 1.02
+    assert found.best_step_s <= found.step_s
+    for gain in found.gains:
+        if gain.gain is not None and gain.step_s is not None and gain.change != "twice the global batch":
+            assert gain.gain == pytest.approx(1 - gain.step_s / found.best_step_s)

@@ -9,7 +9,7 @@ import pytest
 
 from planner.data.load import load_plan
 from planner.data.plan import Plan
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers import directory
 from planner.launchers.directory import export_plan
@@ -146,13 +146,20 @@ def test_a_damaged_plan_is_refused_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("model", "complaint"), [("gemma2-9b", "4 norms"), ("nemotron-h-8b", "Mamba")])
+REFUSED_MODELS: list[tuple[str, TargetName, str]] = [
+    ("gemma2-9b", "megatron-lm", "4 norms"),
+    ("nemotron-h-8b", "megatron-bridge", "Mamba"),
+    ("nemotron-h-8b", "flagscale", "Mamba"),
+]
+
+
+@pytest.mark.parametrize(("model", "target", "complaint"), REFUSED_MODELS)
 def test_a_model_that_the_command_line_cannot_state_is_refused(
-    model: str, complaint: str, tmp_path: Path
+    model: str, target: TargetName, complaint: str, tmp_path: Path
 ) -> None:
     problem, plan = shape_only(model)
     with pytest.raises(PlanRefusedError, match=complaint):
-        export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+        export_plan(problem, plan.model_copy(update={"target": target}), target, tmp_path / "launch")
 
 
 def shape_only(model: str) -> tuple[Problem, Plan]:

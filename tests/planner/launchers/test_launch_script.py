@@ -320,6 +320,18 @@ def test_each_platform_gets_its_own_environment_and_mixed_ones_a_warning(
     assert "common groups" not in said["h100-sxm-80gb"].stderr
 
 
+def test_the_allocator_grows_its_segments_unless_the_user_says_otherwise(mixed: Path, on_host: Path) -> None:
+    put(on_host, "torchrun", 'echo "$PYTORCH_CUDA_ALLOC_CONF $TORCH_NCCL_AVOID_RECORD_STREAMS"')
+
+    def settings(**environment: str) -> str:
+        return start(mixed, on_host, NODE_RANK="0", **environment).stdout.strip()
+
+    assert settings() == "expandable_segments:True 1"
+    own = "expandable_segments:False"
+    assert settings(PYTORCH_CUDA_ALLOC_CONF=own, TORCH_NCCL_AVOID_RECORD_STREAMS="0") == f"{own} 0"
+    assert settings(PYTORCH_ALLOC_CONF=own) == f"{own} 1"
+
+
 TOOLS = {
     "nvidia-smi": 'case $1 in *name) v="NAME" ;; *) v=MIB ;; esac\nfor _ in {1..8}; do echo "$v"; done',
     "rocm-smi": 'if [[ $1 == --showproductname ]]; then echo "device,Card Series,Card Model"\n'

@@ -17,6 +17,7 @@ from planner.launchers import run_script
 from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
 from planner.launchers.megatron_arguments import dispatch_arguments, optimizer_arguments, refusals
+from planner.launchers.megatron_hybrid import hybrid_arguments, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_layout import layer_counts, layout_stages
@@ -47,6 +48,42 @@ def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) ->
     assert (back.problem.workload, back.problem.stack) == (problem.workload, problem.stack)
     assert total_parameters(back.problem.model) == total_parameters(problem.model)
     assert (back.unknown_flags, back.notes) == ((), ())
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("version", ["0.17", "0.19"])
+def test_an_exported_hybrid_reads_back_as_its_plan(version: str, virtual: bool, tmp_path: Path) -> None:
+    problem, plan = plans.hybrid_layers(virtual)
+    if version == "0.17":
+        plan = plans.without_recomputation(plan)
+    out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch", version=version)
+    back = read_script(out / "launch.sh", problem.cluster)
+    assert back.plan == as_read(problem, plan)
+    assert back.problem.model == problem.model
+    assert (back.unknown_flags, back.notes) == ((), ())
+
+
+def test_a_hybrid_of_the_users_own_is_built_from_its_flags() -> None:
+    problem, plan = plans.hybrid_layers()
+    model = problem.model.model_copy(update={"vocab_size": 77_777})
+    shape = (*model_arguments(model, 4096), *hybrid_arguments(model, "0.19"))
+    pattern = ("--hybrid-layer-pattern", hybrid_pattern(model, plan), "--vocab-size", "77777")
+    found = read_model(Flags((*words(shape), *pattern)), [])
+    assert found.hybrid == model.hybrid
+    assert total_parameters(found) == total_parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--hybrid-layer-pattern M-G*", "G cannot be read back"),
+        ("--hybrid-layer-pattern M-M* --spec my.specs stack", "layers of one's own"),
+        ("--spec my.specs stack", "Mamba models can with --hybrid-layer-pattern"),
+    ],
+)
+def test_layers_that_our_models_lack_are_refused(flags: str, said: str) -> None:
+    with pytest.raises(InstanceError, match=said):
+        read_model(Flags([*flags.split(), "--hidden-size", "1024"]), [])
 
 
 def arguments_of(name: str) -> tuple[str, ...]:
@@ -259,7 +296,7 @@ SOUND = " ".join(
         ("--num-layers 32", "--num-layers", "--num-layers has no value"),
         ("-parallel-size 8", "-parallel-size 3", "16 ranks are no multiple of tensor 3"),
         ("--bf16", "", "training in fp32 is not predicted"),
-        ("--bf16", "--bf16 --hybrid-override-pattern M*M-", "several kinds"),
+        ("--bf16", "--bf16 --hybrid-override-pattern M*M-", "cannot be read back; Mamba models can"),
         ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq [0]*3", "names 3 layers of 32"),
         ("--bf16", "--bf16 --position-embedding-type alibi", "alibi is not known"),
     ],

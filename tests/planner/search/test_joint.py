@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from formulations import joint, stage_selection
-from formulations.joint import JointData
+from formulations.joint_data import JointData, order_data
 from formulations.options import SolveOptions
 from planner.cost.pricing import price
 from planner.data.cluster import Cluster
@@ -68,7 +68,7 @@ def least_of_orders(problem: Problem, choice: int, data: JointData, stages: int)
         for order in all_orders(counts):
             size, m = int(table.stage_size[choice]), int(table.num_microbatches[choice])
             program = stage_coefficients(problem, prices, choice, size, m, order)
-            assert np.allclose(program.send_ms, joint.order_data(data, order).send_ms)
+            assert np.allclose(program.send_ms, order_data(data, order).send_ms)
             result = stage_selection.solve(program, SolveOptions())
             if result.objective_ms is not None:
                 best = min(best, result.objective_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulations.layer_partition import objective_ms
+from formulations.layer_partition_data import objective_ms
 from planner.cost.pricing import price
 from planner.data.problem import Problem
 from planner.search import driver

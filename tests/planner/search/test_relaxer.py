@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from formulations.stage_selection_tables import least_recompute, objectives_ms
+from planner import api
 from planner.cost.pricing import price
+from planner.data.load import build_problem
+from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.search import relaxer as relaxing
-from planner.search.chain import build_chain, count_classes
+from planner.search.assemble import hosts_needed
+from planner.search.chain import Chain, Counter, build_chain, count_classes, count_hosts
 from planner.search.degrees import list_degrees
 from planner.search.orders import all_orders
 from planner.search.other_walks import OneSidedWalks, WeighedWalks
@@ -63,13 +67,14 @@ def test_no_plan_undercuts_the_bound_of_a_part(
         most = min(problem.model.num_layers, int(table.max_stages[choice].sum()))
         stages = int(rng.integers(1, most + 1))
         counts = random_counts(table.max_stages[choice], stages, rng)
-        orders = list(all_orders(counts))
+        orders = [o for o in all_orders(counts) if has_hosts(problem, int(table.stage_size[choice]), o)]
         order = orders[int(rng.integers(len(orders)))]
         value_s = best_of_order_s(tables, choice, order, rng)
         if not np.isfinite(value_s):
             continue
+        assert value_s <= tables.longest_step_s(choice, stages, sorted(set(order)))
         for limits in parts_of(problem, table.max_stages[choice], counts, order, rng):
-            for factor in (0.9, 1.0 + 1e-6, 1.5):
+            for factor in (0.9, 1.0 + 1e-6, 1.5, 1e6):
                 cutoff_s = value_s * factor
                 for fine in (False, True):
                     bound_s = relaxer.bound(choice, limits, stages, cutoff_s, fine=fine).bound_s
@@ -82,6 +87,27 @@ def test_no_plan_undercuts_the_bound_of_a_part(
                     held = [bound for bound, child in split.children if holds(child, order)]
                     assert len(held) == 1, "each other order lies in one piece"
                     assert held[0] <= value_s * (1 + REL)
+
+
+def test_a_part_without_any_plan_is_closed_whatever_the_cutoff() -> None:
+    """Once its cutoff was doubled without end, until a division by zero."""
+    problem = build_problem(
+        cluster="1x8 a100-sxm-40gb, 1x8 v100-sxm-16gb",
+        model="llama2-13b",
+        seq_length=4096,
+        global_batch_size=16,
+        precision="fp16",
+        options=Options(pin={"tp": 1}, forbid=("recompute=full", "recompute=selective")),
+    )
+    result = api.plan(problem)
+    assert result.termination == "infeasible" and result.plan is None
+
+
+def has_hosts(problem: Problem, stage_size: int, order: tuple[int, ...]) -> bool:
+    """Whether the classes have the hosts that the runs of an order take."""
+    classes = problem.cluster.classes
+    needed = hosts_needed(order, stage_size, [c.chips_per_node for c in classes])
+    return all(count <= classes[c].num_nodes for c, count in needed.items())
 
 
 def random_counts(max_stages: np.ndarray, stages: int, rng: np.random.Generator) -> tuple[int, ...]:
@@ -138,8 +164,69 @@ def test_walks_know_which_hops_stay_in_a_host() -> None:
     assert sends((0, 0, 0, 1, 1, 0, 0)) == [1.0, 10.0, 20.0, 2.0, 20.0, 1.0]
 
 
+def two_classes(stage_size: int) -> Chain:
+    """Walks over two classes with hosts of 8 chips."""
+    return build_chain(np.ones((2, 2)), np.ones(2), stage_size, [8, 8], 0, sends_block=False)
+
+
+def walks_of(chain: Chain, counter: Counter) -> set[tuple[int, ...]]:
+    """Orders that a counter lets pass, by following every step of the chain."""
+    found = set()
+    steps = range(len(chain.kind) - 1)
+    leads_to = {step: state for state, into in enumerate(chain.into.tolist()) for step in into}
+    for first in chain.first_state.tolist():
+        open_ = [((first,), row) for row in came_from(counter, 0, 0, first)]
+        while open_:
+            states, row = open_.pop()
+            if len(states) == len(counter.points):
+                if counter.may_end[row]:
+                    found.add(tuple(int(chain.class_of_state[s]) for s in states))
+                continue
+            for step in (s for s in steps if chain.source[s] == states[-1]):
+                ahead = came_from(counter, len(states), row, leads_to[step])
+                open_ += [((*states, leads_to[step]), row) for row in ahead]
+    return found
+
+
+def came_from(counter: Counter, stage: int, row: int, state: int) -> list[int]:
+    """Rows of the points to which a stage in a state leads."""
+    return np.flatnonzero(counter.before[stage][:, counter.step_of_state[state]] == row).tolist()
+
+
+@pytest.mark.parametrize(("stage_size", "nodes"), [(2, (1, 2)), (4, (2, 2)), (12, (4, 3)), (8, (3, 4))])
+def test_the_lattice_lets_those_orders_pass_that_have_their_hosts(
+    stage_size: int, nodes: tuple[int, int]
+) -> None:
+    chain = two_classes(stage_size)
+    most = [n * 8 // stage_size for n in nodes]
+    stages = min(sum(most), 7)
+    counter = count_hosts(stages, chain, [1, 0], most, nodes)
+    asked = set()
+    for order in product(range(2), repeat=stages):
+        hosts = hosts_needed(order, stage_size, [8, 8])
+        if 0 in order and all(hosts.get(c, 0) <= n for c, n in enumerate(nodes)):
+            asked.add(order)
+    assert walks_of(chain, counter) == asked
+    assert asked
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_many_short_stages_on_few_hosts_is_proven() -> None:
+    """Orders whose runs need more hosts than there are once held the bound 4% below any plan."""
+    problem = build_problem(
+        cluster="2x8 a100-sxm-80gb, 4x4 l40s-48gb",
+        model="llama3-70b",
+        seq_length=4096,
+        global_batch_size=1024,
+        options=Options(gap=0.03),
+    )
+    result = api.plan(problem)
+    assert result.termination == "optimal"
+    assert result.statistics["opened"] < 100
+
+
 def test_the_lattice_ends_where_every_class_has_its_stages() -> None:
-    counter = count_classes(3, (1, 0), (2, 2))
+    counter = count_classes(3, two_classes(8), (1, 0), (2, 2))
     ends = {tuple(int(k) for k in point) for point in counter.points[-1][counter.may_end]}
     assert ends == {(1, 2), (2, 1)}
 
@@ -162,7 +249,7 @@ def test_no_row_alone_exceeds_any_plan(kind: type[Walks], monkeypatch: pytest.Mo
             most = tuple(int(k) for k in table.max_stages[choice])
             stages = min(sum(most), problem.model.num_layers)
             orders = [o for o in islice(product(range(len(most)), repeat=stages), 200)]
-            orders = [o for o in orders if all(o.count(c) <= k for c, k in enumerate(most))]
+            orders = [o for o in orders if has_hosts(problem, int(table.stage_size[choice]), o)]
             least_s = min((best_of_order_s(tables, choice, o, rng) for o in orders[:20]), default=np.inf)
             if not np.isfinite(least_s):
                 continue

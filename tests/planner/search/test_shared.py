@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner import api
+from planner.data.changes import with_named_hosts
 from planner.data.problem import Problem
 from planner.search import shared
 from planner.search.shared import Shared, table_key
@@ -95,3 +96,8 @@ def test_shared_values_cannot_be_changed() -> None:
     array = Shared().value("a", lambda: np.zeros(3))
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1.0
+
+
+def test_mixed_stages_over_named_hosts_are_searched_where_tables_are_shared(tables: Shared) -> None:
+    result = api.plan(with_named_hosts(api.load_problem("llama3-8b-h100-a100-16")))
+    assert result.plan is not None and tables.hits + tables.num_bytes > 0

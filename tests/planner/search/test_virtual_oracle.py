@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.data.load import load_problem
 from planner.search import driver, virtual_programs
 from planner.simulate.evaluate import evaluate
 from tests.oracle_plans import brute_force
@@ -61,3 +62,14 @@ def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyP
     """With no dealing tried by enumeration every order goes through the mixed-integer program."""
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nemotron-4-340b-two-sites-768", "opt-350m-a100-v100-512"])
+def test_slow_links_and_sends_that_block_leave_no_gap_to_virtual_stages(name: str) -> None:
+    """Once 34% and 6.5%: no bound knew that slow sends delay every round, or that they block."""
+    problem = load_problem(name)
+    options = problem.options.model_copy(update={"max_virtual_stages": 12, "gap": 0.01})
+    result = driver.search(problem.model_copy(update={"options": options}))
+    assert result.termination == "optimal"
+    assert result.gap is not None and result.gap <= 0.02 + 1e-9

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from planner.cost.replica_sync import ReplicaPlace, replica_gather_s, replica_reduce_s, tied_embedding_s
+from planner.cost.replica_sync import (
+    ReplicaPlace,
+    left_by_switch,
+    replica_gather_s,
+    replica_reduce_s,
+    tied_embedding_s,
+)
 from planner.data.cluster import Link
 from planner.data.load import build_problem
 from planner.data.plan import Plan, Replica, Stage
@@ -141,6 +147,46 @@ def test_ring_among_two_classes_runs_at_the_slower_link() -> None:
     first = found.cluster.classes[0].model_copy(update={"rate_basis": "measured"})
     exact = found.model_copy(update={"cluster": cluster.model_copy(update={"classes": (first, measured)})})
     assert replica_reduce_s(exact, places, shards, "ddp") == pytest.approx(2 * 8e9 / 3.125e9, rel=1e-3)
+
+
+def test_a_ring_among_replicas_leaves_an_oversubscribed_switch_more_slowly() -> None:
+    """Two nodes below a switch, 8 to 1: a ring of one node gets 2 of 8 parts, one of two nodes 1 of 8."""
+    found = build_problem(
+        cluster="4x8 h100-sxm-80gb, 1x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=8192,
+        global_batch_size=32,
+    )
+    switched = {"nodes_per_switch": 2, "oversubscription": 8.0}
+    first = found.cluster.classes[0].model_copy(update=switched)
+    cluster = found.cluster.model_copy(update={"classes": (first, found.cluster.classes[1])})
+    found = found.model_copy(update={"cluster": cluster})
+
+    def left(*hosts: tuple[int, ...]) -> float:
+        one, other = (ReplicaPlace(0, tuple(f"node{h:03d}" for h in of), 8 * len(of), 8) for of in hosts)
+        return left_by_switch(found, one, other)
+
+    assert left((0,), (1,)) == 1.0
+    assert left((1,), (2,)) == pytest.approx(2 / 8)
+    assert left((0, 1), (2, 3)) == pytest.approx(1 / 8)
+    places = [ReplicaPlace(0, (f"node{h:03d}",), 8, 8) for h in (1, 2)]
+    near = [ReplicaPlace(0, (f"node{h:03d}",), 8, 8) for h in (0, 1)]
+    assert replica_reduce_s(found, places, [1e9, 1e9], "ddp") == pytest.approx(
+        4 * replica_reduce_s(found, near, [1e9, 1e9], "ddp"), rel=1e-3
+    )
+
+
+def test_the_last_bucket_of_a_mixed_ring_hides_behind_nothing(problem: Problem) -> None:
+    """However long the backward is, a bucket of 40 million of the stage's parameters is left."""
+    rows = [[replica(problem, 0, 0), replica(problem, 1, 0)]]
+    count = problem.workload.global_batch_size // 8
+    plan = mixed_plan(problem, rows, [32], microbatch_size=4, num_microbatches=count)
+    found = evaluate(problem, plan)
+    parameters = 8.03e9 / 8
+    places = [ReplicaPlace(c, (f"n{c}",), 8, 8) for c in (0, 1)]
+    ring_s = replica_reduce_s(problem, places, [parameters] * 2, plan.dp_mode)
+    ring_s += replica_gather_s(problem, places, [parameters] * 2, plan.dp_mode)
+    assert found.breakdown_s["dp"] == pytest.approx(40e6 / parameters * ring_s, rel=0.02)
 
 
 def test_replicas_that_share_a_host_share_its_adapters_for_tied_embeddings(problem: Problem) -> None:

@@ -6,12 +6,16 @@ import pytest
 from pydantic import ValidationError
 
 from planner import api
+from planner.cost.exchange import exchange_link, exchanged_parameters
+from planner.cost.parameters import padded_vocab
+from planner.cost.states import WEIGHT_BYTES
 from planner.data.load import build_problem, load_plan
 from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem
 from planner.data.save import to_yaml
 from planner.simulate.evaluate import evaluate
 from planner.simulate.pipelines import exchange_s, share_of, tail_s
+from planner.units import GIB
 from tests.planner.simulate.synthetic import packed_plan
 
 
@@ -96,3 +100,65 @@ def test_a_plan_file_of_pipelines_reads_back_and_is_exported(problem: Problem, b
     files = api.export_texts(both, "unrestricted", problem=problem)
     assert "Pipeline 1 is stages 1 to 2: 1 replicas, each 8 micro-batches" in files["README.md"]
     assert '"num_microbatches": 8' in files["plan.json"]
+
+
+def test_stages_on_one_host_share_its_adapters(problem: Problem) -> None:
+    """Halves of a host each send half of the gradients through half of its adapters: no faster than whole."""
+    whole = packed_plan(problem, [(0, 32)], tensor_parallel=8)
+    halves = packed_plan(problem, [(0, 16), (0, 16)], tensor_parallel=4)
+    at_once = exchange_s(problem, (halves, halves))
+    assert exchange_s(problem, (whole, whole)) <= at_once * (1 + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def tied() -> Problem:
+    """A model whose head is its embedding, of which the last of several stages holds a copy."""
+    return build_problem(
+        cluster="4x8 h100-sxm-80gb",
+        model="gemma2-9b",
+        seq_length=4096,
+        global_batch_size=32,
+        target="unrestricted",
+    )
+
+
+def test_a_tied_head_and_the_embedding_are_summed_and_held_as_copies(tied: Problem) -> None:
+    num_layers, model = tied.model.num_layers, tied.model
+    assert model.tied_embeddings
+    table = padded_vocab(model.vocab_size, 1) * model.hidden_size
+    one = packed_plan(tied, [(0, num_layers)], tensor_parallel=8, num_microbatches=16)
+    two = packed_plan(tied, [(0, num_layers - 1), (0, 1)], tensor_parallel=8, num_microbatches=16)
+    # The copy is summed among the last stages wherever some pipeline holds it apart from the embedding.
+    last = [exchanged_parameters(tied, num_layers - 1, num_layers, copies=copies) for copies in (False, True)]
+    assert last[1] - last[0] == table
+    bytes_per_s = exchange_link(tied, 0, 0)[0]
+    mixed, alike = exchange_s(tied, (one, two)), exchange_s(tied, (one, one))
+    expected_s = tied.stack.gradient_bytes * table / bytes_per_s
+    assert mixed - alike == pytest.approx(expected_s, abs=4 * tied.cluster.classes[0].latency_s)
+    # In memory each pipeline holds what it holds alone: one stage has the table once, two stages twice.
+    pipelines = tuple(Pipeline(num_stages=n, microbatch_size=1, num_microbatches=16) for n in (1, 2))
+    stages = (*one.stages, *two.stages)
+    both = evaluate(tied, Plan.model_validate({**one.model_dump(), "stages": stages, "pipelines": pipelines}))
+    alone = [stage for part in (one, two) for stage in evaluate(share_of(tied, part), part).stages]
+    assert [stage.memory_gib for stage in both.stages] == [stage.memory_gib for stage in alone]
+    weights = [stage.memory_gib["weights"] for stage in both.stages]
+    copy_gib = WEIGHT_BYTES * table / 8 / GIB
+    assert weights[1] + weights[2] - weights[0] == pytest.approx(copy_gib, rel=1e-3)
+
+
+def test_a_pipeline_without_tensor_parallelism_runs_beside_ones_that_split_the_sequence(
+    problem: Problem,
+) -> None:
+    wide = packed_plan(problem, [(0, 32)], tensor_parallel=8, num_microbatches=16)
+    slim = packed_plan(problem, [(1, 8)] * 4, tensor_parallel=1, num_microbatches=16)
+    pipelines = tuple(Pipeline(num_stages=n, microbatch_size=1, num_microbatches=16) for n in (1, 4))
+    both = Plan.model_validate(
+        {
+            **wide.model_dump(),
+            "sequence_parallel": True,
+            "stages": (*wide.stages, *slim.stages),
+            "pipelines": pipelines,
+        }
+    )
+    assert [part.sequence_parallel for part in both.pipeline_plans] == [True, False]
+    assert not any("sequence_parallel" in said for said in evaluate(problem, both).violations)

@@ -1,0 +1,101 @@
+"""Data and answer of `layer_partition`, shared by its linear and its integer form; its least bottleneck.
+
+Names as in the docstring of `layer_partition`; times in ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.options import Status
+from formulations.pipeline_rows import Floats, step_bound
+
+Cuts = tuple[int, ...]
+"""First layer of every stage but the first."""
+
+
+@dataclass(frozen=True)
+class LayerPartitionData:
+    """Costs by stage, first layer and end; names as in the module docstring; inf where layers do not fit."""
+
+    num_microbatches: int
+    forward_ms: Floats
+    """[stage, first, end]"""
+    backward_ms: Floats
+    """[stage, first, end]"""
+    reduction_ms: Floats
+    """[stage, first, end]"""
+    follow_ms: Floats
+    """[stage, first, end]"""
+    send_ms: Floats
+    """[stage] the last is 0."""
+    constant_ms: float
+    """What every plan adds to the step."""
+
+    @property
+    def num_stages(self) -> int:
+        """p."""
+        return len(self.forward_ms)
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.forward_ms.shape[1]) - 1
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[stage, first, end] whether a stage may hold layers first .. end - 1: the set E."""
+        p, cut = self.num_stages, np.arange(self.num_layers + 1)
+        stage = np.arange(p)[:, None, None]
+        first, end = cut[None, :, None], cut[None, None, :]
+        fits = np.isfinite(self.forward_ms) & np.isfinite(self.backward_ms) & (first < end)
+        begins = np.where(stage == 0, first == 0, first >= stage)
+        closes = np.where(stage == p - 1, end == self.num_layers, end <= self.num_layers - (p - 1 - stage))
+        chosen: NDArray[np.bool_] = fits & begins & closes
+        return chosen
+
+
+@dataclass(frozen=True)
+class LayerPartitionResult:
+    """Cuts, objective and bound [ms]; cuts None where there are none (or none found in time)."""
+
+    status: Status
+    cuts: Cuts | None
+    objective_ms: float | None
+    bound_ms: float | None
+
+
+def stages_of(cuts: Cuts, num_layers: int) -> list[tuple[int, int]]:
+    """First layer and end of every stage."""
+    return list(zip((0, *cuts), (*cuts, num_layers), strict=True))
+
+
+def objective_ms(data: LayerPartitionData, cuts: Cuts) -> float:
+    """The objective of one split; inf where some stage does not fit."""
+    at = tuple(np.array([(s, a, e) for s, (a, e) in enumerate(stages_of(cuts, data.num_layers))]).T)
+    if not data.allowed()[at].all():
+        return float("inf")
+    end = step_bound(
+        data.forward_ms[at], data.backward_ms[at], data.send_ms, data.num_microbatches, data.reduction_ms[at]
+    )
+    return float(end) + float(data.follow_ms[at].max()) + data.constant_ms
+
+
+def least_bottleneck(data: LayerPartitionData) -> tuple[float, Cuts | None]:
+    """Least time of the slowest stage [ms], and cuts that reach it; inf and None where nothing fits."""
+    times = np.where(data.allowed(), data.forward_ms + data.backward_ms, np.inf)
+    least, from_cut = np.full((data.num_stages + 1, data.num_layers + 1), np.inf), []
+    least[0, 0] = 0.0
+    for s in range(data.num_stages):
+        slowest = np.maximum(least[s][:, None], times[s])
+        from_cut.append(slowest.argmin(axis=0))
+        least[s + 1] = slowest.min(axis=0)
+    if not np.isfinite(least[-1, -1]):
+        return float("inf"), None
+    cuts, at = [], data.num_layers
+    for s in reversed(range(1, data.num_stages)):
+        at = int(from_cut[s][at])
+        cuts.append(at)
+    return float(least[-1, -1]), tuple(reversed(cuts))

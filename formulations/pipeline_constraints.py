@@ -1,0 +1,107 @@
+"""The rows of `pipeline_rows` as constraints of a program, all of them there from the start.
+
+`joint`, `layer_partition` and the integer twins state them in their docstrings, groups (window), (partial)
+and (end), and add them here. Linear and integer programs write sums and comparisons alike; times are in
+ms in the former, in whole ticks in the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Add = Callable[[Any, str], None]
+"""Adds a constraint under a name."""
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """Times of a pipeline in a program: numbers, variables or sums of them, each a list over the stages."""
+
+    num_microbatches: int
+    forward: Sequence[Any]
+    """F[s]"""
+    backward: Sequence[Any]
+    """B[s]"""
+    send: Sequence[Any]
+    """c[s]; 0 behind the last stage."""
+    after: Sequence[Any]
+    """Z[s]: what a stage still does when it has ended, its reduction with the tail of that."""
+    first: Sequence[Any]
+    """A[s]: from the start of the first forward to the end of its backward."""
+    last: Sequence[Any]
+    """Y[s]: from the start of the last forward to the end of its backward."""
+    core: Sequence[Any]
+    """C[s]: from the first forward to the last backward."""
+    reach: Sequence[Any]
+    """R[s]: from start to end of the step, as far as stages >= s force it."""
+    end: Any
+    """T: end of the last stage with what follows it."""
+
+    @property
+    def num_stages(self) -> int:
+        """p."""
+        return len(self.forward)
+
+    def passes(self, first: int, last: int) -> Any:
+        """Sum of F + B over stages first .. last."""
+        return sum(self.forward[first : last + 1]) + sum(self.backward[first : last + 1])
+
+    def sends(self, first: int, last: int) -> Any:
+        """Sum of c over stages first .. last - 1: the hops from first to last."""
+        return sum(self.send[first:last])
+
+    def round_trip(self, s: int) -> Any:
+        """D[s]: from the start of a forward of s down to the last stage and back."""
+        end = self.num_stages - 1
+        return self.passes(s, end) + 2 * self.sends(s, end)
+
+
+def add_window(add: Add, times: PipelineTimes) -> None:
+    """A stage does one thing at a time and holds at most q + 1 micro-batches."""
+    p, m = times.num_stages, times.num_microbatches
+    for s in range(p):
+        k, r = divmod(m - 1, p - s)
+        windows = (k + 1) * times.round_trip(s)
+        add(times.core[s] >= m * times.passes(s, s), f"window_work_{s}")
+        add(times.core[s] >= r * times.forward[s] + windows, f"window_forward_{s}")
+        add(times.core[s] >= r * times.backward[s] + windows, f"window_backward_{s}")
+
+
+def add_partial(add: Add, times: PipelineTimes) -> None:
+    """Warm-up and wind-down of a stage, with windows down to stage e in between."""
+    p, m = times.num_stages, times.num_microbatches
+    for s in range(max(p + 1 - m, 0), p):
+        q = p - 1 - s
+        f, b, trip = times.forward[s], times.backward[s], times.round_trip(s)
+        add(times.first[s] >= trip, f"partial_first_wait_{s}")
+        add(times.first[s] >= (q + 1) * f + b, f"partial_first_work_{s}")
+        add(times.last[s] >= trip, f"partial_last_wait_{s}")
+        add(times.last[s] >= (q + 1) * b + f, f"partial_last_work_{s}")
+        for e in range(s, p):
+            windows, rest = divmod(m - 2 - q, e - s + 1)
+            span = times.passes(s, e) + 2 * times.sends(s, e)
+            steady = windows * span + rest * times.passes(s, s)
+            add(times.core[s] >= times.first[s] + steady + times.last[s], f"partial_{s}_{e}")
+
+
+def add_end(add: Add, times: PipelineTimes) -> None:
+    """Every stage delays the stages before it, each of which still reduces its gradients."""
+    for s in range(times.num_stages):
+        around = times.passes(0, s - 1) + 2 * times.sends(0, s) if s else 0
+        add(times.reach[s] >= times.core[s] + around, f"end_reach_{s}")
+        if s + 1 < times.num_stages:
+            add(times.reach[s] >= times.reach[s + 1], f"end_later_{s}")
+        drain = sum(times.backward[:s]) + times.sends(0, s)
+        add(times.end >= times.reach[s] - drain + times.after[s], f"end_{s}")
+
+
+def to_linear(model: Any) -> Add:
+    """Adds to a PuLP program."""
+    return lambda constraint, name: model.addConstraint(constraint, name)
+
+
+def to_integer(model: Any) -> Add:
+    """Adds to a `cp_model.CpModel`."""
+    return lambda constraint, name: model.add(constraint).with_name(name)

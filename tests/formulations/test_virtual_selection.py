@@ -1,0 +1,89 @@
+"""Choosing the layers of every chunk is as good as trying every dealing, with and without each cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formulations import virtual_selection
+from formulations.options import SolveOptions, SolverName
+from formulations.virtual_selection_data import (
+    VirtualSelectionData,
+    choices,
+    objectives_ms,
+)
+from formulations.virtual_selection_tables import fewest_layers
+from tests.formulations.interleaved_instances import holds_all, random_interleaved
+
+
+def small(seed: int) -> VirtualSelectionData:
+    """At most two layers more than the chunks hold at least."""
+    for at in range(100 * seed, 100 * seed + 100):
+        data = random_interleaved(at)
+        most = int(fewest_layers(data).sum()) + 2
+        fewer = replace(data, stage=replace(data.stage, num_layers=min(data.num_layers, most)))
+        if holds_all(fewer):
+            return fewer
+    raise AssertionError("unreachable")
+
+
+def dealings(data: VirtualSelectionData) -> Iterator[list[list[int]]]:
+    """Every way to deal the layers to the chunks."""
+    fewest = fewest_layers(data)
+
+    def more(left: int, chunks: int) -> Iterator[list[int]]:
+        if chunks == 1:
+            yield [left]
+            return
+        for first in range(left + 1):
+            for rest in more(left - first, chunks - 1):
+                yield [first, *rest]
+
+    spare = data.num_layers - int(fewest.sum())
+    for extra in more(spare, fewest.size):
+        yield (fewest + np.array(extra).reshape(fewest.shape)).tolist()
+
+
+def brute_force(data: VirtualSelectionData) -> float:
+    """The least objective of all dealings with every recomputation worth looking at; inf where none fits."""
+    return best_of(data, dealings(data))
+
+
+def best_of(data: VirtualSelectionData, dealt: Iterable[Sequence[Sequence[int]]]) -> float:
+    """The same of some dealings."""
+    found = [choice for layers in dealt for choice in choices(data, layers)]
+    return float(objectives_ms(data, found).min()) if found else float("inf")
+
+
+def optimum(data: VirtualSelectionData, solver: SolverName = "highs", **more: object) -> float:
+    result = virtual_selection.solve(data, SolveOptions(solver=solver), **more)  # type: ignore[arg-type]
+    if result.status == "infeasible":
+        return float("inf")
+    assert result.status == "optimal" and result.layers is not None and result.bound_ms is not None
+    value = best_of(data, [result.layers])
+    assert result.bound_ms <= value * (1 + 1e-6)
+    return value
+
+
+def check(seed: int, solver: SolverName) -> None:
+    data = small(seed)
+    best = brute_force(data)
+    assert optimum(data, solver) == pytest.approx(best, rel=1e-6)
+    cutoffs = [None, best * 1.01] if np.isfinite(best) else [None]
+    for cutoff_ms in cutoffs:
+        for cuts in ((), *((cut,) for cut in virtual_selection.TIGHTENINGS), virtual_selection.TIGHTENINGS):
+            found = optimum(data, solver, cutoff_ms=cutoff_ms, tighten=cuts)
+            assert found == pytest.approx(best, rel=1e-6), (cutoff_ms, cuts)
+
+
+def test_the_optimum_is_that_of_every_dealing_whatever_cuts_are_added():
+    check(1, "highs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 14))
+def test_the_optimum_is_that_of_every_dealing_whatever_cuts_are_added_on_more(seed: int):
+    check(seed, ("highs", "scip", "cbc")[seed % 3])  # type: ignore[arg-type]

@@ -1,0 +1,267 @@
+"""Memory of a stage by term against a count of its own: tensors listed one by one, for unusual settings.
+
+Weights are the modules' matrices and vectors on one rank; activations what autograd saves of Transformer
+Engine's modules (their inputs and the outputs that attention reads), listed with their shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+
+from planner.cost.prices import Degrees
+from planner.cost.pricing import price
+from planner.cost.stage import StageContent, in_flight_1f1b, memory_bytes
+from planner.data.load import load_model
+from planner.data.model_spec import ModelSpec
+from planner.data.problem import Problem
+from tests.planner.cost.problems import problem
+
+INPUT = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of a value that a product keeps: blocks of 32 (16) share a scale of one byte."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Degrees and batch of a stage."""
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    sp: bool = False
+    mbs: int = 1
+    seq: int = 2048
+    precision: str = "bf16"
+    dp_mode: str = "distopt"
+    stages: int = 1
+    stage: int = 0
+    layers: int = 3
+    recompute: str = "none"
+
+    @property
+    def tokens(self) -> float:
+        return self.mbs * self.seq / self.cp
+
+    @property
+    def norm_tokens(self) -> float:
+        return self.tokens / (self.tp if self.sp else 1)
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+def terms(of: Problem, s: Setting) -> dict[str, float]:
+    """Ours [bytes]; the layers are the last of the model."""
+    degrees = Degrees.single(
+        tensor_parallel=s.tp,
+        context_parallel=s.cp,
+        expert_parallel=s.ep,
+        data_parallel=s.dp,
+        microbatch_size=s.mbs,
+        sequence_parallel=s.sp,
+        dp_mode=s.dp_mode,
+    )
+    prices = price(of, degrees)
+    kinds = tuple(prices.kinds.index(kind) for kind in of.model.kind_of_layer[-s.layers :])
+    content = StageContent(0, (kinds,), s.stage == 0, s.is_last, s.recompute, s.layers)
+    return memory_bytes(prices, 0, content, [in_flight_1f1b(s.stages, s.stage, 8)], s.stages)
+
+
+def case(model: str, s: Setting, stack: str = "megatron-core") -> Problem:
+    return problem("64x8 b200-180gb", model, s.seq, s.precision, stack)
+
+
+def dense_parameters(m: ModelSpec, s: Setting) -> float:
+    """Parameters of a rank's share of a stage of a gated model without biases, matrix by matrix."""
+    d, vocab = m.head_dim, -(-m.vocab_size // (128 * s.tp)) * 128 * s.tp
+    layer = [
+        (m.hidden_size,),
+        ((m.num_attention_heads + 2 * m.num_query_groups) * d / s.tp, m.hidden_size),
+        (m.hidden_size, m.num_attention_heads * d / s.tp),
+        (m.hidden_size,),
+        (2 * m.ffn_hidden_size / s.tp, m.hidden_size),
+        (m.hidden_size, m.ffn_hidden_size / s.tp),
+    ]
+    shapes = s.layers * layer
+    if s.stage == 0:
+        shapes.append((vocab / s.tp, m.hidden_size))
+    if s.is_last:
+        shapes.append((m.hidden_size,))
+        if not m.tied_embeddings or s.stage > 0:
+            shapes.append((vocab / s.tp, m.hidden_size))
+    return float(sum(prod(shape) for shape in shapes))
+
+
+def attention_saved(m: ModelSpec, s: Setting) -> float:
+    """Of one attention with rotary positions [bytes]: every tensor with its width on the rank."""
+    heads, groups, d, two = m.num_attention_heads, m.num_query_groups, m.head_dim, 2.0
+    own_groups = max(groups / s.tp, 1.0)
+    # The map's output lives on as the values' view: of all ranks where they have less than a group each.
+    mixed = (heads + 2 * groups) * d if groups < s.tp else (heads + 2 * groups) / s.tp * d
+    output = heads / s.tp * d
+    tensors = [
+        (s.tokens, mixed, two),
+        (s.tokens, heads / s.tp * d, two),  # rotated queries
+        (s.tokens, own_groups * d, two),  # rotated keys
+        (s.tokens, output, two),
+        (s.tokens, heads / s.tp, 4.0),  # statistics of the softmax
+    ]
+    if INPUT[s.precision] < 2:
+        tensors.append((s.tokens, output, INPUT[s.precision]))  # once more, as input of the output map
+    return sum(prod(tensor) for tensor in tensors)
+
+
+def dense_saved(m: ModelSpec, s: Setting) -> float:
+    """Of one dense layer [bytes]."""
+    kept, h, f = INPUT[s.precision], m.hidden_size, m.ffn_hidden_size / s.tp
+    tensors = [
+        (s.norm_tokens, h, 2.0),  # residual before attention, which the norm keeps
+        (s.norm_tokens, h, kept),  # its output, input of queries, keys and values
+        (s.norm_tokens, h, 2.0),
+        (s.norm_tokens, h, kept),
+        (s.tokens, 2 * f, 2.0),  # gate and first map, which the activation keeps
+        (s.tokens, f, kept),  # input of the second map
+    ]
+    return attention_saved(m, s) + sum(prod(tensor) for tensor in tensors)
+
+
+SETTINGS = [
+    Setting(),
+    Setting(tp=16, sp=True, dp=4, mbs=2),
+    Setting(tp=16),
+    Setting(tp=2, cp=4, sp=True, dp=2, seq=8192, stages=4, stage=1),
+    Setting(tp=8, sp=True, mbs=4, stages=4, stage=3, layers=1, dp_mode="ddp", dp=2),
+    Setting(tp=4, sp=True, precision="fp8", stages=2, stage=0, dp=8),
+    Setting(tp=4, precision="mxfp8", seq=4096, mbs=2, dp=2, dp_mode="ddp"),
+    Setting(tp=1, cp=8, precision="nvfp4", seq=32768 // 4, layers=5, dp=2),
+    Setting(tp=8, sp=True, recompute="full", stages=8, stage=2, dp=2),
+    Setting(tp=1, recompute="full", mbs=8),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [100, 128_256, 1_000_001])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("s", SETTINGS, ids=str)
+def test_terms_of_a_dense_stage_equal_a_list_of_its_tensors(s: Setting, tied: bool, vocab_size: int) -> None:
+    of = case("llama3-8b", s)
+    m = of.model.model_copy(update={"tied_embeddings": tied, "vocab_size": vocab_size})
+    of = of.model_copy(update={"model": m})
+    found, n = terms(of, s), dense_parameters(m, s)
+    shard = s.dp * s.cp if s.dp_mode == "distopt" else 1
+    ends = dense_parameters(m, s) - dense_parameters(m.model_copy(update={"vocab_size": 0}), s)
+    matrices = n - ends - (2 * s.layers + (1 if s.is_last else 0)) * m.hidden_size
+    copies = 0.0 if s.precision == "bf16" else 2 * INPUT[s.precision] * matrices
+    assert found["weights"] == pytest.approx(2 * n + copies)
+    assert found["gradients"] == pytest.approx(4 * n)
+    assert found["optimizer"] == pytest.approx(12 * n / shard)
+    in_flight = min(8, s.stages - s.stage)
+    values = s.norm_tokens * m.hidden_size
+    kept = s.layers * (2 * values if s.recompute == "full" else dense_saved(m, s))
+    kept += 8 * s.tokens if s.stage == 0 else 0.0  # token numbers
+    kept += 4 * values if s.is_last else 0.0  # input and output of the final norm
+    assert found["activations"] == pytest.approx(in_flight * kept)
+    vocab = -(-vocab_size // (128 * s.tp)) * 128
+    logits = s.tokens * vocab * (2 + 4 + 4) if s.is_last else 0.0
+    passing = found["working"] + found["recompute"]
+    assert found["logits"] == pytest.approx(logits) if passing == 0 else passing >= logits
+    if s.recompute == "full" and passing:
+        assert found["recompute"] == pytest.approx(dense_saved(m, s) - 2 * values)
+
+
+@pytest.mark.parametrize(
+    "s", [Setting(ep=8, dp=8), Setting(tp=2, sp=True, ep=4, dp=8, precision="fp8")], ids=str
+)
+def test_terms_of_an_expert_stage_equal_a_list_of_its_tensors(s: Setting) -> None:
+    of = case("mixtral-8x7b", s)
+    m, moe, kept = of.model, of.model.moe, INPUT[s.precision]
+    assert moe is not None
+    h, f, rows = m.hidden_size, moe.ffn_hidden_size, s.tokens / s.tp * moe.top_k
+    tensors = [
+        *((s.norm_tokens, h, width) for width in (2.0, kept, 2.0, kept)),
+        (s.norm_tokens, moe.num_experts, 4.0),  # scores in fp32
+        (s.norm_tokens, moe.num_experts, 1.0),  # which experts a token goes to
+        (rows, 3, 4.0),  # weight and places of every routed copy
+        (rows, h, kept),
+        (rows, 2 * f, 2.0),
+        (rows, f, kept),
+    ]
+    saved = attention_saved(m, s) + sum(prod(tensor) for tensor in tensors)
+    # Experts are whole on a rank: the width of one is not split (expert tensor parallelism 1).
+    middle = replace(s, stages=4, stage=1)
+    found = terms(of, middle)
+    assert found["activations"] == pytest.approx(3 * s.layers * saved)
+    dense = (m.num_attention_heads * 2 + 2 * m.num_query_groups) * m.head_dim / s.tp * h
+    dense += 2 * h + h * moe.num_experts
+    expert = 3 * h * f * moe.num_experts / s.ep
+    assert found["gradients"] == pytest.approx(4 * s.layers * (dense + expert))
+    ranks = s.tp * s.cp * s.dp
+    assert found["optimizer"] == pytest.approx(
+        12 * s.layers * (dense / (s.dp * s.cp) + expert / (ranks / s.ep))
+    )
+
+
+def test_latent_attention_keeps_low_ranks_and_what_they_make() -> None:
+    s = Setting(tp=4, sp=True, stages=4, stage=1, layers=1, dp=2)
+    of = case("deepseek-v2-lite", s)
+    kinds = ("dense",) * of.model.num_layers
+    m = load_model("deepseek-v2-lite").model_copy(update={"moe": None})
+    assert m.mla is not None and m.kind_of_layer == kinds
+    heads, mla = m.num_attention_heads / s.tp, m.mla
+    assert mla.q_lora_rank is None
+    nope, rope, value = mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim
+    tensors = [
+        (s.norm_tokens, mla.kv_lora_rank + rope),  # output of the down-projection, and its norm's
+        (s.norm_tokens, mla.kv_lora_rank),
+        (s.tokens, heads * (nope + rope)),  # queries and keys, joined with their rotated parts
+        (s.tokens, heads * (nope + rope)),
+        (s.tokens, heads * (nope + value)),  # output of the up-projection, of which values are a view
+        (s.tokens, heads * value),
+        *((s.norm_tokens, m.hidden_size) for _ in range(4)),
+        (s.tokens, 3 * m.ffn_hidden_size / s.tp),
+    ]
+    saved = sum(2 * prod(tensor) for tensor in tensors) + 4 * s.tokens * heads
+    found = terms(of.model_copy(update={"model": m}), s)
+    assert found["activations"] == pytest.approx(3 * saved)
+
+
+def random_setting(rng: np.random.Generator, recompute: str, *, experts: bool) -> Setting:
+    """Degrees, mode and format at random."""
+    num_stages = int(rng.choice([1, 2, 8]))
+    return Setting(
+        tp=int(rng.choice([1, 2, 8, 16])),
+        cp=int(rng.choice([1, 2, 4])),
+        ep=int(rng.choice([1, 2, 8])) if experts else 1,
+        dp=int(rng.choice([1, 8])),
+        sp=bool(rng.random() < 0.7),
+        seq=1024,
+        precision=str(rng.choice(["bf16", "fp8", "mxfp8", "nvfp4"])),
+        dp_mode=str(rng.choice(["ddp", "distopt", "zero2", "zero3", "fsdp"])),
+        stages=num_stages,
+        stage=int(rng.integers(num_stages)),
+        layers=int(rng.integers(1, 4)),
+        recompute=recompute,
+    )
+
+
+def test_more_of_anything_never_takes_less_memory() -> None:
+    """Sequence, micro-batch, layers: on random settings of several models and stacks."""
+    rng = np.random.default_rng(0)
+    models = ("llama3-8b", "mixtral-8x7b", "deepseek-v3", "gemma2-9b", "nemotron-h-8b")
+    stacks = ("megatron-core", "megatron-2022", "torchtitan")
+    for model, stack, recompute in product(models, stacks, ("none", "selective", "full")):
+        least = random_setting(rng, recompute, experts=load_model(model).moe is not None)
+        of = case(model, least, stack)
+        more = (
+            (case(model, replace(least, seq=2048), stack), replace(least, seq=2048)),
+            (of, replace(least, mbs=2)),
+            (of, replace(least, layers=least.layers + 1)),
+        )
+        total = sum(terms(of, least).values()) * (1 - 1e-9)
+        for other, setting in more:
+            assert sum(terms(other, setting).values()) >= total, (model, stack, setting)

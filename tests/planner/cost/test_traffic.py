@@ -1,0 +1,33 @@
+"""Bytes of memory-bound operators against counts by hand."""
+
+from __future__ import annotations
+
+from planner.cost.prices import Degrees
+from planner.cost.sizes import Sizes
+from planner.cost.traffic import head_traffic, score_traffic
+from tests.planner.cost.problems import problem
+
+SIXTEEN_BITS = {"fused_softmax": False, "softmax_in_fp32": False}
+
+
+def test_scores_in_16_bits_are_masked_normalised_and_dropped() -> None:
+    of = problem(model="llama2-7b", seq_length=1024)
+    sizes = Sizes.single(of, Degrees.single())
+    stack = of.stack.model_copy(update={"dropout": True, **SIXTEEN_BITS})
+    moved = score_traffic(of.model, stack, sizes)
+    scores = 32 * 1024 * 1024
+    # Mask in place: 2 + 2 and the mask; softmax 2 + 2; dropout 2 + 2 and its mask.
+    assert moved.forward_bytes == (5 + 4 + 5) * scores
+    # Dropout 2 + 2 + 1; softmax reads two and writes one; the gradient is copied, then masked: 4 + 4 + 1.
+    assert moved.backward_bytes == (5 + 6 + 9) * scores
+
+
+def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:
+    of = problem(model="llama2-7b", seq_length=1024)
+    sizes = Sizes.single(of, Degrees.single())
+    moved = head_traffic(of.model, of.stack, 1000.0, sizes)
+    norm, logits = 1024 * of.model.hidden_size, 1024 * 1000
+    # To fp32 (2 + 4), largest (4), minus it (8), exponentials (8), their sum (4), over it (8).
+    assert moved.forward_bytes == 4 * norm + (6 + 4 + 8 + 8 + 4 + 8) * logits
+    # Times the loss's gradient (8), to 16 bits (4 + 2).
+    assert moved.backward_bytes == 6 * norm + (8 + 6) * logits
