@@ -244,8 +244,7 @@ class Search:
         ranked = self.incumbent.ranked()
         openers = [opener for opener in (self.opener, self.mixed) if opener is not None]
         best = ranked[0] if ranked else None
-        bound_s = self.bound_s
-        gap = None
+        bound_s, gap = self.bound_s, None
         if best is not None and bound_s is not None:
             gap = max(0.0, (best.evaluation.step_s - bound_s) / best.evaluation.step_s)
         termination: Termination
