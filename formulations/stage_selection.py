@@ -24,11 +24,14 @@ Data       L                              layers of the model
                                           they differ, l1[s], lv[s] how their core attention does; l1[s] also
                                           holds that of the layers beside the head
            l0[s]                          fewest layers of s: one, or l[s]
+           A, A'                          where all stages recompute one number of layers in full (or all they
+                                          have): the least and the most of it
 Variables  n[s]      whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers recomputed in full
            k1[s]     whole, 0 .. N        layers whose core attention is recomputed: none or all of s
            x[s]      binary               some layer of s is recomputed in full
            y[s]      binary               core attention of s is recomputed
+           h[s]      binary               s recomputes all its layers, which are fewer than A
            F[s], B[s]                     forward and backward of s
            Z[s], G[s]                     reduction and gathering that stay exposed
            T, O                           end of the last stage with its reduction; what follows
@@ -38,6 +41,8 @@ Model      min  T + O
                 k1[s] <= n[s],  k1[s] <= N[s] y[s],
                 k1[s] >= n[s] - N[s] (1 - y[s])                            (selective)
                 x[s] + y[s] <= 1                                           (one_kind)
+                with A:  x[s] = 1,  u[s] <= A',  u[s] >= A (1 - h[s]),
+                u[s] >= n[s] - N[s] (1 - h[s])                             (alike)
                 a[s] n[s] - v2[s] u[s] - v1[s] k1[s] - lv[s] y[s]
                      + w[s] x[s] + w1[s] y[s] + a0[s] <= M[s]              (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
@@ -53,6 +58,7 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
            that fits is best for the referee too: a shorter backward ends every piece of work no later,
            and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
+           With A the stages may still differ between A and A'; the search splits that range.
            Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
            `tighten_recompute` and the exact evaluation of every answer make good.
 Leaves out virtual stages, layers of several kinds other than leading ones on one stage, and that stages
@@ -95,6 +101,7 @@ def build(data: StageSelectionData) -> tuple[pulp.LpProblem, Variables]:
     add_recomputed(model, data, variables)
     add_selective(model, data, variables)
     add_one_kind(model, data, variables)
+    add_alike(model, data, variables)
     add_memory(model, data, variables)
     add_forward_time(model, data, variables)
     add_backward_time(model, data, variables)
@@ -170,6 +177,20 @@ def add_one_kind(model: pulp.LpProblem, data: StageSelectionData, var: Variables
     """A stage recomputes core attention or whole layers, not both."""
     for s in range(data.num_stages):
         model += var.x[s] + var.y[s] <= 1, f"one_kind_{s}"
+
+
+def add_alike(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
+    """One number for all stages: each recomputes at least the least of it, or all its layers."""
+    if data.alike is None:
+        return
+    most = most_layers(data)
+    least, limit = data.alike
+    for s in range(data.num_stages):
+        all_of_them = pulp.LpVariable(f"h_{s}", cat="Binary")
+        model += var.x[s] == 1, f"alike_some_{s}"
+        model += var.u[s] <= limit, f"alike_most_{s}"
+        model += var.u[s] >= least - least * all_of_them, f"alike_least_{s}"
+        model += var.u[s] >= var.n[s] - int(most[s]) * (1 - all_of_them), f"alike_all_{s}"
 
 
 def add_memory(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:

@@ -61,6 +61,8 @@ class StageSelectionData:
     predictions_selective_ms: Floats
     """More backward of the layers that predict further tokens, beside the head, with core attention
     recomputed."""
+    alike: tuple[int, int] | None = None
+    """Where one number of layers is recomputed in full on all stages: the least and the most it may be."""
 
     @property
     def selective_more_ms(self) -> Floats:

@@ -30,7 +30,7 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     """The cheapest recomputation that makes n layers fit on each stage, for every n.
 
     Nothing if all fits, else core attention of all layers or the fewest whole layers, whichever adds
-    less time.
+    less time. Where stages are `alike` always whole layers: as many as all of them must, or all it has.
     """
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
     room = (data.limit_gib - data.base_gib)[:, None]
@@ -44,6 +44,9 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     selective_ms = np.where(selective_fits, selective_ms, np.inf)
     full, full_ms = _fewest_in_full(data, n, need, room)
     none_ms = np.where(need <= room, 0.0, np.inf)
+    if data.alike is not None:
+        full, full_ms = _at_least(data, n, full, full_ms, *data.alike)
+        none_ms, selective_ms = np.full_like(none_ms, np.inf), np.full_like(selective_ms, np.inf)
     extra = np.minimum(none_ms, np.minimum(selective_ms, full_ms))
     extra = np.where(n >= least_layers(data)[:, None], extra, np.inf)
     fits = np.isfinite(extra)
@@ -71,6 +74,16 @@ def _fewest_in_full(data: StageSelectionData, n: Floats, need: Floats, room: Flo
         full[s] = np.argmax(fits, axis=0)
         full_ms[s] = np.where(fits.any(axis=0), time[full[s].astype(np.int64), 0], np.inf)
     return full, full_ms
+
+
+def _at_least(
+    data: StageSelectionData, n: Floats, full: Floats, full_ms: Floats, least: int, most: int
+) -> tuple[Floats, Floats]:
+    """The same where a stage recomputes at least `least` of its layers or all, and must do with `most`."""
+    count = np.maximum(full, np.minimum(least, n))
+    first = np.minimum(count, data.lead[:, None])
+    time = data.full_ms[:, None] * (count - first) + data.lead_full_ms[:, None] * first
+    return count, np.where(np.isfinite(full_ms) & (full <= most), time, np.inf)
 
 
 def with_least_recompute(table: RecomputeTable, layers: tuple[int, ...]) -> StageChoice | None:

@@ -26,9 +26,20 @@ def recomputes_that_fit(data: StageSelectionData, s: int, n: int) -> list[tuple[
 def choices(data: StageSelectionData) -> Iterator[StageChoice]:
     """Every choice that fits."""
     for layers in layer_counts(data.num_layers, data.num_stages):
-        fitting = [recomputes_that_fit(data, s, n) for s, n in enumerate(layers)]
+        fitting = [
+            [way for way in recomputes_that_fit(data, s, n) if is_alike(data, n, *way)]
+            for s, n in enumerate(layers)
+        ]
         for recomputes in itertools.product(*fitting):
             yield StageChoice(layers, tuple(kind for kind, _ in recomputes), tuple(u for _, u in recomputes))
+
+
+def is_alike(data: StageSelectionData, n: int, kind: str, full: int) -> bool:
+    """Whether a stage of n layers recomputes as one number for all stages, within its range, lets it."""
+    if data.alike is None:
+        return True
+    least, most = data.alike
+    return kind == "full" and min(least, n) <= full <= most
 
 
 def objective_in_words(data: StageSelectionData, choice: StageChoice) -> float:

@@ -5,7 +5,9 @@ core attention and once with whole layers. In the first two the recomputation is
 search is as exact as for stages that choose on their own. In the third each stage is bounded with the fewest
 whole layers that it needs; a launcher takes one number r for all, of which a stage recomputes min(r, its
 layers), so that this bounds from below whatever r is. A split of the layers is judged with the least r with
-which it fits: a shorter backward ends every piece of work no later, so that no other r is better.
+which it fits: a shorter backward ends every piece of work no later, so that no other r is better. The
+program of an order knows a range of r (`StageSelectionData.alike`): where its answer needs some r above the
+least of the range, the range is cut there. Below, that answer does not fit; above, its objective is exact.
 
 With virtual stages r may exceed the layers of a chunk only where all chunks of its stage are equal.
 """
@@ -99,6 +101,10 @@ class AlikeReferee(Referee):
     ) -> None:
         super().__init__(problem, prices)
         self.settings, self.num_rows = settings, num_rows
+
+    def recomputes_alike(self, choice: int) -> bool:
+        """As of `Referee`."""
+        return self.settings[choice // self.num_rows] == "full"
 
     def judged(self, plan: Plan, choice: int) -> tuple[Plan, Evaluation] | None:
         """As of `Referee`, of the completed plan; None where no number of layers makes all stages fit."""

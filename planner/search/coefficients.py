@@ -137,6 +137,7 @@ def entry_coefficients(
         lead_selective_ms=leading[2],
         predictions_selective_ms=np.where(last_stage, prices.num_predictions * layer[2], 0.0),
         constant_ms=float(prices.tied_sync_s[c[0]]) / MS if p > 1 else 0.0,
+        alike=None,
         **memory,
     )
 

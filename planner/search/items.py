@@ -70,6 +70,8 @@ class Program:
     order: tuple[int, ...]
     excluded: tuple[tuple[int, ...], ...]
     rows: tuple[PipelineRow, ...]
+    alike: tuple[int, int] | None = None
+    """Where all stages recompute one number of layers in full: the least and the most that it may be."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ judged once and then excluded; the program goes on until its bound passes the be
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from formulations.options import SolveOptions
 from formulations.stage_selection_data import StageSelectionData, StageSelectionResult
-from formulations.stage_selection_tables import least_recompute, objectives_ms
+from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
@@ -46,6 +48,9 @@ class Solver(Judge):
         data = self.tables.data(part.choice, part.order)
         if self._try_all(part, data):
             return
+        if part.alike is None and self.referee.recomputes_alike(part.choice):
+            part = replace(part, alike=(1, data.num_layers))
+        data = replace(data, alike=part.alike)
         cutoff_s = self.frontier.cutoff_s
         result = self._solve_program(data, part, cutoff_s)
         self.programs += 1
@@ -62,7 +67,19 @@ class Solver(Judge):
             # Cut by the clock before any answer: the part stays open with its bound.
             self.frontier.close(bound_s)
             return
-        self.frontier.push(bound_s, Program(part.choice, part.order, excluded, result.rows))
+        ranges = [part.alike] if result.choice is None else self._ranges(part, data, result.choice.layers)
+        for alike in ranges:
+            self.frontier.push(bound_s, replace(part, excluded=excluded, rows=result.rows, alike=alike))
+
+    def _ranges(
+        self, part: Program, data: StageSelectionData, layers: tuple[int, ...]
+    ) -> list[tuple[int, int] | None]:
+        """The range of the number that all stages recompute, cut where a split of the layers needs it."""
+        choice = with_least_recompute(least_recompute(data), layers)
+        if part.alike is None or choice is None:
+            return [part.alike]
+        (least, most), needed = part.alike, max(choice.recompute_layers)
+        return [part.alike] if needed <= least else [(least, needed - 1), (needed, most)]
 
     def _try_all(self, part: Program, data: StageSelectionData) -> bool:
         """Judge all splits that may still win, where there are few; whether there were few."""

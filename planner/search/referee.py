@@ -19,6 +19,10 @@ class Referee:
     def __init__(self, problem: Problem, prices: Prices) -> None:
         self.problem, self.prices = problem, prices
 
+    def recomputes_alike(self, choice: int) -> bool:
+        """Whether all stages of a plan of a row of degrees recompute one number of layers in full."""
+        return False
+
     def judged(self, plan: Plan, choice: int) -> tuple[Plan, Evaluation] | None:
         """The plan with what the referee says of it; `choice` is the row of its degrees.
 

@@ -58,6 +58,28 @@ def test_optimum_equals_enumeration_on_many(solver: SolverName) -> None:
         check_against_enumeration(tiny(seed), solver)
 
 
+def alike(seed: int) -> StageSelectionData:
+    """A tiny instance whose stages recompute one number of layers, in a range of one to four."""
+    data = tiny(seed)
+    least = 1 + seed % 3
+    return replace(data, alike=(least, least + seed % 4))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_optimum_with_stages_alike_equals_enumeration(solver: SolverName) -> None:
+    seen = {check_against_enumeration(alike(seed), solver) for seed in range(20, 28)}
+    assert seen == {"optimal", "infeasible"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_optimum_with_stages_alike_equals_enumeration_on_many(solver: SolverName) -> None:
+    for seed in range(300, 360):
+        check_against_enumeration(alike(seed), solver)
+        if seed % 6 == 0 and solver in ("highs", "cp_sat") and best_by_layers(alike(seed)):
+            check_cuts(alike(seed), solver)
+
+
 def test_objective_equals_the_rows_in_words() -> None:
     for seed in range(20):
         data = tiny(seed)

@@ -41,7 +41,7 @@ from tests.formulations.test_layer_partition import random_data as random_partit
 
 
 def stage_selection_names(data: StageSelectionData) -> Iterable[str]:
-    model, var = stage_selection.build(data)
+    model, var = stage_selection.build(replace(data, alike=(1, 3)))
     stage_selection.tighten_recompute(model, data, var)
     stage_selection.tighten_bottleneck(model, data, var)
     stage_selection.add_exclude(model, data, var, [2] * data.num_stages, 0)

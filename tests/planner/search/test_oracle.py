@@ -80,3 +80,13 @@ def test_search_with_one_setting_of_recomputation_equals_brute_force(
     if seed % 2:
         monkeypatch.setattr(Solver, "max_splits", 0)
     assert_search_finds_the_best(seed, experts=seed % 3 == 0, target="megatron-bridge")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(700, 730))
+def test_programs_with_one_number_of_recomputed_layers_equal_brute_force(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every order goes through programs, those with whole layers recomputed over ranges of their number."""
+    monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, target="megatron-bridge")
