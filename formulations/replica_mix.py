@@ -13,14 +13,16 @@ Data       a[j,c]        chips           chips of class c that a copy of j takes
            U[j]          copies          min_c floor(N[c] / a[j,c]): copies that the cluster can hold
            N[c]          available       chips of class c
            S             sequences       sequences of a step
+           G             most_pipelines  most copies in all, as all of them exchange their gradients
 Variables  y[j]          0 .. U[j]       copies of j
            x[j]          >= 0            micro-batches of all copies of j together
 Model      min  - sum_j b[j] x[j]
            s.t. sum_j a[j,c] y[j] <= N[c]           for all c     (chips)
                 x[j] <= M[j] y[j]                   for all j     (deadline)
                 sum_j b[j] x[j] <= S                              (batch)
+                sum_j y[j] <= G                                   (pipelines)
            D is in reach if the optimum is -S: the batch is kept exactly.
-Size       2 |J| integers, |J| + |C| + 1 rows; about log2 of all times as many programs.
+Size       2 |J| integers, |J| + |C| + 2 rows; about log2 of all times as many programs.
 Exact      for the templates given: their micro-batches are dealt evenly to the copies, and no copy gets more
            than ceil(x[j] / y[j]) <= M[j]. Where t bounds the referee's time of a pipeline from below,
            D bounds the step of every mix of these templates, as what pipelines exchange only adds to it.
@@ -61,6 +63,8 @@ class ReplicaMixData:
     templates: tuple[Template, ...]
     available: tuple[int, ...]
     sequences: int
+    most_pipelines: int = 1_000_000
+    """No limit by default."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def build(data: ReplicaMixData, deadline_ms: float) -> tuple[pulp.LpProblem, Cho
     add_chips(model, data, y)
     add_deadline(model, data, (y, x), deadline_ms)
     add_batch(model, data, x)
+    add_pipelines(model, data, y)
     return model, (y, x)
 
 
@@ -122,6 +127,11 @@ def add_batch(model: pulp.LpProblem, data: ReplicaMixData, x: list[pulp.LpVariab
     """No sequence runs twice."""
     done = pulp.lpSum(template.sequences * x[j] for j, template in enumerate(data.templates))
     model += done <= data.sequences, "batch"
+
+
+def add_pipelines(model: pulp.LpProblem, data: ReplicaMixData, y: list[pulp.LpVariable]) -> None:
+    """No more pipelines run than may exchange their gradients."""
+    model += pulp.lpSum(y) <= data.most_pipelines, "pipelines"
 
 
 def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:

@@ -9,7 +9,8 @@ Model      max  sum_j b[j] x[j]
            s.t. sum_j a[j,c] y[j] <= N[c]           for all c     (chips)
                 x[j] <= M[j] y[j]                   for all j     (deadline)
                 sum_j b[j] x[j] <= S                              (batch)
-Size       2 |J| integers, |J| + |C| + 1 rows.
+                sum_j y[j] <= G                                   (pipelines)
+Size       2 |J| integers, |J| + |C| + 2 rows.
 Exact      as `replica_mix`, with which it agrees on the deadline.
 Leaves out what `replica_mix` leaves out.
 Source     as `replica_mix`.
@@ -50,6 +51,7 @@ def build(data: ReplicaMixData, deadline_ms: float) -> tuple[cp_model.CpModel, C
     add_chips(model, data, y)
     add_deadline(model, most, (y, x))
     add_batch(model, data, x)
+    add_pipelines(model, data, y)
     return model, (y, x)
 
 
@@ -71,6 +73,11 @@ def add_batch(model: cp_model.CpModel, data: ReplicaMixData, x: list[Any]) -> No
     """No sequence runs twice."""
     done = sum(template.sequences * x[j] for j, template in enumerate(data.templates))
     model.add(done <= data.sequences).with_name("batch")
+
+
+def add_pipelines(model: cp_model.CpModel, data: ReplicaMixData, y: list[Any]) -> None:
+    """No more pipelines run than may exchange their gradients."""
+    model.add(sum(y) <= data.most_pipelines).with_name("pipelines")
 
 
 def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
@@ -18,6 +20,7 @@ def search_target(
     problem: Problem,
     on_progress: Callable[[Progress], None] | None = None,
     seeds: Sequence[Plan] = (),
+    proven_s: Mapping[TargetName, float] | None = None,
 ) -> Result:
     """The best plan for the launcher that a problem names, with a proven bound.
 
@@ -26,6 +29,8 @@ def search_target(
     seeds
         Plans of other launchers; those that this one can run are where the search begins, so that its
         answer is never worse.
+    proven_s
+        Bounds of launchers that were searched before, by their names [s].
 
     Raises
     ------
@@ -39,7 +44,7 @@ def search_target(
     if problem.target == "unrestricted":
         from planner.search.replicas.driver import search_replicas
 
-        return search_replicas(problem, on_progress, seeds)
+        return search_replicas(problem, on_progress, seeds, proven_s)
     from planner.search.driver import search
 
     return search(problem, on_progress, seeds)
@@ -60,7 +65,11 @@ def search_all(
         options = problem.options.model_copy(update={"time_limit_s": share_s})
         asked = problem.model_copy(update={"target": target, "options": options})
         seeds = [result.plan for result in results.values() if result.plan is not None]
-        results[target] = search_target(asked, on_progress, seeds)
+        proven_s = {
+            name: np.inf if result.termination == "infeasible" else result.bound_s or 0.0
+            for name, result in results.items()
+        }
+        results[target] = search_target(asked, on_progress, seeds, proven_s)
         if results[target].interrupted and share_s is None:
             break
     return results

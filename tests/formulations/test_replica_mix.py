@@ -65,6 +65,16 @@ def test_chips_are_lent_once() -> None:
     assert found is not None and found.copies == (0, 2) and found.deadline_ms == 2
 
 
+def test_few_pipelines_run_where_each_has_to_exchange_with_all() -> None:
+    """Two chips: two small pipelines end after 4 ms; alone the larger takes 4.4 ms, a small one 8."""
+    large, small = Template((2,), 1, affine(0, 1.1, 8)), Template((1,), 1, affine(0, 2, 8))
+    data = ReplicaMixData((large, small), (2,), 4)
+    for form in (replica_mix, replica_mix_cp):
+        free, one = form.solve(data, OPTIONS), form.solve(replace(data, most_pipelines=1), OPTIONS)
+        assert free is not None and free.deadline_ms == 4 and free.copies == (0, 2)
+        assert one is not None and one.copies == (1, 0) and one.deadline_ms == large.times_ms[3]
+
+
 def enumerated(data: ReplicaMixData) -> float | None:
     """Least time over all copies and all shares, each copy on its own."""
     best = None

@@ -15,6 +15,7 @@ import pytest
 
 import formulations
 from formulations import (
+    chip_prices,
     fleet_split,
     joint,
     joint_cp,
@@ -66,6 +67,10 @@ def fleet_split_names(data: StageSelectionData) -> Iterable[str]:
     first, _ = fleet_split.build(fleet_split.FleetSplitData(options, (1,), "slowest"))
     second, _ = fleet_split.build(fleet_split.FleetSplitData(options, (1,), "slowest"), floor=0.5)
     return [*first.constraints, *second.constraints]
+
+
+def chip_prices_names(data: StageSelectionData) -> Iterable[str]:
+    return list(chip_prices.build(chip_prices.ChipPricesData((1,), ((1.0,),), (1.0,)))[0].constraints)
 
 
 def joint_names(data: StageSelectionData) -> Iterable[str]:
@@ -134,6 +139,7 @@ def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
 
 
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
+    "chip_prices": chip_prices_names,
     "fleet_split": fleet_split_names,
     "joint": joint_names,
     "joint_cp": joint_cp_names,

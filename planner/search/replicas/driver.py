@@ -1,21 +1,24 @@
 """Search for `unrestricted`: pipelines of different shape with unequal shares of the batch.
 
-Begins with the plans of the narrower launchers, Megatron-LM and FlagScale, which are all legal here, so that
-the answer is never worse. Then mixes of pipelines (`planner.search.replicas.templates`) are chosen by
-`formulations.replica_mix`, whose deadline leaves out what the pipelines exchange: the referee has the last
-word on each.
+The space: all plans of Megatron-LM, all of FlagScale, and every mix of two or more pipelines whose stages
+have equal data parallelism and no context parallelism, each with its own stages, micro-batch size (a divisor
+of the batch), replicas and number of micro-batches. The bound is the least of the three parts, each searched
+by itself: the searches for both launchers, which begin with the best plan so far and so close what cannot
+beat it, and `planner.search.replicas.mixes`. Where a part was cut, what its search could prove stands.
 
-The bound holds for every plan: whatever shares the batch, S sequences of L layers are computed by chips
+The plans of both launchers are legal here, so that the answer is never worse. Mixes of the chains that the
+bound was found with are chosen by `formulations.replica_mix`, whose deadline leaves out what the pipelines
+exchange: the referee has the last word on each.
+
+Whatever is searched, no plan at all is faster than its chips: S sequences of L layers are computed by chips
 that none does faster than at the best degrees of its class,
 
-    T >= S L / sum_c N[c] r[c] + what follows at least,    r[c] = max over degrees mbs / (t cp layer time),
-
-so that the proven gap holds all bubbles, all exchange and all memory that no plan can do without.
+    T >= S L / sum_c N[c] r[c] + what follows at least,    r[c] = max over degrees mbs / (t cp layer time).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +27,7 @@ from formulations.options import SolveOptions
 from formulations.replica_mix import ReplicaMix, ReplicaMixData
 from planner.cost.pricing import price
 from planner.data.plan import Pipeline, Plan
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
 from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.bounds import bound_data
@@ -35,21 +38,41 @@ from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.neighbours import Place, sequence_of
 from planner.search.meshes.opener import MeshOpener, assemble_meshes
 from planner.search.progress import Progress
-from planner.search.replicas.templates import Candidate, list_candidates
+from planner.search.replicas.chains import Chains
+from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.space import replica_batches, replica_degrees
+from planner.search.replicas.templates import (
+    Candidate,
+    chain_of_place,
+    chains_of,
+    list_candidates,
+    uniform_chains,
+)
+from planner.search.space import Pairs
 from planner.simulate.evaluate import evaluate
 
-SHARE_OF_NARROWER = 0.4
-"""Share of the time limit that each of the searches for the narrower launchers may take."""
-MOST_PROGRAMS = 16
-"""Programs of one mix among which the time that is left is divided."""
+SHARE_OF_PART = 0.4
+"""Share of the time that is left that the search for one launcher may take."""
+MOST_PROGRAMS = 40
+"""Programs among which the time that is left is divided."""
+NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
+"""Most pipelines of a mix: few large ones exchange less."""
+ROUNDS = 3
+"""Times that mixes are chosen and bounded in turn while plans get better."""
 
 
 def search_replicas(
     problem: Problem,
     on_progress: Callable[[Progress], None] | None = None,
     seeds: Sequence[Plan] = (),
+    proven_s: Mapping[TargetName, float] | None = None,
 ) -> Result:
     """The best plan that was found without a launcher's limits; `seeds` are plans to begin with.
+
+    Parameters
+    ----------
+    proven_s
+        Bounds of launchers that were searched before, which are not searched again [s].
 
     Raises
     ------
@@ -57,7 +80,7 @@ def search_replicas(
         As `planner.search.driver.search`.
     """
     check_kinds(problem)
-    return ReplicaSearch(problem, on_progress, seeds).run()
+    return ReplicaSearch(problem, on_progress, seeds, proven_s).run()
 
 
 class ReplicaSearch(MeshSearch):
@@ -68,56 +91,114 @@ class ReplicaSearch(MeshSearch):
         problem: Problem,
         on_progress: Callable[[Progress], None] | None,
         seeds: Sequence[Plan] = (),
+        proven_s: Mapping[TargetName, float] | None = None,
     ) -> None:
         super().__init__(problem, on_progress, seeds)
         self.whole = problem
         """The problem with every degree that the narrower launchers may use."""
+        self.proven_s = dict(proven_s or {})
 
     def _search(self) -> bool:
-        narrower = any(plan.target != self.whole.target for plan in self.seeds)
-        interrupted = not narrower and self._narrower_plans()
         self.offer_seeds()
+        cut = self._narrower("megatron-lm", Search)
+        mixes_s = np.inf
         if pinned_beyond(self.whole) is None:
-            self._mix_all()
-        bound_s = work_bound_s(self.whole)
-        if bound_s is not None:
+            self.table = replica_degrees(self.problem, self.table)
+            mixes_s = self._mix_all()
+            cut = self._narrower("flagscale", MeshSearch) or cut
+        else:
+            self.proven_s["flagscale"] = np.inf
+        parts = [self.proven_s.get(target, 0.0) for target in ("megatron-lm", "flagscale")]
+        bound_s = min(mixes_s, *parts)
+        bound_s = max(bound_s, work_bound_s(self.whole) or 0.0)
+        if np.isfinite(bound_s):
             self.frontier.close(bound_s)
-        return interrupted or self.clock.is_up
+        return cut or self.clock.is_up
 
-    def _mix_all(self) -> None:
-        """Mixes of what goes with each of the plans at hand."""
+    def _narrower(self, target: TargetName, kind: type[Search]) -> bool:
+        """Search the plans of one launcher that beat the best so far; whether a limit cut it."""
+        if target in self.proven_s:
+            return False
+        left_s = self.clock.left_s
+        share_s = None if left_s is None else max(SHARE_OF_PART * left_s, 1e-3)
+        options = self.whole.options.model_copy(update={"time_limit_s": share_s})
+        asked = self.whole.model_copy(update={"target": target, "options": options})
+        search = kind(asked, None, self.seeds)
+        for best in self.incumbent.ranked()[:1]:
+            search.incumbent.offer(best.plan, best.evaluation)
+        found = search.run()
+        self.reason = self.reason or found.reason
+        for plan in (found.plan, *(other.plan for other in found.runners_up)):
+            if plan is not None:
+                self.seeds.append(plan)
+        self.offer_seeds()
+        proven_s = found.bound_s
+        if found.termination == "infeasible":
+            proven_s = np.inf
+        self.proven_s[target] = 0.0 if proven_s is None else proven_s
+        return found.interrupted
+
+    def make_opener(self) -> MeshOpener:
+        """Price the degrees of pipelines, and make what judges them."""
+        self.prices = price(self.problem, self.table.degrees)
+        kinds = layer_kinds(self.problem.model)
+        assert kinds is not None
+        sends_block = not self.problem.stack.p2p_overlap
+        self.bounds = bound_data(self.problem.model.num_layers, kinds, self.prices, sends_block=sends_block)
+        batches = replica_batches(self.problem, self.table)
+        none = np.zeros(0, dtype=np.int64)
+        self.pairs = Pairs(none, none, np.zeros(0))
+        opener = MeshOpener(
+            self.problem, self.prices, self.table, self.bounds, self.frontier, self.clock, batches, self.use
+        )
+        self.opener = opener
+        return opener
+
+    def _mix_all(self) -> float:
+        """Choose mixes and bound them in turn; what no mix undercuts [s]."""
         self.reporter.report("mixing pipelines", self.incumbent.step_s, None, 0, 0)
         opener = self.make_opener()
-        places = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds]
-        known = [place for place in places if place is not None]
-        likes = [opener.batches[number] for number, _ in known] or list(opener.batches)
-        for like in {like.shared: like for like in likes}.values():
-            self._mix(opener, list_candidates(opener, known, like))
+        if len(self.table) == 0:
+            return np.inf
+        mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), lambda: self.clock.is_up)
+        known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
+        places = [place for place in known if place is not None]
+        least_s = work_bound_s(self.whole) or 0.0
+        bound_s = least_s
+        for _ in range(ROUNDS):
+            before_s = self.incumbent.step_s
+            most_s = self.frontier.cutoff_s if before_s is not None else mixes.reachable_s(least_s)
+            bound_s = mixes.bound_s(max(least_s, min(bound_s, most_s)), most_s)
+            self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
+            if bound_s >= self.frontier.cutoff_s or self.clock.is_up:
+                break
+            for shared in mixes.shared:
+                mixes.enrich(shared, bound_s)
+                chains = chains_of(mixes.chains, mixes.columns.get(shared, []))
+                uniform = uniform_chains(opener, shared)
+                own = [
+                    chain_of_place(opener, place)
+                    for place in places
+                    if opener.batches[place[0]].shared == shared
+                ]
+                candidates = list_candidates(opener, list(dict.fromkeys([*own, *uniform, *chains])), shared)
+                for number in NUMBERS_OF_PIPELINES:
+                    if self._mix(opener, candidates, number) < number:
+                        break
+            if self.incumbent.step_s is None or self.incumbent.step_s == before_s:
+                break
+        return bound_s
 
-    def _narrower_plans(self) -> bool:
-        """The best plans of Megatron-LM and of FlagScale; whether a limit cut either."""
-        cut = False
-        for target, kind in (("megatron-lm", Search), ("flagscale", MeshSearch)):
-            left_s = self.clock.left_s
-            share_s = None if left_s is None else max(SHARE_OF_NARROWER * left_s, 1e-3)
-            options = self.whole.options.model_copy(update={"time_limit_s": share_s})
-            asked = self.whole.model_copy(update={"target": target, "options": options})
-            found = kind(asked, None, self.seeds).run()
-            self.reason = self.reason or found.reason
-            cut = cut or found.interrupted
-            if found.plan is not None:
-                self.seeds.append(found.plan)
-        return cut
-
-    def _mix(self, opener: MeshOpener, candidates: list[Candidate]) -> None:
-        """The best mix of some candidates, judged by the referee."""
+    def _mix(self, opener: MeshOpener, candidates: list[Candidate], most_pipelines: int) -> int:
+        """The best mix of some candidates, judged by the referee; its pipelines."""
         if not candidates or self.clock.is_up:
-            return
+            return 0
         options = self.problem.options
         data = ReplicaMixData(
             tuple(candidate.template for candidate in candidates),
             tuple(node_class.num_chips for node_class in self.problem.cluster.classes),
             self.problem.workload.global_batch_size,
+            most_pipelines,
         )
         form = replica_mix_cp if options.solver == "cp_sat" else replica_mix
         left_s = self.clock.left_s
@@ -129,13 +210,16 @@ class ReplicaSearch(MeshSearch):
         )
         found = form.solve(data, solver_options)
         opener.programs += 1
-        plan = None if found is None else assemble_mix(self.problem, opener, candidates, found)
+        if found is None:
+            return most_pipelines
+        plan = assemble_mix(self.problem, opener, candidates, found)
         if plan is None or not set(self.use) <= {stage.node_class for stage in plan.stages}:
-            return
+            return sum(found.copies)
         evaluation = evaluate(self.problem, plan)
         opener.evaluated += 1
         if not evaluation.violations:
             self.incumbent.offer(plan, evaluation)
+        return sum(found.copies)
 
 
 def assemble_mix(

@@ -1,17 +1,14 @@
 """Pipelines that may run side by side: what `formulations.replica_mix` chooses from.
 
-Of each class alone the shapes that do most for their chips, with few stages and any data parallelism; and the
-pipelines of plans at hand, whole and with a part of their replicas. The times are those of the rows of
-`formulations.stage_selection` at a few numbers of micro-batches, with lines in between.
+The chains that bounds were found with, pipelines of plans at hand, and chains of one shape, each with any
+number of replicas. The times are those of the rows of `formulations.stage_selection` at a few numbers of
+micro-batches, with lines in between.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from itertools import chain
 
 import numpy as np
 
@@ -21,19 +18,16 @@ from formulations.stage_selection_tables import least_recompute, with_least_reco
 from planner.search.local import first_layers, improve_layers
 from planner.search.meshes.neighbours import Place, most_stages
 from planner.search.meshes.opener import MeshOpener
-from planner.search.meshes.shapes import Batch
+from planner.search.replicas.chains import Chains
+from planner.search.replicas.paths import Column
+from planner.search.replicas.space import Shared
 
-SIZES_OF_DEGREE = 2
-"""Micro-batch sizes that are looked at with each tensor-parallel degree of a class."""
-LONGER = (1, 2)
-"""Numbers of stages of one class, in times of the fewest that fit."""
-MOST_TEMPLATES = 80
+MOST_TEMPLATES = 150
 """Templates that are kept, those that do most for their chips."""
-
-
-Kinds = dict[tuple[int, int, bool], tuple[float, list[tuple[int, int]]]]
-"""By tensor parallelism, micro-batch size and split of the sequence: chip seconds of a layer and sequence,
-and the batches and shapes of that kind."""
+SIZES_OF_DEGREE = 2
+"""Micro-batch sizes of chains that are all alike."""
+MOST_CHAINS = 60
+"""Chains that templates are made of, those found last first."""
 
 
 @dataclass(frozen=True)
@@ -45,67 +39,47 @@ class Candidate:
     template: Template
 
 
-def list_candidates(opener: MeshOpener, seeds: Sequence[Place], like: Batch) -> list[Candidate]:
-    """Templates that share what a whole plan shares: experts' degrees and the split of the sequence."""
-    found: list[Candidate] = []
-    kept: list[Candidate] = []
-    seen: set[Place] = set()
-    for place in chain(_parts_of(opener, seeds), _of_classes(opener, like)):
-        if opener.clock.is_up:
-            break
-        if place in seen or opener.batches[place[0]].shared != like.shared:
+Chain = tuple[int, tuple[tuple[int, int], ...]]
+"""Micro-batch size, and class and tensor parallelism of every stage."""
+
+
+def chains_of(chains: Chains, columns: Sequence[Column]) -> list[Chain]:
+    """Chains of columns, those found last first."""
+    found: dict[Chain, None] = {}
+    for column in reversed(columns):
+        kind = chains.kinds[column.kind]
+        stages = tuple((int(kind.node_class[i]), int(kind.tensor_parallel[i])) for i in column.items)
+        found[kind.microbatch_size, stages] = None
+    return list(found)
+
+
+def uniform_chains(opener: MeshOpener, shared: Shared) -> list[Chain]:
+    """Chains of stages that are all alike, of the micro-batch sizes that suit each class and degree best."""
+    found: list[Chain] = []
+    costs: dict[tuple[int, int], list[tuple[float, int, int, int]]] = {}
+    for number, batch in enumerate(opener.batches):
+        if batch.shared != shared:
             continue
-        seen.add(place)
-        candidate = _candidate(opener, place)
-        if candidate is not None:
-            (kept if place in seeds else found).append(candidate)
-    chips = [node_class.num_chips for node_class in opener.problem.cluster.classes]
-
-    def cost(candidate: Candidate) -> float:
-        """Share of the cluster times time for each sequence."""
-        template = candidate.template
-        share = max(take / have for take, have in zip(template.chips, chips, strict=True))
-        return share * template.times_ms[-1] / (len(template.times_ms) * template.sequences)
-
-    return [*kept, *sorted(found, key=cost)[:MOST_TEMPLATES]]
-
-
-def _of_classes(opener: MeshOpener, like: Batch) -> Iterator[Place]:
-    """Pipelines of one shape on one class that share what `like` shares, from the fewest stages that fit."""
-    longest = most_stages(opener.problem)
-    for c, node_class in enumerate(opener.problem.cluster.classes):
-        kinds: Kinds = {}
-        for number, batch in enumerate(opener.batches):
-            for k in np.flatnonzero(batch.node_class == c).tolist():
-                shape = batch.shapes[k]
-                cost = float(opener.bounds.layer_s[shape.choice, c]) * shape.num_chips / batch.sequences
-                kind = (
-                    shape.tensor_parallel,
-                    batch.sequences // shape.data_parallel,
-                    batch.sequence_parallel,
-                )
-                best, members = kinds.get(kind, (np.inf, []))
-                kinds[kind] = (min(best, cost), [*members, (number, k)])
-        for members in _best_of_degrees(kinds):
-            for number, k in members:
-                if opener.batches[number].shared != like.shared:
-                    continue
-                room = node_class.num_chips // opener.batches[number].shapes[k].num_chips
-                fewest = _fewest_stages(opener, number, k, min(room, longest))
-                for times in LONGER if fewest else ():
-                    if fewest * times <= min(room, longest):
-                        yield number, (k,) * (fewest * times)
-
-
-def _best_of_degrees(kinds: Kinds) -> list[list[tuple[int, int]]]:
-    """Members of the cheapest kinds of each tensor-parallel degree."""
-    seen: Counter[int] = Counter()
-    chosen = []
-    for (tp, _, _), (_, members) in sorted(kinds.items(), key=lambda item: (item[1][0], item[0])):
-        if seen[tp] < SIZES_OF_DEGREE:
-            seen[tp] += 1
-            chosen.append(members)
-    return chosen
+        for shape in batch.shapes:
+            size = batch.sequences // shape.data_parallel
+            cost = float(opener.bounds.layer_s[shape.choice, shape.node_class]) / size
+            entry = (cost, size, -shape.data_parallel, number)
+            costs.setdefault((shape.node_class, shape.tensor_parallel), []).append(entry)
+    for (c, tp), entries in sorted(costs.items()):
+        # Of each size the most replicas, which shard the optimizer most, fit on the fewest stages.
+        sizes: dict[int, tuple[float, int, int, int]] = {}
+        for entry in sorted(entries):
+            sizes.setdefault(entry[1], entry)
+        for _, size, _, number in sorted(sizes.values())[:SIZES_OF_DEGREE]:
+            shapes = opener.batches[number].shapes
+            k = next(k for k, s in enumerate(shapes) if (s.node_class, s.tensor_parallel) == (c, tp))
+            chips = opener.problem.cluster.classes[c].num_chips
+            most = min(chips // tp, most_stages(opener.problem))
+            fewest = _fewest_stages(opener, number, k, most)
+            for stages in sorted({fewest, fewest + 1, 2 * fewest}) if fewest else ():
+                if stages <= most:
+                    found.append((size, ((c, tp),) * stages))
+    return found
 
 
 def _fewest_stages(opener: MeshOpener, number: int, k: int, most: int) -> int:
@@ -119,24 +93,50 @@ def _fewest_stages(opener: MeshOpener, number: int, k: int, most: int) -> int:
     return 0
 
 
-def _parts_of(opener: MeshOpener, seeds: Sequence[Place]) -> Iterator[Place]:
-    """Pipelines of plans at hand, with all of their replicas or fewer."""
-    for number, order in seeds:
-        batch = opener.batches[number]
-        yield number, order
-        keys = [(batch.shapes[k].node_class, batch.shapes[k].tensor_parallel) for k in order]
-        degrees = [batch.shapes[k].data_parallel for k in order]
-        for other, smaller in enumerate(opener.batches):
-            share = Fraction(smaller.sequences, batch.sequences)
-            if share >= 1 or any(d * share != int(d * share) for d in degrees):
+def chain_of_place(opener: MeshOpener, place: Place) -> Chain:
+    """One replica of a pipeline."""
+    batch = opener.batches[place[0]]
+    shapes = [batch.shapes[k] for k in place[1]]
+    return batch.sequences // shapes[0].data_parallel, tuple(
+        (shape.node_class, shape.tensor_parallel) for shape in shapes
+    )
+
+
+def list_candidates(opener: MeshOpener, chains: Sequence[Chain], shared: Shared) -> list[Candidate]:
+    """Templates of chains with every number of replicas that the cluster holds, the best for their chips."""
+    found: list[Candidate] = []
+    index = _shapes_of_batches(opener, shared)
+    for size, stages in chains[:MOST_CHAINS]:
+        for (of_size, _), (number, shape_of) in index.items():
+            if opener.clock.is_up:
+                break
+            if of_size != size or any(stage not in shape_of for stage in stages):
                 continue
-            index = {
-                (shape.node_class, shape.tensor_parallel, shape.data_parallel): k
-                for k, shape in enumerate(smaller.shapes)
-            }
-            wanted = [(*key, int(d * share)) for key, d in zip(keys, degrees, strict=True)]
-            if all(key in index for key in wanted):
-                yield other, tuple(index[key] for key in wanted)
+            candidate = _candidate(opener, (number, tuple(shape_of[stage] for stage in stages)))
+            if candidate is not None:
+                found.append(candidate)
+    chips = [node_class.num_chips for node_class in opener.problem.cluster.classes]
+
+    def cost(candidate: Candidate) -> float:
+        """Share of the cluster times time for each sequence."""
+        template = candidate.template
+        share = max(take / have for take, have in zip(template.chips, chips, strict=True))
+        return share * template.times_ms[-1] / (len(template.times_ms) * template.sequences)
+
+    return sorted(found, key=cost)[:MOST_TEMPLATES]
+
+
+def _shapes_of_batches(
+    opener: MeshOpener, shared: Shared
+) -> dict[tuple[int, int], tuple[int, dict[tuple[int, int], int]]]:
+    """By micro-batch size and replicas: number of the batch, its shapes by class and tensor degree."""
+    index = {}
+    for number, batch in enumerate(opener.batches):
+        if batch.shared == shared:
+            replicas = batch.shapes[0].data_parallel
+            shapes = {(shape.node_class, shape.tensor_parallel): k for k, shape in enumerate(batch.shapes)}
+            index[batch.sequences // replicas, replicas] = number, shapes
+    return index
 
 
 def _candidate(opener: MeshOpener, place: Place) -> Candidate | None:

@@ -10,7 +10,8 @@ from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.replicas.driver import ReplicaSearch, work_bound_s
-from planner.search.replicas.templates import list_candidates
+from planner.search.replicas.space import replica_degrees
+from planner.search.replicas.templates import list_candidates, uniform_chains
 from planner.simulate.evaluate import evaluate
 
 
@@ -72,12 +73,22 @@ def test_no_pipelines_are_listed_once_the_time_is_up(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = ReplicaSearch(problem.model_copy(update={"target": "unrestricted"}), None)
+    search.table = replica_degrees(search.problem, search.table)
     opener = search.make_opener()
-    assert list_candidates(opener, (), opener.batches[0])
+    shared = opener.batches[0].shared
+    chains = uniform_chains(opener, shared)
+    assert list_candidates(opener, chains, shared)
     monkeypatch.setattr(opener.clock, "limit_s", 0.0)
 
     def never(*args: object) -> None:
         raise AssertionError("a pipeline was looked at after the time was up")
 
     monkeypatch.setattr(opener.meshes, "data", never)
-    assert list_candidates(opener, (), opener.batches[0]) == []
+    assert list_candidates(opener, chains, shared) == []
+
+
+def test_the_bound_holds_for_all_parts_of_the_space(problem: Problem, results: dict[str, Result]) -> None:
+    """The least bound of the parts is more than work alone, and no more than the plan found."""
+    wide, work_s = results["unrestricted"], work_bound_s(problem)
+    assert wide.evaluation is not None and wide.bound_s is not None and wide.gap is not None
+    assert work_s is not None and work_s < wide.bound_s <= wide.evaluation.step_s

@@ -1,0 +1,188 @@
+"""Bounds on mixes against brute force over small mixes, and against the referee on random pipelines."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from planner.cost.pricing import price
+from planner.data.load import build_problem
+from planner.data.plan import Pipeline, Plan
+from planner.data.problem import Problem
+from planner.search.degrees import list_degrees
+from planner.search.replicas.chains import Chains
+from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.space import exchange_floor_s, replica_degrees
+from planner.simulate.evaluate import evaluate
+from planner.simulate.pipelines import exchange_s, share_of, tail_s
+from planner.units import MS
+from tests.planner.simulate.synthetic import packed_plan
+
+
+def small_problem(seed: int) -> Problem:
+    """Two classes of a node each with 2 chips, a short model, at most 2 sequences at a time."""
+    random = np.random.default_rng(seed)
+    chips = random.choice(["h100-sxm-80gb", "a100-sxm-80gb", "l40s-48gb", "v100-sxm-32gb"], 2, replace=False)
+    problem = build_problem(
+        cluster=", ".join(f"1x2 {chip}" for chip in chips),
+        model="llama3-8b",
+        seq_length=2048,
+        global_batch_size=int(random.choice([6, 8, 12])),
+        target="unrestricted",
+        precision="fp16",
+    )
+    model = problem.model.model_copy(update={"num_layers": int(random.integers(2, 5))})
+    options = problem.options.model_copy(
+        update={"max_context_parallel": 1, "max_microbatch_size": 2, "pin": {"sp": 0}}
+    )
+    return problem.model_copy(update={"model": model, "options": options})
+
+
+def mixes_of(problem: Problem) -> Mixes:
+    table = replica_degrees(problem, list_degrees(problem))
+    return Mixes(problem, Chains(problem, table, price(problem, table.degrees)))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A pipeline, its chips, and when it has reduced its gradients after 1, 2, ... micro-batches."""
+
+    plan: Plan
+    chips: tuple[int, int]
+    ends_s: tuple[float, ...]
+    tail_s: float
+
+
+def all_pipelines(problem: Problem) -> list[Timed]:
+    """Every pipeline with one degree for all stages and one recomputation, by number of micro-batches."""
+    num_layers, batch = problem.model.num_layers, problem.workload.global_batch_size
+    found = []
+    for tp, dp, mbs, p in itertools.product((1, 2), (1, 2), (1, 2), range(1, 5)):
+        for classes in itertools.product((0, 1), repeat=p):
+            chips = tuple(tp * dp * classes.count(c) for c in (0, 1))
+            if max(chips) > 2 or p > num_layers:
+                continue
+            for cuts in itertools.combinations(range(1, num_layers), p - 1):
+                layers = np.diff([0, *cuts, num_layers]).tolist()
+                for recompute in ("none", "full"):
+                    plan = packed_plan(
+                        problem,
+                        list(zip(classes, layers, strict=True)),
+                        tensor_parallel=tp,
+                        data_parallel=dp,
+                        microbatch_size=mbs,
+                        recompute=recompute,
+                        recompute_layers=min(layers) if recompute == "full" else 0,
+                    )
+                    timed = timed_pipeline(problem, plan, batch // (dp * mbs))
+                    if timed is not None:
+                        found.append(Timed(plan, chips, *timed))  # type: ignore[arg-type]
+    return found
+
+
+def timed_pipeline(problem: Problem, plan: Plan, most: int) -> tuple[tuple[float, ...], float] | None:
+    """Ends after each number of micro-batches that fits, and the tail; None where one does not fit."""
+    tail, ends = tail_s(problem, plan), []
+    for m in range(1, most + 1):
+        own = plan.model_copy(update={"num_microbatches": m})
+        evaluation = evaluate(share_of(problem, own), own)
+        if any(stage.peak_memory_gib > stage.limit_gib for stage in evaluation.stages):
+            break
+        ends.append(evaluation.step_s - tail)
+    return (tuple(ends), tail) if ends else None
+
+
+def best_pair_s(problem: Problem) -> float:
+    """Least step of two pipelines side by side."""
+    batch, best = problem.workload.global_batch_size, np.inf
+    for one, two in itertools.combinations_with_replacement(all_pipelines(problem), 2):
+        if max(a + b for a, b in zip(one.chips, two.chips, strict=True)) > 2:
+            continue
+        sizes = [t.plan.data_parallel * t.plan.microbatch_size for t in (one, two)]
+        exchange = exchange_s(problem, (one.plan, two.plan))
+        for m, end in enumerate(one.ends_s, 1):
+            left, rest = divmod(batch - m * sizes[0], sizes[1])
+            if rest or not 1 <= left <= len(two.ends_s):
+                continue
+            step = max(end, two.ends_s[left - 1]) + exchange + max(one.tail_s, two.tail_s)
+            best = min(best, step)
+    return best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_pair_of_pipelines_is_done_before_the_bound(seed: int) -> None:
+    problem = small_problem(seed)
+    best = best_pair_s(problem)
+    bound = mixes_of(problem).bound_s(best / 4, 2 * best)
+    assert 0.5 * best < bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_a_random_pipeline_is_never_worth_more_than_pricing_says() -> None:
+    """Prices at which a pipeline's chips are worth a little less than what it does: some chain is found."""
+    random = np.random.default_rng(2)
+    looked = 0
+    for seed in range(4):
+        problem = small_problem(seed)
+        mixes = mixes_of(problem)
+        kinds = list(range(len(mixes.chains.kinds)))
+        pipelines = all_pipelines(problem)
+        for i in random.choice(len(pipelines), 8):
+            timed = pipelines[i]
+            m = int(random.integers(1, len(timed.ends_s) + 1))
+            deadline_ms = (timed.ends_s[m - 1] + timed.tail_s) / MS
+            done = timed.plan.data_parallel * timed.plan.microbatch_size * m
+            weight = random.uniform(0.1, 1.0, 2)
+            chips = np.array(timed.chips)
+            prices = weight * done * (1 - 1e-6) / float(weight @ chips)
+            assert mixes.pricing.worthwhile(prices, deadline_ms, kinds), (seed, i)
+            looked += 1
+    assert looked == 32
+
+
+def test_what_pipelines_exchange_is_never_less_than_the_floor() -> None:
+    problem = small_problem(0)
+    layers = problem.model.num_layers
+    whole = [packed_plan(problem, [(c, layers)], tensor_parallel=2) for c in (0, 1)]
+    spread = packed_plan(problem, [(0, layers - 1), (1, 1)], tensor_parallel=1)
+    for parts in (whole, (spread, spread), (whole[0], spread)):
+        assert exchange_floor_s(problem, 2) <= exchange_s(problem, parts)
+
+
+def test_shares_that_the_replicas_do_not_divide_are_among_the_choices() -> None:
+    """Three replicas cannot share a batch of 8 evenly; beside another pipeline they may run a part."""
+    problem = build_problem(
+        cluster="1x3 h100-sxm-80gb, 1x1 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=2048,
+        global_batch_size=8,
+    )
+    degrees = replica_degrees(problem, list_degrees(problem)).degrees.data_parallel
+    assert 3 in degrees and 3 not in list_degrees(problem).degrees.data_parallel
+
+
+def test_the_plan_of_pipelines_that_brute_force_finds_is_confirmed() -> None:
+    """The pieces above add up to the referee's step of the whole plan."""
+    problem = small_problem(1)
+    layers, batch = problem.model.num_layers, problem.workload.global_batch_size
+    parts = [
+        packed_plan(problem, [(c, layers)], tensor_parallel=2, num_microbatches=batch // 2) for c in (0, 1)
+    ]
+    plan = Plan.model_validate(
+        {
+            **parts[0].model_dump(),
+            "stages": tuple(stage for part in parts for stage in part.stages),
+            "pipelines": tuple(
+                Pipeline(num_stages=1, microbatch_size=1, num_microbatches=batch // 2) for _ in parts
+            ),
+        }
+    )
+    timed = [timed_pipeline(problem, part, batch // 2) for part in parts]
+    assert all(entry is not None for entry in timed)
+    ends = max(entry[0][-1] for entry in timed if entry)
+    tails = max(entry[1] for entry in timed if entry)
+    assert evaluate(problem, plan).step_s == pytest.approx(ends + exchange_s(problem, parts) + tails)
