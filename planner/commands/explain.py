@@ -37,7 +37,7 @@ def run(request: PlanRequest, plan_path: Path | None, question_s: float) -> Exit
     else:
         from planner.report.explanation import explanation_report
 
-        screen.show(explanation_report(found, gap=problem.options.gap))
+        screen.show(explanation_report(found))
     if interrupts:
         screen.note("interrupted; the questions left are not answered")
         return ExitCode.INTERRUPTED

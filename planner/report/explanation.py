@@ -15,14 +15,8 @@ from planner.units import format_percent, format_seconds
 _BINDINGS = {"pace": "sets the pace", "memory": "memory", "layers": "whole layers", "unknown": "-"}
 
 
-def explanation_report(explanation: Explanation, *, gap: float) -> RenderableType:
-    """All of an explanation.
-
-    Parameters
-    ----------
-    gap
-        Gap at which each search ended: gains below it mean nothing.
-    """
+def explanation_report(explanation: Explanation) -> RenderableType:
+    """All of an explanation."""
     if explanation.step_s is None:
         return _without_plan(explanation)
     grid = two_columns()
@@ -40,7 +34,7 @@ def explanation_report(explanation: Explanation, *, gap: float) -> RenderableTyp
         "bubble", f"{format_percent(explanation.bubble_fraction or 0.0)} of the step, in which it waits"
     )
     parts: list[RenderableType] = [grid, "", _stages(explanation), "", _gains(explanation)]
-    note = f"each found by solving again to a gap of {format_percent(gap)}: gains below that mean little"
+    note = "each found by searching again; that no plan gains more than `at most` is proven"
     parts.append(Text(note, style="dim"))
     if explanation.alternatives:
         parts += ["", _alternatives(explanation)]
