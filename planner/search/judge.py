@@ -68,6 +68,15 @@ class Judge:
             self._judge(choice, order, data, tuple(int(n) for n in layers))
         return True
 
+    def _whole_layers(
+        self, choice: int, order: tuple[int, ...], layers: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """Layers of an order that add up, near those given; None where none fit."""
+        begun = self.tables.start(choice, order)
+        repaired = repaired_layers(begun.data, begun.recompute, np.array(layers))
+        found = begun.layers if repaired is None else repaired
+        return None if found is None else tuple(found.tolist())
+
     def _judge(
         self, choice: int, order: tuple[int, ...], data: StageSelectionData, layers: tuple[int, ...]
     ) -> None:

@@ -232,6 +232,19 @@ def relax(
     return Relaxed(bound_ms, latest, closed_ms, Brackets(low, high, center[:, 0], price, best))
 
 
+def both_proven(first: Relaxed, again: Relaxed) -> Relaxed:
+    """What walks by other rows add: brackets that they close, and better bounds of the rest.
+
+    `again` bounds the open brackets of `first`; prices and orders stay those of the first walks.
+    """
+    before, after = first.brackets, again.brackets
+    kept = np.isin(before.low_ms, after.low_ms)
+    left = Brackets(after.low_ms, after.high_ms, before.mu[kept], before.price[kept], after.best_ms)
+    closed_ms = min(first.closed_ms, again.closed_ms)
+    bound_ms = min(closed_ms, float(left.best_ms.min(initial=np.inf)))
+    return Relaxed(bound_ms, first.found, closed_ms, left)
+
+
 def part_value(walk: Walk, mu: Floats, price: Floats, num_layers: int, fewest: Ints, most: Ints) -> Floats:
     """What shortest walks at some prices prove for orders that keep the numbers of stages, [row]."""
     limit = np.where(price > 0, most, fewest)

@@ -20,7 +20,7 @@ from planner.search.chain import Chain, Counter, build_chain, count_classes, cou
 from planner.search.degrees import DegreeTable
 from planner.search.dual import in_pieces
 from planner.search.other_walks import OneSidedWalks, WeighedWalks
-from planner.search.relaxation import Found, Relaxed, part_value, relax
+from planner.search.relaxation import Found, Relaxed, both_proven, part_value, relax
 from planner.search.tables import Tables
 from planner.search.walks import Ints, StageTables, Walks, least_times
 from planner.units import MS
@@ -37,13 +37,13 @@ COARSE, FINE = 1.02, 1.004
 """Ratio of the edges of a bracket, at first and where that leaves a part open."""
 MAX_BRACKETS = 24
 LONG_PIPELINE = 2
-"""Micro-batches over stages below which other rows are tried first."""
+"""Micro-batches over stages below which other rows are tried on what the first leave open."""
 
 
 def kinds_of_walks(num_microbatches: int, num_stages: int) -> tuple[type[Walks], ...]:
-    """The rows that walks go by, one after the other; the last ones lead to orders worth trying."""
+    """The rows that walks go by, one after the other; the first ones lead to orders worth trying."""
     if num_microbatches < LONG_PIPELINE * num_stages:
-        return WeighedWalks, OneSidedWalks, Walks
+        return Walks, OneSidedWalks, WeighedWalks
     return (Walks,)
 
 
@@ -135,7 +135,7 @@ class Relaxer:
             tables.times_ms[used],
             np.maximum(tables.forward_ms, tables.backward_ms)[used],
             tables.follow_ms[used],
-            tables.reduce_ms[used],
+            tables.reduce_ms[used, 0],
         )
         low, high = slowest_range(least_times(chain, stage_tables), m, most, cutoff_ms)
         if low >= high:
@@ -148,19 +148,19 @@ class Relaxer:
         ratio = FINE if fine else COARSE
         number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
         edges = np.geomspace(low, high, number + 1)
-        brackets, closed_ms, floor_ms = (edges[:-1], edges[1:]), np.inf, None
-        for kind in kinds_of_walks(m, stages):
-            walks = kind(
-                chain, counter, stage_tables, m, high, most, sends_block=not self.problem.stack.p2p_overlap
-            )
-            relaxed = relax(walks, fewest, most, allowed, *brackets, cutoff_ms, self.is_up, floor_ms=floor_ms)
-            closed_ms = min(closed_ms, relaxed.closed_ms)
+        first, *others = (
+            kind(chain, counter, stage_tables, m, high, most, sends_block=not self.problem.stack.p2p_overlap)
+            for kind in kinds_of_walks(m, stages)
+        )
+        relaxed = relax(first, fewest, most, allowed, edges[:-1], edges[1:], cutoff_ms, self.is_up)
+        for walks in others:
             left = relaxed.brackets
-            brackets, floor_ms = (left.low_ms, left.high_ms), left.best_ms
-            if not len(floor_ms) or self.is_up():
+            if not len(left.mu) or self.is_up():
                 break
-        relaxed = replace(relaxed, bound_ms=min(relaxed.bound_ms, closed_ms), closed_ms=closed_ms)
-        return _Part(walks, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tables.constant_ms)
+            ends = left.low_ms, left.high_ms
+            again = relax(walks, fewest, most, allowed, *ends, cutoff_ms, self.is_up, floor_ms=left.best_ms)
+            relaxed = both_proven(relaxed, again)
+        return _Part(first, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tables.constant_ms)
 
     def _chain(
         self, choice: int, used: Sequence[int], fewest: Ints, most: Ints, stages: int, entries: int

@@ -41,7 +41,7 @@ class ClassTables:
     follow_ms: Floats
     """[node_class, stage, n] optimizer, exposed gathering and what else follows the pipeline."""
     reduce_ms: Floats
-    """[node_class, n] exposed reduction of the first stage with its tail."""
+    """[node_class, stage, n] exposed reduction with its tail."""
     constant_ms: float
     """What every plan adds to the step."""
 
@@ -118,8 +118,7 @@ class Tables:
     def _made(self, choice: int, num_stages: int) -> ClassTables:
         layers = np.arange(self.problem.model.num_layers + 1, dtype=np.float64)
         shape = (self.table.max_stages.shape[1], num_stages, len(layers))
-        times, forward, backward, follow = (np.full(shape, np.inf) for _ in range(4))
-        reduce = np.full((shape[0], len(layers)), np.inf)
+        times, forward, backward, follow, reduce = (np.full(shape, np.inf) for _ in range(5))
         constant_ms = 0.0
         for c in np.flatnonzero(self.table.max_stages[choice]):
             data = stage_coefficients(
@@ -137,9 +136,9 @@ class Tables:
             gathering = _line(data.gather_ms, data.base_gather_ms, layers)
             follow[c] = _line(data.optimizer_ms, data.base_optimizer_ms + data.gather_tail_ms, layers)
             follow[c] += np.maximum(gathering - data.hidden_fraction * forward[c], 0.0)
-            reduction = _line(data.reduce_ms, data.base_reduce_ms, layers)[0]
-            hidden = data.hidden_fraction * np.where(np.isfinite(backward[c, 0]), backward[c, 0], 0.0)
-            reduce[c] = np.maximum(reduction - hidden, 0.0) + data.reduce_tail_ms[0]
+            reduction = _line(data.reduce_ms, data.base_reduce_ms, layers)
+            hidden = data.hidden_fraction * np.where(np.isfinite(backward[c]), backward[c], 0.0)
+            reduce[c] = np.maximum(reduction - hidden, 0.0) + data.reduce_tail_ms[:, None]
             constant_ms = data.constant_ms
         return ClassTables(times, forward, backward, follow, reduce, constant_ms)
 
@@ -168,7 +167,7 @@ class Tables:
                 dual_bounds_ms(
                     tables.forward_ms[classes, stages],
                     tables.backward_ms[classes, stages],
-                    tables.reduce_ms[classes[:, 0]],
+                    tables.reduce_ms[classes[:, 0], 0],
                     tables.follow_ms[classes, stages],
                     np.array([self.hops_s(choice, orders[i]) for i in piece]) / MS,
                     int(self.table.num_microbatches[choice]),

@@ -6,8 +6,9 @@ no slower than b, and the row of `formulations.pipeline_rows` for s reads
     (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + (m - q) t[s] + 2 sum_{i>s} t[i] + sends
     (window, k = 0),  m <= q + 1    T >= sum_i t[i] + (m - 1) max(f[s], b[s]) + sends
 
-so that for a given s each stage adds its own term. What follows the pipeline is at least any sum over the
-stages with weights that add up to 1 or less, and the reduction of stage 0 adds to every row. With a price
+so that for a given s each stage adds its own term. What follows the pipeline is at least what follows any
+stage, say F, and with weights that add up to 1 or less at least F and the weighted sum of what follows each
+stage beyond F; the reduction of stage 0 adds to every row. With a price
 mu on each layer and lambda[c] on each stage of class c the least sum over all orders, layers and s is the
 length of a shortest walk over (stage, state of `planner.search.chain`, whether s is behind), and
 
@@ -98,8 +99,9 @@ class Walks:
 
         self.layers = np.arange(self.width, dtype=np.float64)
         self.times = np.ascontiguousarray(times[:, :, : self.width].transpose(1, 0, 2))
-        base = by_stage(tables.follow) * _follow_share(tables, widest_ms, most)[classes][None, :, None]
-        base[0] += tables.reduce_first[classes][:, : self.width]
+        least_ms, share = _follow_weights(tables, widest_ms, most)
+        base = (by_stage(tables.follow) - least_ms) * share[classes][None, :, None]
+        base[0] += tables.reduce_first[classes][:, : self.width] + least_ms
         longer = np.maximum(by_stage(tables.longer), self.times / 2)
         for name, cost in zip(("once", "twice", "slowest"), self._terms(longer), strict=True):
             with_base = cost + base
@@ -231,15 +233,18 @@ def least_times(chain: Chain, tables: StageTables) -> Floats:
     return times
 
 
-def _follow_share(tables: StageTables, widest_ms: float, most: Ints) -> Floats:
-    """Weight of a stage of each class in what follows the pipeline, [class].
+def _follow_weights(tables: StageTables, widest_ms: float, most: Ints) -> tuple[float, Floats]:
+    """What follows the pipeline whatever the stages, and the weight of what a stage of a class adds, [class].
 
-    All weight on the class whose full stages are followed by most; there are at most `most` of them.
+    All weight on the class whose full stages add most; there are at most `most` of them.
     """
+    follow = np.where((tables.times <= widest_ms) & np.isfinite(tables.follow), tables.follow, np.inf)
+    least_ms = float(follow[:, :, 1:].min(initial=np.inf))
+    if not np.isfinite(least_ms):
+        return 0.0, np.zeros(len(most))
     middle = tables.times.shape[1] // 2
-    full = np.where(tables.times[:, middle] <= widest_ms, tables.follow[:, middle], 0.0).max(axis=1)
-    share: Floats = np.where(np.arange(len(most)) == np.argmax(full), 1 / np.maximum(most, 1), 0.0)
-    return share
+    full = np.where(np.isfinite(follow[:, middle]), follow[:, middle], 0.0).max(axis=1)
+    return least_ms, np.where(np.arange(len(most)) == np.argmax(full), 1 / np.maximum(most, 1), 0.0)
 
 
 def _least(cost: Floats, paid: Floats) -> tuple[Floats, Ints]:

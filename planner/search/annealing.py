@@ -1,0 +1,195 @@
+"""Better orders of classes and splits of the layers, by changing many plans at once in small random steps.
+
+The orders of a group are too many to list, and the shortest walks of its relaxation lead to a few of them.
+Here some plans, the *walkers*, each make one random change a step: two stages change places, one moves
+along the pipeline, one goes to another class that has room, one hands over a layer. A change that lengthens
+the step is kept with a probability that falls with the loss and, as the search cools, to nothing; now and
+then the worst walkers go on from the places of the best ones. All change and are valued together, as arrays.
+The random numbers come from the user's seed, so that runs repeat.
+
+Short pipelines are valued by their events, long ones by the pipeline rows without spans, which take less
+time and say as much there. Whatever comes of it the referee judges.
+
+References
+----------
+S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by simulated annealing", Science 220, 1983.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.pipeline_rows import step_bound
+from planner.cost.hops import hops_inside_host
+from planner.cost.prices import Floats, Prices
+from planner.data.problem import Problem
+from planner.search.degrees import DegreeTable
+from planner.search.relaxation import Found
+from planner.search.tables import ClassTables, Tables
+from planner.search.walks import Ints
+from planner.simulate.alternating import alternating_stage_ends_s
+from planner.units import MS
+
+Bools = NDArray[np.bool_]
+
+WALKERS = 48
+STEPS = 1200
+WARMTH = 2e-3
+"""Loss that the first step keeps with probability 1/e, relative to the step time; it cools to nothing."""
+FOLLOW_EVERY = 150
+"""Steps after which the last quarter of the walkers goes on from where the first quarter is."""
+LOOK_AT_CLOCK = 50
+"""Steps between two looks at the clock."""
+MOST_ORDERS = 4
+"""Orders handed over at the end."""
+MOST_WAVES = 160
+"""Micro-batches and stages up to which a plan is valued by its events."""
+LAYER, CLASS, SWAP, SHIFT = range(4)
+"""A layer moves; a stage goes to another class; two stages change places; a stage moves along."""
+SHARES = (0.4, 0.1, 0.3, 0.2)
+"""How often a change is of each kind."""
+AND_A_LAYER = 0.5
+"""How often a layer moves beside a change of another kind."""
+
+
+@dataclass(frozen=True)
+class OrderTimes:
+    """Values orders and splits of one row of degrees and number of stages, many at once."""
+
+    tables: ClassTables
+    num_microbatches: int
+    send_ms: Floats
+    """[class from, class to] over the network."""
+    inside_ms: Floats
+    """[class] within a host."""
+    is_inside: Bools
+    """[class, place] whether the hop behind a place of a run of stages of one class stays within a host."""
+    sends_block: bool
+
+    def values_ms(self, order: Ints, layers: Ints) -> Floats:
+        """Step times, [walker, stage] -> [walker]; inf where a stage does not fit."""
+        tables, stages = self.tables, np.arange(order.shape[1])
+        forward = tables.forward_ms[order, stages, layers]
+        backward = tables.backward_ms[order, stages, layers]
+        hops = self._hops_ms(order)
+        if self.sends_block:
+            forward = forward + hops
+            backward = backward.copy()
+            backward[:, 1:] += hops[:, :-1]
+            hops = np.zeros_like(hops)
+        fits = np.asarray(np.isfinite(backward).all(axis=1))
+        backward = np.where(fits[:, None], backward, 0.0)
+        after = tables.reduce_ms[order, stages, layers]
+        m = self.num_microbatches
+        if m + len(stages) <= MOST_WAVES:
+            end = (alternating_stage_ends_s(forward, backward, hops, m) + after).max(axis=1)
+        else:
+            end = step_bound(forward, backward, hops, m, after, spans=False)
+        values = end + tables.follow_ms[order, stages, layers].max(axis=1) + tables.constant_ms
+        return np.where(fits, values, np.inf)
+
+    def _hops_ms(self, order: Ints) -> Floats:
+        """Time of each hop, [walker, stage]; the last is 0."""
+        stages = np.arange(order.shape[1])
+        starts = np.ones(order.shape, dtype=np.bool_)
+        starts[:, 1:] = order[:, 1:] != order[:, :-1]
+        place = np.asarray(stages - np.maximum.accumulate(np.where(starts, stages, 0), axis=1))
+        hops = np.zeros(order.shape)
+        here, there = order[:, :-1], order[:, 1:]
+        inside: Bools = (here == there) & self.is_inside[here, place[:, :-1]]
+        hops[:, :-1] = np.where(inside, self.inside_ms[here], self.send_ms[here, there])
+        return hops
+
+
+def order_times(
+    problem: Problem, prices: Prices, table: DegreeTable, tables: Tables, choice: int, stages: int
+) -> OrderTimes:
+    """What values the orders of a row of degrees with so many stages."""
+    size = int(table.stage_size[choice])
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    is_inside = [hops_inside_host([0] * (stages + 1), size, [chips])[:stages] for chips in per_node]
+    return OrderTimes(
+        tables=tables.of_classes(choice, stages),
+        num_microbatches=int(table.num_microbatches[choice]),
+        send_ms=prices.send_s[choice] / MS,
+        inside_ms=prices.send_inside_s[choice] / MS,
+        is_inside=np.array(is_inside),
+        sends_block=not problem.stack.p2p_overlap,
+    )
+
+
+def anneal(
+    times: OrderTimes,
+    starts: Sequence[Found],
+    fewest: Sequence[int],
+    most: Sequence[int],
+    seed: int,
+    is_up: Callable[[], bool],
+) -> list[Found]:
+    """The best orders met with their layers, the best first.
+
+    Parameters
+    ----------
+    starts
+        Orders with layers that add up, to begin with.
+    fewest, most
+        [class] stages between which the number of each class stays.
+    """
+    random = np.random.default_rng(seed)
+    number = -(-WALKERS // len(starts))
+    order = np.array([begun for begun, _ in starts] * number)[:WALKERS]
+    layers = np.array([split for _, split in starts] * number)[:WALKERS]
+    value = times.values_ms(order, layers)
+    best_order, best_layers, best = order.copy(), layers.copy(), value.copy()
+    limits = np.array(fewest), np.array(most)
+    for step in range(STEPS):
+        if step % LOOK_AT_CLOCK == 0 and is_up():
+            break
+        new_order, new_layers, legal = _changed(order, layers, *limits, random)
+        new = np.where(legal, times.values_ms(new_order, new_layers), np.inf)
+        warmth = WARMTH * (1 - step / STEPS) ** 2 * best.min()
+        kept = new <= value - warmth * np.log1p(-random.random(len(value)))
+        order = np.where(kept[:, None], new_order, order)
+        layers = np.where(kept[:, None], new_layers, layers)
+        value = np.where(kept, new, value)
+        better = value < best
+        best_order[better], best_layers[better] = order[better], layers[better]
+        best = np.where(better, value, best)
+        if step % FOLLOW_EVERY == FOLLOW_EVERY - 1:
+            rank = np.argsort(value, kind="stable")
+            ahead, behind = rank[: WALKERS // 4], rank[-(WALKERS // 4) :]
+            order[behind], layers[behind], value[behind] = order[ahead], layers[ahead], value[ahead]
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for walker in np.argsort(best, kind="stable").tolist():
+        if np.isfinite(best[walker]):
+            found.setdefault(tuple(best_order[walker].tolist()), tuple(best_layers[walker].tolist()))
+    return list(found.items())[:MOST_ORDERS]
+
+
+def _changed(
+    order: Ints, layers: Ints, fewest: Ints, most: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints, Bools]:
+    """Every walker after one random change, and whether the change is one that may be."""
+    walkers, p = order.shape
+    rows, stages = np.arange(walkers), np.arange(p)
+    kind = random.choice(len(SHARES), size=walkers, p=SHARES)
+    picks: Ints = random.integers(p, size=(4, walkers))
+    one, other, giver, taker = picks
+    new_class = np.asarray(random.integers(len(most), size=walkers))
+    place = np.broadcast_to(stages, order.shape).astype(np.float64)
+    swaps, shifts, turns = kind == SWAP, kind == SHIFT, kind == CLASS
+    place[rows[swaps], one[swaps]], place[rows[swaps], other[swaps]] = other[swaps], one[swaps]
+    place[rows[shifts], one[shifts]] = other[shifts] + np.where(other > one, 0.5, -0.5)[shifts]
+    source = np.argsort(place, axis=1, kind="stable")
+    order, layers = np.take_along_axis(order, source, axis=1), np.take_along_axis(layers, source, axis=1)
+    order[rows[turns], one[turns]] = new_class[turns]
+    hands = (kind == LAYER) | (random.random(walkers) < AND_A_LAYER)
+    layers[rows[hands], giver[hands]] -= 1
+    layers[rows[hands], taker[hands]] += 1
+    counts = (order[:, :, None] == np.arange(len(most))).sum(axis=1)
+    legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers.min(axis=1) >= 1)
+    return order, np.clip(layers, 0, None), legal
