@@ -68,7 +68,7 @@ class Judge:
             self._judge(choice, order, data, tuple(int(n) for n in layers))
         return True
 
-    def _whole_layers(
+    def whole_layers(
         self, choice: int, order: tuple[int, ...], layers: tuple[int, ...]
     ) -> tuple[int, ...] | None:
         """Layers of an order that add up, near those given; None where none fit."""
@@ -76,6 +76,10 @@ class Judge:
         repaired = repaired_layers(begun.data, begun.recompute, np.array(layers))
         found = begun.layers if repaired is None else repaired
         return None if found is None else tuple(found.tolist())
+
+    def judge_layers(self, choice: int, order: tuple[int, ...], layers: tuple[int, ...]) -> None:
+        """Let the referee evaluate one split of an order as it is."""
+        self._judge(choice, order, self.tables.data(choice, order), layers)
 
     def _judge(
         self, choice: int, order: tuple[int, ...], data: StageSelectionData, layers: tuple[int, ...]

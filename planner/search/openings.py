@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
-from planner.search.annealing import anneal, order_times
+from planner.search.annealer import Annealer
 from planner.search.bounds import BoundData, group_bounds
 from planner.search.degrees import DegreeTable
 from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
@@ -26,7 +26,7 @@ from planner.search.programs import Solver
 from planner.search.referee import Referee
 from planner.search.relaxation import Found
 from planner.search.relaxer import Limits, PartBound, Relaxer
-from planner.search.space import fill_fastest, list_groups
+from planner.search.space import list_groups
 from planner.search.state import Clock, Frontier
 from planner.search.workers import ROUND, Task, Workers
 
@@ -36,10 +36,6 @@ MAX_GROUPS = 2000
 """Groups of one part that are listed whole; beyond it the part is halved."""
 CLOSING = 1e-12
 """How far beyond the cutoff a bound must come that closes a part, relative."""
-ANNEAL_GAP = 0.02
-"""How far below the best plan the bound of a part must lie for its orders to be annealed at first sight."""
-ROUNDS_WITHOUT = 6
-"""Rounds of pairs before that: a search that ends soon needs none."""
 TRIED_ORDERS = 3
 """Orders of one relaxed part that are given to the local search."""
 
@@ -62,8 +58,7 @@ class Opener(Solver):
         self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
         self.workers = Workers(self.relaxer, problem.options.workers)
         self._tried: set[tuple[int, tuple[int, ...]]] = set()
-        self._annealed: set[tuple[int, int]] = set()
-        self._rounds = 0
+        self.annealer = Annealer(self, self._limits, bounds, lambda: self.clock.is_up)
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -113,7 +108,9 @@ class Opener(Solver):
             ]
             for (bound_s, _), part, bound in zip(pairs, parts, bounds, strict=True):
                 self._push_found(bound_s, part, bound)
-            self._anneal_best([(bound.bound_s, part) for part, bound in zip(parts, bounds, strict=True)])
+            self.annealer.improve_best(
+                [(bound.bound_s, part) for part, bound in zip(parts, bounds, strict=True)]
+            )
         except KeyboardInterrupt:
             # Some may be open twice then, which leaves the bound true.
             for bound_s, pair in pairs[1:]:
@@ -235,7 +232,7 @@ class Opener(Solver):
             self.frontier.push(bound_s, part)
             return
         if found.found:
-            self._anneal(choice, len(found.found[0][0]), found.found)
+            self.annealer.improve(choice, len(found.found[0][0]), found.found)
             self._push_order(bound_s, choice, found.found[0][0])
             self._try_orders(choice, found.found)
             for child_s, child in found.children:
@@ -247,41 +244,6 @@ class Opener(Solver):
             if c not in limits.banned:
                 further = replace(limits, prefix=(*limits.prefix, c), banned=())
                 self.frontier.push(bound_s, OrderSet(choice, further))
-
-    def _anneal_best(self, bounded: Sequence[tuple[float, Part]]) -> None:
-        """Anneal the part of a round that promises most, where it promises much more than the best plan."""
-        self._rounds += 1
-        enough_s = (1 - ANNEAL_GAP) * (self.incumbent.step_s or np.inf)
-        bound_s, part = min(bounded, key=lambda entry: (entry[0], entry[1].choice, entry[1].stages))
-        if self._rounds <= ROUNDS_WITHOUT or part.fine or bound_s >= enough_s:
-            return
-        if not self.problem.options.keep_class_order:
-            self._anneal(part.choice, part.stages, ())
-
-    def _anneal(self, choice: int, stages: int, found: Sequence[Found]) -> None:
-        """Look for better plans among all orders of a pair, once."""
-        fewest, most = self._limits(choice, stages)
-        if (choice, stages) in self._annealed or sum(count > 0 for count in most) ** stages <= MAX_ORDERS:
-            return
-        self._annealed.add((choice, stages))
-        orders = list(found)
-        counts = fill_fastest(self.table, self.bounds, choice, stages)
-        if counts is not None:
-            blocks = np.argsort(-self.bounds.layer_s[choice], kind="stable").tolist()
-            order = tuple(c for c in blocks for _ in range(counts[c]))
-            orders.append((order, (1,) * stages))
-        starts = [(order, self._whole_layers(choice, order, layers)) for order, layers in orders]
-        begun = [(order, layers) for order, layers in starts if layers is not None]
-        if not begun:
-            return
-        times = order_times(self.problem, self.prices, self.table, self.tables, choice, stages)
-        for order, layers in anneal(times, begun, fewest, most, self.problem.options.seed, self._is_up):
-            if self.is_allowed(choice, order):
-                # As they are: what improves them by the rows alone may do worse by the events.
-                self._judge(choice, order, self.tables.data(choice, order), layers)
-
-    def _is_up(self) -> bool:
-        return self.clock.is_up
 
     def _limits(self, choice: int, stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Fewest and most stages of each class in a pair."""

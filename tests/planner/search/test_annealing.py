@@ -55,7 +55,7 @@ def test_a_plan_is_valued_as_the_referee_values_it(seed: int) -> None:
     assert plan is not None and judge.is_allowed(choice, plan[0])
     times = times_of(judge, table, choice, stages)
     value_s = float(times.values_ms(np.array([plan[0]]), np.array([plan[1]]))[0]) * MS
-    judge._judge(choice, plan[0], judge.tables.data(choice, plan[0]), plan[1])
+    judge.judge_layers(choice, *plan)
     assert judge.incumbent.step_s == pytest.approx(value_s, rel=1e-9)
 
 
