@@ -36,9 +36,9 @@ from planner.search.space import Pairs
 
 LOOKS = 60
 """Pipelines of one shape a class that are looked at for first plans."""
-GAP_OF_UNIFORM = 0.03
+GAP_OF_UNIFORM = 0.02
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
-SHARE_OF_UNIFORM = 0.25
+SHARE_OF_UNIFORM = 0.4
 """Share of the time limit that the search for equal degrees may take."""
 
 

@@ -14,8 +14,8 @@ from planner.search.meshes.shapes import Batch
 
 SHAPES_OF_CLASS = 3
 """Shapes of each class that first pipelines are made of: those that do most for their chips."""
-MAX_TRIES = 150
-"""Changes that are tried in one look."""
+FIRST_TRIES, MAX_TRIES = 600, 150
+"""Changes that are tried at first, and in a later look."""
 
 Place = tuple[int, tuple[int, ...]]
 """Number of a batch and the shapes of its stages."""
@@ -87,7 +87,7 @@ def first_sequences(opener: MeshOpener, most: int) -> list[Place]:
 
 def improve(opener: MeshOpener, tried: set[Place]) -> None:
     """Change the best pipeline as long as that helps; `tried` are changes that have been tried."""
-    most = len(tried) + MAX_TRIES
+    most = len(tried) + (MAX_TRIES if tried else FIRST_TRIES)
     longest = most_stages(opener.problem)
     while opener.best is not None and len(tried) < most:
         before = opener.best
