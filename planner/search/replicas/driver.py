@@ -52,7 +52,7 @@ from planner.search.space import Pairs
 from planner.simulate.evaluate import evaluate
 
 SHARE_OF_PART = 0.4
-"""Share of the time that is left that the search for one launcher may take."""
+"""Share of the time that is left that the search for one launcher, or that for mixes, may take."""
 MOST_PROGRAMS = 40
 """Programs among which the time that is left is divided."""
 NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
@@ -160,17 +160,24 @@ class ReplicaSearch(MeshSearch):
         opener = self.make_opener()
         if len(self.table) == 0:
             return np.inf
-        mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), lambda: self.clock.is_up)
+        left_s = self.clock.left_s
+        until_s = 0.0 if left_s is None else (1 - SHARE_OF_PART) * left_s
+
+        def is_up() -> bool:
+            """Whether the rest of the time is that of the search for FlagScale."""
+            return self.clock.is_up or (left_s is not None and (self.clock.left_s or 0.0) < until_s)
+
+        mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), is_up)
         known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
         places = [place for place in known if place is not None]
         least_s = work_bound_s(self.whole) or 0.0
         bound_s = least_s
-        for _ in range(ROUNDS):
+        for turn in range(ROUNDS):
             before_s = self.incumbent.step_s
             most_s = self.frontier.cutoff_s if before_s is not None else mixes.reachable_s(least_s)
             bound_s = mixes.bound_s(max(least_s, min(bound_s, most_s)), most_s)
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
-            if bound_s >= self.frontier.cutoff_s or self.clock.is_up:
+            if bound_s >= self.frontier.cutoff_s or self.clock.is_up or (turn and is_up()):
                 break
             for shared in mixes.shared:
                 mixes.enrich(shared, bound_s)

@@ -29,6 +29,8 @@ HALVINGS = 8
 """Halvings of the interval in which the bound lies."""
 NEARLY = 0.97
 """Share of its chips' worth at which a chain may be of use in whole numbers."""
+ENOUGH = 30
+"""Such chains that are enough."""
 DOUBLINGS = 12
 """Doublings of a time in which any chains are looked for."""
 SLACK = 1e-6
@@ -105,7 +107,7 @@ class Mixes:
         deadline_ms = deadline_s / MS - self.exchange_ms
         kinds = [k for k, kind in enumerate(self.chains.kinds) if kind.shared == shared]
         prices = self._prices(columns, deadline_ms) * NEARLY
-        found = self.pricing.worthwhile(prices, deadline_ms, kinds, len(kinds) * 20)
+        found = self.pricing.worthwhile(prices, deadline_ms, kinds, ENOUGH)
         columns += found or []
 
     def _raised(self, prices: Floats, worth: float) -> Floats:

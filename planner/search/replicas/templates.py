@@ -26,7 +26,7 @@ MOST_TEMPLATES = 150
 """Templates that are kept, those that do most for their chips."""
 SIZES_OF_DEGREE = 2
 """Micro-batch sizes of chains that are all alike."""
-MOST_CHAINS = 60
+MOST_CHAINS = 40
 """Chains that templates are made of, those found last first."""
 
 
