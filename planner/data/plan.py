@@ -115,6 +115,9 @@ class Plan(Data):
     microbatch_group_size: int | None = Field(default=None, ge=1)
     """With virtual stages: micro-batches that pass one of them before the next takes its turn; null is as
     many as there are stages (Megatron-LM's microbatch_group_size_per_vp_stage)."""
+    prediction_stage: int | None = Field(default=None, ge=0)
+    """Stage whose last virtual stage ends with the multi-token-prediction layers, the one before the last;
+    null leaves them with the loss on the last stage."""
     sequence_parallel: bool = False
     """Whether the tensor-parallel ranks split the sequence between the matrix products."""
     dp_mode: DpMode = "distopt"

@@ -13,7 +13,7 @@ from planner.data.plan import Plan
 
 
 def pipeline_layout(plan: Plan, mtp_num_layers: int = 0) -> str:
-    """The layout string of a plan; multi-token-prediction layers sit with the loss.
+    """The layout string of a plan; multi-token-prediction layers sit with the loss or before it.
 
     `Et*14` reads as E and then 14 layers: a repeat count binds to the character before it.
     """
@@ -23,8 +23,17 @@ def pipeline_layout(plan: Plan, mtp_num_layers: int = 0) -> str:
         for first, last in (stage.chunks[chunk] for stage in plan.stages)
     ]
     entries[0] = "E" + entries[0]
-    entries[-1] += (f"m*{mtp_num_layers}" if mtp_num_layers else "") + "L"
+    if mtp_num_layers:
+        entries[_position(plan)] += f"m*{mtp_num_layers}"
+    entries[-1] += "L"
     return "|".join(entries)
+
+
+def _position(plan: Plan) -> int:
+    """Entry of the predictions: the last virtual stage of their pipeline rank."""
+    if plan.prediction_stage is None:
+        return -1
+    return plan.prediction_stage - len(plan.stages)
 
 
 def _layers(count: int) -> str:

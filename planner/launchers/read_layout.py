@@ -82,11 +82,20 @@ def _by_layout(flags: Flags, p: int) -> list[list[int]]:
     joined = "|".join(entries)
     if joined.count("E") != 1 or joined.count("L") != 1 or joined[0] != "E" or joined[-1] != "L":
         raise InstanceError(f"layout {text}: needs one E, first, and one L, last", flags.where)
-    if any("m" in entry for entry in entries[:-1]):
-        raise InstanceError(
-            f"layout {text}: prediction layers apart from the loss are not priced", flags.where
-        )
     return [[entry.count("t") for entry in entries[s::p]] for s in range(p)]
+
+
+def prediction_stage(flags: Flags) -> int | None:
+    """Pipeline rank that holds prediction layers, where it is not the last; the rules say which can."""
+    p = flags.number("--pipeline-model-parallel-size", 1)
+    entries = layout_stages(flags.text("--pipeline-model-parallel-layout", "")) if p > 1 else []
+    ranks = sorted({position % p for position, entry in enumerate(entries) if "m" in entry})
+    if len(ranks) > 1 or any("m" in entry for entry in entries[:-p]):
+        raise InstanceError(
+            "layout: prediction layers must be together, in the last virtual stage of one pipeline rank",
+            flags.where,
+        )
+    return ranks[0] if ranks and ranks[0] != p - 1 else None
 
 
 def _by_pattern(flags: Flags, p: int) -> list[list[int]]:

@@ -17,6 +17,7 @@ from planner.errors import InstanceError
 from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing
+from planner.launchers.read_layout import prediction_stage
 from planner.launchers.read_model import read_model
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
@@ -198,6 +199,7 @@ def assemble(
         num_microbatches=max(1, problem.workload.global_batch_size // per_step),
         virtual_stages=len(stages[0].chunks),
         microbatch_group_size=_group_size(flags, stages),
+        prediction_stage=prediction_stage(flags),
         stages=stages,
         **fields,
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.rules import batch, chips, experts, flagscale, hosts, meshes, pipeline, sequence, tensor
+from planner.rules.predictions import prediction_stage_refusals
 from planner.rules.target import target_violations
 
 
@@ -107,6 +108,7 @@ def _batch_violations(problem: Problem, plan: Plan) -> Iterator[str]:
 def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     """Layers, schedule, recomputation."""
     yield from pipeline.stages_hold_layers(plan)
+    yield from prediction_stage_refusals(problem.model, plan)
     yield from pipeline.layers_come_once_in_order(problem.model, plan)
     yield from pipeline.virtual_stages_need_stages(plan)
     yield from pipeline.interleaving_has_whole_groups(plan)

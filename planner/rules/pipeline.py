@@ -11,12 +11,15 @@ from planner.data.plan import Plan
 
 
 def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
-    """Every (virtual) stage has a layer, or else the embedding or the loss alone (layout "E|t...|L").
+    """Every (virtual) stage has a layer, or else the embedding, predictions or the loss alone ("E|t...|m|L").
 
     Our choice: Megatron lets any stage be empty, but between the ends such a stage only adds a hop. No
     plan of the search has a stage without layers.
     """
-    ends = ((0, 0), (len(plan.stages) - 1, plan.virtual_stages - 1)) if len(plan.stages) > 1 else ()
+    last = plan.virtual_stages - 1
+    ends = [(0, 0), (len(plan.stages) - 1, last)] if len(plan.stages) > 1 else []
+    if plan.prediction_stage is not None:
+        ends.append((plan.prediction_stage, last))
     return tuple(
         f"stage {s}: its layer range [{first}, {last}] is empty; give it a layer or drop the stage"
         for s, stage in enumerate(plan.stages)

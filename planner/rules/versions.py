@@ -22,11 +22,26 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
     found = []
     if VERSIONS.index(version) < VERSIONS.index("0.16"):
         found.append(kv_heads_are_not_copied(problem, plan, version))
+        found.append(predictions_stay_with_the_loss(plan, version))
     if version != NEWEST:
         found.append(sharding_is_new(plan, version))
     found.append(hybrids_end_stages(problem, version))
     found.append(hybrids_recompute(problem, plan, version))
     return tuple(message for message in found if message is not None)
+
+
+def predictions_stay_with_the_loss(plan: Plan, version: str) -> str | None:
+    """Multi-token-prediction layers may leave the stage of the loss from core 0.16 on.
+
+    Source: megatron-core 0.15.3, megatron/core/transformer/pipeline_parallel_layer_layout.py,
+    `validate_layer_layout`; 0.16.1 has dropped the assertion.
+    """
+    if plan.prediction_stage is None:
+        return None
+    return (
+        f"prediction_stage {plan.prediction_stage}: Megatron core {version} keeps predictions on the "
+        "stage of the loss; leave it out, or take version 0.16 or newer"
+    )
 
 
 def sharding_is_new(plan: Plan, version: str) -> str | None:

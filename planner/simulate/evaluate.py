@@ -21,10 +21,12 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent
 from planner.rules.megatron import violations
 from planner.rules.meshes import microbatch_size_of
+from planner.rules.predictions import has_prediction_stage
 from planner.simulate.meshes import degrees_of_stages, shapes_of
 from planner.simulate.mixed import mixed_step_times
 from planner.simulate.pipeline import simulate
 from planner.simulate.pipelines import exchange_s, joined_timelines, share_of, tail_s
+from planner.simulate.predictions import prices_with_prediction_stage
 from planner.simulate.replicas import degrees_of_replicas, pipelines_of
 from planner.simulate.schedules import peak_in_flight
 from planner.simulate.step import (
@@ -67,7 +69,11 @@ def evaluate(problem: Problem, plan: Plan, *, timeline: bool = False) -> Evaluat
     if plan.degrees_differ:
         degrees, choices = degrees_of_stages(plan)
         return evaluate_stages(problem, plan, remembered_price(problem, degrees), choices, timeline=timeline)
-    return evaluate_with_prices(problem, plan, remembered_price(problem, degrees_of(plan)), timeline=timeline)
+    prices = remembered_price(problem, degrees_of(plan))
+    if has_prediction_stage(problem.model, plan):
+        prices, choices = prices_with_prediction_stage(problem, plan, degrees_of(plan), prices)
+        return evaluate_stages(problem, plan, prices, choices, timeline=timeline)
+    return evaluate_with_prices(problem, plan, prices, timeline=timeline)
 
 
 def _as_planned(problem: Problem, plan: Plan) -> Problem:
@@ -99,7 +105,8 @@ def evaluate_with_prices(
 
     A plan whose stages differ in degrees or list their replicas is priced anew, as it may need several rows.
     """
-    if plan.mixes_chips or plan.degrees_differ or plan.pipelines is not None:
+    own_prices = plan.mixes_chips or plan.degrees_differ or plan.pipelines is not None
+    if own_prices or has_prediction_stage(problem.model, plan):
         return evaluate(problem, plan, timeline=timeline)
     return evaluate_stages(problem, plan, prices, [choice] * len(plan.stages), timeline=timeline)
 

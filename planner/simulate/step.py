@@ -35,7 +35,7 @@ def stage_contents(problem: Problem, plan: Plan, prices: Prices) -> tuple[StageC
             node_class=node_class,
             chunks=tuple(tuple(kinds[max(first, 0) : end + 1]) for first, end in stage.chunks),
             has_embedding=s == 0,
-            has_head=s == last,
+            has_head=s in (last, plan.prediction_stage),
             recompute=stage.recompute,
             recompute_layers=stage.recompute_layers,
             recompute_piece=stage.recompute_piece,

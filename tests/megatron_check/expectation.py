@@ -54,11 +54,25 @@ def stage_parameters(problem: Problem, plan: Plan, stage: int) -> int:
             counts += layer_parameters(model, kind)
     if is_first:
         counts += embedding_parameters(model, vocab)
+    apart = plan.prediction_stage
     if is_last:
-        counts += head_parameters(model, vocab) + mtp_parameters(model)
+        counts += head_parameters(model, vocab)
         # The last stage has a copy of the embedding for a tied head, and one for multi-token prediction.
         if not is_first:
-            counts += embedding_copies(model, vocab)
+            own = model if apart is None else model.model_copy(update={"mtp_num_layers": 0})
+            counts += embedding_copies(own, vocab)
+    if stage == (plan.pipeline_parallel - 1 if apart is None else apart):
+        counts += mtp_parameters(model)
+    if apart is not None:  # Megatron then keeps the final norm with the last of the model's layers
+        holder = max(
+            s
+            for s, own in enumerate(plan.stages)
+            if own.chunks[-1][1] == model.num_layers - 1 and own.chunks[-1][0] < model.num_layers
+        )
+        norm = head_parameters(model).replicated
+        counts += ParameterCounts(replicated=norm * ((stage == holder) - is_last))
+    if stage == apart:
+        counts += embedding_parameters(model, vocab)
     per_rank = counts.per_rank(tp, plan.expert_parallel, plan.expert_tensor_parallel)
     return round(per_rank) - _balancing_biases(problem, plan, stage)
 
@@ -71,6 +85,6 @@ def _balancing_biases(problem: Problem, plan: Plan, stage: int) -> int:
     kinds = [
         kind for first, last in plan.stages[stage].chunks for kind in model.kind_of_layer[first : last + 1]
     ]
-    if stage == plan.pipeline_parallel - 1:
+    if stage == (plan.pipeline_parallel - 1 if plan.prediction_stage is None else plan.prediction_stage):
         kinds += [model.kind_of_layer[-1]] * model.mtp_num_layers
     return kinds.count("moe") * model.moe.num_experts

@@ -101,6 +101,7 @@ def run_iteration(arguments: Sequence[str], world_size: int, rank: int, recorder
         prepare_local_modules()
         _record_phases(recorder)
         skip_data_and_compilation()
+        _answer_shapes()
         run_training(shrunk_arguments(arguments, args))
     return {"rank": rank, "coordinates": coordinates(), "collectives": recorder.table()}
 
@@ -159,6 +160,30 @@ def _record_phases(recorder: Recorder) -> None:
     for kind in (optimizer.MixedPrecisionOptimizer, optimizer.ChainedOptimizer, optimizer.FP32Optimizer):
         kind.step = recorder.phase("optimizer", kind.step)
     training.train_step = recorder.only_during(training.train_step)
+
+
+def _answer_shapes() -> None:
+    """Tell the shapes that neighbours would tell, which do where predictions are apart from the loss.
+
+    For one virtual stage: what the stage of n predictions sends on, and gets back, is 1 + n times as long.
+    """
+    import torch
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+    from megatron.training import get_args
+
+    def shapes(self: Any, _next: Any, _previous: Any, recv_prev: bool, recv_next: bool) -> tuple[Any, Any]:
+        args, stage = get_args(), torch.distributed.get_rank(self.pp_group)
+        parts = args.context_parallel_size
+        parts *= args.tensor_model_parallel_size if args.sequence_parallel else 1
+
+        def sent_by(sender: int) -> list[int]:
+            holds = "m" in str(args.pipeline_model_parallel_layout).split("|")[sender]
+            times = 1 + args.mtp_num_layers if holds else 1
+            return [times * args.seq_length // parts, args.micro_batch_size, args.hidden_size]
+
+        return (sent_by(stage - 1) if recv_prev else [0, 0, 0], sent_by(stage) if recv_next else [0, 0, 0])
+
+    P2PCommunicator._communicate_shapes = shapes
 
 
 def skip_data_and_compilation() -> None:

@@ -302,3 +302,18 @@ CASES: dict[str, Callable[[], Case]] = {
 
 ALL = CASES | {"sharded_parameters": sharded_parameters}
 """With a plan that Megatron-LM reads on a CPU but cannot run there."""
+
+
+def prediction_apart() -> Case:
+    """Prediction of further tokens on a stage of its own, between the last layers and the loss."""
+    sketch = Sketch(
+        [[23], [23], [0], [0]],
+        [0, 0, 0, 0],
+        tensor_parallel=2,
+        expert_parallel=4,
+        data_parallel=4,
+        num_microbatches=8,
+        sequence_parallel=True,
+    )
+    problem, plan = case("glm-4.5-air", "4x8 h200-sxm-141gb", 32, 2048, sketch)
+    return problem, plan.model_copy(update={"prediction_stage": 2})

@@ -1,0 +1,73 @@
+"""Multi-token-prediction layers on a stage of their own, before the one with the loss.
+
+The stage with the predictions holds their layers and a copy of the embedding, and hands on the hidden
+states of the model and of each of its n predictions; the last stage holds the head, which maps all of them
+to logits, one loss after the other (megatron-core 0.19.2, core/models/gpt/gpt_model.py, `_postprocess`). The
+ordinary prices put both into one piece, the head H(n). With H(0), that of the same model without predictions:
+
+    last stage            (1 + n) H(0) in every micro-batch; parameters of H(0); logits of H(n)
+    stage of predictions  H(n) - (1 + n) H(0) in every micro-batch; parameters of H(n) - H(0)
+    hop between them      1 + n activations
+
+With virtual stages the sends of earlier chunks to and from the last stage count as long. A tied
+embedding is then held by three stages, whose ring takes 2 (3 - 1) / 3 instead of 2 (2 - 1) / 2 of its size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from planner.cost.prices import Degrees, Floats, Prices
+from planner.cost.pricing import price
+from planner.data.plan import Plan
+from planner.data.problem import Problem
+
+RING_OF_THREE = 4 / 3
+"""Wire bytes of an all-reduce among three ranks over those among two."""
+
+_WITHOUT_CHOICE = ("limit_bytes",)
+"""Arrays of the prices whose first axis is not the choice of degrees."""
+
+
+def prices_with_prediction_stage(
+    problem: Problem, plan: Plan, degrees: Degrees, prices: Prices
+) -> tuple[Prices, list[int]]:
+    """Prices of three rows, and the row of every stage: ordinary ones, the last, that of predictions.
+
+    Parameters
+    ----------
+    prices
+        Those of the plan's one choice of degrees.
+    """
+    stage = plan.prediction_stage
+    assert stage is not None and len(degrees) == 1
+    without = problem.model_copy(update={"model": problem.model.model_copy(update={"mtp_num_layers": 0})})
+    head, n = price(without, degrees), problem.model.mtp_num_layers
+    ring = RING_OF_THREE if problem.model.tied_embeddings else 1.0
+    last: dict[str, Floats] = {"tied_sync_s": ring * prices.tied_sync_s}
+    own: dict[str, Floats] = {"tied_sync_s": ring * prices.tied_sync_s}
+    for name in ("head_forward_s", "head_backward_s", "head_activation_bytes"):
+        last[name] = (1 + n) * getattr(head, name)
+        own[name] = np.maximum(getattr(prices, name) - last[name], 0.0)
+    for name in ("head_reduce_s", "head_gather_s", "head_optimizer_s", "head_state_bytes"):
+        last[name] = getattr(head, name)
+        own[name] = np.maximum(getattr(prices, name) - last[name], 0.0)
+    if plan.stages[stage].recompute == "selective":
+        own["head_backward_s"] = own["head_backward_s"] + n * prices.layer_selective_s[:, prices.last_kind]
+    # No logits; the passing buffers of a prediction's backward are those of its layer.
+    own["head_peak_bytes"] = prices.layer_working_bytes[:, prices.last_kind]
+    for changes in (last, own):
+        changes["pipeline_buffer_bytes"] = (1 + n) * prices.pipeline_buffer_bytes
+    for name in ("send_s", "send_inside_s"):
+        last[name] = (1 + n) * getattr(prices, name)  # a hop takes the longer of its two sides
+    rows = (prices, replace(prices, **last), replace(prices, **own))  # type: ignore[arg-type]
+    joined = {
+        field.name: np.concatenate([getattr(row, field.name) for row in rows])
+        for field in fields(Prices)
+        if isinstance(getattr(prices, field.name), np.ndarray) and field.name not in _WITHOUT_CHOICE
+    }
+    choices = [{stage: 2, len(plan.stages) - 1: 1}.get(s, 0) for s in range(len(plan.stages))]
+    # The extra backward of selective recomputation is in the rows.
+    return replace(prices, **joined, num_predictions=0), choices  # type: ignore[arg-type]
