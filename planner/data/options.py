@@ -43,8 +43,9 @@ class Options(Data):
     max_pipeline_parallel: int | None = Field(default=None, ge=1)
     """Most stages; null for the number of layers."""
     max_virtual_stages: int | None = Field(default=None, ge=1)
-    """Most virtual stages of a pipeline rank; null for 12, which published runs on eight stages reach, on
-    clusters of one class, and for 1 on mixed ones, where proofs take much longer."""
+    """Most virtual stages of a pipeline rank; null for 12, which published runs on eight stages reach, and
+    for 1 on mixed clusters of more than 20,000 chips. On mixed ones a number also lifts the limit on the
+    effort for their proof."""
     max_microbatch_size: int = Field(default=8, ge=1)
     """Largest micro-batch [sequences]."""
     max_context_parallel: int = Field(default=32, ge=1)

@@ -36,9 +36,9 @@ from planner.rules.tensor import tp_is_legal
 from planner.search.kinds import layer_kinds
 
 MAX_VIRTUAL_STAGES = 12
-"""Most virtual stages of a rank where the user says nothing, on clusters of few classes."""
-CLASSES_THAT_INTERLEAVE = 1
-"""Node classes up to which virtual stages are looked at without being asked for."""
+"""Most virtual stages of a rank where the user says nothing."""
+MOST_INTERLEAVED_CHIPS = 20_000
+"""Chips of a cluster of several classes up to which virtual stages are looked at without being asked for."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,19 @@ def allowed_virtual_stages(problem: Problem, most: int) -> list[int]:
     options = problem.options
     pinned, wished = options.pin.get("vp"), options.max_virtual_stages
     if wished is None and pinned is None:
-        wished = MAX_VIRTUAL_STAGES if len(problem.cluster.classes) <= CLASSES_THAT_INTERLEAVE else 1
+        cluster = problem.cluster
+        small = len(cluster.classes) == 1 or cluster.num_chips <= MOST_INTERLEAVED_CHIPS
+        wished = MAX_VIRTUAL_STAGES if small else 1
     most = most if wished is None else min(most, wished)
     counts = range(2, most + 1) if pinned is None else [pinned] if 1 < pinned <= most else []
     return [count for count in counts if f"vp={count}" not in options.forbid]
+
+
+def interleaving_is_asked_for(problem: Problem) -> bool:
+    """Whether virtual stages are searched with all effort: the user names them, or all chips are alike."""
+    options = problem.options
+    wishes = options.max_virtual_stages is not None or "vp" in options.pin or "vp=1" in options.forbid
+    return wishes or len(problem.cluster.classes) == 1
 
 
 def one_virtual_stage_is_allowed(options: Options) -> bool:

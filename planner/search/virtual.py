@@ -10,67 +10,58 @@ by the classes of the first stages, down to single orders, which become programs
 at least one layer is covered, very uneven ones too; leading layers of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
-by more than `virtual_gap`, and after so many programs those that are left keep their bound.
+by more than `virtual_gap`, and after so many programs those that are left keep their bound; sooner where
+classes are mixed and nobody asked for virtual stages.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, islice
 
 import numpy as np
 
 from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
 from planner.search.bounds import BoundData
+from planner.search.degrees import interleaving_is_asked_for
 from planner.search.openings import Opener
-from planner.search.orders import all_orders, block_orders, count_orders
-from planner.search.space import fill_fastest
+from planner.search.orders import all_orders, count_orders
 from planner.search.state import Clock
 from planner.search.virtual_capacity import Capacity, VirtualLimits
+from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import (
     VirtualItem,
     VirtualOrder,
     VirtualPair,
     VirtualPart,
 )
-from planner.search.virtual_programs import VirtualSolver
 from planner.search.virtual_space import VirtualSpace
 from planner.units import MS
 
 MAX_ORDERS = 6
 """Orders of one part up to which they are listed instead of cut by their first stages."""
-DIVES = 120
-"""Orders tried as soon as a pair is opened."""
-MAX_TRIED = 3
-"""Numbers of virtual stages for which that is done, the most promising ones."""
-MAX_BLOCKS = 6
-"""Orders tried for each."""
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
-SWAPS = 240
-"""Orders tried that come of good ones by swapping two stages."""
-SWAPS_OF_A_PAIR = 40
-"""Those of them from one good order."""
-NEAR = 1.05
-"""Step of an order, over the best one, up to which its stages are swapped."""
+EFFORT = 100_000
+"""Terms of all relaxations and programs over classes where nobody asked for virtual stages (some 5 s)."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
 
-class VirtualOpener(VirtualSolver):
+class VirtualOpener(VirtualDiver):
     """Opens such parts for one search; what comes of it goes to the frontier and the incumbent."""
 
     def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
-        super().__init__(clock, opener)
-        self.bounds = bounds
-        self.splits = self.dives = self.swaps = 0
+        super().__init__(bounds, clock, opener)
+        self.splits = self.terms = 0
+        asked = interleaving_is_asked_for(self.problem) or self.is_exact
+        self.most_terms = np.inf if asked else EFFORT
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         for bound_s, pair in sorted(self.space.pairs(), key=lambda one: one[0]):
             self._push(bound_s, pair)
 
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
-        if bound_s >= self.cutoff_s:
+        if bound_s >= self.cutoff_s or self.terms >= self.most_terms:
             self.frontier.close_virtual(bound_s)
         elif isinstance(item, VirtualPair):
             self._open_pair(bound_s, item)
@@ -107,55 +98,14 @@ class VirtualOpener(VirtualSolver):
             elif not capacity.holds(high_ms):
                 self.frontier.close_virtual(self.cutoff_s)
                 continue
-            promising.append((capacity.bound_ms(low_ms, high_ms, likely=True), v))
+            promising.append((capacity.bound_ms(low_ms, high_ms, likely=True), part))
             self._push_part(part_s, part)
-        for _, v in sorted(promising)[:MAX_TRIED] if self.frontier.incumbent.step_s is None else ():
-            self._try_blocks(pair, v)
-
-    def _try_blocks(self, pair: VirtualPair, virtual_stages: int) -> None:
-        """Try orders in which each class is a block, the fastest classes with all they can hold."""
-        counts = fill_fastest(self.table, self.bounds, pair.choice, pair.stages) or ()
-        best: tuple[float, tuple[int, ...]] = float("inf"), ()
-        for order in islice(block_orders(counts), MAX_BLOCKS):
-            if self.dives >= DIVES or self.clock.is_up:
-                break
-            self.dives += 1
-            best = min(best, (self._value_s(pair, virtual_stages, order), order))
-        if best[0] < NEAR * (self.frontier.incumbent.step_s or np.inf):
-            self._swap_stages(pair, virtual_stages, *best)
-
-    def _swap_stages(
-        self, pair: VirtualPair, virtual_stages: int, value_s: float, order: tuple[int, ...]
-    ) -> None:
-        """Swap two stages of an order as long as that makes it better, those next to each other first."""
-        if self.problem.options.keep_class_order:
-            return
-        tried, left = {order}, SWAPS_OF_A_PAIR
-        places = sorted(combinations(range(len(order)), 2), key=lambda one: (one[1] - one[0], one[0]))
-        while True:
-            for i, j in places:
-                swapped = list(order)
-                swapped[i], swapped[j] = order[j], order[i]
-                other = tuple(swapped)
-                if other in tried:
-                    continue
-                if not left or self.swaps >= SWAPS or self.clock.is_up:
-                    return
-                tried.add(other)
-                self.swaps, left = self.swaps + 1, left - 1
-                other_s = self._value_s(pair, virtual_stages, other)
-                if other_s < value_s:
-                    value_s, order = other_s, other
-                    break
+        promising.sort(key=lambda one: one[0])
+        for likely_ms, part in promising:
+            if self.frontier.incumbent.step_s is None:
+                self._try_blocks(part)
             else:
-                return
-
-    def _value_s(self, pair: VirtualPair, virtual_stages: int, order: tuple[int, ...]) -> float:
-        """Step of a good dealing of an order, which is judged where it is good; infinite where none fits."""
-        if not self.opener.is_allowed(pair.choice, order):
-            return float("inf")
-        part = VirtualOrder(pair.choice, virtual_stages, order)
-        return self._try_order(part, self.tables.data(pair.choice, virtual_stages, order))
+                self.likely.append((likely_ms, part))
 
     def _push_part(self, bound_s: float, part: VirtualPart) -> None:
         """Keep a part with the bound of what its stages hold."""
@@ -189,6 +139,10 @@ class VirtualOpener(VirtualSolver):
 
     def _relax_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
+        self._try_likely()
+        if bound_s >= self.cutoff_s:
+            self.frontier.close_virtual(bound_s)
+            return
         self._look(bound_s, part, self.cutoff_s, integral=False)
 
     def _raise_part(self, bound_s: float, part: VirtualPart) -> None:
@@ -221,7 +175,7 @@ class VirtualOpener(VirtualSolver):
             if bound_s < cutoff_s and found.order is not None:
                 self._try_found(part, found.order, found.layers)
                 if not integral and not part.limits.prefix:
-                    self._try_blocks(VirtualPair(part.choice, part.stages), part.virtual_stages)
+                    self._try_blocks(part)
         self._push(bound_s, replace(part, looks=part.looks + 1))
 
     def _try_found(self, part: VirtualPart, order: tuple[int, ...], layers: tuple[int, ...]) -> None:
@@ -248,6 +202,7 @@ class VirtualOpener(VirtualSolver):
             cutoff_ms=cutoff_s / MS,
         )
         self.opener.programs += 1
+        self.terms += part.terms
         return virtual_classes.solve(data, self._solve_options(), integral=integral)
 
     def _split_part(self, bound_s: float, part: VirtualPart) -> None:

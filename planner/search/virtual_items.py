@@ -27,6 +27,12 @@ class VirtualPart:
     looks: int = 0
     """What was done with it: nothing, the relaxation, relaxations at lower cutoffs, whole numbers as well."""
 
+    @property
+    def terms(self) -> int:
+        """About how many terms a program over its classes has: waits of each stage, and chunks by class."""
+        chunks, classes = self.stages * self.virtual_stages, sum(k > 0 for k in self.limits.most)
+        return chunks * (self.stages * (self.virtual_stages + 1) + 10 * classes)
+
 
 @dataclass(frozen=True)
 class VirtualOrder:
@@ -58,7 +64,7 @@ def turn_of(part: object) -> int:
     none of those is solved while a relaxation may still spare it.
     """
     if isinstance(part, VirtualPart):
-        return 1 + min(part.looks, 2)
+        return 2 + min(part.looks, 2)
     if isinstance(part, VirtualPair):
         return 1
-    return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0
+    return 4 if isinstance(part, VirtualOrder | VirtualProgram) else 0

@@ -1,0 +1,98 @@
+"""Good plans with virtual stages before anything is proven: classes as blocks, then stages swapped.
+
+Parts are looked at by what their stages are likely to hold (`planner.search.virtual_capacity`), so that the
+cutoff is near its last value when the first relaxation is solved.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, islice
+
+import numpy as np
+
+from planner.search.bounds import BoundData
+from planner.search.openings import Opener
+from planner.search.orders import block_orders
+from planner.search.space import fill_fastest
+from planner.search.state import Clock
+from planner.search.virtual_items import VirtualOrder, VirtualPart
+from planner.search.virtual_programs import VirtualSolver
+from planner.units import MS
+
+DIVES = 240
+"""Orders tried in which each class is a block."""
+MAX_BLOCKS = 6
+"""Those of one part."""
+LIKELY = 24
+"""Parts for which that is done before the first relaxation, the most likely ones."""
+SWAPS = 240
+"""Orders tried that come of good ones by swapping two stages."""
+FRUITLESS_SWAPS = 12
+"""Those in a row that make an order no better, after which it is left."""
+NEAR = 1.05
+"""Step of an order, over the best one, up to which its stages are swapped."""
+
+
+class VirtualDiver(VirtualSolver):
+    """Looks for good plans of one search; what comes of it goes to the incumbent."""
+
+    def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
+        super().__init__(clock, opener)
+        self.bounds = bounds
+        self.dives = self.swaps = 0
+        self.tried: set[VirtualPart] = set()
+        self.likely: list[tuple[float, VirtualPart]] = []
+        """Parts that wait to be tried, with the step that they are likely to reach [ms]."""
+
+    def _try_likely(self) -> None:
+        """Try orders of the most likely parts."""
+        likely, self.likely = sorted(self.likely, key=lambda one: one[0]), []
+        for likely_ms, part in likely[:LIKELY]:
+            if likely_ms * MS < (self.frontier.incumbent.step_s or np.inf):
+                self._try_blocks(part)
+
+    def _try_blocks(self, part: VirtualPart) -> None:
+        """Try orders in which each class is a block, the fastest classes with all they can hold."""
+        if part in self.tried:
+            return
+        self.tried.add(part)
+        counts = fill_fastest(self.table, self.bounds, part.choice, part.stages) or ()
+        best: tuple[float, tuple[int, ...]] = float("inf"), ()
+        for order in islice(block_orders(counts), MAX_BLOCKS):
+            if self.dives >= DIVES or self.clock.is_up:
+                break
+            self.dives += 1
+            best = min(best, (self._value_s(part, order), order))
+        if best[0] < NEAR * (self.frontier.incumbent.step_s or np.inf):
+            self._swap_stages(part, *best)
+
+    def _swap_stages(self, part: VirtualPart, value_s: float, order: tuple[int, ...]) -> None:
+        """Swap two stages of an order as long as that makes it better, those next to each other first."""
+        if self.problem.options.keep_class_order:
+            return
+        tried, fruitless = {order}, 0
+        places = sorted(combinations(range(len(order)), 2), key=lambda one: (one[1] - one[0], one[0]))
+        while True:
+            for i, j in places:
+                swapped = list(order)
+                swapped[i], swapped[j] = order[j], order[i]
+                other = tuple(swapped)
+                if other in tried:
+                    continue
+                if fruitless >= FRUITLESS_SWAPS or self.swaps >= SWAPS or self.clock.is_up:
+                    return
+                tried.add(other)
+                self.swaps, fruitless = self.swaps + 1, fruitless + 1
+                other_s = self._value_s(part, other)
+                if other_s < value_s:
+                    value_s, order, fruitless = other_s, other, 0
+                    break
+            else:
+                return
+
+    def _value_s(self, part: VirtualPart, order: tuple[int, ...]) -> float:
+        """Step of a good dealing of an order, which is judged where it is good; infinite where none fits."""
+        if not self.opener.is_allowed(part.choice, order):
+            return float("inf")
+        one = VirtualOrder(part.choice, part.virtual_stages, order)
+        return self._try_order(one, self.tables.data(part.choice, part.virtual_stages, order))
