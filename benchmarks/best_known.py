@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,11 +31,13 @@ from planner.data.plan import Plan  # noqa: E402
 from planner.data.problem import Problem  # noqa: E402
 from planner.errors import PlannerError  # noqa: E402
 from planner.search.assemble import hosts_of_stages  # noqa: E402
+from planner.search.mixed.placement import hosts_of_ranks  # noqa: E402
 
 PATH = ROOT / "instances" / "best_known.yaml"
 HEAD = """\
 # Best plan known for each shipped problem: step time [s], proven bound [s], when and how they were found.
-# Written by benchmarks/best_known.py. A stage reads [node class, layers, recompute, layers recomputed].
+# Written by benchmarks/best_known.py. A stage reads [node class, layers, recompute, layers recomputed]; a
+# list of [node class, ranks] comes first where its ranks lie on several, layers are a list with chunks.
 """
 DEGREES = (
     "tensor_parallel",
@@ -50,42 +54,73 @@ DEGREES = (
 def in_short(found: Plan) -> dict[str, Any]:
     """The decisions of a plan without hosts and first layers, which follow from the rest."""
     values = found.model_dump(mode="json")
-    stages = [
-        [
-            stage.node_class,
-            sum(last - first + 1 for first, last in stage.chunks),
-            stage.recompute,
-            stage.recompute_layers,
-        ]
-        for stage in found.stages
-    ]
+    stages = []
+    for stage in found.stages:
+        counts = [last - first + 1 for first, last in stage.chunks]
+        ranks = Counter(replica.node_class for replica in stage.replicas or ())
+        where = [[name, count] for name, count in ranks.items()] or stage.node_class
+        layers = counts if len(counts) > 1 else counts[0]
+        stages.append([where, layers, stage.recompute, stage.recompute_layers])
     return {**{name: values[name] for name in DEGREES}, "stages": stages}
 
 
 def in_full(problem: Problem, short: dict[str, Any]) -> Plan:
     """The plan of an entry."""
-    size = short["tensor_parallel"] * short["context_parallel"] * short["data_parallel"]
-    classes = [problem.cluster.class_index(name) for name, *_ in short["stages"]]
-    hosts = hosts_of_stages(problem, classes, size)
-    stages, first = [], 0
-    for s, (name, layers, recompute, recomputed) in enumerate(short["stages"]):
+    tp, dp = short["tensor_parallel"], short["data_parallel"]
+    index = problem.cluster.class_index
+    dealt = [
+        [(index(name), ranks) for name, ranks in ([[where, dp]] if isinstance(where, str) else where)]
+        for where, *_ in short["stages"]
+    ]
+    chips_of_rank = tp * short["context_parallel"]
+    of_stage = hosts_of_stages(problem, [ranks[0][0] for ranks in dealt], chips_of_rank * dp)
+    of_rank = hosts_of_ranks(problem, dealt, chips_of_rank)
+    is_mixed = any(len(ranks) > 1 for ranks in dealt)
+    stages = []
+    for s, (_, _, recompute, recomputed) in enumerate(short["stages"]):
+        node_class = problem.cluster.classes[dealt[s][0][0]]
         stages.append(
             {
-                "layers": [first, first + layers - 1],
-                "chip": problem.cluster.classes[classes[s]].chip,
-                "node_class": name,
-                "hosts": hosts[s],
-                "tensor_parallel": short["tensor_parallel"],
-                "data_parallel": short["data_parallel"],
+                "layers": _ranges(short["stages"], s),
+                "chip": node_class.chip,
+                "node_class": node_class.name,
+                "hosts": list(dict.fromkeys(h for own in of_rank[s] for h in own))
+                if is_mixed
+                else of_stage[s],
+                "tensor_parallel": tp,
+                "data_parallel": dp,
                 "recompute": recompute,
                 "recompute_layers": recomputed,
+                "replicas": _replicas(problem, dealt[s], of_rank[s], tp),
             }
         )
-        first += layers
     decisions = {name: short[name] for name in DEGREES}
+    layers = short["stages"][0][1]
+    decisions["virtual_stages"] = len(layers) if isinstance(layers, list) else 1
     return Plan.model_validate(
         {"target": problem.target, **decisions, "dp_mode": "distopt", "stages": stages}
     )
+
+
+def _ranges(stages: list[list[Any]], s: int) -> list[Any]:
+    """First and last layer of a stage, of each of its chunks with virtual stages."""
+    counts = [one[1] if isinstance(one[1], list) else [one[1]] for one in stages]
+    ends = np.cumsum(np.array(counts).T).reshape(len(counts[0]), len(counts))[:, s]
+    found = [[int(end - count), int(end) - 1] for end, count in zip(ends, counts[s], strict=True)]
+    return found if len(found) > 1 else found[0]
+
+
+def _replicas(
+    problem: Problem, ranks: list[tuple[int, int]], hosts: list[tuple[str, ...]], tp: int
+) -> list[dict[str, Any]] | None:
+    """The ranks of a stage on several classes; None for one class."""
+    if len(ranks) == 1:
+        return None
+    classes = [problem.cluster.classes[c] for c, count in ranks for _ in range(count)]
+    return [
+        {"node_class": one.name, "chip": one.chip, "hosts": own, "tensor_parallel": tp}
+        for one, own in zip(classes, hosts, strict=True)
+    ]
 
 
 def known() -> dict[str, dict[str, Any]]:
@@ -101,11 +136,9 @@ def known_step_s(problem: Problem, entry: dict[str, Any]) -> float:
 
 
 def searched(name: str, gap: float, limit_s: float) -> dict[str, Any] | None:
-    """The entry of a new search; None without a plan. One virtual stage a rank."""
+    """The entry of a new search; None without a plan."""
     problem = load_problem(name)
-    options = problem.options.model_copy(
-        update={"gap": gap, "time_limit_s": limit_s, "max_virtual_stages": 1}
-    )
+    options = problem.options.model_copy(update={"gap": gap, "time_limit_s": limit_s})
     result = plan(problem, Options.model_validate(options.model_dump()))
     if result.plan is None or result.evaluation is None:
         return None

@@ -157,7 +157,7 @@ def assemble_mixed_plan(
     degrees = table.degrees
     tp = int(degrees.tensor_parallel[choice])
     chips = tp * int(degrees.context_parallel[choice])
-    hosts_of_rank = _hosts_of_ranks(problem, dealt, chips)
+    hosts_of_rank = hosts_of_ranks(problem, dealt, chips)
     plan = assemble_plan(problem, table, choice, [stage[0][0] for stage in dealt], stage_choice)
     stages = []
     for stage, ranks, own in zip(plan.stages, dealt, hosts_of_rank, strict=True):
@@ -175,7 +175,7 @@ def assemble_mixed_plan(
     return plan.model_copy(update={"stages": tuple(stages)})
 
 
-def _hosts_of_ranks(
+def hosts_of_ranks(
     problem: Problem, dealt: Sequence[Dealt], chips_of_rank: int
 ) -> list[list[tuple[str, ...]]]:
     """Hosts of every rank of every stage, as `Dealer` counts them."""
