@@ -185,6 +185,8 @@ def _text(job: str, library: list[str], objects: list[Tree]) -> str:
         f"#   kubectl create configmap {job} --from-file=launch.sh --from-file=hosts.txt {files}\n"
         f"# and label the nodes of each class: kubectl label node NODE {CLASS_LABEL}=CLASS\n"
         "# Fill in the image, which holds Megatron-LM under MEGATRON_PATH. Untried on a real cluster.\n"
+        "# RDMA needs your device plugin's resource and, in securityContext, the capability IPC_LOCK.\n"
+        "# A JobSet ends as a whole when a pod fails; PyTorchJobs do not end one another: delete the rest.\n"
     )
     return heading + "---\n".join(_dumped(objects))
 

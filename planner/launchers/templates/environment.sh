@@ -4,6 +4,9 @@
 
 # set_environment BACKEND
 set_environment() {
+    # As much locked memory (for RDMA) and as many open files as the host lets us have; logins often start with less.
+    ulimit -S -l "$(ulimit -H -l)" 2>/dev/null || true
+    ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || true
 @{mixed_platforms}@{max_connections}
 
     case $1 in

@@ -121,3 +121,31 @@ def test_every_node_of_a_heterogeneous_job_gets_the_rank_of_its_stage(
     hosts = [line.split()[0] for line in (out / "hosts.txt").read_text().splitlines()]
     assert hosts == ["zeta2", "zeta1", "alpha1", "alpha2"]
     assert found == {host: (str(rank), "zeta2") for rank, host in enumerate(hosts)}, logs
+
+
+def test_a_node_that_fails_ends_the_nodes_of_the_other_component(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    out = exported(tmp_path)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    put(
+        programs, "torchrun", f"[[ $SLURMD_NODENAME != alpha1 ]] || exit 7\nsleep 300\ntouch {tmp_path}/lived"
+    )
+    environment = slurm | {"PATH": f"{programs}:{os.environ['PATH']}", "HETPLAN_SKIP_CHECKS": "1"}
+
+    def said(*words: str) -> str:
+        done = subprocess.run(words, cwd=out, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    job = said("sbatch", "--parsable", "submit.sbatch").split(";")[0].strip()
+    until = time.monotonic() + DEADLINE_S
+    while said("squeue", "-h") and time.monotonic() < until:
+        time.sleep(0.5)
+    left = said("squeue", "-h")
+    if left:
+        said("scancel", job)
+    logs = "".join(path.read_text() for path in out.glob("slurm-*.out"))
+    assert not left, logs
+    assert "Exited with exit code 7" in logs
+    assert not (tmp_path / "lived").exists()
