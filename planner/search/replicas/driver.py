@@ -175,6 +175,9 @@ class ReplicaSearch(MeshSearch):
         for turn in range(ROUNDS):
             before_s = self.incumbent.step_s
             most_s = self.frontier.cutoff_s if before_s is not None else mixes.reachable_s(least_s)
+            if before_s is None and not any(mixes.columns.values()) and not is_up():
+                # Not one chain holds the model, however long it may take.
+                return np.inf
             bound_s = mixes.bound_s(max(least_s, min(bound_s, most_s)), most_s)
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
             if bound_s >= self.frontier.cutoff_s or self.clock.is_up or (turn and is_up()):

@@ -92,3 +92,18 @@ def test_the_bound_holds_for_all_parts_of_the_space(problem: Problem, results: d
     wide, work_s = results["unrestricted"], work_bound_s(problem)
     assert wide.evaluation is not None and wide.bound_s is not None and wide.gap is not None
     assert work_s is not None and work_s < wide.bound_s <= wide.evaluation.step_s
+
+
+def test_where_no_chain_holds_the_model_there_is_no_mix_and_the_search_ends() -> None:
+    asked = build_problem(
+        cluster="1x2 v100-sxm-32gb",
+        model="llama3-70b",
+        seq_length=4096,
+        global_batch_size=4,
+        precision="fp16",
+        target="unrestricted",
+    )
+    search = ReplicaSearch(asked, None)
+    result = search.run()
+    assert result.termination == "infeasible" and result.plan is None
+    assert search.opener is not None and search.opener.programs == 0
