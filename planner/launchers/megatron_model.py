@@ -39,6 +39,10 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
     if model.hybrid is not None:
         if not builds_hybrids:
             wrong.append(f"{model.id} has Mamba layers, which pretrain_gpt.py does not build")
+        if model.hybrid.pattern.startswith("-"):
+            wrong.append(
+                f"{model.id} begins with a feed-forward layer; Megatron-LM takes its pattern for a flag"
+            )
         if model.hybrid.conv != CONVOLUTION:
             wrong.append(f"{model.id} convolves {model.hybrid.conv} tokens; Megatron-LM's Mamba layers, 4")
     elif model.norms_per_layer != 2:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from planner.data.load import load_plan
+from planner.data.load import load_model, load_plan
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers import directory
 from planner.launchers.directory import export_plan
+from planner.launchers.megatron_model import inexpressible
 from tests.planner.launchers import plans
 
 
@@ -162,9 +164,19 @@ def test_a_model_that_the_command_line_cannot_state_is_refused(
         export_plan(problem, plan.model_copy(update={"target": target}), target, tmp_path / "launch")
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [({"pattern": "-M*"}, "takes its pattern for a flag"), ({"conv": 3}, "convolves 3 tokens")],
+)
+def test_a_hybrid_that_megatron_would_misread_is_refused(change: dict[str, Any], complaint: str) -> None:
+    model = load_model("nemotron-h-8b")
+    assert model.hybrid is not None and inexpressible(model, builds_hybrids=True) == ()
+    changed = model.model_copy(update={"hybrid": model.hybrid.model_copy(update=change)})
+    assert any(complaint in said for said in inexpressible(changed, builds_hybrids=True))
+
+
 def shape_only(model: str) -> tuple[Problem, Plan]:
     """A model on one chip, with a sequence of 2,048."""
-    from planner.data.load import load_model
 
     sketch = plans.Sketch([[load_model(model).num_layers]], [0], num_microbatches=1)
     return plans.case(model, "1x1 h100-sxm-80gb", 1, 2048, sketch)
