@@ -16,7 +16,8 @@ from planner.search.space import fill_fastest
 WORTH_A_GAP = 0.02
 """How far below the best plan the bound of a part must lie for its orders to be annealed at first sight."""
 ROUNDS_WITHOUT = 6
-"""Rounds of pairs before that: a search that ends soon needs none."""
+"""Rounds of pairs before that on clusters of few classes, where searches often end sooner."""
+FEW_CLASSES = 4
 FEW_ORDERS = 600
 """Orders of a pair up to which none are annealed, as all are listed."""
 
@@ -43,7 +44,8 @@ class Annealer:
         self._rounds += 1
         enough_s = (1 - WORTH_A_GAP) * (self._judge.incumbent.step_s or np.inf)
         bound_s, part = min(bounded, key=lambda entry: (entry[0], entry[1].choice, entry[1].stages))
-        if self._rounds > ROUNDS_WITHOUT and bound_s < enough_s and not part.fine:
+        few_classes = self._judge.table.max_stages.shape[1] <= FEW_CLASSES
+        if self._rounds > (ROUNDS_WITHOUT if few_classes else 0) and bound_s < enough_s and not part.fine:
             self.improve(part.choice, part.stages, ())
 
     def improve(self, choice: int, stages: int, found: Sequence[Found]) -> None:
