@@ -259,11 +259,12 @@ def test_context_parallelism_of_a_hybrid_is_refused_not_mispriced() -> None:
     assert any("around Mamba layers is not priced" in said for said in evaluate(problem, halved).violations)
 
 
-def test_prediction_apart_from_the_loss_is_refused_not_mispriced() -> None:
+def test_prediction_apart_from_the_loss_needs_three_stages() -> None:
     # NVIDIA-NeMo/Megatron-Bridge#3928.
     flags = "--pipeline-model-parallel-size 2 --mtp-num-layers 1 --pipeline-model-parallel-layout "
-    with pytest.raises(InstanceError, match="not priced"):
-        read(flags=flags + "Et*16|t*16|m|L")
+    for layout in ("Et*16|t*16|m|L", "Et*32m|L"):
+        back = read(flags=flags + layout)
+        assert any("needs 3 pipeline stages" in said for said in evaluate(back.problem, back.plan).violations)
     with pytest.raises(InstanceError, match="needs one E"):
         read(flags=flags + "Et*32|m")
 
