@@ -129,6 +129,27 @@ def test_each_class_is_a_pytorchjob_with_its_offset(mixed: Path) -> None:
     assert limits == [{"nvidia.com/gpu": 8}, {"nvidia.com/gpu": 4}]
 
 
+def test_a_stage_on_two_classes_lies_as_planned_in_every_form(tmp_path: Path) -> None:
+    """Its slow rank first, on a host of its own class; the fast ones follow on another."""
+    out = export_plan(*plans.ranks_of_a_stage_on_two_classes(), "megatron-lm", tmp_path / "launch")
+    in_order = [("node000", 8), ("node002", 2), ("node001", 6)]
+    assert (out / "forms/mpi/hostfile").read_text() == "".join(f"{h} slots={n}\n" for h, n in in_order)
+    dealt = [line.split()[1].split("=")[1] for line in (out / "forms/mpi/rankfile").read_text().splitlines()]
+    assert dealt == [host for host, count in in_order for _ in range(count)]
+    (jobset,) = objects(out, "jobset.yaml")
+    pods = [g["template"]["spec"]["template"]["spec"] for g in jobset["spec"]["replicatedJobs"]]
+    jobs = objects(out, "pytorchjobs.yaml")
+    pods += [job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] for job in jobs]
+    started = [
+        (pod["nodeSelector"][CLASS_LABEL], pod["containers"][0]["command"][2].split("((")[1][0])
+        for pod in pods
+    ]
+    fast, slow = "h100-sxm-80gb", "a100-sxm-80gb"
+    assert started == [(fast, "0"), (slow, "1"), (fast, "2")] * 2
+    directives = (out / "submit.sbatch").read_text().split("#SBATCH hetjob")
+    assert ["node000,node001" in directives[0], "node002" in directives[1]] == [True, True]
+
+
 def test_every_file_of_the_directory_that_pods_need_is_in_the_config_map(mixed: Path) -> None:
     (jobset,) = objects(mixed, "jobset.yaml")
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
