@@ -94,8 +94,6 @@ def _rows(table: DegreeTable, rows: np.ndarray) -> DegreeTable:
 class AlikeReferee(Referee):
     """Gives all stages of a plan the setting of its row, then evaluates it."""
 
-    exact = False
-
     def __init__(
         self, problem: Problem, prices: Prices, settings: tuple[Setting, ...], num_rows: int
     ) -> None:

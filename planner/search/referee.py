@@ -13,9 +13,6 @@ from planner.simulate.evaluate import evaluate_with_prices
 class Referee:
     """Evaluates plans as they were found; `planner.search.alike` has one that completes them first."""
 
-    exact = True
-    """Whether a plan is evaluated as it was found, so that its objective can be held against its time."""
-
     def __init__(self, problem: Problem, prices: Prices) -> None:
         self.problem, self.prices = problem, prices
 

@@ -222,7 +222,7 @@ def test_plans_of_another_kind_differ_in_it_and_are_proven_to_be_slower() -> Non
     best = api.plan(problem)
     found = explain(problem)
     assert found.alternatives and best.plan is not None and found.step_s is not None
-    fields = {"tensor-parallel": "tensor_parallel", "stages than": "pipeline_parallel"}
+    fields = {"tensor-parallel": "tensor_parallel", "number of stages than": "pipeline_parallel"}
     for other in found.alternatives:
         if other.slower is None or other.step_s is None:
             continue
