@@ -15,7 +15,7 @@ from planner.search.space import fill_fastest
 
 WORTH_A_GAP = 0.02
 """How far below the best plan the bound of a part must lie for its orders to be annealed at first sight."""
-ROUNDS_WITHOUT = 6
+ROUNDS_WITHOUT = 30
 """Rounds of pairs before that on clusters of few classes, where searches often end sooner."""
 FEW_CLASSES = 4
 FEW_ORDERS = 600
@@ -42,7 +42,8 @@ class Annealer:
     def improve_best(self, bounded: Sequence[tuple[float, Part]]) -> None:
         """Anneal the part of a round that promises most, where it promises much more than the best plan."""
         self._rounds += 1
-        enough_s = (1 - WORTH_A_GAP) * (self._judge.incumbent.step_s or np.inf)
+        far = max(WORTH_A_GAP, 2 * self._judge.problem.options.gap)
+        enough_s = (1 - far) * (self._judge.incumbent.step_s or np.inf)
         bound_s, part = min(bounded, key=lambda entry: (entry[0], entry[1].choice, entry[1].stages))
         few_classes = self._judge.table.max_stages.shape[1] <= FEW_CLASSES
         if self._rounds > (ROUNDS_WITHOUT if few_classes else 0) and bound_s < enough_s and not part.fine:

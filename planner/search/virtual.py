@@ -43,6 +43,8 @@ HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
 EFFORT = 100_000
 """Terms of all relaxations and programs over classes where nobody asked for virtual stages (some 5 s)."""
+EFFORT_GAP = 0.01
+"""Gap at which that holds; who asks for less proof gets less of it."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
@@ -54,7 +56,8 @@ class VirtualOpener(VirtualDiver):
         super().__init__(bounds, clock, opener)
         self.splits = self.terms = 0
         asked = interleaving_is_asked_for(self.problem) or self.is_exact
-        self.most_terms = np.inf if asked else EFFORT
+        share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
+        self.most_terms = np.inf if asked else share * EFFORT
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         for bound_s, pair in sorted(self.space.pairs(), key=lambda one: one[0]):
             self._push(bound_s, pair)

@@ -19,13 +19,13 @@ from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_programs import VirtualSolver
 from planner.units import MS
 
-DIVES = 240
+DIVES = 120
 """Orders tried in which each class is a block."""
 MAX_BLOCKS = 6
 """Those of one part."""
 LIKELY = 24
 """Parts for which that is done before the first relaxation, the most likely ones."""
-SWAPS = 240
+SWAPS = 120
 """Orders tried that come of good ones by swapping two stages."""
 FRUITLESS_SWAPS = 12
 """Those in a row that make an order no better, after which it is left."""
