@@ -82,7 +82,7 @@ class OrderTimes:
             backward[:, 1:] += hops[:, :-1]
             hops = np.zeros_like(hops)
         fits = np.asarray(np.isfinite(backward).all(axis=1))
-        backward = np.where(fits[:, None], backward, 0.0)
+        forward, backward = (np.where(fits[:, None], times, 0.0) for times in (forward, backward))
         after = tables.reduce_ms[order, stages, layers]
         m = self.num_microbatches
         if m + len(stages) <= MOST_WAVES:
