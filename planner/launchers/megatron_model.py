@@ -24,7 +24,7 @@ _CLAMP = "7.0"
 
 
 CONVOLUTION = 4
-"""Width of the convolution in Megatron's Mamba-2 layers (core 0.19.2, `MambaMixer`), no argument of it."""
+"""Width of the convolution in Megatron's Mamba-2 layers (core 0.19.2, `MambaMixer`); no argument sets it."""
 
 
 def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[str, ...]:

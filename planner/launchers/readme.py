@@ -136,6 +136,8 @@ def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> s
                 f"Chips of the platform {backend}: the environment follows its vendor's scripts where there "
                 "are any, but is untried here."
             )
+    if problem.model.hybrid is not None:
+        notes.append("Mamba layers: the packages mamba-ssm and causal-conv1d are installed on every node.")
     trouble = mixed_platforms(problem, plan)
     if trouble is not None:
         notes.append(f"**Mixed platforms**: {trouble}.")

@@ -83,7 +83,7 @@ class Relaxer:
     ) -> None:
         """`is_up` tells whether the time is up: bounds then stay as they are.
 
-        `counts_hosts` is False where a stage need not begin on a host of its own class's.
+        `counts_hosts` is False where a run of stages need not begin on a host of its own, as with mixed ones.
         """
         self.counts_hosts = counts_hosts
         self.problem, self.prices, self.table, self.tables = problem, prices, table, tables

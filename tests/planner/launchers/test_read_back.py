@@ -61,6 +61,7 @@ def test_an_exported_hybrid_reads_back_as_its_plan(version: str, virtual: bool, 
     assert back.plan == as_read(problem, plan)
     assert back.problem.model == problem.model
     assert (back.unknown_flags, back.notes) == ((), ())
+    assert "mamba-ssm" in (out / "README.md").read_text()
 
 
 def test_a_hybrid_of_the_users_own_is_built_from_its_flags() -> None:
