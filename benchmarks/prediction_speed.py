@@ -30,7 +30,8 @@ from planner.cost.pricing import price  # noqa: E402
 from planner.cost.remembered import remembered_price  # noqa: E402
 from planner.data.load import names  # noqa: E402
 from planner.data.problem import Problem  # noqa: E402
-from planner.search.bounds import bound_data, group_bounds  # noqa: E402
+from planner.search.bound_data import bound_data  # noqa: E402
+from planner.search.bounds import group_bounds  # noqa: E402
 from planner.search.coefficients import stage_coefficients  # noqa: E402
 from planner.search.degrees import DegreeTable, list_degrees  # noqa: E402
 from planner.search.kinds import layer_kinds  # noqa: E402

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from planner.search.annealing import anneal, order_times
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 from planner.search.items import Part
 from planner.search.judge import Judge
 from planner.search.relaxation import Found

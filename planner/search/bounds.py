@@ -21,74 +21,16 @@ are at least one fewer than classes: the two stages at such a hop can hold less 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.prices import Floats, Prices
-from planner.search.kinds import LayerKinds
+from planner.cost.prices import Floats
+from planner.search.bound_data import BoundData
 
 BLOCK = 4096
 """Pairs whose bounds are worked out at once; half a million together take five times as long."""
-
-
-@dataclass(frozen=True)
-class BoundData:
-    """Times of one row of degrees that bounds need, arrays [choice, node_class] in seconds."""
-
-    num_layers: Floats
-    """[choice] layers, leading ones of another kind counted by their time in layers of the main kind."""
-    slack_layers: Floats
-    """[choice] how many such layers a stage of leading ones alone may be short of one."""
-    layer_s: Floats
-    """Forward and backward of a layer, nothing recomputed."""
-    longer_fraction: Floats
-    """Share of the longer of its two passes in the time of a layer."""
-    embedding_s: Floats
-    head_s: Floats
-    optimizer_s: Floats
-    """Optimizer step of a layer."""
-    fixed_s: Floats
-    """What a stage adds to the step after all have met, optimizer apart."""
-    tail_s: Floats
-    """Part of the reduction that nothing hides."""
-    hop_s: Floats
-    """[choice, node_class, node_class] least time of a hop between two classes, or within one."""
-    sends_block: bool
-    """Whether a send lengthens the passes of its sender instead of delaying the receiver."""
-
-
-def bound_data(num_layers: int, kinds: LayerKinds, prices: Prices, *, sends_block: bool) -> BoundData:
-    """Sums of prices; a leading layer of another kind counts as the least share of one on any class."""
-
-    def both(forward: Floats, backward: Floats) -> Floats:
-        total: Floats = forward.sum(axis=-1) + backward.sum(axis=-1)
-        return total
-
-    hop_s = prices.send_s.copy()
-    forward, backward = prices.layer_forward_s.sum(axis=-1), prices.layer_backward_s.sum(axis=-1)
-    longer = np.maximum(forward, backward) / np.where(forward + backward > 0, forward + backward, 1.0)
-    diagonal = np.arange(hop_s.shape[1])
-    hop_s[:, diagonal, diagonal] = np.minimum(
-        hop_s[:, diagonal, diagonal], np.minimum(prices.send_inside_s, hop_s.min(axis=(1, 2))[:, None])
-    )
-    layers = both(prices.layer_forward_s, prices.layer_backward_s)
-    ratio = (layers[:, kinds.lead] / layers[:, kinds.main]).min(axis=1)
-    return BoundData(
-        num_layers=num_layers - kinds.num_lead * (1 - ratio),
-        slack_layers=kinds.num_lead * np.maximum(1 - ratio, 0.0),
-        layer_s=layers[:, kinds.main],
-        longer_fraction=longer.min(axis=1),
-        embedding_s=both(prices.embedding_forward_s, prices.embedding_backward_s),
-        head_s=both(prices.head_forward_s, prices.head_backward_s),
-        optimizer_s=prices.layer_optimizer_s.min(axis=1),
-        fixed_s=prices.step_fixed_s + prices.gather_tail_s,
-        tail_s=prices.reduce_tail_s,
-        hop_s=hop_s,
-        sends_block=sends_block,
-    )
 
 
 def group_bounds(

@@ -25,7 +25,7 @@ from planner.data.result import Result, Termination
 from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
-from planner.search.bounds import bound_data
+from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees, may_mix_stages
 from planner.search.infeasible import why_infeasible
 from planner.search.items import Item, Pair

@@ -18,7 +18,8 @@ import numpy as np
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.annealer import Annealer
-from planner.search.bounds import BoundData, group_bounds
+from planner.search.bound_data import BoundData
+from planner.search.bounds import group_bounds
 from planner.search.degrees import DegreeTable
 from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
 from planner.search.orders import all_orders, count_orders

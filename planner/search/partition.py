@@ -22,7 +22,8 @@ from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed
-from planner.search.bounds import BoundData, bound_data, group_bounds
+from planner.search.bound_data import BoundData, bound_data
+from planner.search.bounds import group_bounds
 from planner.search.degrees import DegreeTable
 from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Order, Pair, Program

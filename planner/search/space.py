@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.bounds import BoundData, group_bounds, relaxed_bounds
+from planner.search.bound_data import BoundData
+from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages, one_virtual_stage_is_allowed
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 from planner.search.degrees import interleaving_is_asked_for
 from planner.search.openings import Opener
 from planner.search.orders import all_orders, count_orders

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 
 BISECTIONS = 30
 """Halvings of the interval of tau; its ends give a valid bound after any number of them."""

@@ -10,7 +10,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.orders import block_orders
 from planner.search.space import fill_fastest

@@ -9,7 +9,7 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.rules.pipeline import interleaving_is_legal
 from planner.rules.target import TARGETS
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, allowed_stages, allowed_virtual_stages
 from planner.search.space import fewest_stages
 from planner.search.virtual_bounds import virtual_bounds

@@ -13,7 +13,7 @@ from formulations.virtual_selection_tables import DealtTable, dealt_table, first
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable
 from planner.search.kinds import layer_kinds
 from planner.search.tables import ClassTables

@@ -24,7 +24,7 @@ from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.search.bounds import bound_data
+from planner.search.bound_data import bound_data
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.neighbours import Place, first_sequences, improve, sequence_of

@@ -13,7 +13,7 @@ from planner.data.plan import Plan, Recompute, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.search.assemble import hosts_of_stages
-from planner.search.bounds import BoundData
+from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes.places import Ints, PlaceTables

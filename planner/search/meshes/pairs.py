@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.data.problem import Problem
-from planner.search.bounds import BoundData, least_of_largest
+from planner.search.bound_data import BoundData
+from planner.search.bounds import least_of_largest
 from planner.search.degrees import allowed_stages
 from planner.search.items import Lengths
 from planner.search.meshes.shapes import Batch

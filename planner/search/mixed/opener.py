@@ -20,7 +20,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.rules.hosts import transports_meet
-from planner.search.bounds import BoundData, bound_data
+from planner.search.bound_data import BoundData, bound_data
 from planner.search.degrees import DegreeTable
 from planner.search.items import Item, Order, Part, Program
 from planner.search.kinds import layer_kinds

@@ -36,7 +36,8 @@ import numpy as np
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.bounds import BoundData, relaxed_bounds
+from planner.search.bound_data import BoundData
+from planner.search.bounds import relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
 from planner.search.relaxer import Limits
 from planner.search.space import fewest_stages

@@ -30,7 +30,7 @@ from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
 from planner.search.assemble import hosts_needed, hosts_of_stages
-from planner.search.bounds import bound_data
+from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds

@@ -7,7 +7,8 @@ import pytest
 
 from formulations.stage_selection_tables import least_recompute, objectives_ms
 from planner.cost.pricing import price
-from planner.search.bounds import bound_data, group_bounds, relaxed_bounds
+from planner.search.bound_data import bound_data
+from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
 from planner.search.kinds import layer_kinds
 from planner.search.orders import all_orders, block_orders, count_orders
