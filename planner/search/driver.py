@@ -134,11 +134,7 @@ class Search:
             gap = max(self.problem.options.gap, GAP_TOL)
             arguments = self.problem, prices, self.table, self.bounds, self.incumbent, gap, self.clock
             self.mixed = MixedOpener(*arguments)
-        cut = self._loop(self.opener)
-        if self.mixed is None or cut:
-            return cut
-        self.mixed.begin()
-        return self._loop(self.mixed)
+        return self._loop(self.opener, *([self.mixed] if self.mixed else []))
 
     @property
     def frontiers(self) -> list[Frontier[Item]]:
@@ -189,23 +185,26 @@ class Search:
                     tried[kind] += 1
             self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
-    def _loop(self, opener: Opener | PartitionOpener) -> bool:
-        """Open parts until the bound is reached; whether a limit cut it.
+    def _loop(self, *openers: Opener | PartitionOpener) -> bool:
+        """Open parts, those of least bound first, until the bound is reached; whether a limit cut it.
 
         Where orders are too many to list, their sets may keep the bound below the gap for ever; after so
-        many without a better plan the search ends.
+        many without a better plan the search ends. Half of a time limit belongs to the parts whose turn is
+        the first; then the least bound decides, as it is what the answer will say.
         """
-        frontier = opener.frontier
-        while len(frontier.queue):
+        going = list(openers)
+        while going := [opener for opener in going if len(opener.frontier.queue)]:
             if self.clock.is_up:
                 return True
-            bound_s, item = frontier.queue.pop(frontier.cutoff_s)
-            if bound_s >= frontier.cutoff_s:
-                frontier.close(bound_s)
-                return False
-            if opener.sets_since_better >= self.stale_sets:
+            in_turn = not self.clock.is_late
+            heads = [one.frontier.queue.head(one.frontier.cutoff_s, in_turn=in_turn) for one in going]
+            least = min(range(len(going)), key=lambda i: heads[i] if in_turn else heads[i][1:])
+            opener, frontier = going[least], going[least].frontier
+            bound_s, item = frontier.queue.pop(frontier.cutoff_s, in_turn=in_turn)
+            if bound_s >= frontier.cutoff_s or opener.sets_since_better >= self.stale_sets:
                 frontier.queue.push(bound_s, item)
-                return False
+                going.remove(opener)
+                continue
             self.opened += 1
             try:
                 if isinstance(item, VirtualItem) and self.virtual is not None:
@@ -215,7 +214,7 @@ class Search:
             except KeyboardInterrupt:
                 frontier.queue.push(bound_s, item)
                 raise
-            self._opened(len(frontier.queue))
+            self._opened(sum(len(one.queue) for one in self.frontiers))
         return False
 
     def _opened(self, left: int) -> None:

@@ -40,6 +40,11 @@ class Clock:
         return None if self.limit_s is None else self.limit_s - self.elapsed_s
 
     @property
+    def is_late(self) -> bool:
+        """Whether half of the limit has passed."""
+        return self.limit_s is not None and self.elapsed_s > self.limit_s / 2
+
+    @property
     def is_up(self) -> bool:
         """Whether the limit has passed."""
         left = self.left_s
@@ -74,11 +79,9 @@ class Queue(Generic[T]):
         heap = self._heaps.setdefault(self.turn_of(part), [])
         heapq.heappush(heap, (bound_s, next(self._ticket), part))
 
-    def pop(self, cutoff_s: float = float("inf")) -> tuple[float, T]:
+    def pop(self, cutoff_s: float = float("inf"), *, in_turn: bool = True) -> tuple[float, T]:
         """The part of least bound of the first turn that has any below the cutoff; else of all."""
-        heads = self._heads()
-        below = [turn for turn in sorted(heads) if heads[turn] < cutoff_s]
-        turn = below[0] if below else min(heads, key=lambda one: (heads[one], one))
+        turn, _ = self.head(cutoff_s, in_turn=in_turn)
         heap, head_s = self._heaps[turn], self._head_s()
         from_stream = turn == 0 and head_s is not None and (not heap or head_s <= heap[0][0])
         if from_stream and head_s is not None and self._make is not None:
@@ -86,6 +89,13 @@ class Queue(Generic[T]):
             return head_s, self._make(self._next - 1)
         bound_s, _, part = heapq.heappop(heap)
         return bound_s, part
+
+    def head(self, cutoff_s: float = float("inf"), *, in_turn: bool = True) -> tuple[int, float]:
+        """Turn and bound of the part that `pop` would take."""
+        heads = self._heads()
+        below = [turn for turn in sorted(heads) if in_turn and heads[turn] < cutoff_s]
+        turn = below[0] if below else min(heads, key=lambda one: (heads[one], one))
+        return turn, heads[turn]
 
     def _heads(self) -> dict[int, float]:
         """Least bound of each turn that has any part."""

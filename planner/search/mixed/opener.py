@@ -5,8 +5,8 @@ an order that may still win becomes orders of compositions, those with fewest cl
 become programs. What a program answers is judged with every dealing of the ranks to the classes, as hosts may
 make one better.
 
-These parts come after all others, with the plans found there in hand: where no class is left with a part of a
-stage that is worth its pace, their first bounds already close them.
+These parts take turns with those of whole stages, the least bound of both first: where no class is left
+with a part of a stage that is worth its pace, their first bounds already close them.
 """
 
 from __future__ import annotations
@@ -78,14 +78,7 @@ class MixedOpener(Opener):
         self.workers = Workers(self.relaxer, 1)
         self.left_out = False
         """Whether the last listing of compositions left some out."""
-        self.parts = self.space.parts(mixed.prices, self.bounds)
-        if self.parts:
-            self.frontier.close(self.parts[0][0])
-
-    def begin(self) -> None:
-        """Queue the parts that may beat the plans at hand."""
-        self.frontier.floor_s = float("inf")
-        for bound_s, part in self.parts:
+        for bound_s, part in self.space.parts(mixed.prices, self.bounds):
             fine = self._is_tiny(part.stages)
             self.frontier.push(bound_s, Part(part.choice, part.stages, part.limits, fine))
 
