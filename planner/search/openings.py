@@ -59,7 +59,7 @@ class Opener(Solver):
         self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
         self.workers = Workers(self.relaxer, problem.options.workers)
         self._tried: set[tuple[int, tuple[int, ...]]] = set()
-        self.annealer = Annealer(self, self._limits, bounds, lambda: self.clock.is_up)
+        self.annealer: Annealer | None = Annealer(self, self._limits, bounds, lambda: self.clock.is_up)
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -109,9 +109,9 @@ class Opener(Solver):
             ]
             for (bound_s, _), part, bound in zip(pairs, parts, bounds, strict=True):
                 self._push_found(bound_s, part, bound)
-            self.annealer.improve_best(
-                [(bound.bound_s, part) for part, bound in zip(parts, bounds, strict=True)]
-            )
+            if self.annealer is not None:
+                bounded = [(bound.bound_s, part) for part, bound in zip(parts, bounds, strict=True)]
+                self.annealer.improve_best(bounded)
         except KeyboardInterrupt:
             # Some may be open twice then, which leaves the bound true.
             for bound_s, pair in pairs[1:]:
@@ -233,7 +233,8 @@ class Opener(Solver):
             self.frontier.push(bound_s, part)
             return
         if found.found:
-            self.annealer.improve(choice, len(found.found[0][0]), found.found)
+            if self.annealer is not None:
+                self.annealer.improve(choice, len(found.found[0][0]), found.found)
             self._push_order(bound_s, choice, found.found[0][0])
             self._try_orders(choice, found.found)
             for child_s, child in found.children:

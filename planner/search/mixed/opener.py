@@ -76,6 +76,8 @@ class MixedOpener(Opener):
             mixed.problem, mixed.prices, self.table, mixed, lambda: self.clock.is_up, counts_hosts=False
         )
         self.workers = Workers(self.relaxer, 1)
+        # An order of kinds of stages is no plan yet, which annealing would need.
+        self.annealer = None
         self.left_out = False
         """Whether the last listing of compositions left some out."""
         for bound_s, part in self.space.parts(mixed.prices, self.bounds):

@@ -11,7 +11,7 @@ from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.placement import place_hosts
-from planner.search import driver
+from planner.search import annealer, driver, openings
 from planner.search.degrees import may_mix_stages
 from planner.search.mixed.placement import Dealer
 from planner.simulate.evaluate import evaluate
@@ -76,6 +76,14 @@ MIXED_IS_BEST = (101, 122, 127)
 @pytest.mark.parametrize("seed", MIXED_IS_BEST)
 def test_search_finds_the_best_mixed_plan(seed: int) -> None:
     assert assert_search_finds_the_best(seed)
+
+
+def test_sets_of_orders_of_mixed_stages_are_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their orders are of kinds of stages, which annealing does not know."""
+    monkeypatch.setattr(openings, "MAX_ORDERS", 0)
+    monkeypatch.setattr(annealer, "FEW_ORDERS", 0)
+    for seed in MIXED_IS_BEST:
+        assert assert_search_finds_the_best(seed)
 
 
 def test_forbidden_mixed_stages_are_not_made() -> None:
