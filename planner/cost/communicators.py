@@ -4,10 +4,10 @@ Each kind of group with several ranks has a communicator, and so has the whole j
 group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, issue 964), on MI250X 0.65 GiB
 (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111); beyond a node the number of ranks no longer counts
 (nccl, issue 986). An exchange of all with all connects every pair of a node: the first one among eight H100
-took 3.28 GB more (issue 1685). A mixture of experts under Megatron-LM on eight H100 held 7 to 10 GB in all
-(github.com/verl-project/verl, issue 6266). Where switches add up (NVLink SHARP), NCCL holds buffers for every
-rank of a group that lies on them (nvlsPerRankSize in its log: 192 MiB in 2.18 and 2.19, 32 MiB later), for
-groups of three or more.
+took 3.28 GB more (issue 1685), 32 channels a pair; stages side by side below fast links are such pairs. A
+mixture of experts under Megatron-LM on eight H100 held 7 to 10 GB in all (github.com/verl-project/verl, issue
+6266). Where switches add up (NVLink SHARP), NCCL holds buffers for every rank of a group that lies on them
+(nvlsPerRankSize in its log: 192 MiB in 2.18 and 2.19, 32 MiB later), for groups of three or more.
 
 Which groups exchange anything is measured for Megatron-LM core 0.19.2: its calls to `torch.distributed` were
 counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the
@@ -54,6 +54,8 @@ def communicator_bytes(
         groups += megatron_groups(problem.model, s, job, dp_mode)
     sets: Values = sum(_sets(group.ranks) for group in groups)
     joined = sets * stack.communicator_gib * GIB + _exchange_bytes(stack, s, domain_chips)
+    if stack.communicator_gib:
+        joined = joined + near_stages(s, job, domain_chips) * EXCHANGE_BYTES_PER_PEER
     if not (chip.switch_reduces and stack.switch_buffer_mib):
         return joined
     near: Values = sum(_near_ranks(group, domain_chips) for group in groups)
@@ -105,6 +107,15 @@ def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) ->
         if dp_mode != "distopt":
             groups.append(Group(s.ep * s.etp * stages))
     return groups
+
+
+def near_stages(sizes: Sizes, job: float, domain_chips: float) -> Values:
+    """Neighbours in the pipeline that fast links join with a stage: at most the one before and the one after.
+
+    The first and the last stage count as any other, as they send to each other where stages are interleaved.
+    """
+    together = minimum(domain_chips, job) // sizes.stage_chips
+    return minimum(maximum(together - 1, 0.0), 2.0)
 
 
 def _near_ranks(group: Group, domain_chips: float) -> Values:

@@ -160,13 +160,13 @@ class Prices:
     head_activation_bytes: Floats
     """[choice] kept by final norm and head for one micro-batch, apart from the logits."""
     layer_working_bytes: Floats
-    """[choice, kind] passing buffers of one layer's backward."""
+    """[choice, kind] passing buffers of one layer's backward, and placeholders of the layers' gradients."""
     layer_waiting_bytes: Floats
     """[choice, kind] gradients of one layer that wait whole for the end of a backward, beyond those kept."""
     layer_recompute_peak_bytes: Floats
     """[choice, kind] activations of one layer that exist again while it is recomputed."""
     head_peak_bytes: Floats
-    """[choice] logits and their gradients in the loss."""
+    """[choice] logits and their gradients in the loss, and placeholders of the layers' gradients."""
     pipeline_buffer_bytes: Floats
     """[choice] receive buffers, where there is more than one stage."""
     fixed_bytes: Floats

@@ -11,7 +11,7 @@ from functools import reduce
 
 import numpy as np
 
-from planner.cost import memory, states
+from planner.cost import memory, placeholders, states
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
@@ -30,7 +30,7 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
-from planner.cost.prices import PARTS, Degrees, Floats, Prices
+from planner.cost.prices import PARTS, STATES, Degrees, Floats, Prices
 from planner.cost.profiles import with_profiles
 from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
@@ -224,6 +224,12 @@ def _memory(
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     num_kinds = len(work.kinds)
     layer["working"] += gathered[:num_kinds].T
+    beside_logits = gathered[:num_kinds].max(axis=0)
+    if stack.gradient_placeholders and stack.gradient_accumulation_fusion:
+        held[num_kinds + 1 :, :, STATES.index("gradients")] += placeholders.head_placeholders(work.pieces)
+        of_layers = placeholders.layer_placeholders(work.pieces, work.kinds, rows)
+        layer["working"] += of_layers
+        beside_logits = beside_logits + of_layers.max(axis=1)
     waiting = states.waiting_bytes(counts, sizes, dp_mode, stack.gradient_bytes, overlap=stack.dp_overlap)
     layer["waiting"] = waiting[:num_kinds].T
     num_classes = len(problem.cluster.classes)
@@ -236,8 +242,7 @@ def _memory(
     of_choice = {
         "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
         "head_activation_bytes": memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting),
-        "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes)
-        + gathered[:num_kinds].max(axis=0),
+        "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes) + beside_logits,
         "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,
     }
     return {

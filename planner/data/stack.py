@@ -89,6 +89,9 @@ class SoftwareStack(Data):
     """Whether each step writes zeros over the gradients; else it lets go of them."""
     gradient_accumulation_fusion: bool = True
     """Whether weight gradients are added to the fp32 sum inside the matrix product."""
+    gradient_placeholders: bool = False
+    """Where they are: whether a 16-bit placeholder for each shape of weight stays (`get_dummy_wgrad` of
+    Transformer Engine)."""
     dropout: bool = False
     """Whether dropout is on, which stores a mask of one byte a value."""
     cp_exchange: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] = "p2p"

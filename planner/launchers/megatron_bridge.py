@@ -115,6 +115,7 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.fine_grained_activation_offloading": False,
         "model.seq_length": problem.workload.seq_length,
         "model.cross_entropy_loss_fusion": problem.stack.fused_cross_entropy,
+        "model.cross_entropy_fusion_impl": "te" if problem.stack.fused_cross_entropy else "native",
         "dataset.seq_length": problem.workload.seq_length,
         "train.micro_batch_size": plan.microbatch_size,
         "train.global_batch_size": problem.workload.global_batch_size,

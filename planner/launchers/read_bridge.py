@@ -38,6 +38,7 @@ VALUES = {
     "model.moe_token_dispatcher_type": "--moe-token-dispatcher-type",
     "model.moe_flex_dispatcher_backend": "--moe-flex-dispatcher-backend",
     "model.moe_expert_capacity_factor": "--moe-expert-capacity-factor",
+    "model.cross_entropy_fusion_impl": "--cross-entropy-fusion-impl",
     "model.seq_length": "--seq-length",
     "train.micro_batch_size": "--micro-batch-size",
     "train.global_batch_size": "--global-batch-size",

@@ -36,6 +36,16 @@ def read_precision(flags: Flags) -> Precision:
     raise InstanceError("neither --bf16 nor --fp16: training in fp32 is not predicted", flags.where)
 
 
+def _loss_bytes_per_logit(flags: Flags) -> float:
+    """Bytes of a logit at the loss's peak.
+
+    Transformer Engine's puts the gradient in the logits' place; Megatron-LM's own, fused or not, works on an
+    fp32 copy beside them (core/tensor_parallel/cross_entropy.py).
+    """
+    by_te = flags.text("--cross-entropy-fusion-impl", "native") == "te"
+    return 2.0 if by_te and "--cross-entropy-loss-fusion" in flags else 6.0
+
+
 def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ranks: int = 1) -> SoftwareStack:
     """The software with the overlaps, kernels and gradient exchange that the flags switch.
 
@@ -50,6 +60,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "dropout": dropout,
         "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
         "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
+        "loss_bytes_per_logit": _loss_bytes_per_logit(flags),
         "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
         "optimizer_shard_size": None,
         "bucket_parameters": None,

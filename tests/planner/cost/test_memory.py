@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost.checkpointing import repeated_shares
+from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
 from planner.cost.memory import layer_activations
 from planner.cost.parameters import layer_parameters, total_parameters
 from planner.cost.prices import PARTS, Degrees
@@ -192,7 +193,8 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
 
     def sets(**degrees: int) -> float:
         found = prices(of, **degrees).fixed_bytes[0, 0] / GIB - of.stack.context_gib
-        return float(found / of.stack.communicator_gib)
+        near = near_stages(Sizes.single(of, Degrees.single(**degrees)), 32.0, 8.0)
+        return float((found - near * EXCHANGE_BYTES_PER_PEER / GIB) / of.stack.communicator_gib)
 
     # The job's own, and that of 32, 4 or no stages in a pipeline.
     assert sets() == pytest.approx(2.0)
@@ -200,6 +202,21 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     assert sets(tensor_parallel=8, data_parallel=4) == pytest.approx(3.0)
     # Two replicas and two stages, each a smaller group of two: 544 of 688 MB.
     assert sets(tensor_parallel=8, data_parallel=2) == pytest.approx(2.0 + 2 * 544 / 688)
+
+
+@pytest.mark.parametrize(
+    ("tp", "near"),
+    [(8, 0), (4, 1), (2, 2), (1, 2)],  # a stage of eight fills its node; of four, two share one
+)
+def test_stages_that_share_a_node_are_connected_as_pairs_of_an_exchange(tp: int, near: int) -> None:
+    of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
+    chosen = Sizes.single(of, Degrees.single(tensor_parallel=tp))
+    assert near_stages(chosen, 32.0, domain_chips=8.0) == near
+    groups = [
+        544 / 688 if group.ranks == 2 else 1.0 for group in sharing_groups(chosen, 32.0) if group.ranks > 1
+    ]
+    found = prices(of, tensor_parallel=tp).fixed_bytes[0, 0] / GIB - of.stack.context_gib
+    assert found - sum(groups) * of.stack.communicator_gib == pytest.approx(near * 3.28 * GB / 7 / GIB)
 
 
 def test_switches_that_add_up_take_buffers_for_every_rank_below_them() -> None:

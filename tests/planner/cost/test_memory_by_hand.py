@@ -158,7 +158,9 @@ def test_terms_of_a_dense_stage_equal_a_list_of_its_tensors(s: Setting, tied: bo
     matrices = n - ends - (2 * s.layers + (1 if s.is_last else 0)) * m.hidden_size
     copies = 0.0 if s.precision == "bf16" else 2 * INPUT[s.precision] * matrices
     assert found["weights"] == pytest.approx(2 * n + copies)
-    assert found["gradients"] == pytest.approx(4 * n)
+    vocab = -(-vocab_size // (128 * s.tp)) * 128
+    head_placeholder = 2 * vocab * m.hidden_size if s.is_last else 0.0
+    assert found["gradients"] == pytest.approx(4 * n + head_placeholder)
     assert found["optimizer"] == pytest.approx(12 * n / shard)
     in_flight = min(8, s.stages - s.stage)
     values = s.norm_tokens * m.hidden_size
@@ -166,10 +168,13 @@ def test_terms_of_a_dense_stage_equal_a_list_of_its_tensors(s: Setting, tied: bo
     kept += 8 * s.tokens if s.stage == 0 else 0.0  # token numbers
     kept += 4 * values if s.is_last else 0.0  # input and output of the final norm
     assert found["activations"] == pytest.approx(in_flight * kept)
-    vocab = -(-vocab_size // (128 * s.tp)) * 128
-    logits = s.tokens * vocab * (2 + 4 + 4) if s.is_last else 0.0
+    # 16-bit logits and an fp32 copy, which becomes the softmax and its gradient; of the layers' weights a
+    # 16-bit placeholder of each shape.
+    logits = s.tokens * vocab * (2 + 4) + 2 * matrices / s.layers if s.is_last else 0.0
     passing = found["working"] + found["recompute"]
-    assert found["logits"] == pytest.approx(logits) if passing == 0 else passing >= logits
+    few_groups = m.num_query_groups < s.tp  # queries, keys and values are made for a whole group
+    near = pytest.approx(logits, rel=0.01 if few_groups else None)
+    assert found["logits"] == near if passing == 0 else passing >= logits
     if s.recompute == "full" and passing:
         assert found["recompute"] == pytest.approx(dense_saved(m, s) - 2 * values)
 
