@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost import tables
+from planner.cost.casts import cast_bytes
 from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import HALF, Matmul, Products, attention_dims
 from planner.cost.prices import Floats
@@ -26,19 +27,11 @@ from planner.data.stack import SoftwareStack
 
 PASSES = ("forward", "dgrad", "wgrad")
 
-QUANTISE_BYTES = {"bf16": 0.0, "fp16": 0.0, "fp8": 4.0, "fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
-"""Bytes moved to cast one 16-bit operand: read 2, write it and its transpose at 1 each (0.75 at 4 bits)."""
-
-ROW_CAST_BYTES, COLUMN_CAST_BYTES = 5.0, 7.0
-"""Bytes moved to cast one 16-bit operand with a scale for each row, or for each column: it is read for the
-maxima (2) and read and written again (3); a column's cast is then turned round for the product (2). torchao
-casts input, weight and gradient both ways (float8/float8_linear.py, matmul_with_hp_or_float8_args)."""
-
-CAST_BY_NORM = ("mxfp8", "nvfp4")
-"""Formats whose scales belong to small blocks, so that the norm before a product writes its input in them:
-scales of a whole tensor are known too late (Transformer Engine, layernorm_linear.py, with_quantized_norm)."""
-
 HOPPER = ("h100_sxm", "h200_sxm")
+
+UNTURNED = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+"""Tables of chips whose 8-bit products read operands along either dimension: compute capability 10 and 11
+(transformer_engine/pytorch/utils.py, is_non_tn_fp8_gemm_supported)."""
 
 SPLIT_ACCUMULATOR = 1.15
 """Latency of 8-bit products whose partial sums are promoted to full precision, over that of fast ones, on
@@ -84,7 +77,15 @@ def in_pieces(
     stack: SoftwareStack,
 ) -> MatmulTimes:
     """The same where every product runs as so many products of fewer tokens, one after the other."""
-    parts = [replace(x, m=x.m / pieces, count=x.count * pieces) for x in matmuls]
+    parts = [
+        replace(
+            x,
+            m=x.m / pieces,
+            count=x.count * pieces,
+            own_rows=None if x.own_rows is None else x.own_rows / pieces,
+        )
+        for x in matmuls
+    ]
     return matmul_times(relative, Products(parts), precision, stack)
 
 
@@ -116,35 +117,13 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
     rate = relative.memory_bytes_per_s
     element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
     latency = count * np.maximum(latency, products.moved_bytes(element, stack.gradient_bytes) / rate)
-    cast = QUANTISE_BYTES[precision] if relative.gemm_precision != "bf16" else 0.0
-    if cast and stack.row_scales:
-        latency = (
-            latency
-            + np.where(weight, _row_cast_bytes(count * m * k, count * n * k, count * m * n), 0.0) / rate
-        )
-    elif cast:
-        inputs, gradients = count * m * k * cast / rate, count * m * n * cast / rate
-        if precision in CAST_BY_NORM:
-            inputs = np.where(products.after_norm, 0.0, inputs)
-        latency = latency + np.array([inputs * weight, gradients * weight, np.zeros_like(inputs)])
+    if relative.gemm_precision != "bf16":
+        turned = relative.measured.table not in UNTURNED
+        latency = latency + cast_bytes(products, precision, stack, turned=turned) / rate
     if not stack.gradient_accumulation_fusion:
         moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
         latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
     return latency
-
-
-def _row_cast_bytes(inputs: Floats, weights: Floats, gradients: Floats) -> Floats:
-    """Bytes that casts by rows and columns move, array [pass, product, choice].
-
-    Parameters
-    ----------
-    inputs, weights, gradients
-        Values of each operand.
-    """
-    row, column = ROW_CAST_BYTES, COLUMN_CAST_BYTES
-    return np.array(
-        [row * (inputs + weights), row * gradients + column * weights, column * (gradients + inputs)]
-    )
 
 
 def _sums_factor(stack: SoftwareStack) -> float:

@@ -44,6 +44,9 @@ class Matmul:
     """Whether B is a weight; without one both gradients are activations'."""
     after_norm: bool = False
     """Whether a norm makes its input."""
+    own_rows: Values | None = None
+    """Rows of the input of a column-parallel product (of the output's gradient of a row-parallel one) that a
+    rank has before they are gathered; None where they are not."""
     narrow: bool = True
     """Whether it runs in the workload's format, else in 16 bits: Transformer Engine quantises the linear maps
     of layers alone (core/extensions/transformer_engine.py); the head and the router are Megatron's own."""
@@ -64,6 +67,12 @@ class Products:
         self.m, self.n, self.k, self.count = values.reshape(len(matmuls), 4, -1).transpose(1, 0, 2)
         self.weight = np.array([x.has_weight for x in matmuls])[:, None]
         self.after_norm = np.array([x.after_norm for x in matmuls])[:, None]
+        # Rows of inputs and of outputs' gradients that a rank casts, the rest being gathered.
+        self.own_inputs, self.own_gradients = self.m.copy(), self.m.copy()
+        for i, x in enumerate(matmuls):
+            if x.own_rows is not None:
+                own = self.own_inputs if x.split == "column" else self.own_gradients
+                own[i] = x.own_rows
         self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
         self._moved: dict[tuple[float, float], Floats] = {}
         self.wide = [i for i, x in enumerate(matmuls) if not x.narrow]
@@ -131,8 +140,17 @@ def _attention_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     groups = maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
     hidden = model.hidden_size * s.ones
     return [
-        Matmul("qkv", s.tokens, queries + 2 * groups, hidden, s.ones, "column", after_norm=True),
-        Matmul("proj", s.tokens, hidden, queries, s.ones, "row"),
+        Matmul(
+            "qkv",
+            s.tokens,
+            queries + 2 * groups,
+            hidden,
+            s.ones,
+            "column",
+            after_norm=True,
+            own_rows=s.norm_tokens,
+        ),
+        Matmul("proj", s.tokens, hidden, queries, s.ones, "row", own_rows=s.norm_tokens),
     ]
 
 
@@ -153,7 +171,7 @@ def _latent_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
             s.ones,
             "column",
         ),
-        Matmul("proj", s.tokens, hidden, heads * mla.v_head_dim, s.ones, "row"),
+        Matmul("proj", s.tokens, hidden, heads * mla.v_head_dim, s.ones, "row", own_rows=s.norm_tokens),
     ]
     if mla.q_lora_rank is None:
         out.append(Matmul("q", s.tokens, heads * query_dim, hidden, s.ones, "column"))
@@ -176,8 +194,9 @@ def _mlp_matmuls(model: ModelSpec, width: int, s: Sizes, name: str) -> list[Matm
             s.ones,
             "column",
             after_norm=name == "fc",
+            own_rows=s.norm_tokens,
         ),
-        Matmul(f"{name}2", s.tokens, hidden, inner, s.ones, "row"),
+        Matmul(f"{name}2", s.tokens, hidden, inner, s.ones, "row", own_rows=s.norm_tokens),
     ]
 
 
@@ -210,8 +229,8 @@ def _mamba_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     chunks = s.tokens / chunk
     head_dim, states = spec.mamba_head_dim * s.ones, spec.ssm_state * s.ones
     return [
-        Matmul("in", s.tokens, 2 * inner + state + heads, hidden, s.ones, "column"),
-        Matmul("out", s.tokens, hidden, inner, s.ones, "row"),
+        Matmul("in", s.tokens, 2 * inner + state + heads, hidden, s.ones, "column", own_rows=s.norm_tokens),
+        Matmul("out", s.tokens, hidden, inner, s.ones, "row", own_rows=s.norm_tokens),
         Matmul("scan_scores", chunks * chunk, chunk, states, heads, has_weight=False, narrow=False),
         Matmul("scan_values", chunks * chunk, head_dim, chunk, heads, has_weight=False, narrow=False),
         Matmul("scan_states", chunks * states, head_dim, chunk, heads, has_weight=False, narrow=False),

@@ -80,6 +80,9 @@ class SoftwareStack(Data):
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
     (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are
     gathered in it as well."""
+    current_scaling: bool = False
+    """With one scale a tensor: whether it follows from the tensor's own values, which are read once more for
+    it, rather than from those of earlier steps."""
     row_scales: bool = False
     """Whether 8-bit products take a scale for each row and column (torchao's rowwise recipe), so that every
     operand is cast once along each dimension and travels in 16 bits."""

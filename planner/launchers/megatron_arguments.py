@@ -65,7 +65,7 @@ def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
     wrong, modules = [], recompute_modules(problem, plan)
     if not modules:
         wrong.append(f'recompute "selective": {problem.model.id} has none of the modules; name others')
-    delayed = problem.workload.precision == "fp8"
+    delayed = problem.workload.precision == "fp8" and not problem.stack.current_scaling
     outputs = [name for name in modules if name in ("moe_act", "layernorm")]
     if delayed and outputs:
         wrong.append(
@@ -181,11 +181,13 @@ def batch_arguments(problem: Problem, plan: Plan) -> Arguments:
     )
 
 
-def number_format(precision: Precision) -> Arguments:
+def number_format(precision: Precision, *, current_scaling: bool = False) -> Arguments:
     """Number format of the matrix products."""
     wide = switch("--fp16" if precision == "fp16" else "--bf16")
     if precision in _FP8_RECIPE:
-        return (wide, option("--fp8-format", "hybrid"), option("--fp8-recipe", _FP8_RECIPE[precision]))
+        of_tensor = precision == "fp8" and current_scaling
+        recipe = "tensorwise" if of_tensor else _FP8_RECIPE[precision]
+        return (wide, option("--fp8-format", "hybrid"), option("--fp8-recipe", recipe))
     if precision == "nvfp4":
         return (wide, option("--fp4-format", "e2m1"), option("--fp4-recipe", "nvfp4"))
     return (wide,)
@@ -193,10 +195,11 @@ def number_format(precision: Precision) -> Arguments:
 
 def precision_arguments(problem: Problem) -> Arguments:
     """Number format of the matrix products, and kernels that the software stack names."""
-    arguments = list(number_format(problem.workload.precision))
-    if not problem.stack.flash_attention:
+    stack = problem.stack
+    arguments = list(number_format(problem.workload.precision, current_scaling=stack.current_scaling))
+    if not stack.flash_attention:
         arguments.append(option("--attention-backend", "unfused"))
-    if problem.stack.fused_cross_entropy:
+    if stack.fused_cross_entropy:
         arguments.append(switch("--cross-entropy-loss-fusion"))
     return tuple(arguments)
 

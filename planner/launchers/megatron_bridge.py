@@ -31,6 +31,9 @@ MIXED_PRECISION: dict[Precision, str] = {
 }
 """Megatron-Bridge's name of each number format (0.6.2, training/mixed_precision.py)."""
 
+CURRENT_SCALING = "bf16_with_fp8_current_scaling_mixed"
+"""That of 8 bits with a scale that follows from each tensor's own values."""
+
 Overrides = dict[str, str]
 """Field -> value, as Hydra reads it."""
 
@@ -123,10 +126,17 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "tokenizer.vocab_size": problem.model.vocab_size,
         **_optimizer(problem, plan),
         "dist.use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp",
-        "mixed_precision": MIXED_PRECISION[problem.workload.precision],
+        "mixed_precision": _mixed_precision(problem),
         "comm_overlap": None,
     }
     return {key: _hydra(value) for key, value in fields.items()}
+
+
+def _mixed_precision(problem: Problem) -> str:
+    precision = problem.workload.precision
+    if precision == "fp8" and problem.stack.current_scaling:
+        return CURRENT_SCALING
+    return MIXED_PRECISION[precision]
 
 
 def _recompute(problem: Problem, plan: Plan) -> dict[str, object]:

@@ -16,7 +16,7 @@ from planner.errors import InstanceError
 from planner.launchers import bridge_model
 from planner.launchers.arguments import words
 from planner.launchers.megatron_arguments import number_format
-from planner.launchers.megatron_bridge import MIXED_PRECISION
+from planner.launchers.megatron_bridge import CURRENT_SCALING, MIXED_PRECISION
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 
 VALUES = {
@@ -146,10 +146,11 @@ def _override_words(fields: dict[str, str]) -> Iterator[str]:
         if key in IMPLIED or value == "null":
             continue
         if key == "mixed_precision":
+            of_tensor = value == CURRENT_SCALING
             precision = next((p for p, name in MIXED_PRECISION.items() if name == value), None)
-            if precision is None:
+            if precision is None and not of_tensor:
                 raise InstanceError(f"mixed_precision {value} is not known", "overrides")
-            yield from words(number_format(precision))
+            yield from words(number_format(precision or "fp8", current_scaling=of_tensor))
         elif key in SWITCHES:
             if value == "true":
                 yield SWITCHES[key]

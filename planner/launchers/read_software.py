@@ -61,6 +61,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
         "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
         "loss_bytes_per_logit": _loss_bytes_per_logit(flags),
+        "current_scaling": flags.text("--fp8-recipe", "delayed") == "tensorwise",
         "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
         "optimizer_shard_size": None,
         "bucket_parameters": None,

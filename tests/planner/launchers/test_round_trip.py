@@ -101,6 +101,17 @@ def test_bridge_overrides_read_back_as_their_plan(name: str, tmp_path: Path) -> 
     assert_reads_back(*alike(plans.CASES[name]()), "megatron-bridge", tmp_path / "launch")
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_scales_and_loss_of_a_stack_read_back(target: TargetName, tmp_path: Path) -> None:
+    """Scales that follow from each tensor's own values; Bridge's fused loss is Transformer Engine's."""
+    problem, plan = plans.uniform()
+    by_te = {"fused_cross_entropy": True, "loss_bytes_per_logit": 2.0} if "bridge" in target else {}
+    stack = problem.stack.model_copy(update={"current_scaling": True, **by_te})
+    workload = problem.workload.model_copy(update={"precision": "fp8"})
+    problem = problem.model_copy(update={"stack": stack, "workload": workload})
+    assert_reads_back(problem, plan, target, tmp_path / "launch")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
 def test_random_scripts_read_back_as_their_plans(target: TargetName, tmp_path: Path) -> None:

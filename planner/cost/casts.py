@@ -1,0 +1,88 @@
+"""Bytes that casting operands to fewer bits moves, beside the products that read them.
+
+Scales of small blocks (MXFP8, NVFP4, 128 values): an operand is read once and written twice, along rows and
+along columns, for the two products that read it. One scale for a tensor, taken from earlier steps: it is
+read and written once, and where products need it turned (Hopper has no others in 8 bits) once more; the norm
+before a product writes its input narrow. Taken from the tensor itself: all are read once more, for the
+largest value, and norms write wide. Where tensor-parallel ranks split the sequence, a rank casts its own rows
+and gathers them narrow: the input of column-parallel maps, the output's gradient of row-parallel ones. What
+was gathered with a scale a tensor is turned after that (transformer_engine/pytorch: module/linear.py,
+layernorm_linear.py; base.py, grad_output_preprocess; utils.py, is_non_tn_fp8_gemm_supported).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.operators import HALF, Products
+from planner.cost.prices import Floats
+from planner.data.chip import Precision
+from planner.data.stack import SoftwareStack
+
+BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
+"""To cast one 16-bit value with scales of small blocks: read 2, write it along both at 1 (0.75) each."""
+
+CAST_BY_NORM = ("mxfp8", "nvfp4")
+"""Formats of small blocks that the norm before a product writes itself (with_quantized_norm)."""
+
+ROW_CAST_BYTES, COLUMN_CAST_BYTES = 5.0, 7.0
+"""Bytes moved to cast one 16-bit operand with a scale for each row, or for each column: it is read for the
+maxima (2) and read and written again (3); a column's cast is then turned round for the product (2). torchao
+casts input, weight and gradient both ways (float8/float8_linear.py, matmul_with_hp_or_float8_args)."""
+
+TURN_BYTES = 2.0
+"""To turn one 8-bit value that was gathered: read and write."""
+
+
+def cast_bytes(products: Products, precision: Precision, stack: SoftwareStack, *, turned: bool) -> Floats:
+    """Bytes moved by casts, array [pass, product, choice]; zero for products of activations.
+
+    Parameters
+    ----------
+    turned
+        Whether 8-bit products with a scale a tensor read operands along one dimension alone.
+    """
+    if stack.row_scales:
+        moved = _by_rows(products)
+    elif precision in BLOCK_CAST_BYTES:
+        moved = _by_blocks(products, precision)
+    else:
+        moved = _by_tensors(products, stack, turned=turned)
+    return np.where(products.weight, moved, 0.0)
+
+
+def _by_rows(products: Products) -> Floats:
+    row, column, count = ROW_CAST_BYTES, COLUMN_CAST_BYTES, products.count
+    inputs, weights = count * products.m * products.k, count * products.n * products.k
+    gradients = count * products.m * products.n
+    return np.array(
+        [row * (inputs + weights), row * gradients + column * weights, column * (gradients + inputs)]
+    )
+
+
+def _by_blocks(products: Products, precision: Precision) -> Floats:
+    cast = BLOCK_CAST_BYTES[precision]
+    inputs = cast * products.count * products.own_inputs * products.k
+    if precision in CAST_BY_NORM:
+        inputs = np.where(products.after_norm, 0.0, inputs)
+    gradients = cast * products.count * products.own_gradients * products.n
+    return np.array([inputs, gradients, np.zeros_like(inputs)])
+
+
+def _by_tensors(products: Products, stack: SoftwareStack, *, turned: bool) -> Floats:
+    p, turn = products, 1.0 if turned else 0.0
+    largest = HALF if stack.current_scaling else 0.0
+    cast = largest + HALF + 1.0
+    # Cast and turned in one kernel where both happen on the same rows.
+    gathers_input = p.own_inputs < p.m
+    inputs = np.where(gathers_input | p.after_norm, cast, cast + turn) * p.own_inputs * p.k
+    if not stack.current_scaling:
+        inputs = np.where(p.after_norm, 0.0, inputs)
+    turned_later = np.where(gathers_input | p.after_norm, TURN_BYTES * turn * p.m * p.k, 0.0)
+    gathers_gradient = p.own_gradients < p.m
+    gradients = np.where(
+        gathers_gradient,
+        cast * p.own_gradients + TURN_BYTES * turn * p.m,
+        (cast + turn) * p.m,
+    )
+    return np.array(np.broadcast_arrays(p.count * inputs, p.count * gradients * p.n, p.count * turned_later))

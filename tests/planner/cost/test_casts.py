@@ -1,0 +1,64 @@
+"""Casts of operands to fewer bits, counted by hand on products of two ranks that split the sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.cost.casts import cast_bytes
+from planner.cost.operators import Matmul, Products
+from planner.data.chip import Precision
+from planner.data.load import load_stack
+
+ROWS, OWN = 16.0, 8.0
+"""Tokens, of which each of two ranks has half before they are gathered."""
+
+COLUMN = Matmul("fc1", ROWS, 4.0, 6.0, 1.0, "column", after_norm=True, own_rows=OWN)
+ROW = Matmul("fc2", ROWS, 6.0, 2.0, 1.0, "row", own_rows=OWN)
+
+
+def moved(
+    matmul: Matmul, precision: Precision = "fp8", *, current: bool = False, turned: bool = True
+) -> list[float]:
+    """Bytes of forward, dgrad and wgrad."""
+    stack = load_stack("megatron-core").model_copy(update={"current_scaling": current})
+    return list(cast_bytes(Products([matmul]), precision, stack, turned=turned).ravel())
+
+
+def test_the_norm_writes_the_input_of_a_column_which_is_turned_once_gathered() -> None:
+    # Gradient of 16 rows and 4 columns: read 2, write 1, turned 1. Input of 16 by 6, read and written narrow.
+    assert moved(COLUMN) == [0.0, 4.0 * ROWS * 4, 2.0 * ROWS * 6]
+
+
+def test_a_row_casts_its_whole_input_but_only_its_own_rows_of_the_gradient() -> None:
+    assert moved(ROW) == [4.0 * ROWS * 2, (3.0 * OWN + 2.0 * ROWS) * 6, 0.0]
+
+
+def test_chips_that_read_either_dimension_turn_nothing() -> None:
+    assert moved(COLUMN, turned=False) == [0.0, 3.0 * ROWS * 4, 0.0]
+    assert moved(ROW, turned=False) == [3.0 * ROWS * 2, 3.0 * OWN * 6, 0.0]
+
+
+def test_scales_of_the_tensor_itself_take_a_read_more_and_keep_norms_wide() -> None:
+    more = np.array(moved(COLUMN, current=True)) - moved(COLUMN)
+    np.testing.assert_allclose(more, [(2 + 3) * OWN * 6, 2 * ROWS * 4, 0])
+    np.testing.assert_allclose(
+        np.array(moved(ROW, current=True)) - moved(ROW), [2 * ROWS * 2, 2 * OWN * 6, 0]
+    )
+
+
+def test_without_gathering_cast_and_turn_are_one_kernel() -> None:
+    alone = Matmul("fc2", ROWS, 6.0, 2.0, 1.0, "row")
+    assert moved(alone) == [4.0 * ROWS * 2, 4.0 * ROWS * 6, 0.0]
+
+
+@pytest.mark.parametrize(("precision", "bytes_a_value"), [("mxfp8", 4.0), ("nvfp4", 3.5)])
+def test_scales_of_blocks_are_written_along_both_dimensions_before_gathering(
+    precision: Precision, bytes_a_value: float
+) -> None:
+    assert moved(COLUMN, precision) == [0.0, bytes_a_value * ROWS * 4, 0.0]
+    assert moved(ROW, precision) == [bytes_a_value * ROWS * 2, bytes_a_value * OWN * 6, 0.0]
+
+
+def test_products_of_activations_are_not_cast() -> None:
+    assert moved(Matmul("scores", ROWS, 4.0, 6.0, 1.0, has_weight=False)) == [0.0, 0.0, 0.0]
