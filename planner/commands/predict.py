@@ -26,6 +26,7 @@ def run_from(
     problem_name: str | None,
     *,
     script: Path | None,
+    words: str,
     arguments: Path | None,
     cluster: str | None,
     num_nodes: int | None,
@@ -49,7 +50,7 @@ def run_from(
     chips = load.load_problem(problem_name).cluster if problem_name is not None else str(cluster)
     chosen = stack or "megatron-core"
     if script is not None:
-        back = read_launch(script, chips, num_nodes=num_nodes, stack=chosen)
+        back = read_launch(script, chips, num_nodes=num_nodes, stack=chosen, words=shlex.split(words))
     else:
         assert arguments is not None
         try:

@@ -33,6 +33,12 @@ def predict(
             "replaced, a FlagScale YAML, or a directory with either."
         ),
     ] = None,
+    script_words: Annotated[
+        str,
+        typer.Option(
+            help="What follows the script on its command line, such as 'A37B 1 16'.", show_default=False
+        ),
+    ] = "",
     from_args: Annotated[Path | None, typer.Option(help="File with arguments of pretrain_gpt.py.")] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Chips that the script or arguments run on, as for `plan`.")
@@ -51,6 +57,7 @@ def predict(
     return command.run_from(
         problem,
         script=from_script,
+        words=script_words,
         arguments=from_args,
         cluster=cluster,
         num_nodes=nodes,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from planner.errors import InstanceError
+from planner.launchers.read_dialects import in_upstream_words
 from planner.launchers.template_text import template
 
 DECIDING = frozenset(template("deciding_flags.txt").split())
-"""Flags that we turn into model, workload, plan or software."""
+"""Flags that we turn into model, workload, plan or software, or into a warning."""
 
 HARMLESS = frozenset(template("harmless_flags.txt").split())
 """Flags that change neither the time of a step nor its memory, as far as we model them."""
@@ -32,6 +33,7 @@ class Flags:
                 self.values[flag] = (value,) if equals else ()
             elif flag:
                 self.values[flag] += (word,)
+        self.values = in_upstream_words(self.values, where)
         pattern = self.values.get("--hybrid-layer-pattern")
         if pattern:  # it says how many layers there are, whatever the number says
             self.values["--num-layers"] = (str(sum(letter != "|" for letter in pattern[0])),)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.data.cluster import Cluster
-from planner.data.load import build_problem
+from planner.data.load import build_problem, load_cluster
 from planner.data.plan import DpMode, Plan, Stage
 from planner.data.problem import Problem, TargetName
 from planner.data.stack import SoftwareStack
@@ -57,7 +57,12 @@ class ReadBack:
 
 
 def read_script(
-    script: str | Path, cluster: str | Cluster, *, num_nodes: int | None = None, stack: str = "megatron-core"
+    script: str | Path,
+    cluster: str | Cluster,
+    *,
+    num_nodes: int | None = None,
+    stack: str = "megatron-core",
+    words: Sequence[str] = (),
 ) -> ReadBack:
     """Run a launch script with recorders in place of its launchers, and read what it starts.
 
@@ -68,6 +73,8 @@ def read_script(
         `hosts.txt` beside the script names them.
     num_nodes
         Nodes to run it as; what the script itself says where absent.
+    words
+        What follows the script on its command line.
 
     Raises
     ------
@@ -77,22 +84,24 @@ def read_script(
     path = Path(script)
     if not path.is_file():
         raise InstanceError("no such file", str(path))
-    starts = run_as_nodes(path, num_nodes)
+    chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    notes: list[str] = []
+    started = run_as_nodes(path, num_nodes, _chips_of_nodes(chosen), words, notes)
     target: TargetName = "megatron-lm"
-    if starts[0].arguments[:1] and starts[0].arguments[0].endswith("overrides.txt"):
-        target, starts = "megatron-bridge", [_of_bridge(start) for start in starts]
-    counts = [start.num_processes for start in starts]
-    if any(count is None for count in counts):
-        raise InstanceError(
-            "does not say how many processes a node starts (--nproc-per-node, --ntasks-per-node)", str(path)
-        )
+    if started[0][0].arguments[:1] and started[0][0].arguments[0].endswith("overrides.txt"):
+        target, started = "megatron-bridge", [(_of_bridge(start), count) for start, count in started]
     ranks: list[tuple[str, ...]] = []
     hosts: list[int] = []
-    for node, (start, count) in enumerate(zip(starts, counts, strict=True)):
-        for _ in range(count or 0):
+    for node, (start, count) in enumerate(started):
+        for _ in range(count):
             ranks.append(arguments_of_rank(start, len(ranks), str(path)))
             hosts.append(node)
-    return assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt", target)
+    back = assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt", target)
+    return replace(back, notes=tuple(dict.fromkeys((*notes, *back.notes))))
+
+
+def _chips_of_nodes(cluster: Cluster) -> list[int]:
+    return [c.chips_per_node for c in cluster.classes for _ in range(c.num_nodes)]
 
 
 def _of_bridge(start: NodeStart) -> NodeStart:
@@ -113,11 +122,7 @@ def read_arguments(
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     words = tuple(shlex.split(" ".join(line.rstrip().removesuffix("\\") for line in lines)))
     chosen = _cluster(words, cluster, where)
-    hosts = [
-        node
-        for node, node_class in enumerate(c for c in chosen.classes for _ in range(c.num_nodes))
-        for _ in range(node_class.chips_per_node)
-    ]
+    hosts = [node for node, chips in enumerate(_chips_of_nodes(chosen)) for _ in range(chips)]
     return assemble([words] * len(hosts), hosts, chosen, stack, where, None)
 
 
@@ -257,8 +262,11 @@ def _group_size(flags: Flags, stages: Sequence[Stage]) -> int | None:
 def _dp_mode(flags: Flags) -> DpMode:
     if "--use-megatron-fsdp" in flags or "--use-custom-fsdp" in flags:
         return _STRATEGIES.get(flags.text("--data-parallel-sharding-strategy", "no_shard"), "fsdp")
-    if "--use-torch-fsdp2" in flags:
+    zero_stage = flags.number("--zero-stage", 0)
+    if "--use-torch-fsdp2" in flags or zero_stage == 3:
         return "fsdp"
+    if zero_stage == 2:
+        return "zero2"
     return "distopt" if "--use-distributed-optimizer" in flags else "ddp"
 
 

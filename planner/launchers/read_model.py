@@ -18,7 +18,12 @@ from planner.errors import InstanceError
 from planner.launchers.arguments import words
 from planner.launchers.megatron_hybrid import PATTERN, SPECS, STAGE_END
 from planner.launchers.megatron_model import CONVOLUTION, inexpressible, model_arguments, moe_arguments
+from planner.launchers.read_dialects import expert_pattern
 from planner.launchers.read_flags import Flags
+from planner.launchers.read_other import refuse_other_models
+
+GPT2_VOCABULARY = 50_257
+"""Entries of the vocabulary that GPT-2 published, which many scripts still name."""
 
 
 def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
@@ -29,6 +34,7 @@ def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
     InstanceError
         Where something needed is missing, or our models cannot describe it.
     """
+    refuse_other_models(flags)
     hybrid = _hybrid(flags)
     shipped = _shipped(flags)
     if shipped is not None:
@@ -143,6 +149,10 @@ def _ffn(flags: Flags, moe: MoeSpec | None) -> int:
 def _vocabulary(flags: Flags, notes: list[str]) -> int:
     if "--vocab-size" in flags:
         return flags.number("--vocab-size")
+    bpe = flags.text("--tokenizer-type", "GPT2BPETokenizer" if "--merge-file" in flags else "")
+    if bpe == "GPT2BPETokenizer":
+        notes.append(f"vocabulary of {GPT2_VOCABULARY:,} entries, as GPT-2's tokenizer has")
+        return GPT2_VOCABULARY
     size = (flags.number("--num-layers"), flags.number("--hidden-size"))
     for model in _shipped_models():
         if (model.num_layers, model.hidden_size) == size:
@@ -240,20 +250,8 @@ def read_capacity(flags: Flags) -> dict[str, Any]:
 
 def layers_with_experts(flags: Flags) -> tuple[bool, ...]:
     """Which layers have experts, by `--moe-layer-freq`: every how many, or a list expression."""
-    count = flags.number("--num-layers")
-    text = "".join(flags.values.get("--moe-layer-freq", ("1",))).replace(" ", "")
-    if text.isdigit():
-        return tuple(i % int(text) == 0 for i in range(count))
-    parts = text.strip("()").split("+")
-    found: list[bool] = []
-    for part in parts:
-        matched = re.fullmatch(r"\(?\[([01,]*)\](?:\*(\d+))?\)?", part)
-        if matched is None:
-            raise InstanceError(f"--moe-layer-freq {text} is not understood", flags.where)
-        found += [digit == "1" for digit in matched[1].split(",") if digit] * int(matched[2] or 1)
-    if len(found) != count:
-        raise InstanceError(f"--moe-layer-freq {text} names {len(found)} layers of {count}", flags.where)
-    return tuple(found)
+    text = "".join(flags.values.get("--moe-layer-freq", ("1",)))
+    return tuple(expert_pattern(text, flags.number("--num-layers"), flags.where))
 
 
 def _spacing(pattern: Sequence[bool], notes: list[str]) -> tuple[int, int]:

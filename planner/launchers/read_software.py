@@ -66,6 +66,8 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "optimizer_shard_size": None,
         "bucket_parameters": None,
     }
+    if "--fp8-param-gather" in flags:
+        changes["narrow_parameters"] = True
     instances = flags.number("--num-distributed-optimizer-instances", 1)
     if instances > 1:
         changes["optimizer_shard_size"] = max(gradient_ranks // instances, 1)

@@ -11,6 +11,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_flags import Flags
+from planner.launchers.read_other import unpriced
 from planner.rules.experts import exchange_cannot_hide
 from planner.rules.versions import kv_heads_are_not_copied
 from planner.units import GIB
@@ -27,6 +28,7 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
         *_recomputation_under_fsdp2(plan, flags),
         *_mask_of_loader(problem, flags),
         *_expert_tensor_parallel(problem, plan, flags),
+        *unpriced(flags),
     ]
     copied = kv_heads_are_not_copied(problem, plan, "0.15")
     return (*found, copied) if copied is not None else tuple(found)

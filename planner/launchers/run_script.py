@@ -1,20 +1,17 @@
 """Runs a launch script as each of its nodes, with recorders in place of whatever it would start.
 
-The script runs under bash in a temporary folder, which is its home and its PATH's first entry, with a
-time limit. torchrun, srun, mpirun and python only write down how they were called; other commands of
-the script run as they stand.
+The script runs under bash in a sandbox with a time limit: launchers only write down how they were called, and
+commands that would change the machine do nothing. What it would start is read from the calls.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -22,25 +19,16 @@ from pathlib import Path
 
 from planner.errors import InstanceError
 from planner.launchers.megatron_hybrid import ENTRY_POINTS
+from planner.launchers.sandbox import Call, calls_of, make_sandbox, run_inside
 
 TIME_LIMIT_S = 60
 """How long a script may take on one node [s]; it starts nothing, so that it should end at once."""
 
-_RECORDED = (
-    "torchrun", "srun", "mpirun", "mpiexec", "python", "python3", "deepspeed", "docker", "apptainer",
-    "singularity", "ssh", "pdsh", "pip", "pip3", "wandb", "scontrol", "sbatch",
-)  # fmt: skip
-
-_RECORDER = """#!{python}
-import json, os, sys
-with open({record!r}, "a") as file:
-    file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
-if os.path.basename(sys.argv[0]).startswith("python") and "-c" in sys.argv[1:2]:
-    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-"""Writes down how it was called; `python -c`, with which scripts compute, runs all the same."""
-
 _TRAINER = re.compile(r"(^|/)(pretrain|train|run_stage|finetune|gpt|main)[\w.-]*\.py$")
+_LOG = re.compile(r"""(?:\d|&)?>>?[ \t]*("[^"\n]*"|'[^'\n]*'|[^\s;|&<>()"']+)""")
+"""Output sent into a file."""
+_WHOLE_CLUSTER = ("deepspeed", "accelerate")
+"""Launchers that take all nodes and chips where they are not told how many."""
 
 
 @dataclass(frozen=True)
@@ -53,124 +41,191 @@ class NodeStart:
     """Python file that runs on every rank."""
     arguments: tuple[str, ...]
     """Words that follow it."""
+    by: str = ""
+    """Name of the launcher."""
 
     @property
-    def num_processes(self) -> int | None:
-        """Processes of the node; None where the launcher does not say."""
-        for name in ("nproc-per-node", "ntasks-per-node"):
-            if self.launcher.get(name, "").isdigit():
-                return int(self.launcher[name])
+    def num_nodes(self) -> int | None:
+        """Nodes of the run; None where the launcher does not say."""
+        for name in ("nnodes", "nodes", "num-nodes"):
+            text = self.launcher.get(name, "").partition("-")[0].rpartition(":")[2]
+            if text.isdigit():
+                return int(text)
+        tasks, on_each = (self.launcher.get(name, "") for name in ("ntasks", "ntasks-per-node"))
+        if tasks.isdigit() and on_each.isdigit() and int(on_each):
+            return -(-int(tasks) // int(on_each))
         return None
 
+    def num_processes(self, num_nodes: int, num_chips: int) -> int | None:
+        """Processes of the node; None where the launcher does not say."""
+        if self.launcher.get("nproc-per-node") in ("gpu", "auto"):
+            return num_chips
+        for name in ("nproc-per-node", "num-gpus", "ntasks-per-node", "npernode"):
+            if self.launcher.get(name, "").isdigit():
+                return int(self.launcher[name])
+        tasks = self.launcher.get("ntasks", "")
+        return int(tasks) // num_nodes if tasks.isdigit() and int(tasks) % num_nodes == 0 else None
 
-def run_as_nodes(script: Path, num_nodes: int | None) -> list[NodeStart]:
-    """What every node starts; the number of nodes is the launcher's own where it is not given.
+
+def run_as_nodes(
+    script: Path,
+    num_nodes: int | None,
+    chips_of_nodes: Sequence[int],
+    words: Sequence[str],
+    notes: list[str],
+) -> list[tuple[NodeStart, int]]:
+    """What every node starts, and how many processes.
+
+    Parameters
+    ----------
+    num_nodes
+        Nodes to run it as; the launcher's own where absent.
+    chips_of_nodes
+        Chips of every node of the cluster.
+    words
+        What follows the script on its command line.
 
     Raises
     ------
     InstanceError
-        Where the script stops before it starts anything, or the number of nodes is unknown.
+        Where the script stops before it starts anything.
     """
-    first = run_as_node(script, 0, num_nodes or 1)
-    if num_nodes is None:
-        told = first.launcher.get("nnodes", first.launcher.get("nodes", ""))
-        if not told.isdigit():
-            raise InstanceError("does not say on how many nodes it runs; give --nodes", str(script))
-        num_nodes = int(told)
-        first = run_as_node(script, 0, num_nodes)
+    hint = num_nodes or len(chips_of_nodes)
+    first = run_as_node(script, 0, hint, chips_of_nodes[0], words)
+    told = num_nodes or first.num_nodes
+    if told is None:
+        told = hint if first.by in _WHOLE_CLUSTER else 1
+        notes.append(f"{told} node{'s' if told > 1 else ''}: the script does not say how many")
+    if told != hint:
+        first = run_as_node(script, 0, told, chips_of_nodes[0], words)
+    chips = [chips_of_nodes[min(node, len(chips_of_nodes) - 1)] for node in range(told)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        others = pool.map(lambda node: run_as_node(script, node, num_nodes), range(1, num_nodes))
-        return [first, *others]
+        others = pool.map(lambda node: run_as_node(script, node, told, chips[node], words), range(1, told))
+        starts = [first, *others]
+    return [
+        (start, _processes(start, told, num_chips, notes))
+        for start, num_chips in zip(starts, chips, strict=True)
+    ]
 
 
-def run_as_node(script: Path, node: int, num_nodes: int) -> NodeStart:
-    """Run the script as one node and read what it would have started."""
-    variables = {
+def _processes(start: NodeStart, num_nodes: int, num_chips: int, notes: list[str]) -> int:
+    """Processes of a node; what its launcher takes where it is not told."""
+    told = start.num_processes(num_nodes, num_chips)
+    if told is not None:
+        return told
+    taken = num_chips if start.by in _WHOLE_CLUSTER else 1
+    notes.append(
+        f"processes of a node: {taken}, as {start.by} takes without --nproc-per-node or --ntasks-per-node"
+    )
+    return taken
+
+
+def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: Sequence[str]) -> NodeStart:
+    """Run the script as one node and read what it would have started.
+
+    A script that starts nothing may have failed at a log file that it cannot or must not write here, so
+    that it is run once more without writing any.
+    """
+    where = f"{script}, as node {node}"
+    text = script.read_text(encoding="utf-8", errors="replace")
+    whole = ["bash", str(script.resolve()), *words]
+    without_logs = ["bash", "-c", _without_logs(text), str(script.resolve()), *words]
+    said, calls = "", list[Call]()
+    for command in (whole, without_logs):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name).resolve()
+            make_sandbox(folder, script)
+            variables = _variables(script, node, num_nodes, num_chips)
+            last = run_inside(folder, command, variables, TIME_LIMIT_S, where)
+            said, calls = said or last, calls_of(folder)
+        outer = _slurm_directives(text)
+        for call in calls:
+            if call.goes_on:
+                outer |= _options(call.words)
+                continue
+            found = _started(call)
+            if found is not None:
+                return replace(found, launcher={**outer, **found.launcher})
+    raise InstanceError(f"starts no training: {_last_words(said, calls)}", where)
+
+
+def _without_logs(text: str) -> str:
+    """A script without what it sends into files; to be run by `bash -c`, which knows no BASH_SOURCE."""
+    text = _LOG.sub(lambda m: "" if re.search(r"[/.]|LOG|log", m[1]) else m[0], text)
+    return text.replace("${BASH_SOURCE[0]}", "$0").replace("$BASH_SOURCE", "$0")
+
+
+def _variables(script: Path, node: int, num_nodes: int, num_chips: int) -> dict[str, object]:
+    """What schedulers set on a node; RANK and WORLD_SIZE count nodes, as under Kubernetes operators."""
+    return {
         "NODE_RANK": node,
-        "SLURM_NODEID": node,
-        "SLURM_PROCID": node,
         "NNODES": num_nodes,
         "NUM_NODES": num_nodes,
+        "RANK": node,
+        "WORLD_SIZE": num_nodes,
+        "SLURM_NODEID": node,
+        "SLURM_PROCID": node,
+        "SLURM_LOCALID": 0,
         "SLURM_NNODES": num_nodes,
+        "SLURM_NTASKS": num_nodes,
         "SLURM_JOB_NUM_NODES": num_nodes,
         "SLURM_JOB_ID": 1,
+        "SLURM_JOBID": 1,
+        "SLURM_JOB_NAME": script.stem,
         "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_NODELIST": "localhost",
+        "SLURM_GPUS_ON_NODE": num_chips,
+        "SLURM_SUBMIT_DIR": script.resolve().parent,
+        "OMPI_COMM_WORLD_RANK": node,
+        "OMPI_COMM_WORLD_SIZE": num_nodes,
+        "OMPI_COMM_WORLD_LOCAL_RANK": 0,
         "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
         "HETPLAN_SKIP_CHECKS": 1,
+        "HETPLAN_CHIPS": num_chips,
     }
-    where = f"{script}, as node {node}"
-    with tempfile.TemporaryDirectory() as folder:
-        record = _put_recorders(Path(folder))
-        environment = os.environ | {name: str(value) for name, value in variables.items()}
-        environment |= {"HOME": folder, "TMPDIR": folder, "PATH": f"{folder}:{os.environ.get('PATH', '')}"}
-        said = _run(["bash", str(script.resolve())], environment, folder, where)
-        calls = [json.loads(line) for line in record.read_text().splitlines()]
-    directives = _slurm_directives(script)
-    for call in calls:
-        found = _started(call)
-        if found is not None:
-            return replace(found, launcher={**directives, **found.launcher})
+
+
+def _last_words(said: str, calls: Sequence[Call]) -> str:
+    """Why nothing was started: the script's last line, and what it called instead."""
     last = said.strip().splitlines()[-1] if said.strip() else "it says nothing"
-    raise InstanceError(f"starts no training: {last}", where)
+    called = [shlex.join(call.words)[:80] for call in calls]
+    return last + (f"; it only calls {called[-1]}" if called else "")
 
 
 def arguments_of_rank(start: NodeStart, rank: int, where: str) -> tuple[str, ...]:
     """Megatron's words on one rank, where the script runs a file of its own directory on each."""
     if os.path.basename(start.entry_point) != "run_stage.py":
         return start.arguments
-    with tempfile.TemporaryDirectory() as folder:
-        record = _put_recorders(Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        make_sandbox(folder)
+        record = folder / "arguments"
         for script in ENTRY_POINTS:
-            (Path(folder) / script).write_text(
-                f"import json, sys\nopen({str(record)!r}, 'a').write(json.dumps(sys.argv) + '\\n')\n"
+            (folder / script).write_text(
+                f"import sys\nopen({str(record)!r}, 'w').write('\\0'.join(sys.argv[1:]))\n"
             )
-        environment = os.environ | {"RANK": str(rank), "MEGATRON_PATH": folder}
-        _run([sys.executable, start.entry_point, *start.arguments], environment, folder, where)
-        return tuple(json.loads(record.read_text().splitlines()[0])[1:])
+        command = [sys.executable, start.entry_point, *start.arguments]
+        run_inside(folder, command, {"RANK": rank, "MEGATRON_PATH": folder}, TIME_LIMIT_S, where)
+        return tuple(record.read_text().split("\0"))
 
 
-def _run(command: list[str], environment: Mapping[str, str], folder: str, where: str) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InstanceError(f"has not ended after {TIME_LIMIT_S} s", where) from None
-    return done.stderr or done.stdout
-
-
-def _put_recorders(folder: Path) -> Path:
-    record = folder / "record"
-    record.touch()
-    for name in _RECORDED:
-        path = folder / name
-        path.write_text(_RECORDER.format(python=sys.executable, record=str(record)))
-        path.chmod(0o755)
-    return record
-
-
-def _started(call: list[str]) -> NodeStart | None:
+def _started(call: Call) -> NodeStart | None:
     """The training that a recorded call would have started; None where it is something else."""
-    words = [word for part in call for word in (shlex.split(part) if _is_command_line(part) else [part])]
+    words = [
+        word for part in call.words for word in (shlex.split(part) if _is_command_line(part) else [part])
+    ]
     for position, word in enumerate(words):
         if _TRAINER.search(word):
-            return NodeStart(_options(words[:position]), word, tuple(words[position + 1 :]))
+            return NodeStart(_options(words[:position]), word, tuple(words[position + 1 :]), words[0])
     return None
 
 
-def _slurm_directives(script: Path) -> dict[str, str]:
+def _slurm_directives(text: str) -> dict[str, str]:
     """Options that a batch script gives in its head, for what its srun does not say."""
-    lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
-    words = [word for line in lines if line.startswith("#SBATCH") for word in line.split("#")[1].split()[1:]]
-    return _options(words)
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    words = [word for line in lines for word in line.split("#")[1].split()[1:]]
+    return _options(["srun", *words])
 
 
 def _is_command_line(text: str) -> bool:
@@ -178,12 +233,17 @@ def _is_command_line(text: str) -> bool:
     return " " in text and ".py" in text
 
 
-def _options(words: list[str]) -> dict[str, str]:
+def _options(words: Sequence[str]) -> dict[str, str]:
     """Options of the launchers before the Python file; the later launcher wins."""
-    short = {"-N": "nodes", "-n": "ntasks", "-np": "ntasks"}
+    by_mpi = words[0].startswith("mpi")
+    short = {"-N": "ntasks-per-node" if by_mpi else "nodes", "-n": "ntasks", "-np": "ntasks"}
+    short |= {"-npernode": "ntasks-per-node", "-ppn": "ntasks-per-node"}
     options = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
-        if word in short:
+        glued = re.fullmatch(r"(-[Nn])(\d+)", word)
+        if glued:
+            options[short[glued[1]]] = glued[2]
+        elif word in short:
             options[short[word]] = following
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")

@@ -1,0 +1,204 @@
+"""Words of Megatron-LM's forks and older releases, said in those of today's Megatron-LM.
+
+MindSpeed-LLM, Pai-Megatron-Patch and Megatron-DeepSpeed have names of their own for what Megatron-LM has
+too, and older releases had others. A script that uses them would describe another network if they were passed
+over, so that they are turned into upstream's words before anything is read. (Their arguments and example
+scripts: Ascend/MindSpeed-LLM, alibaba/Pai-Megatron-Patch, deepspeedai/Megatron-DeepSpeed; NVIDIA/Megatron-LM
+v2.0 to core 0.6.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from planner.errors import InstanceError
+
+Values = dict[str, tuple[str, ...]]
+"""Values of every flag of a command line."""
+
+_RENAMED = {
+    "--multi-head-latent-attention": "--multi-latent-attention",
+    "--qk-rope-head-dim": "--qk-pos-emb-head-dim",
+    "--qk-nope-head-dim": "--qk-head-dim",
+    "--moe-intermediate-size": "--moe-ffn-hidden-size",
+    "--num-mtp-predictor": "--mtp-num-layers",
+    "--moe-expert-parallel-size": "--expert-model-parallel-size",
+    "--topk": "--moe-router-topk",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--encoder-num-layers": "--num-layers",
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-fraction",
+    "--checkpoint-num-layers": "--recompute-num-layers",
+    "--activations-checkpoint-num-layers": "--recompute-num-layers",
+    "--padded-vocab-size": "--vocab-size",
+}
+"""Other names for the same; where both stand, upstream's counts."""
+
+_EXCHANGES = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a", "hybrid_cp_algo": "a2a+p2p"}
+"""MindSpeed's names of context exchanges."""
+
+_VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
+
+
+def in_upstream_words(given: Values, where: str) -> Values:
+    """The same command line in upstream's words.
+
+    Raises
+    ------
+    InstanceError
+        Where forks' flags contradict one another.
+    """
+    values = {flag: words for flag, words in given.items() if flag not in _RENAMED}
+    for flag in given.keys() & _RENAMED.keys():
+        values.setdefault(_RENAMED[flag], given[flag])
+    for translate in (_dense_of_deepspeed, _old_recomputation, _old_fp8, _experts, _context):
+        translate(values)
+    if values.get("--spec", ("",))[0].startswith("mindspeed"):  # layers that the other flags describe
+        del values["--spec"]
+    _layer_list(values, where)
+    _empty_layers(values, where)
+    return values
+
+
+def expert_pattern(text: str, layers: int, where: str) -> list[bool]:
+    """Which layers have experts, by `--moe-layer-freq`: every how many, or a list expression.
+
+    Raises
+    ------
+    InstanceError
+        Where it is neither, or names another number of layers.
+    """
+    text = text.replace(" ", "")
+    if text.isdigit():
+        return [i % int(text) == 0 for i in range(layers)]
+    found: list[bool] = []
+    for part in text.strip("()").split("+"):
+        matched = re.fullmatch(r"\(?\[([01,]*)\](?:\*(\d+))?\)?", part)
+        if matched is None:
+            raise InstanceError(f"--moe-layer-freq {text} is not understood", where)
+        found += [digit == "1" for digit in matched[1].split(",") if digit] * int(matched[2] or 1)
+    if len(found) != layers:
+        raise InstanceError(f"--moe-layer-freq {text} names {len(found)} layers of {layers}", where)
+    return found
+
+
+def _number(values: Values, flag: str, default: int) -> int:
+    words = values.get(flag, ())
+    return int(words[0]) if words and words[0].isdigit() else default
+
+
+def _dense_of_deepspeed(values: Values) -> None:
+    """Megatron-DeepSpeed's one expert a layer is none; its ZeRO stage 1 is the distributed optimizer."""
+    if not values.keys() & {"--deepspeed", "--deepspeed-config", "--zero-stage"}:
+        return
+    if _number(values, "--num-experts", 0) == 1:
+        for flag in ("--num-experts", "--moe-router-topk", "--expert-model-parallel-size"):
+            values.pop(flag, None)
+    if _number(values, "--zero-stage", 0) == 1:
+        values["--use-distributed-optimizer"] = ()
+
+
+def _old_recomputation(values: Values) -> None:
+    """One switch, or a method alone, where there are granularity and method today."""
+    method = values.pop("--activations-checkpoint-method", None)
+    switches = values.keys() & {"--checkpoint-activations", "--deepspeed-activation-checkpointing"}
+    for flag in switches:
+        del values[flag]
+    if method is not None or switches:
+        values.setdefault("--recompute-granularity", ("full",))
+        values.setdefault("--recompute-method", method or ("uniform",))
+
+
+def _old_fp8(values: Values) -> None:
+    """A switch for each format, where there is one flag today."""
+    for switch, name in (("--fp8-hybrid", "hybrid"), ("--fp8-e4m3", "e4m3")):
+        if values.pop(switch, None) is not None:
+            values.setdefault("--fp8-format", (name,))
+
+
+def _experts(values: Values) -> None:
+    """Leading dense layers, shared experts and experts spread over tensor ranks, as MindSpeed says them."""
+    layers = _number(values, "--num-layers", 0)
+    dense = values.pop("--first-k-dense-replace", None)
+    if dense is not None and "--num-experts" in values:
+        first, every = int(dense[0]), _number(values, "--moe-layer-freq", 1)
+        digits = ",".join(str(int(i >= first and i % every == 0)) for i in range(layers))
+        values["--moe-layer-freq"] = (f"[{digits}]",)
+    shared = values.pop("--n-shared-experts", None)
+    if shared is not None:
+        width = int(shared[0]) * _number(values, "--moe-ffn-hidden-size", 0)
+        values.setdefault("--moe-shared-expert-intermediate-size", (str(width),))
+    if values.pop("--moe-tp-extend-ep", None) is not None:
+        tp, ep = (_number(values, f"--{of}-model-parallel-size", 1) for of in ("tensor", "expert"))
+        values["--expert-model-parallel-size"] = (str(tp * ep),)
+        values["--expert-tensor-parallel-size"] = ("1",)
+
+
+def _context(values: Values) -> None:
+    kind = values.pop("--context-parallel-algo", None)
+    if kind and kind[0] in _EXCHANGES:
+        values.setdefault("--cp-comm-type", (_EXCHANGES[kind[0]],))
+
+
+def _layer_list(values: Values, where: str) -> None:
+    """Layers of every stage as a list (MindSpeed), as a layout."""
+    if "--num-layer-list" not in values:
+        return
+    text = ",".join(values.pop("--num-layer-list"))
+    if any(flag in values for flag in _VIRTUAL):
+        raise InstanceError(
+            f"--num-layer-list {text} with virtual stages: the list gives each pipeline rank one run of "
+            "layers; leave one of the two out",
+            where,
+        )
+    counts = [int(count) for count in text.split(",") if count.strip().isdigit()]
+    stages = _number(values, "--pipeline-model-parallel-size", 1)
+    if len(counts) != stages:
+        raise InstanceError(
+            f"--num-layer-list {text} has {len(counts)} entries for {stages} pipeline ranks; write one each",
+            where,
+        )
+    values["--pipeline-model-parallel-layout"] = (_layout(counts, values),)
+
+
+def _empty_layers(values: Values, where: str) -> None:
+    """Layers that do nothing (MindSpeed) pad a count until it divides: a layout of the others."""
+    if "--noop-layers" not in values:
+        return
+    text = ",".join(values.pop("--noop-layers"))
+    padded = _number(values, "--num-layers", 0)
+    empty = {int(layer) for layer in text.split(",") if layer.strip().isdigit()}
+    stages = _number(values, "--pipeline-model-parallel-size", 1)
+    each = _layers_of_a_run(values, padded, stages)
+    if not empty <= set(range(padded)) or padded % (stages * each):
+        raise InstanceError(
+            f"--noop-layers {text}: {padded} layers, from 0, do not split evenly over {stages} stages in "
+            f"runs of {each}, or have no such layer",
+            where,
+        )
+    if "--moe-layer-freq" in values:
+        pattern = expert_pattern("".join(values["--moe-layer-freq"]), padded, where)
+        digits = ",".join(str(int(has)) for i, has in enumerate(pattern) if i not in empty)
+        values["--moe-layer-freq"] = (f"[{digits}]",)
+    values["--num-layers"] = (str(padded - len(empty)),)
+    runs = [range(start, start + each) for start in range(0, padded, each)]
+    if stages > 1:
+        values["--pipeline-model-parallel-layout"] = (
+            _layout([sum(layer not in empty for layer in run) for run in runs], values),
+        )
+    for flag in _VIRTUAL:
+        values.pop(flag, None)
+
+
+def _layers_of_a_run(values: Values, padded: int, stages: int) -> int:
+    by_layers, by_count = _VIRTUAL
+    if by_layers in values:
+        return _number(values, by_layers, 1)
+    return max(1, padded // (stages * _number(values, by_count, 1)))
+
+
+def _layout(counts: Sequence[int], values: Values) -> str:
+    """A layout string; prediction layers stand before the loss."""
+    prediction = "m" * _number(values, "--mtp-num-layers", 0)
+    return "E" + "|".join(f"t*{count}" if count else "" for count in counts) + prediction + "L"
