@@ -26,9 +26,9 @@ from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.prices import PARTS
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.sharding import Sharding
-from planner.cost.sizes import Sizes
+from planner.cost.sizes import Sizes, context_levels
 from planner.cost.synchronisation import Synchronisation, synchronisation
-from planner.cost.traffic import selective_traffic
+from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
 from planner.cost.work import Piece, Work, work_of_one
 from planner.data.model_spec import LayerKind
@@ -83,8 +83,16 @@ class ClassPricing:
     def _attention(self) -> tuple[Values, Values]:
         """Forward and backward of core attention [s]."""
         if self.stack.flash_attention:
-            return attention_times(
+            forward, backward = attention_times(
                 self.relative, self.model, self.sizes, self.stack, self.network.domain_chips
+            )
+            ring = context_levels(self.stack, self.sizes, self.network.domain_chips)[1]
+            if self.stack.cp_exchange == "all_gather" or not exists(ring > 1):
+                return forward, backward
+            joined = ring_traffic(self.model, self.sizes, ring)
+            return (
+                forward + traffic_s(self.relative, joined.forward_bytes),
+                backward + traffic_s(self.relative, joined.backward_bytes),
             )
         piece = self.pieces["scores"]
         traffic = self.work.scores

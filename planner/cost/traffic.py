@@ -99,6 +99,32 @@ def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traf
     return Traffic(moved, moved)
 
 
+def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
+    """What joins the blocks of attention around a ring of context-parallel ranks.
+
+    Keys and values are joined in a buffer (8 bytes a value of keys, say). The first block's output is scaled
+    (4 bytes a value of queries), that of every other added, on half of the rows where it came from a later
+    rank (6 and 3, as many of one as of the other over all ranks). Backward the gradients of queries go the
+    same way; those of keys and values are joined for each block (8) and added to what has come (12, on half
+    of the rows 6); transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py.
+
+    Parameters
+    ----------
+    ring
+        Ranks of the ring; with one there are no blocks to join.
+    """
+    s = sizes
+    query_dim, value_dim = attention_dims(model)
+    heads = model.num_attention_heads / s.tp
+    groups = heads if model.mla is not None else maximum(model.num_query_groups / s.tp, 1.0)
+    queries = s.tokens * heads * value_dim
+    keys = s.tokens * groups * (query_dim + value_dim) / 2
+    forward = 8.0 * keys + (4.0 + 4.5 * (ring - 1)) * queries
+    backward = (4.0 + 4.5 * (ring - 1)) * queries + (8.0 * ring + 9.0 * (ring - 1)) * keys
+    some = ring > 1
+    return Traffic(where(some, forward, 0.0), where(some, backward, 0.0))
+
+
 def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Values) -> Traffic:
     """A gated unit reads two and writes one (backward reads three, writes two); a plain one one and one."""
     inputs = 2 if model.gated_mlp else 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
-from planner.cost.traffic import head_traffic, score_traffic
-from tests.planner.cost.problems import problem
+from planner.cost.traffic import head_traffic, ring_traffic, score_traffic
+from tests.planner.cost.problems import prices, problem
 
 SIXTEEN_BITS = {"fused_softmax": False, "softmax_in_fp32": False}
 
@@ -31,3 +31,27 @@ def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:
     assert moved.forward_bytes == 4 * norm + (6 + 4 + 8 + 8 + 4 + 8) * logits
     # Times the loss's gradient (8), to 16 bits (4 + 2).
     assert moved.backward_bytes == 6 * norm + (8 + 6) * logits
+
+
+def test_blocks_around_a_ring_are_scaled_and_added_once_each() -> None:
+    """Two ranks: one block of each rank's own, and one that came from the rank before or after."""
+    of = problem(model="llama3-8b")
+    s = Sizes.single(of, Degrees.single(context_parallel=2, tensor_parallel=2))
+    tokens, queries, keys = 4096 / 2, 32 / 2 * 128, 8 / 2 * 128
+    moved = ring_traffic(of.model, s, 2.0)
+    # Joined keys and values: 2 tensors read and written, 2 bytes each. Output: scaled (read, write), then
+    # read with the block that is added, and written; on half of the ranks for half of the rows.
+    added = (6 + 3) / 2
+    assert moved.forward_bytes == tokens * (8 * keys + (4 + added) * queries)
+    assert moved.backward_bytes == tokens * ((4 + added) * queries + (2 * 8 + 2 * added) * keys)
+    alone = ring_traffic(of.model, s, 1.0)
+    assert alone.forward_bytes == alone.backward_bytes == 0.0
+
+
+def test_keys_and_values_that_are_gathered_first_leave_no_blocks_to_join() -> None:
+    def core_s(kind: str) -> float:
+        of = problem(model="llama3-8b", seq_length=32_768)
+        of = of.model_copy(update={"stack": of.stack.model_copy(update={"cp_exchange": kind})})
+        return float(prices(of, context_parallel=4).layer_selective_s[0, 0, 0, 0])
+
+    assert core_s("p2p") > core_s("all_gather")
