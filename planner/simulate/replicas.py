@@ -66,6 +66,7 @@ def pipelines_of(problem: Problem, plan: Plan, prices: Prices) -> Pipelines:
         Where a replica names an unknown class, or one whose layer profile lacks its point.
     """
     row_of = {tp: row for row, tp in enumerate(_tensor_degrees(plan))}
+    hosts_of = hosts_of_replicas(problem, plan)
     pipelines = []
     for r in range(plan.data_parallel):
         single = plan.model_copy(update={"stages": _stages_of_replica(plan, r)})
@@ -82,13 +83,42 @@ def pipelines_of(problem: Problem, plan: Plan, prices: Prices) -> Pipelines:
             )
             place = ReplicaPlace(
                 node_class=content.node_class,
-                hosts=stage.hosts,
+                hosts=hosts_of[s][r],
                 num_chips=stage.tensor_parallel * plan.context_parallel,
                 tensor_parallel=stage.tensor_parallel,
             )
             placed.append(Placed(content, row_of[stage.tensor_parallel], place))
         pipelines.append(tuple(placed))
     return tuple(pipelines)
+
+
+def hosts_of_replicas(problem: Problem, plan: Plan) -> list[list[tuple[str, ...]]]:
+    """Hosts of every replica of every stage, [stage][replica].
+
+    Replicas fill the hosts of their stage one after the other, from the chips that earlier stages left.
+    """
+    chips_of = {c.name: c.chips_per_node for c in problem.cluster.classes}
+    left: dict[str, int] = {}
+    found = []
+    for stage in plan.stages:
+        waiting = list(stage.hosts)
+        own = []
+        for r, tensor_parallel in enumerate(stage.tensor_parallel_degrees):
+            listed = stage.replicas[r] if stage.replicas else None
+            hosts = list(listed.hosts) if listed else waiting
+            per_node = chips_of[listed.node_class if listed else stage.node_class]
+            needed, here = tensor_parallel * plan.context_parallel, []
+            while needed and hosts:
+                free = left.setdefault(hosts[0], per_node)
+                taken = min(free, needed)
+                needed, left[hosts[0]] = needed - taken, free - taken
+                if taken:
+                    here.append(hosts[0])
+                if left[hosts[0]] == 0:
+                    hosts.pop(0)
+            own.append(tuple(here) or (listed.hosts if listed else stage.hosts))
+        found.append(own)
+    return found
 
 
 def _stages_of_replica(plan: Plan, r: int) -> tuple[Stage, ...]:

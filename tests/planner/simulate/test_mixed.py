@@ -22,6 +22,7 @@ from planner.rules.hosts import class_has_chips, hosts_exist, stages_are_packed
 from planner.rules.megatron import violations
 from planner.rules.target import target_violations
 from planner.simulate.evaluate import evaluate
+from planner.simulate.replicas import hosts_of_replicas
 from tests.planner.simulate.synthetic import packed_plan
 
 
@@ -195,6 +196,27 @@ def test_replicas_that_share_a_host_share_its_adapters_for_tied_embeddings(probl
 
     alone, both = tied_embedding_s(problem, ends("n", 1)), tied_embedding_s(problem, ends("n", 2))
     assert both == pytest.approx(2 * alone, rel=1e-2)
+
+
+def test_replicas_of_a_stage_fill_its_hosts_one_after_the_other(problem: Problem) -> None:
+    """The second stage goes on where the first one, which lists its replicas, left a host half full."""
+    rows = [[replica(problem, 0, 0, tp=4), replica(problem, 1, 0, tp=4)]]
+    plan = mixed_plan(problem, [*rows, *rows], [16, 16])
+    hosts = (plan.stages[0].replicas or ())[1].hosts
+    names = problem.cluster.hosts_of(1)
+    stage = plan.stages[1].model_copy(
+        update={
+            "replicas": None,
+            "node_class": problem.cluster.classes[1].name,
+            "tensor_parallel": 4,
+            "hosts": (hosts[0], names[1]),
+        }
+    )
+    packed = plan.model_copy(update={"stages": (plan.stages[0], stage)})
+    assert hosts_of_replicas(problem, packed)[1] == [(hosts[0],), (names[1],)]
+    whole = stage.model_copy(update={"hosts": (names[1],)})
+    packed = plan.model_copy(update={"stages": (plan.stages[0], whole)})
+    assert hosts_of_replicas(problem, packed)[1] == [(names[1],), (names[1],)]
 
 
 def test_fullest_chip_relative_to_its_limit_counts(problem: Problem, h100_and_a100: Plan) -> None:
