@@ -12,7 +12,8 @@ Data       L, m                           layers, micro-batches
            q[s] = p - 1 - s               stages behind s
            kw[s], rw[s]                   m - 1 = kw (q + 1) + rw
            J[s,e], rj[s,e]                m - 2 - q = J (e - s + 1) + rj, where m >= q + 2
-           f, b, f0, b0, g1, g2, l1, a, a0, v1, v2, w1, w2, M, r, r0, rt, o, o0, h, h0, ht, N
+           f, b, f0, b0, g1, g2, l1, a, a0, v1, v2, w1, w2, M, r, r0, rt, rb, rb0, o, o0, h,
+           h0, ht, N
                                           those of `stage_selection`, here [s,k]: of stage s if it is on k
            eta                            share of the last backward (first forward) that hides sync
 Variables  z[s,k]    binary               s runs on k
@@ -43,7 +44,8 @@ Model      min  T + O
                 F[s] = sum_k (f n + f0 z)                                  (forward_time)
                 B[s] = sum_k (b n + b0 z + g2 u + g1 d + l1 y)             (backward_time)
                 c[s] = sum_{k,l} c[k,l] H[s,k,l]                           (send_time)
-                Z[s] >= sum_k (r n + r0 z) - eta B[s],  Z[s] >= 0          (reduction)
+                Z[s] >= sum_k (r n + r0 z) - eta B[s],
+                Z[s] >= sum_k (rb n + (rb0 - rt) z),  Z[s] >= 0            (reduction)
                 G[s] >= sum_k (h n + h0 z) - eta F[s],  G[s] >= 0          (gathering)
                 O >= sum_k (o n + (o0 + ht) z) + G[s]                      (follow_up)
            with t = F + B, D[s] = t[s] + sum_{i>s} t[i] + 2 sum_{i>=s} c[i]
@@ -271,12 +273,15 @@ def add_send_time(model: pulp.LpProblem, data: JointData, var: Variables) -> Non
 
 
 def add_reduction(model: pulp.LpProblem, data: JointData, var: Variables) -> None:
-    """Gradient reduction shows where the last backward does not hide it."""
+    """Gradient reduction shows where the last backward does not hide it, or all of it comes behind that."""
     layer, base = data.term("reduce_ms"), data.term("base_reduce_ms")
+    bucket, base_bucket, tail = (data.term(n) for n in ("bucket_ms", "base_bucket_ms", "reduce_tail_ms"))
     hidden = data.of_class[0].hidden_fraction
     for s in range(data.num_stages):
         total = _total(data, s, lambda at: layer[at] * var.n[at] + base[at] * var.z[at])
         model += var.reduction[s] >= total - hidden * var.times.backward[s], f"reduction_{s}"
+        in_one = _total(data, s, lambda at: bucket[at] * var.n[at] + (base_bucket[at] - tail[at]) * var.z[at])
+        model += var.reduction[s] >= in_one, f"reduction_in_one_{s}"
 
 
 def add_gathering(model: pulp.LpProblem, data: JointData, var: Variables) -> None:

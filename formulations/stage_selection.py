@@ -16,6 +16,8 @@ Data       L                              layers of the model
            w[s], w1[s]                    more passing memory where any layer is recomputed in full; in part
            M[s]                           memory limit
            r[s], r0[s], rt[s]             gradient reduction a layer; of embedding and head; tail
+           rb[s], rb0[s]                  the first two where s reduces in one bucket, which only hides behind
+                                          the stages before it; else 0
            o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
            e                              share of the last backward (first forward) that hides it
@@ -47,22 +49,24 @@ Model      min  T + O
                      + w[s] x[s] + w1[s] y[s] + a0[s] <= M[s]              (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
                 B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
-                Z[s] >= r[s] n[s] + r0[s] - e B[s],  Z[s] >= 0             (reduction)
+                Z[s] >= r[s] n[s] + r0[s] - e B[s],
+                Z[s] >= rb[s] n[s] + rb0[s] - rt[s],  Z[s] >= 0            (reduction)
                 G[s] >= h[s] n[s] + h0[s] - e F[s],  G[s] >= 0             (gathering)
                 O >= o[s] n[s] + o0[s] + G[s] + ht[s]                      (follow_up)
                 T >= sum_{i<s} (F[i] + c[i]) + row(F, B) + sum_{j<=i<s} (B[i] + c[i]) + Z[j] + rt[j]
                      for every j <= s and every row of s, added when violated   (pipeline)
                 n not equal to an excluded n'                              (exclude)
-Size       5p integers, 9p rows, and some ten to thirty rows of (pipeline) added lazily, of O(p^2).
+Size       5p integers, 10p rows, and some ten to thirty rows of (pipeline) added lazily, of O(p^2).
 Exact      for whole layers and a fixed class of every stage; the objective is a lower bound on the
            referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
            that fits is best for the referee too: a shorter backward ends every piece of work no later,
            and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
+           A stage that reduces in one bucket begins when its last backward has ended, so that rb n + rb0 shows
+           in full behind it, of which rt is counted with T.
            With A the stages may still differ between A and A'; the search splits that range.
            Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
            `tighten_recompute` and the exact evaluation of every answer make good.
-Leaves out virtual stages, layers of several kinds other than leading ones on one stage, and that stages
-           after the first may reduce in one bucket, which the referee never prices at less.
+Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """
 
@@ -231,10 +235,12 @@ def add_backward_time(model: pulp.LpProblem, data: StageSelectionData, var: Vari
 
 
 def add_reduction(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Gradient reduction shows where the last backward does not hide it."""
+    """Gradient reduction shows where the last backward does not hide it, or all of it comes behind that."""
     for s in range(data.num_stages):
         total = data.reduce_ms[s] * var.n[s] + data.base_reduce_ms[s]
         model += var.reduction[s] >= total - data.hidden_fraction * var.backward[s], f"reduction_{s}"
+        in_one = data.bucket_ms[s] * var.n[s] + data.base_bucket_ms[s] - data.reduce_tail_ms[s]
+        model += var.reduction[s] >= in_one, f"reduction_in_one_{s}"
 
 
 def add_gathering(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:

@@ -40,6 +40,10 @@ class StageSelectionData:
     reduce_ms: Floats
     base_reduce_ms: Floats
     reduce_tail_ms: Floats
+    bucket_ms: Floats
+    """Reduction of a layer where the stage reduces in one bucket, which nothing of its own hides; else 0."""
+    base_bucket_ms: Floats
+    """The same of embedding and head."""
     gather_ms: Floats
     base_gather_ms: Floats
     gather_tail_ms: Floats
@@ -144,10 +148,15 @@ def objective_ms(data: StageSelectionData, choice: StageChoice) -> float:
 
 def reductions_ms(data: StageSelectionData, choice: StageChoice) -> Floats:
     """Gradient reduction that stays exposed on every stage, tail apart, array [stage]."""
-    n = np.array(choice.layers, dtype=np.float64)
     _, backward = times_ms(data, choice)
-    total = data.reduce_ms * n + data.base_reduce_ms
-    exposed: Floats = np.maximum(total - data.hidden_fraction * backward, 0.0)
+    return exposed_reduction_ms(data, np.array(choice.layers, dtype=np.float64), backward)
+
+
+def exposed_reduction_ms(data: StageSelectionData, layers: Floats, backward: Floats) -> Floats:
+    """The same for layers and backward passes of many choices, arrays [..., stage]."""
+    in_buckets = data.reduce_ms * layers + data.base_reduce_ms - data.hidden_fraction * backward
+    in_one = data.bucket_ms * layers + data.base_bucket_ms - data.reduce_tail_ms
+    exposed: Floats = np.maximum(np.maximum(in_buckets, in_one), 0.0)
     return exposed
 
 

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.pipeline_rows import Floats, step_bound
-from formulations.stage_selection_data import StageChoice, StageSelectionData, least_layers
+from formulations.stage_selection_data import (
+    StageChoice,
+    StageSelectionData,
+    exposed_reduction_ms,
+    least_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -168,10 +173,9 @@ def objectives_ms(
     forward = data.forward_ms * n + data.base_forward_ms
     backward = data.backward_ms * n + data.base_backward_ms + np.where(np.isfinite(extra), extra, 0.0)
     hidden = data.hidden_fraction
-    reduction = np.maximum(data.reduce_ms * n + data.base_reduce_ms - hidden * backward, 0.0)
     gathering = np.maximum(data.gather_ms * n + data.base_gather_ms - hidden * forward, 0.0)
     send = np.broadcast_to(data.send_ms, forward.shape)
-    after = reduction + data.reduce_tail_ms
+    after = exposed_reduction_ms(data, n, backward) + data.reduce_tail_ms
     end = step_bound(forward, backward, send, data.num_microbatches, after, spans=spans)
     follow = (data.optimizer_ms * n + data.base_optimizer_ms + gathering + data.gather_tail_ms).max(axis=-1)
     return np.where(unfit, np.inf, end + follow + data.constant_ms)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.pipeline_rows import Floats, step_bound
-from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_data import StageSelectionData, exposed_reduction_ms
 from formulations.stage_selection_tables import RecomputeTable, least_bottleneck_ms
 
 ROUNDING_SHARE = 1e-7
@@ -103,7 +103,7 @@ def times_in_ticks(data: StageSelectionData, table: RecomputeTable, tick: float 
     forward = line(data.forward_ms, data.base_forward_ms)
     backward = line(data.backward_ms, data.base_backward_ms) + np.where(fits, table.extra_ms, 0.0)
     hidden = data.hidden_fraction
-    reduction = np.maximum(line(data.reduce_ms, data.base_reduce_ms) - hidden * backward, 0.0)
+    reduction = exposed_reduction_ms(data, n.T, backward.T).T
     gathering = np.maximum(line(data.gather_ms, data.base_gather_ms) - hidden * forward, 0.0)
     follow = line(data.optimizer_ms, data.base_optimizer_ms + data.gather_tail_ms) + gathering
     send = np.array(data.send_ms, dtype=np.float64, copy=True)

@@ -21,6 +21,7 @@ Data       L                              layers of the model
                                           core attention is
            M[s]                           memory limit
            r[s], r0[s], rt[s]             gradient reduction a layer; of embedding and head; tail
+           rb[s]                          r[s] where s reduces in one bucket, else 0
            o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
            q                              share of the last backward (first forward) that hides it
@@ -50,7 +51,8 @@ Model      min  T + O
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
                      + l1[s,k] y[s]                                             (backward_time)
-                Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],  Z[s] >= 0  (reduction)
+                Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],
+                Z[s] >= rb[s] n[s,0] - rt[s],  Z[s] >= 0                        (reduction)
                 G[s] >= h[s] sum_k n[s,k] + h0[s] - q sum_k F[s,k],  G[s] >= 0  (gathering)
                 O >= o[s] sum_k n[s,k] + o0[s] + G[s] + ht[s]                   (follow_up)
                 I[s] >= row(F, B, c) and J[s] >= row(F, B, c) for the rows of W[s]
@@ -58,11 +60,10 @@ Model      min  T + O
                 T >= row(F, B, c) + Z[j] + rt[j]
                      for every row of R, j its stage, added when violated       (path)
                 n not equal to an excluded n'                                   (exclude)
-Size       p v + 3p integers, p v more with core attention, 9 p v + 12p rows, and some rows (path).
+Size       p v + 3p integers, p v more with core attention, 9 p v + 13p rows, and some rows (path).
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
-           the referee, and less where a stage after the first reduces in one bucket. On the stage of leading
-           layers g2 is the least and v2 the most of both kinds: a relaxation that the exact evaluation of
-           every answer makes good.
+           the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
+           relaxation that the exact evaluation of every answer makes good.
 Source     rows: proved in `interleaved_rows`; memory and times: `planner.cost`.
 """
 
@@ -222,12 +223,14 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Va
 
 
 def add_reduction(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
-    """Gradient reduction shows where the last backward does not hide it."""
+    """Gradient reduction shows where the last backward does not hide it, or that of chunk 0 behind all."""
     times = data.stage
     for s in range(data.num_stages):
         total = times.reduce_ms[s] * pulp.lpSum(var.n[s]) + float(times.base_reduce_ms[s])
         hidden = times.hidden_fraction * pulp.lpSum(var.backward[s])
         model += var.reduction[s] >= total - hidden, f"reduction_{s}"
+        in_one = times.bucket_ms[s] * var.n[s][0] - float(times.reduce_tail_ms[s])
+        model += var.reduction[s] >= in_one, f"reduction_in_one_{s}"
 
 
 def add_gathering(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:

@@ -182,13 +182,15 @@ def times_ms(data: VirtualSelectionData, choice: VirtualChoice) -> tuple[Floats,
 def after_ms(data: VirtualSelectionData, choice: VirtualChoice) -> tuple[Floats, float]:
     """Exposed reduction with its tail after the end of each stage [stage], and what follows all stages."""
     times = data.stage
-    n = np.array(choice.layers, dtype=np.float64).sum(axis=1)
+    chunks = np.array(choice.layers, dtype=np.float64)
+    n = chunks.sum(axis=1)
     forward, backward = times_ms(data, choice)
     reduction = times.reduce_ms * n + times.base_reduce_ms - times.hidden_fraction * backward.sum(axis=1)
     gathering = times.gather_ms * n + times.base_gather_ms - times.hidden_fraction * forward.sum(axis=1)
     follow = times.optimizer_ms * n + times.base_optimizer_ms + times.gather_tail_ms
     follow = follow + np.maximum(gathering, 0.0)
-    return np.maximum(reduction, 0.0) + times.reduce_tail_ms, float(follow.max())
+    in_one = times.bucket_ms * chunks[:, 0]
+    return np.maximum(np.maximum(reduction, 0.0) + times.reduce_tail_ms, in_one), float(follow.max())
 
 
 def objectives_ms(data: VirtualSelectionData, found: Sequence[VirtualChoice]) -> Floats:

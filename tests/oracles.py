@@ -54,7 +54,8 @@ def objective_in_words(data: StageSelectionData, choice: StageChoice) -> float:
         b.append(float(data.backward_ms[s] * n + data.base_backward_ms[s] + extra))
         reduction = data.reduce_ms[s] * n + data.base_reduce_ms[s] - data.hidden_fraction * b[s]
         gathering = data.gather_ms[s] * n + data.base_gather_ms[s] - data.hidden_fraction * f[s]
-        after.append(max(0.0, float(reduction)) + float(data.reduce_tail_ms[s]))
+        in_one = float(data.bucket_ms[s] * n + data.base_bucket_ms[s])
+        after.append(max(max(0.0, float(reduction)) + float(data.reduce_tail_ms[s]), in_one))
         optimizer = data.optimizer_ms[s] * n + data.base_optimizer_ms[s]
         follow.append(float(optimizer) + max(0.0, float(gathering)) + float(data.gather_tail_ms[s]))
     t = [x + y for x, y in zip(f, b, strict=True)]

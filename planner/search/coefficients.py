@@ -112,6 +112,7 @@ def entry_coefficients(
     if not problem.stack.p2p_overlap:
         hops, blocked = blocked[0], np.array([hops, returning / MS])
     hidden = prices.hidden_fraction
+    one_bucket = ~first_stage & prices.later_stages_have_one_bucket
     memory = _memory(prices, entries, kinds, num_microbatches, problem.options.forbid)
     return StageSelectionData(
         num_layers=problem.model.num_layers,
@@ -126,6 +127,8 @@ def entry_coefficients(
         reduce_ms=once[0],
         base_reduce_ms=base_once[0] + hidden * blocked[1],
         reduce_tail_ms=prices.reduce_tail_s[c, classes] / MS,
+        bucket_ms=np.where(one_bucket, once[0], 0.0),
+        base_bucket_ms=np.where(one_bucket, base_once[0], 0.0),
         gather_ms=once[1],
         base_gather_ms=base_once[1] + hidden * blocked[0],
         gather_tail_ms=prices.gather_tail_s[c, classes] / MS,

@@ -130,10 +130,13 @@ class Intervals:
         hidden = prices.hidden_fraction
         fits = np.isfinite(extra)
         shown = np.maximum(reduce - hidden * np.where(fits, backward, 0.0), 0.0)
+        shown = shown + float(prices.reduce_tail_s[c, n])
+        if prices.later_stages_have_one_bucket and not first:
+            shown = np.maximum(shown, reduce)
         return IntervalTable(
             forward_ms=np.where(fits, forward, np.inf) / MS,
             backward_ms=np.where(fits, backward, np.inf) / MS,
-            reduction_ms=(shown + float(prices.reduce_tail_s[c, n])) / MS,
+            reduction_ms=shown / MS,
             follow_ms=(follow + np.maximum(gather - hidden * forward, 0.0)) / MS,
             selective=selective,
             full_layers=full,

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_data import StageSelectionData, exposed_reduction_ms
 from formulations.stage_selection_tables import RecomputeTable, least_recompute, stage_times_ms
 from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
@@ -136,9 +136,9 @@ class Tables:
             gathering = _line(data.gather_ms, data.base_gather_ms, layers)
             follow[c] = _line(data.optimizer_ms, data.base_optimizer_ms + data.gather_tail_ms, layers)
             follow[c] += np.maximum(gathering - data.hidden_fraction * forward[c], 0.0)
-            reduction = _line(data.reduce_ms, data.base_reduce_ms, layers)
-            hidden = data.hidden_fraction * np.where(np.isfinite(backward[c]), backward[c], 0.0)
-            reduce[c] = np.maximum(reduction - hidden, 0.0) + data.reduce_tail_ms[:, None]
+            finite = np.where(np.isfinite(backward[c]), backward[c], 0.0)
+            reduction = exposed_reduction_ms(data, layers[:, None], finite.T) + data.reduce_tail_ms
+            reduce[c] = reduction.T
             constant_ms = data.constant_ms
         return ClassTables(times, forward, backward, follow, reduce, constant_ms)
 

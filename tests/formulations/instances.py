@@ -59,6 +59,8 @@ def random_data(
         base_optimizer_ms=rng.uniform(0.0, 1.0, p),
         hidden_fraction=float(rng.choice([0.0, 0.9])),
         constant_ms=float(rng.uniform(0.0, 2.0)),
+        bucket_ms=np.where(np.arange(p) > 0, rng.uniform(0.0, 2.0), 0.0),
+        base_bucket_ms=np.where(np.arange(p) > 0, rng.uniform(0.0, 2.0), 0.0),
         **leading_layers(p, 0, forward, activation),
     )
 

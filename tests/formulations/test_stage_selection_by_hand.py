@@ -127,6 +127,15 @@ def test_reduction_hides_behind_the_last_backward(solver: SolverName) -> None:
 
 
 @forms
+def test_reduction_in_one_bucket_hides_only_behind_the_stages_before(solver: SolverName) -> None:
+    """Stage 1 as above has 2.5 to reduce, behind 60% of its own backward but for one bucket: until 6.5."""
+    terms = {"reduce_ms": [0, 2.5], "hidden_fraction": 0.6, "reduce_tail_ms": [0, 0.5]}
+    check(by_hand(2, 2, 1, **terms), solver, 6.0)
+    check(by_hand(2, 2, 1, **terms, bucket_ms=[0, 2.5]), solver, 6.5)
+    check(by_hand(2, 2, 1, **terms, bucket_ms=[0, 2.0], base_bucket_ms=[0, 0.75]), solver, 6.75)
+
+
+@forms
 def test_gathering_hides_behind_the_first_forward(solver: SolverName) -> None:
     """60% of a forward of 1 ms hides 0.6 of 1.5: 6.9, the tail always shows. Of 0.5 nothing shows."""
     check(by_hand(2, 2, 1, gather_ms=[1.5, 0], hidden_fraction=0.6), solver, 6.9)

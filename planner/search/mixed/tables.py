@@ -174,8 +174,8 @@ class MixedTables(Tables):
         data, alone = stage_coefficients(*arguments), stage_coefficients(*arguments, with_sends=False)
         # The blocking part of a pass hides synchronisation here, as the referee has it for replicas.
         changed = {name: getattr(alone, name).copy() for name in ("base_reduce_ms", "base_gather_ms")}
-        names = "reduce_ms", "reduce_tail_ms", "gather_ms", "gather_tail_ms", "limit_gib"
-        changed |= {name: getattr(data, name).copy() for name in names}
+        synced = "reduce_ms", "reduce_tail_ms", "bucket_ms", "base_bucket_ms", "gather_ms", "gather_tail_ms"
+        changed |= {name: getattr(data, name).copy() for name in (*synced, "limit_gib")}
         for s, own in enumerate(classes):
             if len(own) > 1:
                 self._mix(changed, choice, s, own, len(order))
@@ -192,6 +192,9 @@ class MixedTables(Tables):
             changed[f"{task}_ms"][s] = layer * width * per_byte_s / MS
             changed[f"base_{task}_ms"][s] = (base * width * per_byte_s + beside_s) / MS
             changed[f"{task}_tail_ms"][s] = 0.0
+        if s > 0 and prices.later_stages_have_one_bucket:
+            changed["bucket_ms"][s] = changed["reduce_ms"][s]
+            changed["base_bucket_ms"][s] = changed["base_reduce_ms"][s]
         room = prices.limit_bytes[list(classes)] - prices.fixed_bytes[choice, list(classes)]
         changed["limit_gib"][s] -= (room[0] - room.min()) / GIB
 

@@ -1,18 +1,24 @@
-"""Bounds of coarse parts never exceed the objective of any plan in them."""
+"""Bounds of coarse parts never exceed the objective of any plan in them, nor that the referee's step time."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from formulations.stage_selection_tables import least_recompute, objectives_ms
+from formulations.stage_selection_data import objective_ms
+from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner.cost.pricing import price
+from planner.data.load import build_problem
 from planner.search.bound_data import bound_data
 from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
+from planner.search.judge import Judge
 from planner.search.kinds import layer_kinds
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.space import list_groups
+from planner.search.state import Incumbent
 from planner.search.tables import Tables
 from planner.units import MS
 from tests.random_problems import random_problem
@@ -74,3 +80,45 @@ def test_orders_are_counted_and_listed_once() -> None:
     orders = list(all_orders((2, 1, 2)))
     assert len(orders) == len(set(orders)) == count_orders((2, 1, 2)) == 30
     assert set(block_orders((2, 0, 2))) == {(0, 0, 2, 2), (2, 2, 0, 0)}
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_objective_of_a_plan_is_no_more_than_the_referee_says_and_as_much_with_one_micro_batch(
+    blocks: bool,
+) -> None:
+    """Once a stage behind the first that reduces in one bucket was taken to have several."""
+    problem = build_problem(
+        cluster="2x8 a100-sxm-80gb, 2x8 h100-sxm-80gb",
+        model="mixtral-8x7b",
+        seq_length=2048,
+        global_batch_size=16,
+    )
+    stack = problem.stack.model_copy(update={"p2p_overlap": not blocks})
+    problem = problem.model_copy(update={"stack": stack})
+    table, num_layers = list_degrees(problem), problem.model.num_layers
+    prices, rng = price(problem, table.degrees), np.random.default_rng(1)
+    plans = equal = in_one_bucket = 0
+    for choice in np.repeat(np.flatnonzero(table.degrees.data_parallel > 1), 2).tolist():
+        judge = Judge(problem, prices, table, Incumbent(1))
+        room = np.repeat(np.arange(table.max_stages.shape[1]), table.max_stages[choice])
+        stages = min(len(room), int(rng.integers(2, 6)))
+        order = tuple(int(c) for c in rng.choice(room, stages, replace=False))
+        cuts = sorted(rng.choice(np.arange(1, num_layers), stages - 1, replace=False))
+        layers = tuple(int(n) for n in np.diff([0, *cuts, num_layers]))
+        data = judge.tables.data(choice, order)
+        chosen = with_least_recompute(least_recompute(data), layers)
+        if stages < 2 or not judge.is_allowed(choice, order) or chosen is None:
+            continue
+        judge.judge_layers(choice, order, layers)
+        step_s, value_s = judge.incumbent.step_s, objective_ms(data, chosen) * MS
+        if step_s is None:
+            continue
+        assert value_s <= step_s * (1 + 1e-9)
+        plans += 1
+        if data.num_microbatches == 1:
+            assert value_s == pytest.approx(step_s, rel=1e-9)
+            equal += 1
+        zero = np.zeros(stages)
+        in_buckets = replace(data, bucket_ms=zero, base_bucket_ms=zero)
+        in_one_bucket += objective_ms(in_buckets, chosen) * MS < value_s * (1 - 1e-6)
+    assert plans >= 60 and equal >= 10 and in_one_bucket >= 10
