@@ -61,8 +61,8 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
            that fits is best for the referee too: a shorter backward ends every piece of work no later,
            and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
-           A stage that reduces in one bucket begins when its last backward has ended, so that rb n + rb0 shows
-           in full behind it, of which rt is counted with T.
+           A stage that reduces in one bucket begins when its last backward has ended, so that rb n + rb0
+           shows in full behind it, of which rt is counted with T.
            With A the stages may still differ between A and A'; the search splits that range.
            Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
            `tighten_recompute` and the exact evaluation of every answer make good.

@@ -6,7 +6,10 @@ in its place.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.walks import Ints
@@ -50,6 +53,62 @@ def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: f
         middle = (low + top) / 2
         low, top = (low, middle) if room.holds(middle) else (middle, top)
     return low, high
+
+
+def least_follow_ms(times: Floats, longest: Floats, follow: Floats, most: Ints, edges_ms: Floats) -> Floats:
+    """What follows the pipeline at least where the slowest stage lies between two edges, [bracket].
+
+    As much as what follows any stage whose time lies there. And the layers have to lie somewhere: with o the
+    most that follows any stage, those held by stages for which neither the time exceeds the upper edge nor
+    what follows exceeds o are no fewer than the model's, counted by class and by place. The least such o is
+    found by halving, from below.
+
+    Parameters
+    ----------
+    times, longest, follow
+        [class, stage, n] in ms, the first with the least and the second with the most hops beside a stage.
+    most
+        [class] stages.
+    edges_ms
+        Ascending, one more than brackets.
+    """
+    held = _least_that_holds(times, follow, most, edges_ms[1:])
+    paces = [(longest >= low) & (times <= high) for low, high in pairwise(edges_ms)]
+    slowest = [np.where(there, follow, np.inf).min() for there in paces]
+    return np.maximum(held, np.where(np.isfinite(slowest), slowest, 0.0))
+
+
+def _least_that_holds(times: Floats, follow: Floats, most: Ints, edges_ms: Floats) -> Floats:
+    """The o of `least_follow_ms` for each upper edge."""
+    num_stages, num_layers = times.shape[1], times.shape[2] - 1
+    n = np.arange(1, num_layers + 1)
+    room = np.stack([np.where(times[:, :, 1:] <= edge, n, 0).max(axis=2) for edge in edges_ms])
+    # More layers that add less are as good as fewer.
+    after = np.minimum.accumulate(follow[:, :, :0:-1].min(axis=1), axis=1)[:, ::-1]
+
+    def hold(limit_ms: Floats) -> NDArray[np.bool_]:
+        """Whether all layers fit, [edge]."""
+        cap = np.stack([np.searchsorted(of_class, limit_ms, side="right") for of_class in after], axis=1)
+        by_place = np.minimum(room, cap[:, :, None]).max(axis=1)
+        by_class = np.minimum(room.max(axis=2), cap)
+        order = np.argsort(-by_class, axis=1, kind="stable")
+        stages = np.diff(np.minimum(np.cumsum(most[order], axis=1), num_stages), prepend=0, axis=1)
+        held = (stages * np.take_along_axis(by_class, order, axis=1)).sum(axis=1)
+        found: NDArray[np.bool_] = (
+            (by_place.min(axis=1) > 0) & (by_place.sum(axis=1) >= num_layers) & (held >= num_layers)
+        )
+        return found
+
+    finite = after[np.isfinite(after)]
+    low = np.full(len(edges_ms), finite.min(initial=np.inf))
+    if not len(finite):
+        return np.zeros(len(edges_ms))
+    high = np.full(len(edges_ms), finite.max())
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        holds = hold(middle)
+        low, high = np.where(holds, low, middle), np.where(holds, middle, high)
+    return low
 
 
 class _Room:

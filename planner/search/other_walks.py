@@ -40,6 +40,8 @@ class OneSidedWalks(Walks):
 class WeighedWalks(Walks):
     """Shortest walks by the row (weighed); the slowest stage may lie anywhere below the upper edge."""
 
+    counts_sync = False
+
     def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
         factors = row_factors(self.num_stages, self.num_microbatches)[:, None, None]
         counted = np.where(np.isfinite(self.times), factors, 1.0) * self.times

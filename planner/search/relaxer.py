@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.capacity import slowest_range
+from planner.search.capacity import least_follow_ms, slowest_range
 from planner.search.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
 from planner.search.degrees import DegreeTable
 from planner.search.dual import in_pieces
 from planner.search.other_walks import OneSidedWalks, WeighedWalks
 from planner.search.relaxation import Found, Relaxed, both_proven, part_value, relax
 from planner.search.tables import Tables
-from planner.search.walks import Ints, StageTables, Walks, least_times
+from planner.search.walk_tables import StageTables, least_times, longest_times
+from planner.search.walks import Ints, Walks
 from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
@@ -134,10 +135,12 @@ class Relaxer:
         stage_tables = StageTables(
             tables.times_ms[used],
             np.maximum(tables.forward_ms, tables.backward_ms)[used],
+            tables.backward_ms[used],
             tables.follow_ms[used],
-            tables.reduce_ms[used, 0],
+            tables.reduce_ms[used],
         )
-        low, high = slowest_range(least_times(chain, stage_tables), m, most, cutoff_ms)
+        least = least_times(chain, stage_tables)
+        low, high = slowest_range(least, m, most, cutoff_ms)
         if low >= high:
             return None
         allowed = np.ones((stages, len(used)), dtype=np.bool_)
@@ -148,8 +151,11 @@ class Relaxer:
         ratio = FINE if fine else COARSE
         number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
         edges = np.geomspace(low, high, number + 1)
+        longest = longest_times(chain, stage_tables)
+        floors = least_follow_ms(least, longest, stage_tables.follow, most, edges)
+        blocks = not self.problem.stack.p2p_overlap
         first, *others = (
-            kind(chain, counter, stage_tables, m, high, most, sends_block=not self.problem.stack.p2p_overlap)
+            kind(chain, counter, stage_tables, m, edges[1:], floors, most, sends_block=blocks)
             for kind in kinds_of_walks(m, stages)
         )
         relaxed = relax(first, fewest, most, allowed, edges[:-1], edges[1:], cutoff_ms, self.is_up)

@@ -6,11 +6,17 @@ no slower than b, and the row of `formulations.pipeline_rows` for s reads
     (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + (m - q) t[s] + 2 sum_{i>s} t[i] + sends
     (window, k = 0),  m <= q + 1    T >= sum_i t[i] + (m - 1) max(f[s], b[s]) + sends
 
-so that for a given s each stage adds its own term. What follows the pipeline is at least what follows any
-stage, say F, and with weights that add up to 1 or less at least F and the weighted sum of what follows each
-stage beyond F; the reduction of stage 0 adds to every row. With a price
-mu on each layer and lambda[c] on each stage of class c the least sum over all orders, layers and s is the
-length of a shortest walk over (stage, state of `planner.search.chain`, whether s is behind), and
+so that for a given s each stage adds its own term. What follows the pipeline is at least F, what the layers
+make it that stages no slower than b hold (`planner.search.capacity`), and with weights that add up to 1 or
+less at least F and the weighted sum of what follows each stage beyond F. A stage j <= s ends, and then
+reduces its gradients for z[j], no sooner than the row says less sum_{i<j} (b[i] + c[i]), so that for any
+weights theta >= 0 that add up to 1 the row adds
+
+    sum_{j<s} theta[j] z[j] + sum_{j>=s} theta[j] z[s] - sum_{i<s} (1 - Theta[i]) (b[i] + c[i])
+
+where Theta[i] = sum_{j<=i} theta[j]: a term of each stage again. With a price mu on each layer and lambda[c]
+on each stage of class c the least sum over all orders, layers and s is the length of a shortest walk over
+(stage, state of `planner.search.chain`, whether s is behind), and
 
     T >= mu L - sum_c lambda[c] k[c] + shortest walk
 
@@ -27,20 +33,9 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.chain import Chain, Counter
+from planner.search.walk_tables import StageTables, heaviest_class, least_times, reduction_weights
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StageTables:
-    """Times of the classes of a walk, [class, stage, n] in ms; inf where n layers do not fit."""
-
-    times: Floats
-    longer: Floats
-    """The longer of forward and backward."""
-    follow: Floats
-    reduce_first: Floats
-    """[class, n]"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,13 @@ class Walk:
 class Walks:
     """Shortest walks of one row of degrees and number of stages."""
 
+    before: Floats
     once: Floats
     twice: Floats
     slowest: Floats
     is_short: NDArray[np.bool_]
+    counts_sync = True
+    """Whether reductions are weighed over the stages; else only that of stage 0 counts."""
 
     def __init__(
         self,
@@ -69,16 +67,31 @@ class Walks:
         counter: Counter,
         tables: StageTables,
         num_microbatches: int,
-        widest_ms: float,
+        edges_ms: Floats,
+        floors_ms: Floats,
         most: Ints,
         *,
         sends_block: bool,
     ) -> None:
-        """Prepare costs of stages no slower than `widest_ms`, at most `most` of each class."""
+        """Prepare costs of stages no slower than the last edge.
+
+        Parameters
+        ----------
+        edges_ms, floors_ms
+            [edge] ascending upper ends of brackets, and the least that follows where no stage is slower.
+        most
+            [class] stages.
+        """
         self.chain, self.counter, m = chain, counter, num_microbatches
         p, self.num_layers = tables.times.shape[1], tables.times.shape[2] - 1
         self.num_stages, self.num_microbatches = p, m
-        self._price_stages(tables, widest_ms, most)
+        self.edges_ms, self.floors_ms = edges_ms, floors_ms
+        widest_ms = float(edges_ms[-1])
+        heaviest = heaviest_class(tables, widest_ms)
+        self.weight = 1 / max(int(most[heaviest]), 1)
+        self.weighed = np.flatnonzero(chain.kind_class == heaviest)
+        """Kinds whose stages are weighed in what follows, each as one of the most that there may be."""
+        self._price_stages(tables, widest_ms)
         hop = np.zeros_like(chain.hop_ms) if sends_block else chain.hop_ms.copy()
         hop[-1] = np.inf
         self.hop = hop
@@ -86,7 +99,7 @@ class Walks:
         """[class, stage, n] with the least hops beside a stage."""
         self.sources = [self._sources(before) for before in counter.before[1:]]
 
-    def _price_stages(self, tables: StageTables, widest_ms: float, most: Ints) -> None:
+    def _price_stages(self, tables: StageTables, widest_ms: float) -> None:
         """Terms of a stage before s, behind s, and of s itself, [stage, kind, n]."""
         classes = self.chain.kind_class
         times = tables.times[classes] + self.chain.kind_blocked_ms[:, None, None]
@@ -99,15 +112,23 @@ class Walks:
 
         self.layers = np.arange(self.width, dtype=np.float64)
         self.times = np.ascontiguousarray(times[:, :, : self.width].transpose(1, 0, 2))
-        least_ms, share = _follow_weights(tables, widest_ms, most)
-        base = (by_stage(tables.follow) - least_ms) * share[classes][None, :, None]
-        base[0] += tables.reduce_first[classes][:, : self.width] + least_ms
+        theta = reduction_weights(tables, self.num_layers, over_all=self.counts_sync)
+        behind = (1 - np.cumsum(theta))[:, None, None]
+        reduce, follow = by_stage(tables.reduce), by_stage(tables.follow)
+        self.follow = np.where(np.isfinite(follow), follow, 0.0)[:, self.weighed]
+        blocked = self.chain.kind_blocked_ms[None, :, None]
+        backward = np.where(np.isfinite(self.times), by_stage(tables.backward) + blocked, 0.0)
         longer = np.maximum(by_stage(tables.longer), self.times / 2)
-        for name, cost in zip(("once", "twice", "slowest"), self._terms(longer), strict=True):
-            with_base = cost + base
-            with_base[~np.isfinite(with_base)] = np.inf
-            with_base[:, :, 0] = np.inf
-            setattr(self, name, with_base)
+        self.once, self.twice, self.slowest = self._terms(longer)
+        self.before = self.once + theta[:, None, None] * reduce - behind * backward
+        self.slowest = self.slowest + (theta[:, None, None] + behind) * reduce
+        for costs in (self.before, self.once, self.twice, self.slowest):
+            costs[~np.isfinite(costs)] = np.inf
+            costs[:, :, 0] = np.inf
+        self.hops_paid = np.full((3, self.num_stages), 2.0)
+        """[before s, behind s, behind s by a short row; stage] how often the hop behind a stage counts."""
+        self.hops_paid[0] -= behind[:, 0, 0]
+        self.hops_paid[1] = 4.0
 
     def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
         """Terms of a stage passed once, of one passed twice and of s itself, [stage, kind, n].
@@ -148,13 +169,15 @@ class Walks:
         paid = price[:, chain.kind_class][:, None, :] + masked
         refund = mu[:, None, None, None] * self.layers
         taken = np.where(self.times[None] <= high_ms[:, None, None, None], -refund, np.inf)
-        once = _least(self.once[None] + taken, paid)
-        twice = _least(self.twice[None] + taken, paid)
+        floor = self.floors_ms[np.searchsorted(self.edges_ms, high_ms)][:, None, None, None]
+        taken[:, :, self.weighed] += np.maximum(self.follow[None] - floor, 0.0) * self.weight
+        # Values before s, behind s, and behind s by a short row; a dummy at the end.
+        stay = [_least(costs[None] + taken, paid) for costs in (self.before, self.twice)]
+        if self.is_short.any():
+            stay.append(_least(self.once[None] + taken, paid))
         taken = np.where(self.times[None] >= low_ms[:, None, None, None], taken, np.inf)
-        turn = _least(self.slowest[None] + taken, paid)
-        # Values before s, behind s, and behind s by a short row, which pays like before; a dummy at the end.
+        turn = _least(self.slowest[None] + floor + taken, paid)
         size = len(chain.class_of_state)
-        stay = (once, twice, once) if self.is_short.any() else (once, twice)
         value = np.full((rows, len(stay), len(self.counter.points[0]) * size + 1), np.inf)
         first = self.counter.before[0][:, self.counter.step_of_state[chain.first_state]] >= 0
         for row, c in zip(*np.nonzero(first), strict=True):
@@ -176,7 +199,7 @@ class Walks:
         ahead = np.full((len(value), len(stay), source.shape[0] * source.shape[1] + 1), np.inf)
         before = value[:, 0][:, source]
         for k, kept in enumerate(stay):
-            cost = (kept[:, kind] + (4 if k == 1 else 2) * hop)[:, chain.into]
+            cost = (kept[:, kind] + self.hops_paid[k, i] * hop)[:, chain.into]
             into = before if k == 0 else value[:, k][:, source]
             least = (into + cost[:, None]).min(axis=3)
             if k == (2 if self.is_short[i] else 1):
@@ -202,12 +225,12 @@ class Walks:
         order, layers = np.empty((len(rows), p), dtype=np.int64), np.empty((len(rows), p), dtype=np.int64)
         kind = chain.last_kind[entry % size]
         turned = layer == 0
-        costs = np.stack([kept[0] for kept in stay])
+        costs, chosen = (np.stack([kept[part] for kept in stay]) for part in (0, 1))
         across = rows[:, None]
         for i in range(p - 1, -1, -1):
             state = entry % size
             order[:, i] = chain.class_of_state[state]
-            kept = np.where(layer == 1, stay[1][1][rows, i, kind], stay[0][1][rows, i, kind])
+            kept = chosen[layer, rows, i, kind]
             layers[:, i] = np.where(turned, turn[1][rows, i, kind], kept)
             layer = np.where(turned, 0, layer)
             if i:
@@ -215,7 +238,7 @@ class Walks:
                 source = self.sources[i - 1].reshape(-1, width)[entry]
                 column, kinds, hops = layer[:, None], chain.kind[steps], self.hop[steps]
                 come = values[i - 1][across, column, source] + costs[column, across, i - 1, kinds]
-                come = come + np.where(column == 1, 4, 2) * hops
+                come = come + self.hops_paid[column, i - 1] * hops
                 passed = values[i - 1][across, 0, source] + turn[0][across, i - 1, kinds]
                 passed = passed + (2 if short else 4) * hops
                 passed = np.where(column == (2 if short else 1), passed, np.inf)
@@ -223,28 +246,6 @@ class Walks:
                 turned = turned == 1
                 kind, entry = kinds[rows, way], source[rows, way]
         return Walk(length, order, layers)
-
-
-def least_times(chain: Chain, tables: StageTables) -> Floats:
-    """Times of the classes with the least hops that a stage of each can have beside it, [class, stage, n]."""
-    blocked = np.full(len(tables.times), np.inf)
-    np.minimum.at(blocked, chain.kind_class, chain.kind_blocked_ms)
-    times: Floats = tables.times + blocked[:, None, None]
-    return times
-
-
-def _follow_weights(tables: StageTables, widest_ms: float, most: Ints) -> tuple[float, Floats]:
-    """What follows the pipeline whatever the stages, and the weight of what a stage of a class adds, [class].
-
-    All weight on the class whose full stages add most; there are at most `most` of them.
-    """
-    follow = np.where((tables.times <= widest_ms) & np.isfinite(tables.follow), tables.follow, np.inf)
-    least_ms = float(follow[:, :, 1:].min(initial=np.inf))
-    if not np.isfinite(least_ms):
-        return 0.0, np.zeros(len(most))
-    middle = tables.times.shape[1] // 2
-    full = np.where(np.isfinite(follow[:, middle]), follow[:, middle], 0.0).max(axis=1)
-    return least_ms, np.where(np.arange(len(most)) == np.argmax(full), 1 / np.maximum(most, 1), 0.0)
 
 
 def _least(cost: Floats, paid: Floats) -> tuple[Floats, Ints]:
