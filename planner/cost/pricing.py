@@ -204,7 +204,9 @@ def _memory(
 ) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack = problem.model, problem.stack
-    held = states.state_bytes(counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS))
+    held = states.state_bytes(
+        counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS), narrow_shards=stack.megatron_groups
+    )
     precision, rows = problem.workload.precision, held.shape[1]
     layer = {
         name: np.empty((rows, len(work.kinds)))

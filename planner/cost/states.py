@@ -39,6 +39,8 @@ def state_bytes(
     dp_mode: str,
     gradient_bytes: float = GRADIENT_BYTES,
     num_ends: int = 2,
+    *,
+    narrow_shards: bool = False,
 ) -> Floats:
     """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes.
 
@@ -46,6 +48,9 @@ def state_bytes(
     ----------
     num_ends
         Pieces at the end of the list that are no layers.
+    narrow_shards
+        Whether full sharding keeps the 16-bit weights' shards beside the master weights', as Megatron-FSDP
+        does (model_weight_buffer and main_weight_buffer of its param_and_grad_buffer.py).
     """
     s = sizes
     dense, expert = rank_parameters(counts, sizes)
@@ -64,10 +69,10 @@ def state_bytes(
     w, g, o, we, ge, oe = by_mode[dp_mode]
     weights = WEIGHT_BYTES * (dense / w + expert / we)
     if dp_mode == "fsdp":
-        # Shards are kept in fp32 alone, the optimizer's master weights; the root's pieces, embedding and
+        # FSDP2 keeps shards in fp32 alone, the optimizer's master weights; the root's pieces, embedding and
         # head, stay gathered.
-        weights = 0.0 * weights
-        weights[-num_ends:] = WEIGHT_BYTES * dense[-num_ends:]
+        weights = weights if narrow_shards else 0.0 * weights
+        weights[-num_ends:] += WEIGHT_BYTES * dense[-num_ends:]
     return np.stack(
         [
             weights,

@@ -104,6 +104,14 @@ def test_states_take_the_published_bytes_per_parameter(mode: str, bytes_per_para
     assert found.sum() == pytest.approx(bytes_per_parameter * counts.total)
 
 
+@pytest.mark.parametrize(("stack", "weights"), [("megatron-core", 2.0), ("torchtitan", 0.0)])
+def test_full_sharding_keeps_16_bit_shards_where_the_library_does(stack: str, weights: float) -> None:
+    """Megatron-FSDP has a buffer for them beside the master weights'; FSDP2 casts what it gathers."""
+    of = problem(stack=stack)
+    found = prices(of, data_parallel=32, dp_mode="fsdp").layer_state_bytes[0, 0]
+    assert found[0] == pytest.approx(weights * layer_parameters(of.model, "dense").total / 32)
+
+
 def test_expert_states_are_shared_by_expert_data_parallelism() -> None:
     model = load_model("mixtral-8x7b")
     of = problem(model="mixtral-8x7b")

@@ -63,8 +63,9 @@ def test_a_fully_sharded_rank_holds_its_share_of_every_state() -> None:
     np.testing.assert_allclose(shard.layer_working_bytes - whole.layer_working_bytes, held)
 
 
-def test_fsdp_keeps_fp32_shards_alone_and_the_ends_whole() -> None:
-    fsdp, ddp = (prices(problem(), data_parallel=8, dp_mode=mode) for mode in ("fsdp", "ddp"))
+def test_fsdp2_keeps_fp32_shards_alone_and_the_ends_whole() -> None:
+    of = problem(stack="torchtitan")
+    fsdp, ddp = (prices(of, data_parallel=8, dp_mode=mode) for mode in ("fsdp", "ddp"))
     assert not fsdp.layer_state_bytes[..., 0].any()
     np.testing.assert_allclose(fsdp.layer_state_bytes[..., 1:], ddp.layer_state_bytes[..., 1:] / 8)
     np.testing.assert_allclose(fsdp.head_state_bytes[..., 0], ddp.head_state_bytes[..., 0])
