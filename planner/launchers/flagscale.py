@@ -22,12 +22,16 @@ from planner.launchers.arguments import Arguments
 from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.placement import HostPlace, hosts_text, place_hosts
-from planner.launchers.readme import hosts_step, notes_text, stage_table, summary
+from planner.launchers.readme import hosts_step, notes_text, signs_of_life, stage_table, summary
 from planner.launchers.template_text import fill, template
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import HeteroConfig
 
 Tree = dict[str, Any]
+
+
+LOGS = "What each rank says is in `outputs/logs/` (or in `OUTPUT_PATH`)."
+"""Where FlagScale's runner writes, under its `experiment.exp_dir`."""
 
 
 def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> dict[str, str]:
@@ -61,6 +65,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 **names,
                 "summary": summary(problem, plan, places, evaluation),
                 "hosts_step": hosts_step(problem, places),
+                "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
                 "notes": notes_text(problem, plan, evaluation),
             },

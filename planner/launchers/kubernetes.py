@@ -35,6 +35,12 @@ _DEVICES: dict[Backend, str] = {
 
 _PORT = 29500
 _FOLDER = "/hetplan"
+_SHARED_MEMORY = "64Gi"
+"""Most that loaders and NCCL may take in /dev/shm; the default of containers, 64 MiB, is too little."""
+_RESTARTS = 3
+"""How often a run that has failed starts anew by itself."""
+_SETTINGS = ("CHECKPOINT_PATH", "DATA_PATH", "TOKENIZER_MODEL", "LOG_DIR")
+"""Variables of launch.sh that are empty in the manifests, for paths of volumes."""
 Tree = dict[str, Any]
 
 
@@ -93,8 +99,8 @@ def _jobset(job: str, made: tuple[Group, ...], library: list[str]) -> Tree:
         "metadata": {"name": job},
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": job},
-            # A run that lost a node starts anew as a whole.
-            "failurePolicy": {"maxRestarts": 0},
+            # A run that lost a pod starts anew as a whole.
+            "failurePolicy": {"maxRestarts": _RESTARTS},
             "replicatedJobs": [
                 {
                     "name": group.name,
@@ -124,17 +130,18 @@ def _pytorchjob(job: str, group: Group, first: Group, library: list[str]) -> Tre
     }
     master = f"{job}-{first.name}-worker-0"
     pod = _pod(job, group, master, "REPLICA_INDEX", [index], library)
+    pod["restartPolicy"] = "OnFailure"
     pod["containers"][0]["name"] = "pytorch"  # the operator looks for this name
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": {"name": f"{job}-{group.name}"},
         "spec": {
-            "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": 0},
+            "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": _RESTARTS * group.num_nodes},
             "pytorchReplicaSpecs": {
                 "Worker": {
                     "replicas": group.num_nodes,
-                    "restartPolicy": "Never",
+                    "restartPolicy": "OnFailure",
                     "template": {"spec": pod},
                 }
             },
@@ -161,6 +168,7 @@ def _pod(job: str, group: Group, master: str, index: str, more: list[Tree], libr
                     {"name": "MASTER_ADDR", "value": master},
                     {"name": "MASTER_PORT", "value": str(_PORT)},
                     {"name": "MEGATRON_PATH", "value": "/opt/Megatron-LM"},
+                    *({"name": name, "value": ""} for name in _SETTINGS),
                 ],
                 "ports": [{"containerPort": _PORT}],
                 "resources": {"limits": {device: group.num_chips}},
@@ -172,7 +180,7 @@ def _pod(job: str, group: Group, master: str, index: str, more: list[Tree], libr
         ],
         "volumes": [
             {"name": "hetplan", "configMap": {"name": job, "items": items}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
         ],
     }
 
@@ -186,7 +194,10 @@ def _text(job: str, library: list[str], objects: list[Tree]) -> str:
         f"# and label the nodes of each class: kubectl label node NODE {CLASS_LABEL}=CLASS\n"
         "# Fill in the image, which holds Megatron-LM under MEGATRON_PATH. Untried on a real cluster.\n"
         "# RDMA needs your device plugin's resource and, in securityContext, the capability IPC_LOCK.\n"
-        "# A JobSet ends as a whole when a pod fails; PyTorchJobs do not end one another: delete the rest.\n"
+        f"# When a pod fails, a JobSet starts anew as a whole, {_RESTARTS} times at most. Of PyTorchJobs\n"
+        "# each pod starts anew, as soon as it misses the lost one. Without CHECKPOINT_PATH on a volume\n"
+        "# they begin with the first step again.\n"
+        "# Logs: kubectl logs, or a volume's path in LOG_DIR. Shared memory counts as memory of the pod.\n"
     )
     return heading + "---\n".join(_dumped(objects))
 

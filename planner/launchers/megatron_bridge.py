@@ -17,7 +17,7 @@ from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.launchers.placement import place_hosts
-from planner.launchers.readme import hosts_step, notes_text, stage_table, summary
+from planner.launchers.readme import LOGS, hosts_step, notes_text, signs_of_life, stage_table, summary
 from planner.launchers.start_script import start_files
 from planner.launchers.template_text import fill
 
@@ -76,6 +76,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 if recipe
                 else "`lib/recipe.py`, as it has no recipe of this model",
                 "hosts_step": hosts_step(problem, places),
+                "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
                 "notes": notes_text(problem, plan, evaluation),
             },

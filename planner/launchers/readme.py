@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log
+
 import planner
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
@@ -11,6 +13,9 @@ from planner.launchers.megatron_arguments import recompute_modules
 from planner.launchers.placement import HostPlace, stage_of_rank
 from planner.launchers.template_text import fill
 from planner.units import format_percent, format_seconds
+
+LOGS = "What each rank says is in `logs/` on its host, too."
+"""Where the ranks of our own start script write."""
 
 
 def readme_text(
@@ -29,6 +34,7 @@ def readme_text(
             "problem_name": " ".join(problem.name.split()),
             "summary": summary(problem, plan, places, evaluation),
             "hosts_step": hosts_step(problem, places),
+            "signs": signs_of_life(problem, plan, evaluation, LOGS),
             "stage_table": stage_table(problem, plan, places, evaluation),
             "notes": notes_text(problem, plan, evaluation),
         },
@@ -62,6 +68,38 @@ def summary(
         f"(+-{format_percent(evaluation.error_band)}), {evaluation.tokens_per_s:,.0f} tokens/s, "
         f"MFU {format_percent(evaluation.mfu)}."
     )
+
+
+def signs_of_life(problem: Problem, plan: Plan, evaluation: Evaluation | None, logs: str) -> str:
+    """How to tell that the run does what the plan says, and what usually keeps it from that.
+
+    Parameters
+    ----------
+    logs
+        Where the ranks write, in words.
+    """
+    last = plan.world_size - 1
+    lines = [
+        "## How to know that it works",
+        "",
+        f"- {logs} A line a step comes from the last rank ({last}).",
+        f"- The loss of the first step is about {log(problem.model.vocab_size):.1f}, the logarithm of the "
+        "vocabulary, and falls.",
+    ]
+    if evaluation is not None:
+        milliseconds = 1e3 * evaluation.step_s
+        lines.append(
+            f"- From the third step or so, a step takes about {milliseconds:,.0f} ms "
+            f"(+-{format_percent(evaluation.error_band)}), and no chip holds more than the table below says. "
+            "Twice that time points to the network: are the fast adapters in use (`NCCL_DEBUG=INFO`)?"
+        )
+    lines += [
+        "- Nothing after the first lines of every host: the ranks do not find each other. Look at "
+        "`MASTER_ADDR`, the port, and `NCCL_SOCKET_IFNAME`.",
+        "- Out of memory: plan again with a larger `--memory-reserve`.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:

@@ -10,12 +10,28 @@ from __future__ import annotations
 
 import re
 
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
 from planner.launchers.placement import HostPlace
 from planner.launchers.template_text import fill
 
+_SAVING: dict[TargetName, dict[str, str]] = {
+    "megatron-lm": {
+        "checkpoint": "set CHECKPOINT_PATH",
+        "saves": "-n ${CHECKPOINT_PATH:-}",
+        "extra": "EXTRA_MEGATRON_ARGS",
+        "exit_after": "--exit-duration-in-mins ",
+    },
+    "megatron-bridge": {
+        "checkpoint": "give checkpoint.save and checkpoint.load in EXTRA_OVERRIDES",
+        "saves": "${EXTRA_OVERRIDES:-} == *checkpoint.save=*",
+        "extra": "EXTRA_OVERRIDES",
+        "exit_after": "train.exit_duration_in_mins=",
+    },
+}
+"""How each target is told to save, and to end after so many minutes."""
 
-def slurm_text(problem: Problem, places: tuple[HostPlace, ...]) -> str:
+
+def slurm_text(problem: Problem, places: tuple[HostPlace, ...], target: TargetName = "megatron-lm") -> str:
     """Text of `submit.sbatch`."""
     components = _components(problem, places)
     blocks = [
@@ -25,6 +41,7 @@ def slurm_text(problem: Problem, places: tuple[HostPlace, ...]) -> str:
     return fill(
         "submit.sbatch",
         {
+            **_SAVING[target],
             "directives": "\n#SBATCH hetjob\n".join(blocks),
             "het_group": f"--het-group={groups} " if len(components) > 1 else "",
         },

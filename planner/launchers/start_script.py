@@ -14,7 +14,7 @@ from planner.launchers.placement import HostPlace, hosts_text
 from planner.launchers.slurm import slurm_text
 from planner.launchers.template_text import fill, template
 
-_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh")
+_LIBRARY = ("messages.sh", "find_node.sh", "preflight.sh", "check_sums.sh", "logs.sh")
 
 
 def start_files(
@@ -55,7 +55,7 @@ def start_files(
     return {
         "launch.sh": script,
         "hosts.txt": hosts_text(places),
-        "submit.sbatch": slurm_text(problem, places),
+        "submit.sbatch": slurm_text(problem, places, plan.target),
         "lib/environment.sh": environment_text(problem, plan),
         **{f"lib/{name}": template(name) for name in _LIBRARY},
     }

@@ -22,6 +22,8 @@ source "$HERE/lib/find_node.sh"
 source "$HERE/lib/preflight.sh"
 # shellcheck source=lib/check_sums.sh
 source "$HERE/lib/check_sums.sh"
+# shellcheck source=lib/logs.sh
+source "$HERE/lib/logs.sh"
 
 NNODES=@{num_nodes}
 WORLD_SIZE_OF_PLAN=@{world_size}
@@ -66,15 +68,24 @@ if [[ ${HETPLAN_SKIP_CHECKS:-0} != 1 ]]; then
 fi
 
 set_environment "$BACKEND"
+open_logs "$HERE/logs" "$NODE_RANK"
 
 # Somebody else has started this very rank (forms/mpi): become it, if it is where the plan puts it.
 if [[ ${HETPLAN_RANK_IS_STARTED:-0} == 1 ]]; then
     check_rank "$NODE_RANK" "$RANK" "$LOCAL_RANK" "$WORLD_SIZE" "$WORLD_SIZE_OF_PLAN"
     export RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
+    if [[ -n $LOG_FOLDER ]]; then
+        exec > >(exec tee -a "$LOG_FOLDER/rank-$RANK.log") 2>&1
+    fi
     exec python -u "${COMMAND[@]}"
 fi
 
 check_programs torchrun
+# A file for what each rank says, and all of it on the console with the rank's place on the node before each line.
+LOG_ARGS=()
+if [[ -n $LOG_FOLDER ]]; then
+    LOG_ARGS=(--log-dir "$LOG_FOLDER" --tee 3)
+fi
 # Static rendezvous: with --rdzv-backend c10d torchrun would number the nodes itself, not as planned.
 exec torchrun \
     --nnodes "$NNODES" \
@@ -82,4 +93,5 @@ exec torchrun \
     --nproc-per-node "$PROCESSES" \
     --master-addr "$MASTER_ADDR" \
     --master-port "$MASTER_PORT" \
+    "${LOG_ARGS[@]}" \
     "${COMMAND[@]}"

@@ -66,6 +66,7 @@ def test_a_rank_of_mpi_becomes_the_rank_of_megatron(mixed: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:4] == ["9", "1", "12", "node000"]
     assert done.stdout.split()[4].endswith("lib/run_stage.py")
+    assert (mixed / "logs/node-1/rank-9.log").read_text() == done.stdout
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,24 @@ def test_pods_of_a_jobset_get_the_node_ranks_of_their_class(tmp_path: Path) -> N
     name = jobset["metadata"]["name"]
     address = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}["MASTER_ADDR"]
     assert address == f"{name}-g0-0-0.{jobset['spec']['network']['subdomain']}"
+
+
+def test_failed_pods_start_anew_with_memory_to_share(mixed: Path) -> None:
+    (jobset,) = objects(mixed, "jobset.yaml")
+    assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 3}
+    for group in jobset["spec"]["replicatedJobs"]:
+        job = group["template"]["spec"]
+        pod = job["template"]["spec"]
+        # The set as a whole starts anew, not a pod of it alone.
+        assert (job["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
+        (shared,) = (volume for volume in pod["volumes"] if volume["name"] == "shm")
+        assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
+        names = [variable["name"] for variable in pod["containers"][0]["env"]]
+        assert {"CHECKPOINT_PATH", "DATA_PATH", "LOG_DIR"} <= set(names)
+    for job in objects(mixed, "pytorchjobs.yaml"):
+        worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+        assert worker["restartPolicy"] == worker["template"]["spec"]["restartPolicy"] == "OnFailure"
+        assert job["spec"]["runPolicy"]["backoffLimit"] == 3 * worker["replicas"]
 
 
 def test_each_class_is_a_pytorchjob_with_its_offset(mixed: Path) -> None:

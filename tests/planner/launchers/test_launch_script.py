@@ -176,7 +176,7 @@ def test_numbers_that_no_longer_add_up_stop_the_start(
 
 def test_nodes_differ_in_what_they_recompute_only(mixed: Path, on_host: Path) -> None:
     def words(rank: int) -> list[str]:
-        done = start(mixed, on_host, NODE_RANK=str(rank))
+        done = start(mixed, on_host, NODE_RANK=str(rank), LOG_DIR="")
         lines = done.stdout.splitlines()
         at = lines.index("--node-rank")
         return lines[:at] + lines[at + 2 :]
@@ -397,3 +397,39 @@ def test_a_start_without_torchrun_or_a_known_meeting_place_says_so(mixed: Path, 
 def test_words_on_several_lines_all_reach_megatron(mixed: Path, on_host: Path) -> None:
     done = start(mixed, on_host, NODE_RANK="0", EXTRA_MEGATRON_ARGS="--seed 7\n  --exit-interval 5")
     assert value(done.stdout, "--exit-interval") == "5"
+
+
+def test_each_node_has_a_folder_of_logs_of_its_own(mixed: Path, on_host: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    said = start(mixed, on_host, NODE_RANK="11", LOG_DIR=str(logs)).stdout
+    assert value(said, "--log-dir") == str(logs / "node-11") and value(said, "--tee") == "3"
+    assert (logs / "node-11").is_dir()
+    assert "--log-dir" not in start(mixed, on_host, NODE_RANK="11", LOG_DIR="").stdout
+    taken = tmp_path / "taken"
+    taken.touch()
+    done = start(mixed, on_host, NODE_RANK="11", LOG_DIR=str(taken))
+    assert "--log-dir" not in done.stdout and "no logs can be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"SLURM_JOB_END_TIME": "3600", "CHECKPOINT_PATH": "/c"}, " --exit-duration-in-mins 45"),
+        ({"SLURM_JOB_END_TIME": "3600", "CHECKPOINT_PATH": "/c", "SAVE_MINUTES": "70"}, ""),
+        ({"SLURM_JOB_END_TIME": "3600"}, ""),
+        ({"CHECKPOINT_PATH": "/c"}, ""),
+    ],
+)
+def test_a_batch_job_saves_before_its_time_limit(
+    settings: dict[str, str], told: str, mixed: Path, on_host: Path
+) -> None:
+    put(on_host, "date", "echo 0")
+    put(on_host, "srun", 'echo "<${EXTRA_MEGATRON_ARGS:-}>"')
+    done = subprocess.run(
+        ["bash", str(mixed / "submit.sbatch")],
+        env={"PATH": f"{on_host}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(mixed)} | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"<{told}>\n"

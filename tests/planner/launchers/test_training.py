@@ -97,6 +97,10 @@ def test_the_exported_script_trains_what_the_plan_says(megatron_python: str, tmp
         assert seen["place"] == {"tp": rank % 2, "cp": 0, "dp": rank // 2 % 2, "pp": stage}
         first, last = plan.stages[stage].layers
         assert seen["layers"] == list(range(first, last + 1))
+    logs = [out / "logs" / f"node-{rank // 4}" for rank in range(8)]
+    assert all(
+        len(list(log.glob(f"*/attempt_0/{rank % 4}/stdout.log"))) == 1 for rank, log in enumerate(logs)
+    )
     # Only the last stage has a loss: one a micro-batch and iteration, near that of a guess over the
     # shrunk vocabulary, and the same on both tensor-parallel ranks of a replica.
     assert all(seen["losses"] == [] for seen in ranks[:4])
