@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.cost.dispatchers import dispatcher_bytes
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.sizes import Sizes
 from planner.data.chip import Chip
@@ -53,7 +54,7 @@ def communicator_bytes(
     if stack.megatron_groups:
         groups += megatron_groups(problem.model, s, job, dp_mode)
     sets: Values = sum(_sets(group.ranks) for group in groups)
-    joined = sets * stack.communicator_gib * GIB + _exchange_bytes(stack, s, domain_chips)
+    joined = sets * stack.communicator_gib * GIB + _exchange_bytes(problem.model, stack, s, domain_chips)
     if stack.communicator_gib:
         joined = joined + near_stages(s, job, domain_chips) * EXCHANGE_BYTES_PER_PEER
     if not (chip.switch_reduces and stack.switch_buffer_mib):
@@ -129,9 +130,11 @@ def _sets(ranks: Values) -> Values:
     return where(ranks > 2, 1.0, where(ranks > 1, TWO_RANKS, 0.0))
 
 
-def _exchange_bytes(stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> Values:
-    """What the exchange of tokens among experts connects; zero where another library moves them."""
-    if stack.moe_dispatcher == "deduplicating" or not stack.communicator_gib:
+def _exchange_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> Values:
+    """What the exchange of tokens among experts connects, or the buffers of the library that moves them."""
+    if not stack.communicator_gib or model.moe is None:
         return 0.0
+    if stack.moe_dispatcher == "deduplicating":
+        return dispatcher_bytes(model.hidden_size, sizes.ep * sizes.etp)
     peers = maximum(minimum(sizes.ep, domain_chips) - 1, 0.0)
     return minimum(peers, EXCHANGE_PEERS) * EXCHANGE_BYTES_PER_PEER

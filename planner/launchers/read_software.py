@@ -103,6 +103,8 @@ def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
     kind = flags.text("--moe-token-dispatcher-type", "allgather")
     if kind == "allgather":
         notes.append("tokens exchanged all to all; --moe-token-dispatcher-type allgather is not priced")
+    if kind == "flex" and flags.text("--moe-flex-dispatcher-backend", "deepep") == "hybridep":
+        notes.append("memory leaves out HybridEP's buffers, which hold all tokens of all ranks")
     return {
         "moe_dispatcher": "deduplicating" if kind == "flex" else "alltoall",
         "moe_permute_fusion": "--moe-permute-fusion" in flags,

@@ -10,6 +10,7 @@ import pytest
 
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
+from planner.cost.dispatchers import dispatcher_bytes
 from planner.cost.memory import layer_activations
 from planner.cost.parameters import layer_parameters, total_parameters
 from planner.cost.prices import PARTS, Degrees
@@ -260,7 +261,18 @@ def test_an_exchange_connects_every_pair_of_a_node() -> None:
     assert exchange_gb(8) == pytest.approx(3.28)
     assert exchange_gb(2) == pytest.approx(3.28 / 7)
     other = of.model_copy(update={"stack": of.stack.model_copy(update={"moe_dispatcher": "deduplicating"})})
-    assert exchange_gb(8, other) == pytest.approx(0.0, abs=1e-9)  # no exchange of NCCL's
+    # No exchange of NCCL's, but DeepEP's buffer: 10 channels, 8 ranks, 256 rows of 4,096 values and the rest.
+    assert exchange_gb(8, other) == pytest.approx(10 * 8 * 256 * (2 * 4096 + 2056) / GB)
+
+
+def test_tokens_sent_once_to_a_node_take_buffers_for_rows_in_flight() -> None:
+    row = 2 * 7168 + 128 * 16 + 8
+    near, far = 10 * 8 * 288 * row, 2 * 10 * (64 / 8) * 140 * row
+    assert dispatcher_bytes(7168, 64.0) == near + far
+    assert dispatcher_bytes(7168, 4.0) == 10 * 4 * 256 * row
+    assert dispatcher_bytes(7168, 1.0) == 0.0
+    some = dispatcher_bytes(7168, np.array([1.0, 64.0, 256.0]))
+    assert some[0] == 0.0 and some[1] == near + far < some[2]
 
 
 def test_maps_of_their_own_copy_their_input_where_no_rank_splits_the_sequence() -> None:

@@ -1,0 +1,48 @@
+"""Buffers of the library that sends a token once to each rank or node that holds its experts (DeepEP).
+
+They lie outside the framework's allocator and are made once, for rows in flight and not for a micro-batch:
+csrc/config.hpp of deepseek-ai/DeepEP, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, as
+Megatron-LM asks for them (core/transformer/moe/fused_a2a.py, get_buffer; `moe_deepep_num_sms` = 20).
+HybridEP, which no launch file of ours asks for, holds every token of every rank instead (csrc/hybrid_ep,
+allocate_buffer).
+"""
+
+from __future__ import annotations
+
+from planner.cost.elementwise import Values, maximum, minimum, where
+from planner.cost.operators import HALF
+
+CHANNELS = 10.0
+"""Two multiprocessors serve one, of 20."""
+
+NEAR_PEERS = 8.0
+"""Ranks below one switch, as DeepEP takes them (NUM_MAX_NVL_PEERS); the others are reached by adapters."""
+
+NEAR_ROWS = ((8.0, 256.0), (64.0, 288.0), (128.0, 560.0))
+"""Rows in flight from one near rank on one channel, up to so many ranks (buffer.py, get_dispatch_config)."""
+
+MOST_NEAR_ROWS = 720.0
+
+FAR_ROWS = 140.0
+"""The same between nodes: 128, rounded up to a multiple of at most 36 rows that are sent at once."""
+
+ROW_BYTES = 128 * (8.0 + 4.0 + 4.0) + 8.0
+"""Beside a row's values: places and weights of 128 experts, 128 scales, and where it came from."""
+
+
+def dispatcher_bytes(hidden_size: int, ranks: Values) -> Values:
+    """Buffers of one rank [bytes]; none where a rank exchanges tokens with no other.
+
+    Parameters
+    ----------
+    ranks
+        Ranks that exchange tokens.
+    """
+    rows: Values = MOST_NEAR_ROWS
+    for most, count in reversed(NEAR_ROWS):
+        rows = where(ranks <= most, count, rows)
+    row = hidden_size * HALF + ROW_BYTES
+    near = CHANNELS * minimum(ranks, NEAR_PEERS) * rows * row
+    nodes = maximum(ranks / NEAR_PEERS, 1.0)
+    far = where(nodes > 1, 2 * CHANNELS * nodes * FAR_ROWS * row, 0.0)
+    return where(ranks > 1, near + far, 0.0)
