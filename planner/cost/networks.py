@@ -12,17 +12,6 @@ NO_ADAPTER_BYTES_PER_S = 0.125e9
 """Rate between nodes without adapters: their management Ethernet of 1 Gbit/s (guess)."""
 
 
-def fast_domain(chips_per_node: int, scale_up_chips: int | None) -> float:
-    """Chips that fast links join for a job: a node's, or as many nodes of a rack as make a power of two.
-
-    Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside.
-    """
-    if scale_up_chips is None or scale_up_chips <= chips_per_node:
-        return float(chips_per_node)
-    nodes = scale_up_chips // chips_per_node
-    return float(chips_per_node * 2 ** (nodes.bit_length() - 1))
-
-
 def network_of(problem: Problem, class_index: int) -> Network:
     """What a chip of a class can reach others through."""
     return _networks(problem)[class_index]
@@ -43,7 +32,7 @@ def _network(problem: Problem, class_index: int) -> Network:
     rate, latency, transport = problem.cluster.link_between(class_index, class_index)
     return Network(
         relative=relative_of(chip, problem.workload.precision, link),
-        domain_chips=fast_domain(node_class.chips_per_node, chip.scale_up_chips),
+        domain_chips=float(problem.fast_domain_chips(class_index)),
         chips_per_node=float(node_class.chips_per_node),
         node_bytes_per_s=rate if rate > 0 else NO_ADAPTER_BYTES_PER_S,
         latency_s=latency,

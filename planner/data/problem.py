@@ -120,6 +120,24 @@ class Problem(Data):
             return node_class.memory_gib * GIB
         return self.chip_of(class_index).memory_bytes
 
+    def fast_domain_chips(self, class_index: int) -> int:
+        """Chips that fast links join for a job: a node's, or as many nodes of a rack as make a power of two.
+
+        Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside.
+        """
+        on_node, in_rack = (
+            self.cluster.classes[class_index].chips_per_node,
+            self.chip_of(class_index).scale_up_chips,
+        )
+        if in_rack is None or in_rack <= on_node:
+            return on_node
+        return on_node << ((in_rack // on_node).bit_length() - 1)
+
+    @property
+    def least_fast_domain_chips(self) -> int:
+        """Chips that fast links join on every class of the cluster."""
+        return min(self.fast_domain_chips(i) for i in range(len(self.cluster.classes)))
+
     def memory_limit_bytes(self, class_index: int) -> float:
         """Memory that a plan may reserve on one chip of a class [bytes]."""
         return (1 - self.options.memory_reserve_fraction) * self.usable_memory_bytes(class_index)

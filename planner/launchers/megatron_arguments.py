@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from planner.cost.networks import fast_domain
 from planner.cost.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
@@ -18,6 +17,7 @@ from planner.launchers.megatron_hybrid import PATTERN, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.rules.experts import exchange_cannot_hide
+from planner.rules.sequence import ranks_that_exchange_heads
 
 _FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8"}
 """Megatron-LM's name of each 8-bit scaling; its own default is `delayed`."""
@@ -144,11 +144,8 @@ def hierarchical_sizes(problem: Problem, plan: Plan) -> list[int] | None:
     """Ranks that exchange heads, and rings of them, where context parallelism has both levels."""
     if problem.stack.cp_exchange != "a2a+p2p" or plan.context_parallel == 1:
         return None
-    chips = min(
-        fast_domain(c.chips_per_node, problem.chips[c.chip].scale_up_chips) for c in problem.cluster.classes
-    )
-    inner = max(1, min(plan.context_parallel, int(chips) // plan.tensor_parallel))
-    inner = inner if plan.context_parallel % inner == 0 else 1
+    tp, cp = plan.tensor_parallel, plan.context_parallel
+    inner = ranks_that_exchange_heads(problem.stack, tp, cp, problem.least_fast_domain_chips)
     return [inner, plan.context_parallel // inner]
 
 

@@ -8,6 +8,7 @@ setting would contradict the plan or change it.
 from __future__ import annotations
 
 import planner
+from planner.cost.operators import HALF
 from planner.data.chip import Precision
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -66,7 +67,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
     )
     files |= {
         "overrides.txt": "".join(f"{key}={value}\n" for key, value in overrides(problem, plan).items()),
-        "lib/train.py": fill("bridge_train.py.txt", _train_values(problem, recipe)),
+        "lib/train.py": fill("bridge_train.py.txt", _train_values(problem, plan, recipe)),
         "README.md": fill(
             "bridge_README.md",
             {
@@ -188,6 +189,11 @@ def _optimizer(problem: Problem, plan: Plan) -> dict[str, object]:
         "ddp.grad_reduce_in_fp32": problem.stack.gradient_bytes == 4,
         **({"ddp.bucket_size": round(bucket)} if bucket is not None else {}),
         **({"ddp.num_distributed_optimizer_instances": instances} if instances > 1 else {}),
+        **(
+            {}
+            if problem.stack.gradient_accumulation_fusion
+            else {"model.gradient_accumulation_fusion": False}
+        ),
         "optimizer.use_distributed_optimizer": sharded,
         "optimizer.overlap_param_gather": gathers_behind,
         # Either would change memory behind the plan's back.
@@ -202,13 +208,24 @@ def _hydra(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _train_values(problem: Problem, recipe: tuple[str, str] | None) -> dict[str, str]:
+def _train_values(problem: Problem, plan: Plan, recipe: tuple[str, str] | None) -> dict[str, str]:
+    stack = problem.stack
+    widths = {
+        "megatron_fsdp_main_grads_dtype": stack.gradient_bytes,
+        "megatron_fsdp_grad_comm_dtype": stack.scattered_gradient_bytes,
+    }
+    formats = {name: "bfloat16" if width == HALF else "float32" for name, width in widths.items()}
+    sharded = plan.dp_mode in args.SHARDING_STRATEGY
     module, function = recipe or ("recipe", "pretrain_config")
     shape = bridge_model.shape_fields(problem.model)
     return {
         "recipe_module": module,
         "recipe_function": function,
         "model_id": problem.model.id,
+        "attention_backend": "auto" if stack.flash_attention else "unfused",
+        "gradient_formats": "\n".join(
+            f'    "{name}": "{value}",' for name, value in formats.items() if sharded
+        ),
         "shape": "\n".join(f'    "{name}": {value},' for name, value in shape.items()),
     }
 

@@ -95,6 +95,9 @@ PROVIDER = {
 }
 """Fields of a model provider with a value, and the argument of Megatron-LM that states it."""
 
+_FORMATS = {"bfloat16": "bf16", "float32": "fp32"}
+"""Number formats by PyTorch's names, in Megatron-LM's."""
+
 IMPLIED = frozenset(
     {
         "model.virtual_pipeline_model_parallel_size",
@@ -131,7 +134,18 @@ def megatron_words(entry_point: Path, arguments: tuple[str, ...]) -> tuple[str, 
     lines = [*_text(Path(arguments[0])).splitlines(), *arguments[1:]]
     pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
     fields = {key.lstrip("+"): value.strip("\"'") for key, _, value in pairs}
-    return (*_model_words(entry_point, fields), *_override_words(fields))
+    return (*_model_words(entry_point, fields), *_override_words(fields), *_settings_words(entry_point))
+
+
+def _settings_words(entry_point: Path) -> Iterator[str]:
+    """What `train.py` sets itself, as overrides cannot."""
+    backend = _constant(entry_point, "ATTENTION_BACKEND", "auto")
+    if backend != "auto":
+        yield from ("--attention-backend", str(backend))
+    formats = _constant(entry_point, "GRADIENT_FORMATS", {})
+    assert isinstance(formats, dict)
+    for name, value in formats.items():
+        yield from ("--" + name.replace("_", "-"), _FORMATS[value])
 
 
 def _text(path: Path) -> str:
@@ -154,6 +168,9 @@ def _override_words(fields: dict[str, str]) -> Iterator[str]:
         elif key in SWITCHES:
             if value == "true":
                 yield SWITCHES[key]
+        elif key == "model.gradient_accumulation_fusion":
+            if value == "false":
+                yield "--no-gradient-accumulation-fusion"
         elif key == "ddp.grad_reduce_in_fp32":
             if value == "false":
                 yield "--grad-reduce-in-bf16"
@@ -180,13 +197,15 @@ def _model_words(entry_point: Path, fields: dict[str, str]) -> tuple[str, ...]:
     return tuple(_provider_words(own, length))
 
 
-def _constant(path: Path, name: str) -> object:
-    """A constant that a Python file assigns at its top."""
+def _constant(path: Path, name: str, default: object = None) -> object:
+    """A constant that a Python file assigns at its top; the default where it assigns none."""
     for node in ast.parse(_text(path)).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == name for t in node.targets
         ):
             return ast.literal_eval(node.value)
+    if default is not None:
+        return default
     raise InstanceError(f"assigns no {name}; only train.py as exported is read back", str(path))
 
 

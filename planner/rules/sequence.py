@@ -70,21 +70,41 @@ def context_splits(workload: Workload, cp: int) -> str | None:
     )
 
 
-def exchanged_heads_split(model: ModelSpec, stack: SoftwareStack, tp: int, cp: int) -> str | None:
+def ranks_that_exchange_heads(stack: SoftwareStack, tp: int, cp: int, domain_chips: int) -> int:
+    """Context-parallel ranks that exchange heads for tokens with one another; 1 where none do.
+
+    Where a ring joins nodes (a2a+p2p), those that `domain_chips` joined by fast links hold.
+    """
+    if stack.cp_exchange == "a2a":
+        return cp
+    if stack.cp_exchange != "a2a+p2p":
+        return 1
+    inner = max(1, min(cp, domain_chips // tp))
+    return inner if cp % inner == 0 else 1
+
+
+def exchanged_heads_split(
+    model: ModelSpec, stack: SoftwareStack, tp: int, cp: int, domain_chips: int
+) -> str | None:
     """Where context-parallel ranks exchange heads for tokens, each gets as many query and key-value heads.
+
+    Parameters
+    ----------
+    domain_chips
+        Chips that fast links join on every class, inside which heads are exchanged where a ring joins them.
 
     Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/attention/dot_product_attention/
     context_parallel.py, `AttnFuncWithCPAndQKVOA2A`.
     """
-    if stack.cp_exchange != "a2a" or cp == 1:
-        return None
+    exchanging = ranks_that_exchange_heads(stack, tp, cp, domain_chips)
     groups = model.num_attention_heads if model.mla is not None else model.num_query_groups
     heads, key_heads = model.num_attention_heads // tp, max(groups // tp, 1)
-    if heads % cp == 0 and key_heads % cp == 0:
+    if heads % exchanging == 0 and key_heads % exchanging == 0:
         return None
     return (
-        f"context_parallel {cp}: {heads} query and {key_heads} key-value heads a rank do not split over it "
-        "where heads are exchanged (cp_exchange a2a); take a divisor of both, or another exchange"
+        f"context_parallel {cp}: {heads} query and {key_heads} key-value heads a rank do not split over the "
+        f"{exchanging} ranks that exchange heads (cp_exchange {stack.cp_exchange}); take a divisor of both, "
+        "or another exchange"
     )
 
 

@@ -188,9 +188,12 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
     model, workload, options = problem.model, problem.workload, problem.options
     largest_node = max(c.chips_per_node for c in problem.cluster.classes)
     most_tp = min(largest_node, options.max_tensor_parallel or largest_node)
+    domain_chips = problem.least_fast_domain_chips
     most_chips = (sum if mixes else max)(c.num_chips for c in problem.cluster.classes)
     for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
-        if not tp_is_legal(model, tp) or exchanged_heads_split(model, problem.stack, tp, cp) is not None:
+        if not tp_is_legal(model, tp):
+            continue
+        if exchanged_heads_split(model, problem.stack, tp, cp, domain_chips) is not None:
             continue
         if sp and not sequence_parallel_is_legal(model, workload, tp, cp):
             continue

@@ -112,6 +112,44 @@ def test_scales_and_loss_of_a_stack_read_back(target: TargetName, tmp_path: Path
     assert_reads_back(problem, plan, target, tmp_path / "launch")
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize("formats", [(4.0, 4.0), (4.0, 2.0), (2.0, 2.0)])
+def test_formats_of_sharded_gradients_read_back(
+    formats: tuple[float, float], target: TargetName, tmp_path: Path
+) -> None:
+    problem, plan = plans.sharded_parameters()
+    widths = {"gradient_bytes": formats[0], "scattered_gradient_bytes": formats[1]}
+    stack = problem.stack.model_copy(update=widths)
+    assert_reads_back(problem.model_copy(update={"stack": stack}), plan, target, tmp_path / "launch")
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_kernels_that_a_stack_lacks_read_back(target: TargetName, tmp_path: Path) -> None:
+    problem, plan = plans.uniform()
+    lacks = {"flash_attention": False, "gradient_accumulation_fusion": False}
+    problem = problem.model_copy(update={"stack": problem.stack.model_copy(update=lacks)})
+    assert_reads_back(problem, plan, target, tmp_path / "launch")
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_heads_exchanged_inside_nodes_and_rings_between_them_read_back(
+    target: TargetName, tmp_path: Path
+) -> None:
+    problem, plan = two_levels_of_context()
+    assert_reads_back(problem, plan, target, tmp_path / "launch")
+    name = "launch.sh" if target == "megatron-lm" else "overrides.txt"
+    said = (tmp_path / "launch" / name).read_text()
+    assert ("--hierarchical-context-parallel-sizes 4 2" in said) or ("sizes=[4, 2]" in said)
+
+
+def two_levels_of_context() -> plans.Case:
+    """Eight context-parallel ranks on two nodes: four exchange heads, and a ring joins the nodes."""
+    sketch = plans.Sketch([[32]], [0], tensor_parallel=2, context_parallel=8, sequence_parallel=True)
+    problem, plan = plans.case("llama3-8b", "2x8 h100-sxm-80gb", 8, 8192, sketch)
+    stack = problem.stack.model_copy(update={"cp_exchange": "a2a+p2p"})
+    return problem.model_copy(update={"stack": stack}), plan
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
 def test_random_scripts_read_back_as_their_plans(target: TargetName, tmp_path: Path) -> None:

@@ -132,9 +132,21 @@ def test_exchanged_heads_split_over_the_ranks_that_exchange_them() -> None:
     ring = SoftwareStack(id="ring")
     heads = SoftwareStack(id="heads", cp_exchange="a2a")
     # 64 query and 8 key-value heads: of two tensor ranks each has 32 and 4, of four 16 and 2.
-    assert sequence.exchanged_heads_split(LLAMA_70B, heads, 2, 4) is None
-    assert sequence.exchanged_heads_split(LLAMA_70B, ring, 4, 4) is None
-    assert "16 query and 2 key-value heads" in str(sequence.exchanged_heads_split(LLAMA_70B, heads, 4, 4))
+    assert sequence.exchanged_heads_split(LLAMA_70B, heads, 2, 4, 8) is None
+    assert sequence.exchanged_heads_split(LLAMA_70B, ring, 4, 4, 8) is None
+    said = str(sequence.exchanged_heads_split(LLAMA_70B, heads, 4, 4, 8))
+    assert "16 query and 2 key-value heads" in said and "the 4 ranks that exchange heads" in said
+
+
+def test_heads_exchanged_inside_nodes_split_over_the_ranks_of_a_node() -> None:
+    both = SoftwareStack(id="both", cp_exchange="a2a+p2p")
+    assert [sequence.ranks_that_exchange_heads(both, tp, 8, 8) for tp in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert sequence.ranks_that_exchange_heads(both, 1, 12, 8) == 1  # 12 ranks make no rings of 8
+    assert sequence.exchanged_heads_split(LLAMA_70B, both, 4, 8, 8) is None
+    # 4 key-value heads over the 8 ranks of a node: Transformer Engine stops in the first forward pass.
+    few = LLAMA_70B.model_copy(update={"num_query_groups": 4})
+    assert "the 8 ranks that exchange heads" in str(sequence.exchanged_heads_split(few, both, 1, 8, 8))
+    assert sequence.exchanged_heads_split(few, both, 2, 8, 4) is None
 
 
 def test_eight_bit_formats_want_tokens_in_sixteens() -> None:
