@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,71 +139,94 @@ def recomputations(data: VirtualSelectionData, s: int, counts: Sequence[int]) ->
     return found
 
 
-def choices(data: VirtualSelectionData, layers: Sequence[Sequence[int]]) -> Iterator[VirtualChoice]:
-    """The choices worth looking at for given layer counts [stage][chunk]; none where a stage does not fit."""
-    ways = [recomputations(data, s, counts) for s, counts in enumerate(layers)]
-    if int(np.prod([len(way) for way in ways])) > MAX_COMBINATIONS:
+Ways = dict[tuple[int, tuple[int, ...]], list[Recomputation]]
+"""Ways to make stages fit, by stage and layers of its chunks."""
+
+
+def choices(
+    data: VirtualSelectionData, layers: Sequence[Sequence[int]], known: Ways | None = None
+) -> Iterator[VirtualChoice]:
+    """The choices worth looking at for given layer counts [stage][chunk]; none where a stage does not fit.
+
+    What is found out of single stages is kept in `known`.
+    """
+    known = {} if known is None else known
+    dealt = tuple(tuple(int(n) for n in counts) for counts in layers)
+    ways = []
+    for s, counts in enumerate(dealt):
+        if (s, counts) not in known:
+            known[s, counts] = recomputations(data, s, counts)
+        if not known[s, counts]:
+            return
+        ways.append(known[s, counts])
+    if prod(len(way) for way in ways) > MAX_COMBINATIONS:
         ways = [[min(way, key=lambda one: sum(one.extra_ms))] for way in ways]
-    picks: list[tuple[Recomputation, ...]] = [()]
-    for way in ways:
-        picks = [(*pick, one) for pick in picks for one in way]
-    for pick in picks:
-        yield VirtualChoice(
-            tuple(tuple(int(n) for n in counts) for counts in layers),
-            tuple(one.kind for one in pick),
-            tuple(one.layers for one in pick),
-        )
+    for pick in product(*ways):
+        yield VirtualChoice(dealt, tuple(one.kind for one in pick), tuple(one.layers for one in pick))
 
 
-def extra_ms(data: VirtualSelectionData, choice: VirtualChoice) -> Floats:
-    """What recomputation adds to the backward of every chunk, [stage, chunk]."""
+@dataclass(frozen=True)
+class Pieces:
+    """What choices make of a pipeline's work, for many of them at once."""
+
+    forward: Floats
+    """[choice, stage, chunk]"""
+    backward: Floats
+    """[choice, stage, chunk]"""
+    reduction: Floats
+    """[choice, stage] exposed reduction with its tail after the end of each stage."""
+    follow: Floats
+    """[choice] what follows all stages."""
+
+
+def pieces_ms(data: VirtualSelectionData, found: Sequence[VirtualChoice]) -> Pieces:
+    """Times of all pieces of work of some choices."""
     times = data.stage
-    n = np.array(choice.layers, dtype=np.float64)
-    extra = np.zeros_like(n)
-    for s, (kind, r) in enumerate(zip(choice.recompute, choice.recompute_layers, strict=True)):
-        lead = int(times.lead[s])
-        if kind == "selective":
-            extra[s] = times.selective_ms[s] * n[s]
-            extra[s, 0] += lead * (times.lead_selective_ms[s] - times.selective_ms[s])
-            extra[s, -1] += times.predictions_selective_ms[s]
-        elif kind == "full":
-            extra[s] = times.full_ms[s] * r
-            extra[s, 0] += min(r, lead) * (times.lead_full_ms[s] - times.full_ms[s])
+    n = np.array([choice.layers for choice in found], dtype=np.float64)
+    total = n.sum(axis=2)
+    forward, backward = data.base_ms()
+    forward = forward + times.forward_ms[:, None] * n
+    backward = backward + times.backward_ms[:, None] * n + _extra_ms(data, found, n)
+    reduction = times.reduce_ms * total + times.base_reduce_ms
+    gathering = times.gather_ms * total + times.base_gather_ms
+    reduction = np.maximum(reduction - times.hidden_fraction * backward.sum(axis=2), 0.0)
+    gathering = np.maximum(gathering - times.hidden_fraction * forward.sum(axis=2), 0.0)
+    follow = times.optimizer_ms * total + times.base_optimizer_ms + times.gather_tail_ms + gathering
+    reduction = np.maximum(reduction + times.reduce_tail_ms, times.bucket_ms * n[:, :, 0])
+    return Pieces(forward, backward, reduction, follow.max(axis=1))
+
+
+def _extra_ms(data: VirtualSelectionData, found: Sequence[VirtualChoice], n: Floats) -> Floats:
+    """What recomputation adds to the backward of every chunk, [choice, stage, chunk]."""
+    times = data.stage
+    kinds = [choice.recompute for choice in found]
+    selective, full = ([[kind == name for kind in one] for one in kinds] for name in ("selective", "full"))
+    some, whole = np.array(selective, dtype=np.float64), np.array(full, dtype=np.float64)
+    r = whole * np.array([choice.recompute_layers for choice in found], dtype=np.float64)
+    extra = (some * times.selective_ms)[:, :, None] * n + (times.full_ms * r)[:, :, None]
+    extra[:, :, 0] += some * times.lead * (times.lead_selective_ms - times.selective_ms)
+    extra[:, :, -1] += some * times.predictions_selective_ms
+    extra[:, :, 0] += np.minimum(r, times.lead) * (times.lead_full_ms - times.full_ms)
     return extra
+
+
+def steps_ms(data: VirtualSelectionData, pieces: Pieces, num_microbatches: int) -> Floats:
+    """The objective with every row in place, for a step of so many micro-batches, [choice]."""
+    send = np.broadcast_to(data.send_ms, pieces.forward.shape[:2])
+    ends = stage_ends(pieces.forward, pieces.backward, send, num_microbatches)
+    steps: Floats = (ends + pieces.reduction).max(axis=1) + pieces.follow + data.stage.constant_ms
+    return steps
 
 
 def times_ms(data: VirtualSelectionData, choice: VirtualChoice) -> tuple[Floats, Floats]:
     """Forward and backward of every chunk for a choice, [stage, chunk]."""
-    n = np.array(choice.layers, dtype=np.float64)
-    forward, backward = data.base_ms()
-    forward = forward + data.stage.forward_ms[:, None] * n
-    backward = backward + data.stage.backward_ms[:, None] * n + extra_ms(data, choice)
-    return forward, backward
-
-
-def after_ms(data: VirtualSelectionData, choice: VirtualChoice) -> tuple[Floats, float]:
-    """Exposed reduction with its tail after the end of each stage [stage], and what follows all stages."""
-    times = data.stage
-    chunks = np.array(choice.layers, dtype=np.float64)
-    n = chunks.sum(axis=1)
-    forward, backward = times_ms(data, choice)
-    reduction = times.reduce_ms * n + times.base_reduce_ms - times.hidden_fraction * backward.sum(axis=1)
-    gathering = times.gather_ms * n + times.base_gather_ms - times.hidden_fraction * forward.sum(axis=1)
-    follow = times.optimizer_ms * n + times.base_optimizer_ms + times.gather_tail_ms
-    follow = follow + np.maximum(gathering, 0.0)
-    in_one = times.bucket_ms * chunks[:, 0]
-    return np.maximum(np.maximum(reduction, 0.0) + times.reduce_tail_ms, in_one), float(follow.max())
+    pieces = pieces_ms(data, [choice])
+    return pieces.forward[0], pieces.backward[0]
 
 
 def objectives_ms(data: VirtualSelectionData, found: Sequence[VirtualChoice]) -> Floats:
     """The objective with every row in place, [choice]: the referee's step time, but for rounding."""
-    forward, backward = (np.stack(parts) for parts in zip(*[times_ms(data, c) for c in found], strict=True))
-    send = np.broadcast_to(data.send_ms, forward.shape[:2])
-    ends = stage_ends(forward, backward, send, data.stage.num_microbatches)
-    after = [after_ms(data, choice) for choice in found]
-    last = (ends + np.stack([reduction for reduction, _ in after])).max(axis=1)
-    values: Floats = last + np.array([follow for _, follow in after]) + data.stage.constant_ms
-    return values
+    return steps_ms(data, pieces_ms(data, found), data.stage.num_microbatches)
 
 
 def objective_ms(data: VirtualSelectionData, choice: VirtualChoice) -> float:

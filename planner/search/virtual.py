@@ -17,6 +17,7 @@ classes are mixed and nobody asked for virtual stages.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -45,6 +46,8 @@ EFFORT = 100_000
 """Terms of all relaxations and programs over classes where nobody asked for virtual stages (some 5 s)."""
 EFFORT_GAP = 0.01
 """Gap at which that holds; who asks for less proof gets less of it."""
+PAIRS_AT_ONCE = 128
+"""Pairs whose parts are bounded together."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
@@ -59,8 +62,12 @@ class VirtualOpener(VirtualDiver):
         share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
         self.most_terms = np.inf if asked else share * EFFORT
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
-        for bound_s, pair in sorted(self.space.pairs(), key=lambda one: one[0]):
+        pairs = sorted(self.space.pairs(), key=lambda one: one[0])
+        for bound_s, pair in pairs:
             self._push(bound_s, pair)
+        self._pairs = {pair: i for i, (_, pair) in enumerate(pairs)}
+        """In the order in which they are opened."""
+        self._parts_s: dict[VirtualPair, dict[int, float]] = {}
 
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -84,13 +91,17 @@ class VirtualOpener(VirtualDiver):
         if any(low > high for low, high in zip(fewest, most, strict=True)) or sum(fewest) > pair.stages:
             return
         limits = VirtualLimits(fewest, most)
+        bounds_s = {v: max(bound_s, part_s) for v, part_s in self._bounds_s(pair).items()}
+        least_s = min(bounds_s.values())
+        if least_s >= self.cutoff_s:
+            self.frontier.close_virtual(least_s)
+            return
         if not self._may_win(pair, limits):
             self.frontier.close_virtual(self.cutoff_s)
             return
         promising = []
-        for v in self.space.virtual_stages(pair.stages):
+        for v, part_s in bounds_s.items():
             part = VirtualPart(pair.choice, v, pair.stages, limits)
-            part_s = max(bound_s, self.space.bound_s(pair, v))
             if part_s >= self.cutoff_s:
                 self.frontier.close_virtual(part_s)
                 continue
@@ -110,6 +121,14 @@ class VirtualOpener(VirtualDiver):
             else:
                 self.likely.append((likely_ms, part))
 
+    def _bounds_s(self, pair: VirtualPair) -> dict[int, float]:
+        """Bounds of a pair by number of virtual stages [s], worked out with those of the pairs behind it."""
+        if pair not in self._parts_s:
+            at = self._pairs[pair]
+            behind = list(islice(self._pairs, at, at + PAIRS_AT_ONCE))
+            self._parts_s = dict(zip(behind, self.space.parts(behind), strict=True))
+        return self._parts_s[pair]
+
     def _push_part(self, bound_s: float, part: VirtualPart) -> None:
         """Keep a part with the bound of what its stages hold."""
         self._push(self._capacity_s(bound_s, part), part)
@@ -122,17 +141,6 @@ class VirtualOpener(VirtualDiver):
             return True
         m = int(self.table.num_microbatches[pair.choice])
         return Capacity(times, limits, m, sends_block=True).holds(self.cutoff_s / MS)
-
-    def _capacity(self, part: VirtualPart) -> Capacity:
-        return Capacity(
-            self.tables.of_classes(part.choice, part.virtual_stages, part.stages).times,
-            part.limits,
-            int(self.table.num_microbatches[part.choice]),
-            sends_block=self._sends_block(part.virtual_stages),
-        )
-
-    def _sends_block(self, virtual_stages: int) -> bool:
-        return not self.problem.stack.overlaps_sends(virtual_stages)
 
     def _capacity_s(self, bound_s: float, part: VirtualPart) -> float:
         cutoff_s = self.cutoff_s

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats
 from planner.search.bound_data import BoundData
 
-BISECTIONS = 30
+BISECTIONS = 20
 """Halvings of the interval of tau; its ends give a valid bound after any number of them."""
 
 
@@ -38,7 +38,7 @@ def virtual_bounds(
     choice: NDArray[np.int64],
     num_microbatches: NDArray[np.int64],
     counts: NDArray[np.int64],
-    fewest: int,
+    fewest: NDArray[np.int64],
     most: NDArray[np.int64],
     *,
     sends_block: bool,
@@ -49,7 +49,7 @@ def virtual_bounds(
 
     Parameters
     ----------
-    choice, num_microbatches, most
+    choice, num_microbatches, fewest, most
         Arrays [group].
     counts
         [group, node_class] stages on each class.
@@ -125,7 +125,7 @@ def _slow_hop(
     taking_part: NDArray[np.bool_],
     rate: Floats,
     stages: NDArray[np.int64],
-    fewest: int,
+    fewest: NDArray[np.int64],
     cross: Floats,
 ) -> Floats:
     """(hop) for the quickest hop between two classes, as if there were one in every group [group]."""

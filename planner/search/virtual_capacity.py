@@ -23,8 +23,8 @@ from planner.search.virtual_tables import StageTimes
 
 UNFIT = -1e6
 """Layers of a stage that not even the fewest fit: no sum with it reaches the model's layers."""
-BISECTIONS = 8
-"""Halvings of the interval between a part's bound and the cutoff."""
+SECTIONS = 16
+"""Pieces of the interval between a part's bound and the cutoff, and again of the piece that decides."""
 SWEEPS = 3
 """Times that every price is set where there are more than two classes."""
 
@@ -72,6 +72,7 @@ class Capacity:
         even = np.where(np.isfinite(times), times, 0.0) * share[None, :, None]
         self.likely_ms = self.values_ms + np.maximum(even - fill[None, :, None], 0.0)
         """The same if chunks of the stages before take as long as its own: no bound, but near."""
+        self._or_more: dict[bool, Floats] = {}
 
     def _blocked_ms(self, tables: StageTimes, *, sends_block: bool) -> Floats:
         """Least time that the sends of a chunk keep a stage busy, [class]: one forth and one back."""
@@ -105,48 +106,72 @@ class Capacity:
 
     def holds(self, limit_ms: float, *, likely: bool = False) -> bool:
         """Whether the stages may hold all layers below the limit; never wrongly no, unless `likely`."""
-        fits = (self.likely_ms if likely else self.values_ms) <= limit_ms
-        layers = np.where(fits, np.arange(fits.shape[2], dtype=np.float64), 0.0).max(axis=2)
-        most = np.where(fits.any(axis=2), layers, UNFIT)
-        most = np.where(self.allowed, most, UNFIT * fits.shape[1])
-        return bool(most_layers(most, self.fewest, self.most) >= self.num_layers)
+        return bool(self._hold(np.array([limit_ms]), likely=likely)[0])
+
+    def _hold(self, limits_ms: Floats, *, likely: bool) -> Bools:
+        """The same for many limits [limit]."""
+        if likely not in self._or_more:
+            values = self.likely_ms if likely else self.values_ms
+            self._or_more[likely] = np.minimum.accumulate(values[:, :, ::-1], axis=2)[:, :, ::-1]
+        fits = self._or_more[likely] <= limits_ms[:, None, None, None]
+        most = fits.sum(axis=3) - 1.0
+        most = np.where(most < 0, UNFIT, most)
+        most = np.where(self.allowed, most, UNFIT * fits.shape[2])
+        held: Bools = most_layers(most, self.fewest, self.most) >= self.num_layers
+        return held
 
     def bound_ms(self, low_ms: float, high_ms: float, *, likely: bool = False) -> float:
         """Least step for which the stages may hold all layers, between a bound that is known and a limit."""
-        if not self.holds(high_ms, likely=likely):
-            return high_ms
-        for _ in range(BISECTIONS):
-            middle = (low_ms + high_ms) / 2
-            holds = self.holds(middle, likely=likely)
-            low_ms, high_ms = (low_ms, middle) if holds else (middle, high_ms)
+        for _ in range(2):
+            limits = np.linspace(low_ms, high_ms, SECTIONS + 1)
+            held = self._hold(limits[1:], likely=likely)
+            if not held.any():
+                return high_ms
+            first = int(np.argmax(held))
+            low_ms, high_ms = limits[first : first + 2].tolist()
         return low_ms
 
 
-def most_layers(layers: Floats, fewest: Ints, most: Ints) -> float:
-    """Most layers of all stages, [class, stage], between so many stages of each class; never too small.
+def most_layers(layers: Floats, fewest: Ints, most: Ints) -> Floats:
+    """Most layers of all stages, [..., class, stage], between so many stages of each class; never too small.
 
-    An assignment problem, bounded by its dual: for any prices on the classes every stage takes its best class
-    at those prices, and the prices are paid back for the stages that each class may have. Each price in turn
-    is set so that its class is chosen as often as it may be; for two classes that is exact at once.
+    For two classes the stages that gain most by the first take it. Beyond, an assignment problem, bounded by
+    its dual: for any prices on the classes every stage takes its best class at those prices, and the prices
+    are paid back for the stages that each class may have. Each price in turn is set so that its class is
+    chosen as often as it may be.
     """
-    num_classes, num_stages = layers.shape
-    price = np.zeros(num_classes)
+    num_classes, num_stages = layers.shape[-2:]
+    if num_classes == 2:
+        return _most_of_two(layers, fewest, most)
+    price = np.zeros((*layers.shape[:-2], num_classes))
 
-    def value() -> float:
-        paid_back = np.where(price > 0, price * most, price * fewest).sum()
-        return float((layers - price[:, None]).max(axis=0).sum() + paid_back)
+    def value() -> Floats:
+        paid_back = np.where(price > 0, price * most, price * fewest).sum(axis=-1)
+        total: Floats = (layers - price[..., None]).max(axis=-2).sum(axis=-1) + paid_back
+        return total
 
     best = value()
     for _ in range(SWEEPS if num_classes > 1 else 0):
         for c in range(num_classes):
-            others = np.delete(layers - price[:, None], c, axis=0).max(axis=0)
-            gain = np.sort(layers[c] - others)[::-1]
-            wanted = int((gain > 0).sum())
-            if wanted > most[c]:
-                price[c] = gain[most[c]]
-            elif wanted < fewest[c]:
-                price[c] = gain[min(int(fewest[c]), num_stages) - 1]
-            else:
-                price[c] = 0.0
-            best = min(best, value())
+            others = np.delete(layers - price[..., None], c, axis=-2).max(axis=-2)
+            gain = -np.sort(others - layers[..., c, :], axis=-1)
+            wanted = (gain > 0).sum(axis=-1)
+            first_too_many = gain[..., min(int(most[c]), num_stages - 1)]
+            last_needed = gain[..., min(int(fewest[c]), num_stages) - 1]
+            price[..., c] = np.where(
+                wanted > most[c], first_too_many, np.where(wanted < fewest[c], last_needed, 0.0)
+            )
+            best = np.minimum(best, value())
     return best
+
+
+def _most_of_two(layers: Floats, fewest: Ints, most: Ints) -> Floats:
+    """Most layers for two classes, exactly; minus infinity where no numbers of stages add up."""
+    num_stages = layers.shape[-1]
+    least = max(int(fewest[0]), num_stages - int(most[1]))
+    highest = min(int(most[0]), num_stages - int(fewest[1]))
+    gain = -np.sort(layers[..., 1, :] - layers[..., 0, :], axis=-1)
+    gained = np.cumsum(np.concatenate([np.zeros_like(gain[..., :1]), gain], axis=-1), axis=-1)
+    of_second = layers[..., 1, :].sum(axis=-1)
+    total: Floats = of_second + gained[..., least : highest + 1].max(axis=-1, initial=-np.inf)
+    return total

@@ -6,6 +6,8 @@ cutoff is near its last value when the first relaxation is solved.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations, islice
 
 import numpy as np
@@ -15,6 +17,7 @@ from planner.search.openings import Opener
 from planner.search.orders import block_orders
 from planner.search.space import fill_fastest
 from planner.search.state import Clock
+from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_programs import VirtualSolver
 from planner.units import MS
@@ -39,6 +42,7 @@ class VirtualDiver(VirtualSolver):
     def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
         super().__init__(clock, opener)
         self.bounds = bounds
+        self._capacity = lru_cache(maxsize=16)(self._made_capacity)
         self.dives = self.swaps = 0
         self.tried: set[VirtualPart] = set()
         self.likely: list[tuple[float, VirtualPart]] = []
@@ -91,8 +95,26 @@ class VirtualDiver(VirtualSolver):
                 return
 
     def _value_s(self, part: VirtualPart, order: tuple[int, ...]) -> float:
-        """Step of a good dealing of an order, which is judged where it is good; infinite where none fits."""
-        if not self.opener.is_allowed(part.choice, order):
+        """Step of a good dealing of an order, judged where it is good; infinite where none seems so."""
+        if not self.opener.is_allowed(part.choice, order) or not self._is_likely(part, order):
             return float("inf")
         one = VirtualOrder(part.choice, part.virtual_stages, order)
         return self._try_order(one, self.tables.data(part.choice, part.virtual_stages, order))
+
+    def _is_likely(self, part: VirtualPart, order: tuple[int, ...]) -> bool:
+        """Whether the stages of an order are likely to hold all layers in less than the best step."""
+        best_s = self.frontier.incumbent.step_s
+        counts = tuple(order.count(c) for c in range(len(part.limits.most)))
+        one = replace(part, limits=VirtualLimits(counts, counts, order))
+        return best_s is None or self._capacity(one).holds(best_s / MS, likely=True)
+
+    def _made_capacity(self, part: VirtualPart) -> Capacity:
+        return Capacity(
+            self.tables.of_classes(part.choice, part.virtual_stages, part.stages).times,
+            part.limits,
+            int(self.table.num_microbatches[part.choice]),
+            sends_block=self._sends_block(part.virtual_stages),
+        )
+
+    def _sends_block(self, virtual_stages: int) -> bool:
+        return not self.problem.stack.overlaps_sends(virtual_stages)

@@ -8,7 +8,6 @@ each group once it is steady.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,11 @@ from formulations.interleaved_rows import longest_paths
 from formulations.virtual_selection_data import (
     VirtualChoice,
     VirtualSelectionData,
+    Ways,
     choices,
     objectives_ms,
+    pieces_ms,
+    steps_ms,
     times_ms,
 )
 from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
@@ -32,6 +34,8 @@ MAX_MOVES = 12
 """Moves of a layer after which the search is content."""
 MOST_COARSE = 4
 """Layers of a chunk from which on a rest of one hardly matters."""
+ROUNDING = 1e-4
+"""Part of a layer by which the layers that are dealt at once keep below their level."""
 MOVES_LOOKED_AT = 16
 """Moves tried in one look around."""
 
@@ -41,24 +45,23 @@ class Dealer:
 
     def __init__(self, data: VirtualSelectionData) -> None:
         self.data = data
-        m, p = data.stage.num_microbatches, data.num_stages
-        self.short = [
-            replace(data, stage=replace(data.stage, num_microbatches=groups * p)) for groups in SHORT_GROUPS
-        ]
-        self.groups = m // p
+        self.groups = data.stage.num_microbatches // data.num_stages
         self.is_long = self.groups > SHORT_GROUPS[-1] + 1
+        self._ways: Ways = {}
 
     def values_ms(self, found: Sequence[VirtualChoice]) -> Floats:
         """Objectives, those of long steps read off two shorter ones."""
         if not self.is_long:
             return objectives_ms(self.data, found)
-        less, more = (objectives_ms(short, found) for short in self.short)
+        pieces = pieces_ms(self.data, found)
+        short = (groups * self.data.num_stages for groups in SHORT_GROUPS)
+        less, more = (steps_ms(self.data, pieces, count) for count in short)
         longer: Floats = more + (self.groups - SHORT_GROUPS[-1]) * (more - less)
         return longer
 
     def best(self, dealt: Sequence[Ints]) -> tuple[float, VirtualChoice] | None:
         """The best of some layer counts [stage, chunk], with its value [ms]."""
-        found = [choice for layers in dealt for choice in choices(self.data, layers.tolist())]
+        found = [choice for layers in dealt for choice in choices(self.data, layers.tolist(), self._ways)]
         if not found:
             return None
         values = self.values_ms(found)
@@ -84,9 +87,10 @@ class Dealer:
 
     def _moves(self, choice: VirtualChoice) -> list[Ints]:
         """Layer counts one move away, the most promising first."""
-        data = self.short[-1] if self.is_long else self.data
+        data = self.data
         forward, backward = times_ms(data, choice)
-        path = longest_paths(forward, backward, data.send_ms, data.stage.num_microbatches, [0])[0]
+        groups = SHORT_GROUPS[-1] if self.is_long else self.groups
+        path = longest_paths(forward, backward, data.send_ms, groups * data.num_stages, [0])[0]
         layer = np.array(path.forward) * data.stage.forward_ms[:, None]
         cost = layer + np.array(path.backward) * data.stage.backward_ms[:, None]
         layers = np.array(choice.layers)
@@ -196,11 +200,13 @@ def deal(data: VirtualSelectionData, stages: Ints, pattern: Floats) -> Ints:
     fewer micro-batches are in flight there.
     """
     layer = data.stage.forward_ms + data.stage.backward_ms
-    base = np.add(*data.base_ms())
-    dealt = fewest_layers(data)
-    tie = np.arange(data.virtual_stages)[::-1]
-    for s in range(data.num_stages):
-        for _ in range(int(stages[s] - dealt[s].sum())):
-            taken = np.round(((dealt[s] + 1) + base[s] / layer[s]) / pattern, 6)
-            dealt[s, np.lexsort((tie, taken))[0]] += 1
+    base = np.add(*data.base_ms()) / layer[:, None]
+    dealt, rows = fewest_layers(data), np.arange(data.num_stages)
+    # All but the last layers at once: as full as the level that uses them up, a little below.
+    level = (stages + base.sum(axis=1)) / pattern.sum()
+    ahead = np.maximum(dealt, np.floor(level[:, None] * pattern - base - ROUNDING).astype(np.int64))
+    dealt = np.where((ahead.sum(axis=1) <= stages)[:, None], ahead, dealt)
+    while (left := stages > dealt.sum(axis=1)).any():
+        taken = np.round((dealt + 1 + base) / pattern, 6)
+        dealt[rows, data.virtual_stages - 1 - np.argmin(taken[:, ::-1], axis=1)] += left
     return dealt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,16 +43,23 @@ class VirtualSpace:
             return []
         choice, stages = np.array(found).T
         most_virtual = np.array([max(self.virtual_stages(p)) for _, p in found])
-        bounds_s = self._bounds_s(choice, stages, 2, most_virtual)
+        bounds_s = self._bounds_s(choice, stages, np.full(len(found), 2), most_virtual)
         return [(bound_s, VirtualPair(*one)) for bound_s, one in zip(bounds_s.tolist(), found, strict=True)]
 
-    def bound_s(self, pair: VirtualPair, virtual_stages: int) -> float:
-        """Bound of a pair with so many virtual stages [s]."""
-        choice, stages, most = (np.array([one]) for one in (pair.choice, pair.stages, virtual_stages))
-        return float(self._bounds_s(choice, stages, virtual_stages, most)[0])
+    def parts(self, pairs: Sequence[VirtualPair]) -> list[dict[int, float]]:
+        """Bounds of pairs by number of virtual stages [s]."""
+        counts = [self.virtual_stages(pair.stages) for pair in pairs]
+        rows = [(pair.choice, pair.stages, v) for pair, some in zip(pairs, counts, strict=True) for v in some]
+        choice, stages, virtual_stages = np.array(rows).T
+        bounds_s = iter(self._bounds_s(choice, stages, virtual_stages, virtual_stages).tolist())
+        return [{v: next(bounds_s) for v in some} for some in counts]
 
     def _bounds_s(
-        self, choice: NDArray[np.int64], stages: NDArray[np.int64], fewest: int, most: NDArray[np.int64]
+        self,
+        choice: NDArray[np.int64],
+        stages: NDArray[np.int64],
+        fewest: NDArray[np.int64],
+        most: NDArray[np.int64],
     ) -> Floats:
         """Bounds of pairs over numbers of virtual stages from `fewest` to `most` [pair]."""
         room = self.table.max_stages[choice]
@@ -67,7 +76,7 @@ class VirtualSpace:
             counts,
             fewest,
             most,
-            sends_block=not self.problem.stack.overlaps_sends(fewest),
+            sends_block=not self.problem.stack.overlaps_sends(2),
             any_class=room > 0,
             crosses=room.max(axis=1) < stages,
         )

@@ -112,5 +112,9 @@ def test_most_layers_is_no_less_than_the_best_assignment() -> None:
                 low <= order.count(c) <= high for c, (low, high) in enumerate(zip(fewest, most, strict=True))
             )
         ]
+        found = most_layers(np.stack([layers, layers + 1]), fewest, most)
         if totals:
-            assert most_layers(layers, fewest, most) >= max(totals)
+            assert found[0] >= max(totals)
+        if classes == 2:
+            expected = max(totals, default=-np.inf)
+            assert found.tolist() == [expected, expected + stages]
