@@ -13,7 +13,9 @@ ProblemName = Annotated[
 Cluster = Annotated[
     str | None, typer.Option(help="Shipped cluster, file, or nodes such as '4x8 h100-sxm-80gb, ...'.")
 ]
-Model = Annotated[str | None, typer.Option(help="Shipped model, or a file.")]
+Model = Annotated[
+    str | None, typer.Option(help="Shipped model, or a file: ours, or a config.json of transformers.")
+]
 SeqLength = Annotated[int | None, typer.Option(help="Tokens of a sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences of a training step.")]
 Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp8, ...")]

@@ -14,6 +14,7 @@ from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError
 from planner.launchers import read_megatron
 from planner.launchers.read_launch import read_launch
+from planner.launchers.same_model import differences
 
 
 def run(problem_name: str | None, plan_path: Path, *, as_json: bool) -> ExitCode:
@@ -29,6 +30,7 @@ def run_from(
     words: str,
     arguments: Path | None,
     cluster: str | None,
+    model: str | None,
     num_nodes: int | None,
     stack: str | None,
     as_json: bool,
@@ -38,7 +40,7 @@ def run_from(
     Raises
     ------
     InstanceError
-        Where no cluster is named, or the script cannot be read back.
+        Where no cluster is named, the script cannot be read back, or trains another model than `model`.
     """
     if problem_name is not None and cluster is not None:
         raise InstanceError("give PROBLEM, whose cluster counts, or --cluster, not both", "command line")
@@ -58,12 +60,25 @@ def run_from(
         except (OSError, UnicodeDecodeError) as error:
             raise InstanceError(f"cannot be read: {error}", str(arguments)) from None
         back = read_megatron.read_arguments(text, chips, where=str(arguments), stack=chosen)
+    if model is not None:
+        _check_model(back, model)
     code = _show(back.problem, back.plan, as_json=as_json, read_back=back)
     if not as_json and cluster is not None and back.problem.model.id in load.names("models"):
         screen.note(
             f"what a better plan would gain: {_plan_command(back.problem, cluster, back.plan.target)}"
         )
     return code
+
+
+def _check_model(back: read_megatron.ReadBack, name: str) -> None:
+    """Stop where a script trains another model than it should."""
+    found = back.problem.model
+    stated = not any(note.startswith("vocabulary of") for note in back.notes)
+    different = differences(found, load.load_model(name), vocabulary_is_known=stated)
+    if different:
+        raise InstanceError(
+            f"trains another model than {name}: {'; '.join(different)}", found.source or "script"
+        )
 
 
 def _plan_command(problem: Problem, cluster: str, target: TargetName) -> str:

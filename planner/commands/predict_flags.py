@@ -43,6 +43,10 @@ def predict(
     cluster: Annotated[
         str | None, typer.Option(help="Chips that the script or arguments run on, as for `plan`.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model that the script should train, or its config.json: others are refused."),
+    ] = None,
     nodes: Annotated[int | None, typer.Option(help="Nodes to run the script as.", min=1)] = None,
     stack: Annotated[str | None, typer.Option(help="Training software: see `hetplan list stacks`.")] = None,
     as_json: Json = False,
@@ -60,6 +64,7 @@ def predict(
         words=script_words,
         arguments=from_args,
         cluster=cluster,
+        model=model,
         num_nodes=nodes,
         stack=stack,
         as_json=as_json,

@@ -57,6 +57,12 @@ def _of_links(problem: Problem) -> Iterator[str]:
     for first, second in combinations(cluster.classes, 2):
         if {first.name, second.name} not in listed:
             yield f"{first.name} to {second.name}: no link stated; the slower side's adapters"
+        if first.nic_make and second.nic_make and first.nic_make != second.nic_make:
+            yield (
+                f"{first.name} to {second.name}: adapters of two makers ({first.nic_make}, "
+                f"{second.nic_make}) at their full rate, though groups across such have stalled for others "
+                "(NVIDIA/nccl#1526); measure it, and state a slower link where it is"
+            )
     for link in cluster.links:
         if link.transport != "rdma" and link.rate_basis == "rated":
             yield f"{' to '.join(link.between)}: what {link.transport} leaves of the link's rate is a guess"

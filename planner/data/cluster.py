@@ -30,6 +30,8 @@ class NodeClass(Data):
     """Rate of one adapter, one way [Gbit/s]."""
     latency_us: float = Field(default=5.0, ge=0)
     """Latency of a message between two nodes of the class [us]."""
+    nic_make: str | None = None
+    """Maker of the adapters, such as mellanox or broadcom; null where unknown."""
     transport: Transport = "rdma"
     """How data leaves a node: device-direct RDMA, staged through the host, or TCP."""
     rate_basis: RateBasis = "rated"

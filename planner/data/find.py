@@ -12,6 +12,7 @@ from planner.data.catalog import shipped_name, shipped_values, unknown
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster
 from planner.data.explain import validated
+from planner.data.hf_config import is_hf_config, model_from_hf_config
 from planner.data.kinds import CLASS_OF_KIND, schema_line
 from planner.data.model_spec import ModelSpec
 from planner.data.read import read_file
@@ -53,9 +54,12 @@ def find_cluster(text: str, where: str, folder: Path | None, own: dict[str, Chip
 
 
 def find_model(text: str, where: str, folder: Path | None) -> ModelSpec:
-    """Shipped model or model file; files are relative to `folder`."""
+    """Shipped model, model file, or a configuration of transformers; files are relative to `folder`."""
     if not is_file(text) and (name := shipped_name("models", text)):
         return _shipped(ModelSpec, "models", name)
+    path = existing_path(text, "models", where, folder)
+    if path.suffix.lower() == ".json" and is_hf_config(values := read_file(path, str(path))):
+        return model_from_hf_config(values, path)
     return _from_file(ModelSpec, "models", text, where, folder)
 
 

@@ -129,7 +129,7 @@ def stage_table(
             stage.chip,
             _span([place.name for place in places if i in place.stages]),
             _ranks(plan, i),
-            ", ".join(f"{first}-{last}" for first, last in stage.chunks),
+            ", ".join(f"{first}-{last}" if first <= last else "none" for first, last in stage.chunks),
             _recompute(problem, plan, stage),
         ]
         if plan.degrees_differ:

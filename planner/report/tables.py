@@ -18,7 +18,7 @@ from planner.data.result import Evaluation, Result
 from planner.report import words
 from planner.report.facts import decision_grid, problem_grid, two_columns
 from planner.tolerances import GAP_TOL
-from planner.units import format_percent, format_seconds
+from planner.units import DAY_S, TRILLION, format_percent, format_seconds
 
 WIDE = 118
 """Columns from which the wide form of a table fits."""
@@ -169,6 +169,8 @@ def speed_grid(problem: Problem, plan: Plan, evaluation: Evaluation) -> Table:
     )
     per_chip = evaluation.tokens_per_s / plan.world_size
     grid.add_row("throughput", f"{evaluation.tokens_per_s:,.0f} tokens/s, {per_chip:,.0f} a chip")
+    days = TRILLION / evaluation.tokens_per_s / DAY_S
+    grid.add_row("", f"{days:,.{1 if days < 100 else 0}f} days for a trillion tokens")
     grid.add_row("MFU", f"{format_percent(evaluation.mfu)} of the peak of the chips used")
     return grid
 

@@ -41,9 +41,15 @@ def predicted(step_s: float, error_band: float) -> str:
 
 
 def layers_of(stage: Stage) -> str:
-    """First and last layer of every chunk, and how many in all: `0-24 (25)`."""
-    ranges = [str(first) if first == last else f"{first}-{last}" for first, last in stage.chunks]
-    return f"{', '.join(ranges)} ({stage.num_layers})"
+    """First and last layer of every chunk, and how many in all: `0-24 (25)`; a dash where one has none."""
+    return f"{', '.join(map(_range_of, stage.chunks))} ({stage.num_layers})"
+
+
+def _range_of(chunk: tuple[int, int]) -> str:
+    first, last = chunk
+    if last < first:
+        return "-"
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def recompute_of(stage: Stage) -> str:

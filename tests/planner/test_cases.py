@@ -22,6 +22,7 @@ from planner.launchers.directory import export_plan
 from planner.launchers.megatron_arguments import pipeline_layout
 from planner.launchers.megatron_hybrid import hybrid_pattern
 from planner.launchers.read_megatron import ReadBack, read_arguments
+from planner.report import words
 from planner.rules import experts, sequence, tensor
 from planner.rules.versions import version_violations
 from planner.search import driver
@@ -555,3 +556,39 @@ def test_every_node_starts_as_many_processes_as_it_has_chips(tmp_path: Path) -> 
     out = export_plan(of, result.plan, "megatron-lm", tmp_path / "launch")
     hostfile = (out / "forms" / "mpi" / "hostfile").read_text()
     assert [line.rpartition("=")[2] for line in hostfile.split("\n") if line] == ["8", "2"]
+
+
+def test_adapters_of_two_makers_are_warned_of() -> None:
+    # NVIDIA/nccl#1526: Mellanox on one node, Broadcom on the other; it ran, then stalled.
+    back = read("nccl-1526-mixed-hca", "--tensor-model-parallel-size 8")
+    said = " ".join(evaluate(back.problem, back.plan).assumptions)
+    assert "adapters of two makers (mellanox, broadcom)" in said
+    alike = read("2x8 h100-sxm-80gb", "--tensor-model-parallel-size 8")
+    assert "makers" not in " ".join(evaluate(alike.problem, alike.plan).assumptions)
+
+
+def test_a_measured_rate_explains_a_network_that_is_far_below_its_name() -> None:
+    # huggingface/transformers#3274: 0.5 s a step on one node, 4 s on two, over 40 Gbit/s in name.
+    bert = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "ffn_hidden_size": 3072}
+    sizes = bert | {"vocab_size": 30522, "seq_length": 512, "max_position_embeddings": 512}
+    old = MODERN.replace("--bf16 --swiglu --normalization RMSNorm", "--fp16")
+    back = read("azure-nc24s-v3-40g", "", old, **sizes, micro_batch_size=32, global_batch_size=256)
+    (node_class,) = back.problem.cluster.classes
+    steps, exchanged = [], []
+    for rate in ({}, {"nic_gbit_per_s": 1.7, "rate_basis": "measured"}):
+        changed = back.problem.cluster.model_copy(update={"classes": (node_class.model_copy(update=rate),)})
+        found = evaluate(back.problem.model_copy(update={"cluster": changed}), back.plan)
+        steps.append(found.step_s)
+        exchanged.append(found.breakdown_s["dp"] / found.step_s)
+    assert steps[0] < 1 and steps[1] == pytest.approx(4, rel=0.25)
+    assert exchanged[1] > 0.8 > exchanged[0]
+
+
+def test_an_empty_chunk_is_shown_as_one() -> None:
+    back = read(flags="--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout E|t*16|t*16|L")
+    assert [words.layers_of(stage) for stage in back.plan.stages] == [
+        "- (0)",
+        "0-15 (16)",
+        "16-31 (16)",
+        "- (0)",
+    ]

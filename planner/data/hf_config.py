@@ -1,0 +1,206 @@
+"""A model from the `config.json` that Hugging Face's transformers keeps beside the weights.
+
+Only families whose layers a `ModelSpec` describes exactly are read; any other is refused by name. Fields and
+their defaults are those of transformers 5 (Apache-2.0), `models/*/configuration_*.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.data.explain import validated
+from planner.data.model_spec import ModelSpec
+from planner.errors import InstanceError
+
+Config = dict[str, Any]
+
+
+def is_hf_config(values: object) -> bool:
+    """Whether the values of a JSON file are such a configuration."""
+    return isinstance(values, dict) and "model_type" in values and "schema" not in values
+
+
+def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
+    """The model that a configuration describes, named after the folder that it lies in.
+
+    Raises
+    ------
+    InstanceError
+        Where the family is none that we describe, or a field is missing.
+    """
+    where = str(path)
+    family = str(config["model_type"])
+    if family not in _FAMILIES:
+        raise InstanceError(
+            f"model_type {family!r} cannot be read; known are {', '.join(sorted(_FAMILIES))}; a model file "
+            "of your own can describe others (`hetplan schema model`)",
+            where,
+        )
+    named = str(config.get("_name_or_path") or path.resolve().parent.name)
+    name = re.sub(r"[^a-z0-9.\-]+", "-", named.rpartition("/")[2].lower())
+    try:
+        fields = _FAMILIES[family](config)
+    except KeyError as error:
+        raise InstanceError(f"{error.args[0]} is missing, which model_type {family!r} needs", where) from None
+    given = {"id": name.strip("-.") or family.replace("_", "-"), "family": family, "source": where}
+    return validated(ModelSpec, {**given, **fields}, where)
+
+
+def _common(config: Config) -> Config:
+    """What nearly all families have: RMS norms, gated SiLU, rotary positions, grouped keys and values."""
+    heads = config["num_attention_heads"]
+    biases = (bool(config.get("attention_bias")), bool(config.get("mlp_bias")))
+    return {
+        "num_layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "num_attention_heads": heads,
+        "num_query_groups": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "vocab_size": config["vocab_size"],
+        "max_position_embeddings": config["max_position_embeddings"],
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "gated_mlp": True,
+        "activation": "silu",
+        "normalization": "rms",
+        "linear_bias": "all" if biases == (True, True) else "attention" if biases[0] else "none",
+    }
+
+
+def _qwen2(config: Config) -> Config:
+    return {**_common(config), "linear_bias": "qkv"}
+
+
+def _qwen3(config: Config) -> Config:
+    return {**_common(config), "qk_norm": True}
+
+
+def _mixtral(config: Config) -> Config:
+    moe = {
+        "num_experts": config["num_local_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn_hidden_size": config["intermediate_size"],
+    }
+    return {**_common(config), "moe": moe}
+
+
+def _qwen_experts(config: Config) -> Config:
+    moe = {
+        "num_experts": config["num_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn_hidden_size": config["moe_intermediate_size"],
+        "shared_ffn_hidden_size": config.get("shared_expert_intermediate_size") or 0,
+        "layer_freq": config.get("decoder_sparse_step", 1),
+    }
+    base = _qwen2(config) if config["model_type"] == "qwen2_moe" else _qwen3(config)
+    return {**base, "moe": moe}
+
+
+def _routed(config: Config) -> Config:
+    """Experts as DeepSeek names them: shared ones, and leading dense layers."""
+    width = config["moe_intermediate_size"]
+    return {
+        "num_experts": config["n_routed_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn_hidden_size": width,
+        "shared_ffn_hidden_size": width * (config.get("n_shared_experts") or 0),
+        "first_dense_layers": config.get("first_k_dense_replace", 0),
+        "router_bias": config["model_type"] != "deepseek_v2",
+    }
+
+
+def _deepseek(config: Config) -> Config:
+    plain, rotary = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    mla = {
+        "q_lora_rank": config.get("q_lora_rank"),
+        "kv_lora_rank": config["kv_lora_rank"],
+        "qk_nope_head_dim": plain,
+        "qk_rope_head_dim": rotary,
+        "v_head_dim": config["v_head_dim"],
+    }
+    return {
+        **_common(config),
+        "num_query_groups": config["num_attention_heads"],
+        "head_dim": plain + rotary,
+        "mla": mla,
+        "moe": _routed(config),
+        "mtp_num_layers": config.get("num_nextn_predict_layers") or 0,
+    }
+
+
+def _glm(config: Config) -> Config:
+    return {
+        **_common(config),
+        "linear_bias": "qkv" if config.get("attention_bias") else "none",
+        "qk_norm": bool(config.get("use_qk_norm")),
+        "moe": _routed(config),
+        "mtp_num_layers": config.get("num_nextn_predict_layers") or 0,
+    }
+
+
+def _gpt_oss(config: Config) -> Config:
+    moe = {
+        "num_experts": config["num_local_experts"],
+        "top_k": config["num_experts_per_tok"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "router_bias": True,
+        "expert_bias": True,
+    }
+    return {
+        **_common(config),
+        "activation": "swiglu-clamped",
+        "linear_bias": "attention",
+        "attention_sinks": True,
+        "sliding_window": config["sliding_window"],
+        "global_layer_every": 2,
+        "moe": moe,
+    }
+
+
+def _plain(config: Config) -> Config:
+    """GELU, layer norms and biases everywhere."""
+    return {"gated_mlp": False, "activation": "gelu", "normalization": "layer", "linear_bias": "all"}
+
+
+def _gpt2(config: Config) -> Config:
+    hidden, heads = config["n_embd"], config["n_head"]
+    return {
+        **_plain(config),
+        "num_layers": config["n_layer"],
+        "hidden_size": hidden,
+        "ffn_hidden_size": config.get("n_inner") or 4 * hidden,
+        "num_attention_heads": heads,
+        "num_query_groups": heads,
+        "head_dim": hidden // heads,
+        "vocab_size": config["vocab_size"],
+        "max_position_embeddings": config["n_positions"],
+        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "position_embedding": "learned",
+    }
+
+
+def _gpt_neox(config: Config) -> Config:
+    return {**_common(config), **_plain(config)}
+
+
+_FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "llama": _common,
+    "mistral": _common,
+    "phi3": _common,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen_experts,
+    "qwen3_moe": _qwen_experts,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "glm4_moe": _glm,
+    "gpt_oss": _gpt_oss,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+}
+"""Fields of the model, by the `model_type` of the configuration."""

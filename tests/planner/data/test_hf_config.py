@@ -1,0 +1,169 @@
+"""Models from the configurations that publishers keep beside their weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli import main
+from planner.commands.screen import ExitCode
+from planner.cost.parameters import total_parameters
+from planner.data.load import load_model
+from planner.errors import InstanceError
+from planner.launchers.same_model import differences
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts_per_tok": 8, "tie_word_embeddings": False}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama3-8b": LLAMA,
+    "qwen2.5-7b": LLAMA
+    | {
+        "model_type": "qwen2",
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    },
+    "mixtral-8x7b": LLAMA
+    | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000},
+    "qwen3-30b-a3b": LLAMA
+    | EXPERTS
+    | {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "num_experts": 128,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+    },
+    "deepseek-v3": LLAMA
+    | EXPERTS
+    | {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "vocab_size": 129280,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
+    },
+    "gpt-oss-20b": LLAMA
+    | {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 24,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "head_dim": 64,
+        "vocab_size": 201088,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+    },
+    "glm-4.5-air": LLAMA
+    | EXPERTS
+    | {
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 46,
+        "intermediate_size": 10944,
+        "num_attention_heads": 96,
+        "head_dim": 128,
+        "vocab_size": 151552,
+        "attention_bias": True,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    },
+    "gpt2-xl": {
+        "model_type": "gpt2",
+        "n_layer": 48,
+        "n_embd": 1600,
+        "n_head": 25,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+}
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_is_the_model_that_is_shipped(name: str, tmp_path: Path) -> None:
+    read, shipped = load_model(written(tmp_path / "Some_Model", CONFIGS[name])), load_model(name)
+    assert differences(read, shipped) == ()
+    assert total_parameters(read) == total_parameters(shipped)
+    assert read.id == "some-model"
+
+
+def test_unknown_families_and_missing_fields_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InstanceError, match="model_type 'bert' cannot be read; known are deepseek_v2"):
+        load_model(written(tmp_path, {"model_type": "bert"}))
+    short = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    with pytest.raises(InstanceError, match="hidden_size is missing"):
+        load_model(written(tmp_path, short))
+
+
+ARGUMENTS = (
+    "--num-layers 30 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 8192 "
+    "--micro-batch-size 1 --global-batch-size 64 --bf16 --swiglu --normalization RMSNorm "
+    "--disable-bias-linear --position-embedding-type rope --tensor-model-parallel-size 4"
+)
+
+
+def test_a_script_that_trains_another_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # THUDM/slime#1240: layers, widths or tied embeddings differed, and the wrong model trained in silence.
+    config, arguments = written(tmp_path, LLAMA), tmp_path / "args.txt"
+    arguments.write_text(ARGUMENTS)
+    asked = [
+        "predict",
+        "--from-args",
+        str(arguments),
+        "--cluster",
+        "1x8 h200-sxm-141gb",
+        "--model",
+        str(config),
+    ]
+    assert main(asked) == ExitCode.WRONG_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "num_layers 30, not 32; tied_embeddings True, not False" in said
+    arguments.write_text(ARGUMENTS.replace("30", "32", 1) + " --untie-embeddings-and-output-weights")
+    assert main(asked) == ExitCode.PLAN
