@@ -3,14 +3,22 @@
 The stack states the floor of a dense layer. Other layers launch in proportion to their kernels, counted by
 hand from one forward of Megatron-LM core with Transformer Engine, nothing captured in CUDA graphs
 (attention.py, multi_latent_attention.py, mlp.py, moe/router.py, moe/token_dispatcher.py, moe/experts.py).
-That a launch of one module costs as much as one of another is a guess.
+That a launch of one module costs as much as one of another, or of a backward, is a guess.
+
+A backward launches once what its forward did, each product a second time (dgrad and wgrad), and a sum for
+every gradient that is added by a kernel of its own: 49 launches for the 31 of a layer of GPT with biases,
+scores in memory and no fused accumulation; 37 for one of Llama with flash attention and fused accumulation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.cost.elementwise import Values, maximum
+from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.stack import SoftwareStack
 
 ATTENTION_LAUNCHES = 20.0
 """Norm, cast and product of queries, keys and values; positions; attention; output map; residual."""
@@ -48,6 +56,47 @@ def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Values:
     if kind == "moe":
         count = count + moe_launches(model, sizes)
     return count / DENSE_LAUNCHES
+
+
+def backward_launches(
+    model: ModelSpec,
+    kind: LayerKind,
+    stack: SoftwareStack,
+    sizes: Sizes,
+    forward: Values,
+    products: Sequence[Matmul],
+) -> Values:
+    """Launches of one backward of a layer over those of a dense layer's forward, array [choice].
+
+    Parameters
+    ----------
+    forward
+        Those of its forward (`launches`).
+    products
+        Its products, those of core attention apart.
+    """
+    single = [product for product in products if not product.grouped]
+    count = len(single) + _summed_vectors(model, kind)
+    if kind in ("dense", "moe", "attention") and not stack.flash_attention:
+        count += 2
+    if not stack.gradient_accumulation_fusion:
+        count += sum(product.has_weight for product in single)
+    more = count * sizes.ones
+    if kind == "moe" and model.moe is not None:
+        more = more + EXPERT_LAUNCHES * maximum(model.moe.num_experts / sizes.ep, 1.0)
+    return forward + more / DENSE_LAUNCHES
+
+
+def _summed_vectors(model: ModelSpec, kind: LayerKind) -> int:
+    """Norms and biases of a layer: their gradients are added apart from the products'."""
+    norms = model.norms_per_layer if kind in ("dense", "moe") else 1
+    vectors = norms * (2 if model.normalization == "layer" else 1)
+    if kind in ("dense", "moe", "attention"):
+        vectors += {"none": 0, "qkv": 1, "attention": 2, "all": 2}[model.linear_bias]
+        vectors += 2 if model.qk_norm else 0
+    if kind in ("dense", "mlp") and model.linear_bias == "all":
+        vectors += 2
+    return vectors
 
 
 def moe_launches(model: ModelSpec, sizes: Sizes) -> Values:

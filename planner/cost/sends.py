@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.collectives import TRANSPORT_LATENCY_S, send_s, transport_rate
+from planner.cost.collectives import TRANSPORT_LATENCY_S, inside_s, send_s, transport_rate
 from planner.cost.elementwise import Values, minimum
 from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.identity import remembered
@@ -22,7 +22,9 @@ from planner.data.problem import Problem
 def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
     """Point-to-point transfers of an activation: A / t with sequence parallelism, else A by every rank.
 
-    Stacks that part it send A / t as well and gather it at the receiver.
+    Stacks that part it send A / t as well, and the ranks that receive it gather it (PartitionedTensor.full of
+    deepspeed/runtime/utils.py); where gradients are whole, those that receive one gather their own activation
+    again (RecvGrad of the engine), so that each way has a gather.
     All chips of a node that belong to one stage send at once, so each has its share of the adapters.
     """
     num = len(problem.cluster.classes)
@@ -35,15 +37,24 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
     if stack.p2p_sends_mask:
         # Forward only: half of it stands for each way.
         size = size + sizes.seq_length**2 * HALF / 2
+    gathers = [_gather_s(problem, sizes, a) if stack.p2p_partitioned else 0.0 for a in range(num)]
     links = _links(problem)
     sends = np.empty((rows, num, num))
     inside = np.empty((rows, num))
     for a in range(num):
         network = network_of(problem, a)
-        inside[:, a] = send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S)
+        inside[:, a] = send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S) + gathers[a]
         for b in range(num):
-            sends[:, a, b] = _send_between(links[a][b], sizes, size)
+            # One price serves both ways, which end on either class: their mean.
+            gather = (gathers[a] + gathers[b]) / 2
+            sends[:, a, b] = _send_between(links[a][b], sizes, size) + gather
     return {"send_s": sends, "send_inside_s": inside}
+
+
+def _gather_s(problem: Problem, sizes: Sizes, node_class: int) -> Values:
+    """Gather of an activation of which each tensor-parallel rank holds its share, inside a node [s]."""
+    whole = sizes.tokens * problem.model.hidden_size * value_bytes(problem)
+    return inside_s(network_of(problem, node_class), "all_gather", whole, sizes.tp)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ def layer_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes
         return out + _mamba_traffic(model, s)
     if kind != "mlp":
         out = out + _attention_traffic(model, stack, s)
+        if not (stack.flash_attention or stack.fused_pointwise):
+            out = out + _split_traffic(model, s)
+    if not stack.biases_in_products:
+        out = out + _bias_traffic(model, kind, s)
     if kind in ("dense", "mlp"):
         out = out + _activation_traffic(model, stack, s.tokens * model.ffn_hidden_size / s.tp)
     elif kind == "moe":
@@ -67,7 +71,10 @@ PLAIN_NORM = (1.5, 2.6)
 
 
 def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Traffic:
-    """A norm reads and writes once, its backward reads two and writes one; a residual sum moves three."""
+    """A norm reads and writes once, its backward reads two and writes one; a residual sum moves three.
+
+    Dropout beside the residual sum stores its mask; as a kernel of its own it reads and writes each way.
+    """
     values = s.norm_tokens * model.hidden_size
     blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
     norms = model.norms_per_layer if blocks == 2 else 1
@@ -75,7 +82,7 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     slower = (1.0, 1.0) if stack.fused_pointwise else PLAIN_NORM
     unfused = 0.0 if stack.fused_pointwise else 2 * HALF
     forward = norms * (2 * HALF) * slower[0] + blocks * (3 * HALF + mask + unfused * mask)
-    backward = norms * (3 * HALF) * slower[1] + blocks * (3 * HALF + mask)
+    backward = norms * (3 * HALF) * slower[1] + blocks * (3 * HALF + mask + unfused * mask)
     copied: Values = 0.0
     if stack.column_input_copies:
         copied = where(s.copies_inputs, column_maps(model, kind) * 2 * HALF * values, 0.0)
@@ -123,6 +130,40 @@ def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
     backward = (4.0 + 4.5 * (ring - 1)) * queries + (8.0 * ring + 9.0 * (ring - 1)) * keys
     some = ring > 1
     return Traffic(where(some, forward, 0.0), where(some, backward, 0.0))
+
+
+def _query_key_value_widths(model: ModelSpec, s: Sizes) -> tuple[Values, Values]:
+    """Values of a token's queries, and of its queries, keys and values, on one tensor-parallel rank."""
+    queries = model.num_attention_heads * model.head_dim / s.tp
+    groups = maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
+    return queries, queries + 2 * groups
+
+
+def _split_traffic(model: ModelSpec, s: Sizes) -> Traffic:
+    """Copies around attention over score matrices in memory.
+
+    The result is put back in the order of tokens (read, written). In the backward the gradients of queries,
+    keys and values are joined, and those of queries and keys multiplied by the scale of the scores, a pass
+    each (CoreAttention of Megatron-LM's transformer.py: baddbmm with alpha, permute and contiguous).
+    """
+    queries, joined = _query_key_value_widths(model, s)
+    keys = (joined - queries) / 2
+    return Traffic(s.tokens * 2 * HALF * queries, s.tokens * 2 * HALF * (joined + queries + keys))
+
+
+def _bias_traffic(model: ModelSpec, kind: LayerKind, s: Sizes) -> Traffic:
+    """Biases of linear maps where no kernel takes them along: read and written, their gradients summed.
+
+    That of a dense block's first map stands with its activation.
+    """
+    sharded = whole = s.zeros
+    if kind in ("dense", "moe", "attention") and model.linear_bias != "none" and model.mla is None:
+        sharded = _query_key_value_widths(model, s)[1]
+        whole = whole + (model.hidden_size if model.linear_bias in ("all", "attention") else 0.0)
+    if kind in ("dense", "mlp") and model.linear_bias == "all":
+        whole = whole + model.hidden_size
+    values = s.tokens * sharded + s.norm_tokens * whole
+    return Traffic(values * 2 * HALF, values * HALF)
 
 
 def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Values) -> Traffic:

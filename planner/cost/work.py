@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
 from planner.cost.identity import remembered
-from planner.cost.launches import launches
+from planner.cost.launches import backward_launches, launches
 from planner.cost.operators import (
     Matmul,
     Products,
@@ -62,6 +62,8 @@ class LayerWork:
     """Reductions of its column-parallel maps' input gradients where the sequence is whole."""
     launches: Values
     """Launches of its forward over those of a dense layer; 0 where no launch is ever waited for."""
+    backward_launches: Values
+    """Launches of its backward over those of a dense layer's forward; 0 likewise."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +104,24 @@ class Work:
             kinds=kinds,
             pieces=pieces,
             products=Products(matmuls),
-            layers={
-                kind: LayerWork(
-                    layer_traffic(model, kind, stack, sizes),
-                    tensor_blocks(model, kind),
-                    column_maps(model, kind) if stack.column_input_copies else tensor_blocks(model, kind),
-                    launches(model, kind, sizes) if stack.host_layer_floor_ms > 0 else 0.0,
-                )
-                for kind in kinds
-            },
+            layers={kind: _layer_work(problem, kind, sizes, groups[kind]) for kind in kinds},
             scores=score_traffic(model, stack, sizes),
             embedding=embedding_traffic(model, sizes),
             head=head_traffic(model, stack, vocab, sizes),
         )
+
+
+def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[Matmul]) -> LayerWork:
+    """Traffic, reductions and launches of a layer with these products."""
+    model, stack = problem.model, problem.stack
+    blocks = tensor_blocks(model, kind)
+    forward: Values = 0.0
+    backward: Values = 0.0
+    if stack.host_layer_floor_ms > 0:
+        forward = launches(model, kind, sizes)
+        backward = backward_launches(model, kind, stack, sizes, forward, products)
+    reductions = column_maps(model, kind) if stack.column_input_copies else blocks
+    return LayerWork(layer_traffic(model, kind, stack, sizes), blocks, reductions, forward, backward)
 
 
 @remembered

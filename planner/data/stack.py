@@ -36,6 +36,9 @@ class SoftwareStack(Data):
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
     fused_pointwise: bool = True
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
+    biases_in_products: bool = True
+    """Whether matrix products, or kernels that follow them anyway, take biases along; else each is added by a
+    kernel of its own."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
     experts_as_single_products: bool = False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.cost.collectives import inside_s
+from planner.cost.networks import network_of
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
-from planner.cost.profiles import NOT_MEASURED_S, PROFILED_BAND
+from planner.cost.profiles import NOT_MEASURED_S, PROFILED_BAND, value_bytes
 from planner.data.layer_profile import LayerProfile, PieceTimes, ProfilePoint
 from planner.data.load import build_problem
 from planner.data.problem import Problem
@@ -151,10 +153,22 @@ def test_measured_rate_is_taken_as_it_is(mixed: Problem) -> None:
     assert priced(measured).send_s[0, 0, 1] == pytest.approx(latency + 2 * size / rate)
 
 
-def test_parted_sends_carry_a_share_of_each_rank(mixed: Problem) -> None:
+def gathered_s(of: Problem, node_class: int, ranks: int) -> float:
+    """Gather of an activation inside a node of a class [s]."""
+    whole = of.workload.seq_length * of.model.hidden_size * value_bytes(of)
+    return float(inside_s(network_of(of, node_class), "all_gather", whole, float(ranks)))
+
+
+def test_parted_sends_carry_a_share_of_each_rank_and_are_gathered(mixed: Problem) -> None:
     stack = mixed.stack.model_copy(update={"p2p_partitioned": True})
     parted = mixed.model_copy(update={"stack": stack})
-    assert priced(parted).send_s[0, 0, 1] == pytest.approx(priced(mixed).send_s[0, 0, 1] / 2, rel=0.1)
+    gathers = [gathered_s(parted, node_class, 2) for node_class in (0, 1)]
+    assert min(gathers) > 0
+    # Either way ends on one of the two classes, which gathers the activation.
+    on_the_wire = priced(parted).send_s[0, 0, 1] - sum(gathers) / 2
+    assert on_the_wire == pytest.approx(priced(mixed).send_s[0, 0, 1] / 2, rel=0.1)
+    inside = priced(parted).send_inside_s[0] - np.array(gathers)
+    assert inside == pytest.approx(priced(mixed).send_inside_s[0] / 2, rel=0.1)
     alone = {"tensor_parallel": 1}
     assert priced(parted, **alone).send_s[0, 0, 1] == priced(mixed, **alone).send_s[0, 0, 1]
 
@@ -165,7 +179,8 @@ def test_gradients_that_are_not_parted_return_whole(mixed: Problem) -> None:
         return float(priced(mixed.model_copy(update={"stack": stack}), tensor_parallel=4).send_s[0, 0, 1])
 
     # A quarter forward and the whole back: 5/8 of the activation either way.
-    returned_whole = sends(p2p_partitioned=True, p2p_gradient_partitioned=False)
+    gather = (gathered_s(mixed, 0, 4) + gathered_s(mixed, 1, 4)) / 2
+    returned_whole = sends(p2p_partitioned=True, p2p_gradient_partitioned=False) - gather
     assert returned_whole / sends() == pytest.approx(5 / 8, rel=0.05)
     assert sends(p2p_gradient_partitioned=False) == sends()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
-from planner.cost.traffic import head_traffic, ring_traffic, score_traffic
+from planner.cost.traffic import Traffic, head_traffic, layer_traffic, ring_traffic, score_traffic
 from tests.planner.cost.problems import prices, problem
 
 SIXTEEN_BITS = {"fused_softmax": False, "softmax_in_fp32": False}
@@ -55,3 +55,35 @@ def test_keys_and_values_that_are_gathered_first_leave_no_blocks_to_join() -> No
         return float(prices(of, context_parallel=4).layer_selective_s[0, 0, 0, 0])
 
     assert core_s("p2p") > core_s("all_gather")
+
+
+def of_layer(**changes: bool) -> Traffic:
+    """Traffic of one layer of GPT-3 on a stack that differs in some fields."""
+    of = problem(model="gpt3-175b", seq_length=1024)
+    stack = of.stack.model_copy(update={"dropout": True, "fused_pointwise": False, **changes})
+    return layer_traffic(of.model, "dense", stack, Sizes.single(of, Degrees.single()))
+
+
+VALUES = 1024 * 12288
+"""Values of an activation of that layer."""
+
+
+def test_biases_of_their_own_kernels_are_read_written_and_their_gradients_summed() -> None:
+    taken_along, alone = of_layer(), of_layer(biases_in_products=False)
+    # Queries, keys and values, and both maps back to the residual stream: five widths of the model.
+    assert alone.forward_bytes - taken_along.forward_bytes == 5 * 4 * VALUES
+    assert alone.backward_bytes - taken_along.backward_bytes == 5 * 2 * VALUES
+
+
+def test_scores_in_memory_put_results_in_order_and_join_gradients() -> None:
+    fused, scores = of_layer(), of_layer(flash_attention=False)
+    # The result is copied; three gradients are joined, two of them scaled before.
+    assert scores.forward_bytes - fused.forward_bytes == 4 * VALUES
+    assert scores.backward_bytes - fused.backward_bytes == (3 + 2) * 4 * VALUES
+
+
+def test_dropout_of_its_own_reads_and_writes_both_ways() -> None:
+    with_dropout, without = of_layer(), of_layer(dropout=False)
+    # In either of two blocks: read, written, and the mask of a byte.
+    assert with_dropout.forward_bytes - without.forward_bytes == 2 * (4 + 1) * VALUES
+    assert with_dropout.backward_bytes - without.backward_bytes == 2 * (4 + 1) * VALUES

@@ -1,0 +1,48 @@
+"""Launches of a backward against counts by hand, and the time that the host needs for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.cost.launches import DENSE_LAUNCHES, EXPERT_LAUNCHES, backward_launches, launches
+from planner.cost.operators import layer_matmuls
+from planner.cost.prices import PARTS, Degrees
+from planner.cost.pricing import price
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind
+from tests.planner.cost.problems import problem
+
+
+def backward_count(model: str, kind: LayerKind = "dense", ep: int = 1, **changes: bool) -> float:
+    """Launches of one backward of a layer."""
+    of = problem(model=model, seq_length=2048)
+    stack = of.stack.model_copy(update=changes)
+    sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=ep, expert_tensor_parallel=1))
+    products = layer_matmuls(of.model, kind, sizes)
+    forward = launches(of.model, kind, sizes)
+    return DENSE_LAUNCHES * float(backward_launches(of.model, kind, stack, sizes, forward, products))
+
+
+def test_a_backward_launches_each_product_twice_and_sums_gradients() -> None:
+    plain = {"flash_attention": False, "gradient_accumulation_fusion": False}
+    # GPT: 31 of the forward; 4 maps and 2 products of attention again; gradients of 4 weights and 4 biases,
+    # and of two layer norms of two vectors.
+    assert backward_count("gpt3-175b", **plain) == pytest.approx(31 + 6 + 4 + 4 + 4)
+    # Llama with what fuses: 4 maps again, two norms of one vector.
+    assert backward_count("llama3-8b") == pytest.approx(31 + 4 + 2)
+
+
+def test_local_experts_launch_again_in_the_backward() -> None:
+    few, many = (backward_count("mixtral-8x7b", "moe", ep) for ep in (8, 1))
+    assert many - few == pytest.approx(7 * 2 * EXPERT_LAUNCHES)
+
+
+def test_small_layers_take_what_the_host_needs_for_both_passes() -> None:
+    of = problem(model="gpt3-175b", seq_length=16)
+    model = of.model.model_copy(update={"hidden_size": 128, "head_dim": 1, "ffn_hidden_size": 128})
+    stack = of.stack.model_copy(update={"host_layer_floor_ms": 10.0})
+    found = price(of.model_copy(update={"model": model, "stack": stack}), Degrees.single())
+    forward, backward = found.layer_forward_s[0, 0, 0], found.layer_backward_s[0, 0, 0]
+    assert forward.sum() == pytest.approx(10e-3)
+    assert backward.sum() == pytest.approx(10e-3 * backward_count("gpt3-175b") / 31)
+    assert backward[PARTS.index("host")] > 0.5 * backward.sum()
