@@ -147,9 +147,7 @@ class ClassPricing:
         again = dp[0] if self.sharding.releases_after_forward else 0.0
         return LayerTimes(
             forward=once,
-            backward=self._launched(
-                _parts(compute[1], tp[1], cp[1], ep[1], dp[1]), work.backward_launches
-            ),
+            backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), work.backward_launches),
             selective=self._selective(kind, piece, core[0], cp[0], ep[0]),
             full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0], again), count),
         )
