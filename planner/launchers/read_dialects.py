@@ -32,6 +32,7 @@ _RENAMED = {
     "--checkpoint-num-layers": "--recompute-num-layers",
     "--activations-checkpoint-num-layers": "--recompute-num-layers",
     "--padded-vocab-size": "--vocab-size",
+    "--pad-vocab-size-to": "--vocab-size",
 }
 """Other names for the same; where both stand, upstream's counts."""
 
@@ -89,14 +90,22 @@ def _number(values: Values, flag: str, default: int) -> int:
 
 
 def _dense_of_deepspeed(values: Values) -> None:
-    """Megatron-DeepSpeed's one expert a layer is none; its ZeRO stage 1 is the distributed optimizer."""
+    """Megatron-DeepSpeed's words: one expert a layer is none, ZeRO stage 1 is the distributed optimizer.
+
+    In bf16 its optimizer is one of stage 1, whatever stage is named (BF16_Optimizer).
+    """
     if not values.keys() & {"--deepspeed", "--deepspeed-config", "--zero-stage"}:
         return
     if _number(values, "--num-experts", 0) == 1:
         for flag in ("--num-experts", "--moe-router-topk", "--expert-model-parallel-size"):
             values.pop(flag, None)
-    if _number(values, "--zero-stage", 0) == 1:
+    if _number(values, "--zero-stage", 0) == 1 or ("--deepspeed" in values and "--bf16" in values):
         values["--use-distributed-optimizer"] = ()
+    if (
+        "embedding" in values.pop("--pp-partition-method", ("",))[0]
+    ):  # weighs embedding and head as a layer each
+        values["--account-for-embedding-in-pipeline-split"] = ()
+        values["--account-for-loss-in-pipeline-split"] = ()
 
 
 def _old_recomputation(values: Values) -> None:

@@ -168,7 +168,17 @@ def _positions(flags: Flags) -> str:
     if "--use-rotary-position-embeddings" in flags:
         return "rope"
     kind = flags.text("--position-embedding-type", "learned_absolute")
-    known = {"rope": "rope", "yarn": "rope", "mrope": "rope", "learned_absolute": "learned", "none": "none"}
+    if "--no-position-embedding" in flags and "--position-embedding-type" not in flags:
+        return "none"
+    # ALiBi has no weights, and its biases go into the scores.
+    known = {
+        "alibi": "none",
+        "rope": "rope",
+        "yarn": "rope",
+        "mrope": "rope",
+        "learned_absolute": "learned",
+        "none": "none",
+    }
     if kind not in known:
         raise InstanceError(f"--position-embedding-type {kind} is not known", flags.where)
     return known[kind]

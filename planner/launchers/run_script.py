@@ -25,6 +25,8 @@ TIME_LIMIT_S = 60
 """How long a script may take on one node [s]; it starts nothing, so that it should end at once."""
 
 _TRAINER = re.compile(r"(^|/)(pretrain|train|run_stage|finetune|gpt|main)[\w.-]*\.py$")
+_SOURCED = re.compile(r"""(?m)^([ \t]*)(?:source|\.)[ \t]+("[^"\n]*"|[^\s;|&]+)(?=[^\n]*$)""")
+"""A file whose settings a script reads."""
 _LOG = re.compile(r"""(?:\d|&)?>>?[ \t]*("[^"\n]*"|'[^'\n]*'|[^\s;|&<>()"']+)""")
 """Output sent into a file."""
 _WHOLE_CLUSTER = ("deepspeed", "accelerate")
@@ -123,15 +125,15 @@ def _processes(start: NodeStart, num_nodes: int, num_chips: int, notes: list[str
 def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: Sequence[str]) -> NodeStart:
     """Run the script as one node and read what it would have started.
 
-    A script that starts nothing may have failed at a log file that it cannot or must not write here, so
-    that it is run once more without writing any.
+    A script that starts nothing may have failed at a log file that it cannot or must not write here, or at
+    settings of its own cluster, so that it is run once more without either.
     """
     where = f"{script}, as node {node}"
     text = script.read_text(encoding="utf-8", errors="replace")
     whole = ["bash", str(script.resolve()), *words]
-    without_logs = ["bash", "-c", _without_logs(text), str(script.resolve()), *words]
+    leniently = ["bash", "-c", _leniently(text), str(script.resolve()), *words]
     said, calls = "", list[Call]()
-    for command in (whole, without_logs):
+    for command in (whole, leniently):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name).resolve()
             make_sandbox(folder, script)
@@ -149,9 +151,13 @@ def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: 
     raise InstanceError(f"starts no training: {_last_words(said, calls)}", where)
 
 
-def _without_logs(text: str) -> str:
-    """A script without what it sends into files; to be run by `bash -c`, which knows no BASH_SOURCE."""
+def _leniently(text: str) -> str:
+    """A script that writes no files and passes over settings that are not there.
+
+    It is to be run by `bash -c`, which knows no BASH_SOURCE.
+    """
     text = _LOG.sub(lambda m: "" if re.search(r"[/.]|LOG|log", m[1]) else m[0], text)
+    text = _SOURCED.sub(r"\1[ ! -e \2 ] || source \2", text)
     return text.replace("${BASH_SOURCE[0]}", "$0").replace("$BASH_SOURCE", "$0")
 
 
@@ -175,6 +181,7 @@ def _variables(script: Path, node: int, num_nodes: int, num_chips: int) -> dict[
         "SLURM_JOB_NODELIST": "localhost",
         "SLURM_NODELIST": "localhost",
         "SLURM_GPUS_ON_NODE": num_chips,
+        "KUBERNETES_CONTAINER_RESOURCE_GPU": num_chips,
         "SLURM_SUBMIT_DIR": script.resolve().parent,
         "OMPI_COMM_WORLD_RANK": node,
         "OMPI_COMM_WORLD_SIZE": num_nodes,

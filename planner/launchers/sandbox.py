@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def make_sandbox(folder: Path, beside: Path | None = None) -> None:
     if beside is not None:
         for source in dict.fromkeys((Path.cwd(), beside.resolve().parent)):
             _copy_settings(source, folder)
+        _put_python_files(beside.read_text(encoding="utf-8", errors="replace"), folder)
 
 
 def calls_of(folder: Path) -> list[Call]:
@@ -106,6 +108,15 @@ def run_inside(
     except subprocess.TimeoutExpired:
         raise InstanceError(f"has not ended after {limit_s:g} s", where) from None
     return done.stderr or done.stdout
+
+
+def _put_python_files(text: str, folder: Path) -> None:
+    """Empty files by the relative names of Python files in a script, which may ask whether they exist."""
+    for name in re.findall(r"(?<![\w/$}])(?:\./)?(?:\w[\w.-]*/)*\w[\w.-]*\.py\b", text):
+        path = folder / name
+        if ".." not in Path(name).parts and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
 
 
 def _copy_settings(source: Path, folder: Path) -> None:

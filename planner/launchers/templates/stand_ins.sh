@@ -24,7 +24,7 @@ mkdir() {
 }
 
 for name in rm rmdir mv wget curl git tar unzip kill pkill killall apt apt-get yum dnf rsync scp aws gsutil ray sysctl \
-    module ml conda micromamba modprobe sync; do
+    clear module ml conda micromamba modprobe sync; do
     eval "$name() { :; }"
 done
 

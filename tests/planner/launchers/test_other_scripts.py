@@ -104,6 +104,13 @@ def test_the_words_of_deepspeed_and_of_old_releases_mean_what_they_meant() -> No
     )
     assert old.plan.tensor_parallel == 2
     assert [(s.recompute, s.recompute_layers) for s in old.plan.stages] == [("full", 3)]
+    plain = of_arguments("--zero-stage 0")
+    assert plain.plan.dp_mode == "ddp"
+    assert of_arguments("--deepspeed --zero-stage 0").plan.dp_mode == "distopt"  # MODEL is in bf16
+    weighed = "--pipeline-model-parallel-size 2 --pp-partition-method type:transformer|embedding"
+    assert [stage.num_layers for stage in of_arguments(weighed).plan.stages] == [4, 4]
+    bloom = of_arguments("--position-embedding-type alibi --embed-layernorm")
+    assert bloom.problem.model.position_embedding == "none" and bloom.unknown_flags == ()
     assert of_arguments("--zero-stage 3").plan.dp_mode == "fsdp"
     assert of_arguments("--fp8-hybrid").problem.workload.precision == "fp8"
     assert of_arguments("--fp8-format hybrid --fp8-param-gather").problem.stack.narrow_parameters
@@ -237,3 +244,19 @@ def test_every_launcher_says_how_many_processes_in_its_own_words(
 def test_a_script_that_only_submits_says_what_it_calls(tmp_path: Path) -> None:
     with pytest.raises(InstanceError, match="it only calls ssh host make train"):
         read_script(written(tmp_path, "ssh host make train\n"), "2x8 h100-sxm-80gb")
+
+
+OF_ANOTHER_SITE = f"""set -e
+source $SITE_FOLDER/environment.sh
+clear
+ENTRY=examples/pretrain_gpt.py
+if [ ! -f "$ENTRY" ]; then echo no $ENTRY; exit 1; fi
+SIZES="--nproc_per_node $KUBERNETES_CONTAINER_RESOURCE_GPU --nnodes $WORLD_SIZE"
+export LAUNCHER="python -u -m torch.distributed.run $SIZES"
+srun --wait=60 bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $ENTRY {MODEL}" 2>&1 | tee -a /site/log.txt
+"""
+
+
+def test_what_only_another_site_has_is_passed_over(tmp_path: Path) -> None:
+    back = read_script(written(tmp_path, OF_ANOTHER_SITE), "2x8 h100-sxm-80gb")
+    assert back.plan.world_size == 16

@@ -299,7 +299,7 @@ SOUND = " ".join(
         ("--bf16", "", "training in fp32 is not predicted"),
         ("--bf16", "--bf16 --hybrid-override-pattern M*M-", "cannot be read back; Mamba models can"),
         ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq [0]*3", "names 3 layers of 32"),
-        ("--bf16", "--bf16 --position-embedding-type alibi", "alibi is not known"),
+        ("--bf16", "--bf16 --position-embedding-type relative", "relative is not known"),
     ],
 )
 def test_arguments_that_cannot_be_read_say_why(old: str, new: str, complaint: str) -> None:
