@@ -64,7 +64,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
             {
                 **names,
                 "summary": summary(problem, plan, places, evaluation),
-                "hosts_step": hosts_step(problem, places),
+                "hosts_step": hosts_step(problem, places, "hostfile"),
                 "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
                 "notes": notes_text(problem, plan, evaluation),

@@ -102,13 +102,13 @@ def signs_of_life(problem: Problem, plan: Plan, evaluation: Evaluation | None, l
     return "\n".join(lines)
 
 
-def hosts_step(problem: Problem, places: tuple[HostPlace, ...]) -> str:
-    """What to do with the host names."""
+def hosts_step(problem: Problem, places: tuple[HostPlace, ...], file: str = "hosts.txt") -> str:
+    """What to do with the host names, which stand in a file."""
     named = {host for c in problem.cluster.classes for host in c.hosts or ()}
     if all(place.name in named for place in places):
-        return "The order of `hosts.txt` is the rank order; leave it as it is."
+        return f"The order of `{file}` is the rank order; leave it as it is."
     return (
-        "The host names in `hosts.txt` are invented: write yours in their place, each on a line with its own "
+        f"The host names in `{file}` are invented: write yours in their place, each on a line with its own "
         "chip. The order of the lines is the rank order."
     )
 

@@ -31,5 +31,6 @@ cd "$FLAGSCALE_PATH" || fail "no folder $FLAGSCALE_PATH"
 exec "$PYTHON" run.py --config-path "$HERE" --config-name config \
     "action=${ACTION:-run}" \
     "experiment.runner.hostfile=$HERE/hostfile" \
+    "experiment.runner.master_addr=${MASTER_ADDR:-$(awk '!/^#/ && NF { print $1; exit }' "$HERE/hostfile")}" \
     "experiment.exp_dir=${OUTPUT_PATH:-$HERE/outputs}" \
     "$@"

@@ -244,3 +244,20 @@ def test_start_script_stops_when_the_files_no_longer_add_up(tmp_path: Path) -> N
         (out / file).write_text(text)
         assert done.returncode == 1
         assert complaint in done.stderr
+
+
+def test_the_ranks_meet_on_the_first_host_that_is_listed(tmp_path: Path) -> None:
+    out = export_plan(*degrees_by_stage(), "flagscale", tmp_path / "launch")
+    hosts = out / "hostfile"
+    hosts.write_text(hosts.read_text().replace("node000", "gpu07"))
+    (tmp_path / "run.py").write_text("import sys\nprint(*sys.argv[1:])\n")
+    for given, expected in (({}, "gpu07"), ({"MASTER_ADDR": "10.0.0.1"}, "10.0.0.1")):
+        clean = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
+        done = subprocess.run(
+            ["bash", str(out / "launch.sh")],
+            env=clean | {"PYTHON": sys.executable, "FLAGSCALE_PATH": str(tmp_path)} | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert f"experiment.runner.master_addr={expected} " in done.stdout
