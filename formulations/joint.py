@@ -28,6 +28,9 @@ Variables  z[s,k]    binary               s runs on k
                                           backward; from start of its last forward to end of its last
            C[s]                           from its first forward to its last backward
            R[s]                           from start to end of the step, as far as stages >= s force it
+           U1[s], U2[s]                   longest forward, and backward, of stages 0 .. s
+           P1[s], P2[s]                   from the start of the step to the end of the first backward of s;
+                                          from the start of its last forward to the end of stage 0
            Z[s], G[s]                     reduction and gathering that stay exposed
            T, O                           end of the last stage with its reduction; what follows
 Model      min  T + O
@@ -55,10 +58,16 @@ Model      min  T + O
                 Y[s] >= D[s],  Y[s] >= (q+1) B[s] + F[s],
                 C[s] >= A[s] + Y[s] + rj t[s]
                         + J (sum_{i=s..e} t[i] + 2 sum_{i=s..e-1} c[i])    (partial)
+                U1[s] >= F[s],  U1[s] >= U1[s-1],
+                P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
+                P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
+                T >= P1[s] + P2[s] + rj t[s] + J (as in (partial)) + Z[0]
+                     + sum_k rt[0,k] z[0,k],
+                with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]
                      + sum_k rt[j,k] z[j,k]                                (end)
-Size       6 p |K| integers, 2 p |K| of them binaries of recomputation; p^2 / 2 + 13 p |K| rows.
+Size       6 p |K| integers, 2 p |K| of them binaries of recomputation; p^2 + 13 p |K| + 12 p rows.
 Exact      for the rows of `pipeline_rows`: its optimum is the least of `stage_selection` over all orders
            of the classes. H needs no integrality: two whole z fix it.
 Leaves out layers of several kinds, virtual stages, sends that block the sender, and stages that share a
@@ -77,7 +86,14 @@ import pulp
 from formulations import solvers
 from formulations.joint_data import JointData, JointResult, Pair, check_one_kind, order_data
 from formulations.options import SolveOptions
-from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_linear
+from formulations.pipeline_constraints import (
+    PipelineTimes,
+    add_end,
+    add_partial,
+    add_through,
+    add_window,
+    to_linear,
+)
 from formulations.stage_selection_data import StageChoice, objective_ms
 
 
@@ -120,6 +136,7 @@ def build(data: JointData) -> tuple[pulp.LpProblem, Variables]:
     add_follow_up(model, data, var)
     add_window(to_linear(model), var.times)
     add_partial(to_linear(model), var.times)
+    add_through(to_linear(model), var.times)
     add_end(to_linear(model), var.times)
     return model, var
 
@@ -161,6 +178,8 @@ def _variables(data: JointData) -> Variables:
             last=times("Y"),
             core=times("C"),
             reach=times("R"),
+            longest=(times("U1"), times("U2")),
+            through=(times("P1"), times("P2")),
             end=pulp.LpVariable("T", 0),
         ),
         follow=pulp.LpVariable("O", 0),

@@ -17,7 +17,8 @@ Variables  z[s,k]    binary               s runs on k
            n[s,k]    in D[s,k] or 0       layers of s, if it is on k
            H[s,k,l]  binary               s is on k and s+1 on l
            x[s,k], v[s,k]                 ticks of recomputation and of reduction
-           c[s], A[s], Y[s], C[s], R[s]   as in `joint`, in ticks
+           c[s], A[s], Y[s], C[s], R[s],
+           U1[s], U2[s], P1[s], P2[s]     as in `joint`, in ticks
            T, O                           end of the last stage with its reduction; what follows
 Model      min  T + O
            s.t. sum_k z[s,k] = 1                                           (placed)
@@ -37,9 +38,14 @@ Model      min  T + O
                 Y[s] >= D[s],  Y[s] >= (q+1) B[s] + F[s],
                 C[s] >= A[s] + Y[s] + rj t[s]
                         + J (sum_{i=s..e} t[i] + 2 sum_{i=s..e-1} c[i])    (partial)
+                U1[s] >= F[s],  U1[s] >= U1[s-1],
+                P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
+                P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
+                T >= P1[s] + P2[s] + rj t[s] + J (as in (partial)) + Z[0],
+                with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
-Size       p |K| integers of at most L + 1 values, p |K|^2 binaries, 3 p |K| tables, p^2 / 2 + 12 p rows.
+Size       p |K| integers of at most L + 1 values, p |K|^2 binaries, 3 p |K| tables, p^2 + 20 p rows.
 Exact      as `joint`, within 1e-7 of the objective: every time is computed in floats and rounded *down* to
            ticks, memory not at all; the proof in `stage_selection_cp` (Rounding) holds word for word, with
            the least bottleneck over all orders, that of stages each of which takes its fastest class for
@@ -59,7 +65,14 @@ import numpy as np
 from formulations import solvers
 from formulations.joint_data import JointData, JointResult, Pair, check_one_kind, order_data
 from formulations.options import SolveOptions
-from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_integer
+from formulations.pipeline_constraints import (
+    PipelineTimes,
+    add_end,
+    add_partial,
+    add_through,
+    add_window,
+    to_integer,
+)
 from formulations.stage_selection_data import objective_ms
 from formulations.stage_selection_tables import (
     RecomputeTable,
@@ -126,6 +139,7 @@ def build(data: JointData, ticks: JointTicks) -> tuple[Any, Variables]:
     add_send_time(model, ticks, var)
     add_window(to_integer(model), var.times)
     add_partial(to_integer(model), var.times)
+    add_through(to_integer(model), var.times)
     add_end(to_integer(model), var.times)
     return model, var
 
@@ -183,6 +197,8 @@ def _variables(model: Any, data: JointData, ticks: JointTicks) -> Variables:
             last=times("Y", horizon),
             core=times("C", horizon),
             reach=times("R", horizon + most_after),
+            longest=(times("U1", horizon), times("U2", horizon)),
+            through=(times("P1", horizon), times("P2", horizon)),
             end=model.new_int_var(0, horizon + most_after, "T"),
         ),
         follow=model.new_int_var(0, most_follow, "O"),

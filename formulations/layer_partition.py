@@ -20,6 +20,7 @@ Data       L, m                           layers, micro-batches
 Variables  w[s,a,e]  binary               stage s holds layers a .. e - 1
            F[s], B[s], Z[s]               forward, backward, reduction of s
            A[s], Y[s], C[s], R[s]         as in `joint`: first and last round trip, core, reach
+           U1[s], U2[s], P1[s], P2[s]     as in `joint`: longest passes, ways through the pipeline
            T, O                           end of the last stage with its reduction; what follows
 Model      min  T + O
            s.t. sum_{a,e} w[s,a,e] = 1                                     (placed)
@@ -33,11 +34,16 @@ Model      min  T + O
                 Y[s] >= D[s],  Y[s] >= (q+1) B[s] + F[s],
                 C[s] >= A[s] + Y[s] + rj t[s]
                         + J (sum_{j=s..i} t[j] + 2 sum_{j=s..i-1} c[j])    (partial)
+                U1[s] >= F[s],  U1[s] >= U1[s-1],
+                P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
+                P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
+                T >= P1[s] + P2[s] + rj t[s] + J (as in (partial)) + Z[0],
+                with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
                 sum over the cuts of s of w <= p - 1 for excluded cuts     (exclude)
 Size       at most p L^2 / 2 binaries, of which `tighten_cutoff` leaves those of stages that a better plan
-           may hold; p L + p^2 / 2 + 12 p rows.
+           may hold; p L + p^2 + 20 p rows.
 Exact      for whole layers and a fixed class of every stage; the objective is a lower bound on the
            referee's step time (see `pipeline_rows`).
 Leaves out virtual stages.
@@ -63,7 +69,14 @@ from formulations.layer_partition_data import (
     stages_of,
 )
 from formulations.options import SolveOptions
-from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_linear
+from formulations.pipeline_constraints import (
+    PipelineTimes,
+    add_end,
+    add_partial,
+    add_through,
+    add_window,
+    to_linear,
+)
 from formulations.pipeline_rows import Floats
 
 TIGHTENINGS = ("cutoff",)
@@ -90,6 +103,7 @@ def build(data: LayerPartitionData) -> tuple[pulp.LpProblem, Variables]:
     add_follow_up(model, data, var)
     add_window(to_linear(model), var.times)
     add_partial(to_linear(model), var.times)
+    add_through(to_linear(model), var.times)
     add_end(to_linear(model), var.times)
     return model, var
 
@@ -111,6 +125,8 @@ def _variables(data: LayerPartitionData) -> Variables:
             last=times("Y"),
             core=times("C"),
             reach=times("R"),
+            longest=(times("U1"), times("U2")),
+            through=(times("P1"), times("P2")),
             end=pulp.LpVariable("T", 0),
         ),
         follow=pulp.LpVariable("O", 0),

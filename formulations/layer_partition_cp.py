@@ -7,7 +7,8 @@ Data       L, m, c[s], q[s], k[s], r[s], J[s,i], rj[s,i]     as in `layer_partit
            tick                           unit of time, a power of two [ms]
            f, b, z, o [s,a,e]             forward, backward, reduction with its tail, what follows: in ticks
 Variables  w[s,a,e]  binary               stage s holds layers a .. e - 1
-           F[s], B[s], Z[s], A[s], Y[s], C[s], R[s], T, O    as in `layer_partition`, in ticks
+           F[s], B[s], Z[s], A[s], Y[s], C[s], R[s],
+           U1[s], U2[s], P1[s], P2[s], T, O                  as in `layer_partition`, in ticks
 Model      min  T + O
            s.t. exactly one of w[s,a,e] for every s                        (placed)
                 sum_a w[s,a,l] = sum_e w[s+1,l,e]        for s < p-1, l    (contiguous)
@@ -20,11 +21,16 @@ Model      min  T + O
                 Y[s] >= D[s],  Y[s] >= (q+1) B[s] + F[s],
                 C[s] >= A[s] + Y[s] + rj t[s]
                         + J (sum_{j=s..i} t[j] + 2 sum_{j=s..i-1} c[j])    (partial)
+                U1[s] >= F[s],  U1[s] >= U1[s-1],
+                P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
+                P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
+                T >= P1[s] + P2[s] + rj t[s] + J (as in (partial)) + Z[0],
+                with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
                 not all of the w of excluded cuts                          (exclude)
                 T + O <= what the caller can still use                     (cutoff)
-Size       at most p L^2 / 2 binaries, p L + p^2 / 2 + 12 p rows.
+Size       at most p L^2 / 2 binaries, p L + p^2 + 20 p rows.
 Exact      as `layer_partition`, within 1e-7 of the objective: f, b, z, o and c are rounded *down* to ticks,
            each losing less than one. Every row, written out over the times, has factors that are whole and
            not negative (the drain that (end) takes off is part of R), so the objective of each split in
@@ -55,7 +61,14 @@ from formulations.layer_partition_data import (
     stages_of,
 )
 from formulations.options import SolveOptions
-from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_integer
+from formulations.pipeline_constraints import (
+    PipelineTimes,
+    add_end,
+    add_partial,
+    add_through,
+    add_window,
+    to_integer,
+)
 from formulations.pipeline_rows import Floats
 from formulations.stage_selection_ticks import Ints, tick_ms
 
@@ -116,6 +129,7 @@ def build(data: LayerPartitionData, ticks: Ticks) -> tuple[Any, Variables]:
     add_follow_up(model, ticks, var)
     add_window(to_integer(model), var.times)
     add_partial(to_integer(model), var.times)
+    add_through(to_integer(model), var.times)
     add_end(to_integer(model), var.times)
     return model, var
 
@@ -143,6 +157,8 @@ def _variables(model: Any, data: LayerPartitionData, ticks: Ticks) -> Variables:
             last=times("Y", horizon),
             core=times("C", horizon),
             reach=times("R", horizon),
+            longest=(times("U1", horizon), times("U2", horizon)),
+            through=(times("P1", horizon), times("P2", horizon)),
             end=model.new_int_var(0, end, "T"),
         ),
         follow=model.new_int_var(0, int(ticks.follow.max()), "O"),

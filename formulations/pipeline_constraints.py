@@ -1,8 +1,8 @@
 """The rows of `pipeline_rows` as constraints of a program, all of them there from the start.
 
-`joint`, `layer_partition` and the integer twins state them in their docstrings, groups (window), (partial)
-and (end), and add them here. Linear and integer programs write sums and comparisons alike; times are in
-ms in the former, in whole ticks in the latter.
+`joint`, `layer_partition` and the integer twins state them in their docstrings, groups (window), (partial),
+(through) and (end), and add them here. Linear and integer programs write sums and comparisons alike; times
+are in ms in the former, in whole ticks in the latter.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class PipelineTimes:
     """C[s]: from the first forward to the last backward."""
     reach: Sequence[Any]
     """R[s]: from start to end of the step, as far as stages >= s force it."""
+    longest: tuple[Sequence[Any], Sequence[Any]]
+    """U1[s], U2[s]: the longest forward, and backward, of stages 0 .. s."""
+    through: tuple[Sequence[Any], Sequence[Any]]
+    """P1[s], P2[s]: from the start of the step to the end of the first backward of s; from the start of its
+    last forward to the end of stage 0."""
     end: Any
     """T: end of the last stage with what follows it."""
 
@@ -84,6 +89,33 @@ def add_partial(add: Add, times: PipelineTimes) -> None:
             span = times.passes(s, e) + 2 * times.sends(s, e)
             steady = windows * span + rest * times.passes(s, s)
             add(times.core[s] >= times.first[s] + steady + times.last[s], f"partial_{s}_{e}")
+
+
+def add_through(add: Add, times: PipelineTimes) -> None:
+    """From the start of the step to its end, with warm-up and wind-down paced by any stage before."""
+    p, m = times.num_stages, times.num_microbatches
+    sides = ("forward", times.forward, times.backward), ("backward", times.backward, times.forward)
+    for k, (name, there, back) in enumerate(sides):
+        longest, through = times.longest[k], times.through[k]
+        for s in range(p):
+            q = p - 1 - s
+            add(longest[s] >= there[s], f"through_own_{name}_{s}")
+            if s:
+                add(longest[s] >= longest[s - 1], f"through_longest_{name}_{s}")
+            down = sum(there[: s + 1]) + times.sends(0, s)
+            add(
+                through[s] >= down + min(q, m - 1) * longest[s] + (back[s] if q <= m - 2 else 0),
+                f"through_paced_{name}_{s}",
+            )
+            if s + 1 < p and q <= m - 2:
+                add(through[s] >= through[s + 1] + times.send[s] + back[s], f"through_later_{name}_{s}")
+    first, last = times.through
+    for s in range(p):
+        whole = first[s] + last[s] + times.after[0]
+        for e in range(s, p if m >= p - s + 1 else s + 1):
+            windows, rest = divmod(max(m - 1 - p + s, 0), e - s + 1)
+            span = times.passes(s, e) + 2 * times.sends(s, e)
+            add(times.end >= whole + windows * span + rest * times.passes(s, s), f"through_{s}_{e}")
 
 
 def add_end(add: Add, times: PipelineTimes) -> None:

@@ -34,12 +34,28 @@ Rows       (window)   core >= r f[s] + (k + 1) (t[s] + d[s]),  m - 1 = k (q + 1)
                and r plain pairs (t each) lead from B(1) to B(m - 1 - q), which precedes F(m) by (ii).
                With e = s this says m t + max(0, d - q f) + max(0, d - q b).
 
+           (through), m >= q + 2, every e >= s: from the start to the end of the whole step
+                      P[s] + J W[s,e] + r t[s] + Q[s],
+                      P[s] = max_{k>=s} (down(k) + q[k] max_{i<=k} f[i] + back(s,k))
+                      with down(k) = sum_{i<=k} f[i] + sum_{i<k} c[i] and back(s,k) = sum_{i=s..k} b[i] +
+                      sum_{i=s..k-1} c[i], and Q[s] the same with f and b swapped
+               Proof. On every i <= k, q[k] + 1 forwards come before all else, as q[i] >= q[k]: F(q[k] + 1)
+               of k ends no sooner than a micro-batch comes to i, q[k] + 1 of them pass it, and the last comes
+               to k. B(1) of k is behind it and travels up to s, where it ends at P[s]. In the same way Q[s]
+               passes from the start of F(m) on s to the end of the step; between them lies what lies
+               between A and Z.
+           (flush), m <= q + 1: from the start to the end of the whole step
+                      sum_{i<=s} t[i] + 2 sum_{i<s} c[i] + (m - 1) (max_{i<=s} f[i] + max_{i<=s} b[i])
+               Proof. All forwards of s precede all its backwards; both are paced by the stages up to s.
+
 Sync       Stage j <= s ends at least sum_{i<s} (f[i] + c[i]) + core[s] + sum_{j<=i<s} (b[i] + c[i]) after the
-           start, so whatever follows the end of j (its gradient reduction) adds to that row.
+           start, so whatever follows the end of j (its gradient reduction) adds to that row; (through) and
+           (flush) speak of the end of stage 0.
 
 Exact      not in general: below the makespan by 0.0 to 0.2% on average, 1.6% at worst with sends of 30%
            of a forward (benchmarks/formulation_times.py --rows); equal to it on even stages without sends,
-           where it reads (m + p - 1)(f + b).
+           where it reads (m + p - 1)(f + b). On stages that differ tenfold without (through), (flush) up to
+           17% below, with them 7%; best plans of few micro-batches lie up to 3% above the other rows.
 """
 
 from __future__ import annotations
@@ -59,15 +75,19 @@ class RowName:
     """Which row: the family, its stages, and which side of the two maxima it takes."""
 
     family: str
-    """window, mirror, work or partial."""
+    """window, mirror, work, partial, through or flush."""
     stage: int
     """s."""
     last: int
-    """e of a partial row, else s."""
+    """e of a partial row or one through all stages, else s."""
     wait_first: bool = True
     """Whether A takes t + d (else (q + 1) f + b)."""
     wait_last: bool = True
     """Whether Z takes t + d (else (q + 1) b + f)."""
+    turns: tuple[int, int] = (0, 0)
+    """k of P and of Q."""
+    pacers: tuple[int, int] = (0, 0)
+    """Stages up to them (up to s for a flush) whose forward, and whose backward, is the longest."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,8 @@ class CoreValues:
     """0 window, 1 mirror, 2 work, 3 partial."""
     last: Ints
     """e of the best partial row."""
+    through: Floats
+    """Bound of the whole step by a row through all stages with the same e, or by a flush."""
 
 
 @lru_cache(maxsize=256)
@@ -146,18 +168,34 @@ def core_values(
     if spans:
         span = time_before[..., None, 1:] - time_before[..., :-1, None]
         span = span + 2 * (hop_before[..., None, :-1] - hop_before[..., :-1, None])
-        partial = (first + last)[..., :, None] + windows * span + rest * both[..., :, None]
-        partial = np.where(exists, partial, -np.inf)
-        best_last = np.argmax(partial, axis=-1)
-        best_partial = np.take_along_axis(partial, best_last[..., None], axis=-1)[..., 0]
+        steady = np.where(exists, windows * span + rest * both[..., :, None], -np.inf)
+        best_last = np.argmax(steady, axis=-1)
+        between = np.take_along_axis(steady, best_last[..., None], axis=-1)[..., 0]
     else:
         best_last = np.broadcast_to(np.arange(p), both.shape)
-        plain = first + last + (num_microbatches - 2 - q) * both
-        best_partial = np.where(num_microbatches >= q + 2, plain, -np.inf)
+        between = np.where(num_microbatches >= q + 2, (num_microbatches - 2 - q) * both, -np.inf)
+    best_partial = first + last + between
+    through = _through(forward, backward, hop_before[..., :-1], num_microbatches, between)
     families = np.stack([window, mirror, work, best_partial])
     family = np.argmax(families, axis=0)
     core = np.take_along_axis(families, family[None], axis=0)[0]
-    return CoreValues(core, fill, drain, family, best_last)
+    return CoreValues(core, fill, drain, family, best_last, through)
+
+
+def _through(
+    forward: Floats, backward: Floats, hop_before: Floats, num_microbatches: int, between: Floats
+) -> Floats:
+    """Rows through all stages, with what lies between their ends, or a flush, [..., stage]."""
+    p, m = forward.shape[-1], num_microbatches
+    q = p - 1 - np.arange(p)
+    ends = []
+    for there, back in ((forward, backward), (backward, forward)):
+        down, up = np.cumsum(there, axis=-1) + hop_before, np.cumsum(back, axis=-1) + hop_before
+        paced = down + np.minimum(q, m - 1) * np.maximum.accumulate(there, axis=-1)
+        turned = np.maximum.accumulate((paced + up)[..., ::-1], axis=-1)[..., ::-1]
+        ends.append(np.where(q <= m - 2, turned - up + back, paced))
+    whole: Floats = ends[0] + ends[1] + np.where(q <= m - 2, between, 0.0)
+    return whole
 
 
 def step_bound(
@@ -174,7 +212,8 @@ def step_bound(
     end_first = values.fill + values.core + values.drain
     reach = np.maximum.accumulate(end_first[..., ::-1], axis=-1)[..., ::-1]
     bound: Floats = np.max(reach - values.drain + after, axis=-1)
-    return bound
+    whole: Floats = values.through.max(axis=-1) + after[..., 0]
+    return np.maximum(bound, whole)
 
 
 def row_name(values: CoreValues, stage: int, forward: Floats, backward: Floats, send: Floats) -> RowName:
@@ -194,6 +233,24 @@ def row_name(values: CoreValues, stage: int, forward: Floats, backward: Floats, 
     )
 
 
+def through_name(
+    values: CoreValues, stage: int, num_microbatches: int, forward: Floats, backward: Floats, send: Floats
+) -> RowName:
+    """The row through all stages, or the flush, that gives `values.through` of a stage, for one pipeline."""
+    p, m = len(forward), num_microbatches
+    q = p - 1 - np.arange(p)
+    hop_before = np.concatenate([[0.0], np.cumsum(send[: p - 1])])
+    turns, pacers = [], []
+    for there, back in ((forward, backward), (backward, forward)):
+        turned = np.cumsum(there + back) + 2 * hop_before + q * np.maximum.accumulate(there)
+        turn = stage + int(np.argmax(turned[stage:])) if q[stage] <= m - 2 else stage
+        turns.append(turn)
+        pacers.append(int(np.argmax(there[: turn + 1])))
+    family = "through" if q[stage] <= m - 2 else "flush"
+    last = int(values.last[stage]) if family == "through" else stage
+    return RowName(family, stage, last, turns=(turns[0], turns[1]), pacers=(pacers[0], pacers[1]))
+
+
 def row_coefficients(name: RowName, num_stages: int, num_microbatches: int, send: Floats) -> RowCoefficients:
     """Core of `name.stage` written out over f and b."""
     p, m, s = num_stages, num_microbatches, name.stage
@@ -208,6 +265,15 @@ def row_coefficients(name: RowName, num_stages: int, num_microbatches: int, send
         backward[s:] += count
         constant += count * down_constant
 
+    def add_steady() -> None:
+        """Windows down to e and plain pairs between the first backward and the last forward."""
+        nonlocal constant
+        windows, rest = divmod(m - 2 - q, name.last - s + 1)
+        for passes in (forward, backward):
+            passes[s : name.last + 1] += windows
+            passes[s] += rest
+        constant += 2 * windows * float(send[s : name.last].sum())
+
     if name.family in ("window", "mirror"):
         k, r = divmod(m - 1, q + 1)
         add_round_trips(k + 1)
@@ -215,8 +281,23 @@ def row_coefficients(name: RowName, num_stages: int, num_microbatches: int, send
     elif name.family == "work":
         forward[s] += m
         backward[s] += m
+    elif name.family in ("through", "flush"):
+        # Without the way down to s and up from it, as all rows are written.
+        paced = min(q, m - 1)
+        for there, back, turn, pacer in (
+            (forward, backward, name.turns[0], name.pacers[0]),
+            (backward, forward, name.turns[1], name.pacers[1]),
+        ):
+            if name.family == "through":
+                paced = p - 1 - turn
+                back[s : turn + 1] += 1
+                constant += float(send[s:turn].sum())
+            there[s : turn + 1] += 1
+            there[pacer] += paced
+            constant += float(send[s:turn].sum())
+        if name.family == "through":
+            add_steady()
     else:
-        windows, rest = divmod(m - 2 - q, name.last - s + 1)
         add_round_trips(int(name.wait_first) + int(name.wait_last))
         if not name.wait_first:
             forward[s] += q + 1
@@ -224,9 +305,5 @@ def row_coefficients(name: RowName, num_stages: int, num_microbatches: int, send
         if not name.wait_last:
             backward[s] += q + 1
             forward[s] += 1
-        forward[s : name.last + 1] += windows
-        backward[s : name.last + 1] += windows
-        constant += 2 * windows * float(send[s : name.last].sum())
-        forward[s] += rest
-        backward[s] += rest
+        add_steady()
     return RowCoefficients(forward, backward, constant)

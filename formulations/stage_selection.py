@@ -272,6 +272,8 @@ def add_pipeline(
         + [(var.backward[i], float(backward[i])) for i in range(p) if backward[i]]
     )
     label = f"{name.family}_{s}_{name.last}_{int(name.wait_first)}{int(name.wait_last)}_{j}"
+    if name.family in ("through", "flush"):
+        label = "_".join(str(part) for part in (label, *name.turns, *name.pacers))
     tail = float(data.reduce_tail_ms[j]) + constant
     model += var.end >= terms + var.reduction[j] + tail, f"pipeline_{label}"
 

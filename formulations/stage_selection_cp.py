@@ -22,6 +22,7 @@ Variables  n[s]      in D[s]              layers
            C[s]                           ticks from its first forward to its last backward
            R[s]                           ticks from the start of the step to the end of stage 0, as far as
                                           stages >= s force it
+           U1[s], U2[s], P1[s], P2[s]     longest passes and ways through the pipeline, as in `joint`
            T, o                           end of the last stage with its reduction; what follows
            M                              ticks of the slowest stage
 Model      min  T + o
@@ -37,9 +38,14 @@ Model      min  T + o
                 A[s] >= t[s] + d[s],  A[s] >= (q+1) F[s] + B[s],
                 Y[s] >= t[s] + d[s],  Y[s] >= (q+1) B[s] + F[s],
                 C[s] >= A[s] + Y[s] + J[s,e] W[s,e] + r[s,e] t[s]          (partial)
+                U1[s] >= F[s],  U1[s] >= U1[s-1],
+                P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
+                P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
+                T >= P1[s] + P2[s] + r[s,e] t[s] + J[s,e] W[s,e] + z[0],
+                with m - 1 for q, no B[s], J, r where m <= q + 1           (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + z[j]                 (end)
-Size       p integers of at most L values each, 7p times, 3p tables, p^2 / 2 + 10p rows.
+Size       p integers of at most L values each, 11p times, 3p tables, p^2 + 18p rows.
 Exact      as `stage_selection` is, within 1e-7 of the objective (below).
 Leaves out what `stage_selection` leaves out.
 
@@ -65,7 +71,14 @@ import numpy as np
 
 from formulations import solvers
 from formulations.options import SolveOptions
-from formulations.pipeline_constraints import PipelineTimes, add_end, add_partial, add_window, to_integer
+from formulations.pipeline_constraints import (
+    PipelineTimes,
+    add_end,
+    add_partial,
+    add_through,
+    add_window,
+    to_integer,
+)
 from formulations.stage_selection_data import (
     PipelineRow,
     StageChoice,
@@ -109,6 +122,7 @@ def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
     add_follow_up(model, ticks, var)
     add_window(to_integer(model), var.times)
     add_partial(to_integer(model), var.times)
+    add_through(to_integer(model), var.times)
     add_end(to_integer(model), var.times)
     return model, var
 
@@ -140,6 +154,8 @@ def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
             last=times("Y", horizon),
             core=times("C", horizon),
             reach=times("R", longest),
+            longest=(times("U1", horizon), times("U2", horizon)),
+            through=(times("P1", horizon), times("P2", horizon)),
             end=model.new_int_var(0, longest, "T"),
         ),
         follow=model.new_int_var(0, int(np.where(ticks.fits, ticks.follow, 0).max()), "o"),

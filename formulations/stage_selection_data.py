@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.options import Status
-from formulations.pipeline_rows import Floats, RowName, core_values, row_name, step_bound
+from formulations.pipeline_rows import Floats, RowName, core_values, row_name, step_bound, through_name
 
 ROW_TOL = 1e-7
 """Relative violation of a row below which it is not added."""
@@ -180,11 +180,17 @@ def violated_rows(
     reached = values.fill + values.core + values.drain
     claims = reached[:, None] - values.drain[None, :] + after[None, :]
     claims = np.where(np.arange(p)[None, :] <= np.arange(p)[:, None], claims, -np.inf)
+    claims = np.concatenate([claims, (values.through + after[0])[None, :]])
     found = []
     for flat in np.argsort(-claims, axis=None, kind="stable")[:limit]:
         s, j = divmod(int(flat), p)
-        if claims[s, j] > end_ms + ROW_TOL * max(end_ms, 1.0):
+        if claims[s, j] <= end_ms + ROW_TOL * max(end_ms, 1.0):
+            break
+        if s < p:
             found.append((row_name(values, s, forward, backward, data.send_ms), j))
+        else:
+            whole = through_name(values, j, data.num_microbatches, forward, backward, data.send_ms)
+            found.append((whole, 0))
     return found
 
 

@@ -65,7 +65,35 @@ def objective_in_words(data: StageSelectionData, choice: StageChoice) -> float:
         core = max(_core_rows(f, b, t, send, s, m))
         for j in range(s + 1):
             end = max(end, fill + core + sum(b[j:s]) + sum(send[j:s]) + after[j])
+        end = max(end, _through_rows(f, b, send, s, m) + after[0])
     return end + max(follow) + data.constant_ms
+
+
+def _through_rows(f: list[float], b: list[float], send: list[float], s: int, m: int) -> float:
+    """The best row (through) of stage s, or (flush), over every k, i and e."""
+    p = len(f)
+    q = p - 1 - s
+    if m <= q + 1:
+        passes = sum(f[: s + 1]) + sum(b[: s + 1]) + 2 * sum(send[:s])
+        return passes + (m - 1) * (max(f[: s + 1]) + max(b[: s + 1]))
+
+    def side(there: list[float], back: list[float]) -> float:
+        return max(
+            sum(there[: k + 1])
+            + sum(send[:k])
+            + (p - 1 - k) * there[i]
+            + sum(back[s : k + 1])
+            + sum(send[s:k])
+            for k in range(s, p)
+            for i in range(k + 1)
+        )
+
+    def between(e: int) -> float:
+        windows, rest = divmod(m - 2 - q, e - s + 1)
+        span = sum(f[s : e + 1]) + sum(b[s : e + 1]) + 2 * sum(send[s:e])
+        return windows * span + rest * (f[s] + b[s])
+
+    return side(f, b) + side(b, f) + max(between(e) for e in range(s, p))
 
 
 def _core_rows(

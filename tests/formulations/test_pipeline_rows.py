@@ -14,6 +14,7 @@ from formulations.pipeline_rows import (
     row_coefficients,
     row_name,
     step_bound,
+    through_name,
 )
 from planner.simulate.pipeline import makespan_1f1b
 
@@ -72,6 +73,8 @@ def check_against_events(rng: np.random.Generator, cases: int, p: int, m: int) -
             assert (reached[:, s] - values.drain[:, j] <= ends[:, j] * (1 + 1e-12)).all(), (p, m, s, j)
     step = (ends + after).max(axis=1)
     assert (step_bound(forward, backward, send, m, after) <= step * (1 + 1e-12)).all(), (p, m)
+    whole = values.through.max(axis=1) + after[:, 0]
+    assert (whole <= (ends[:, 0] + after[:, 0]) * (1 + 1e-12)).all(), (p, m)
 
 
 def test_no_row_exceeds_the_events_of_twenty_thousand_wild_pipelines() -> None:
@@ -99,6 +102,17 @@ def test_closed_form_that_is_usual_elsewhere_is_no_bound() -> None:
     assert float(step_bound(forward, backward, nothing, 2, nothing)) == 16.0
 
 
+def test_a_slow_stage_paces_the_warm_up_of_those_behind_it() -> None:
+    """Three stages with f = 4, 2, 1, b twice that, and four micro-batches, by hand.
+
+    Stage 1 runs F1 4-6, waits for F2, 8-10, and only then B1 10-14, though stage 2 has sent it at 9. Stage 0
+    runs B1 14-22, F4 22-26 and three more B until 50. Round trips alone say 21 + 28 = 49.
+    """
+    forward, backward, nothing = np.array([4.0, 2.0, 1.0]), np.array([8.0, 4.0, 2.0]), np.zeros(3)
+    assert float(stage_ends(forward[None], backward[None], nothing[None], 4).max()) == 50.0
+    assert float(step_bound(forward, backward, nothing, 4, nothing)) == 50.0
+
+
 def test_product_simulator_agrees_with_these_events() -> None:
     rng = np.random.default_rng(5)
     for _ in range(30):
@@ -121,7 +135,13 @@ def test_written_out_coefficients_reproduce_the_best_core_of_every_stage() -> No
             row = row_coefficients(name, p, m, send)
             value = row.forward @ forward + row.backward @ backward + row.constant
             assert value == pytest.approx(values.core[s], rel=1e-12)
-    assert seen >= {"window", "mirror", "partial"}
+            name = through_name(values, s, m, forward, backward, send)
+            seen.add(name.family)
+            row = row_coefficients(name, p, m, send)
+            value = row.forward @ forward + row.backward @ backward + row.constant
+            assert values.fill[s] + value + values.drain[s] == pytest.approx(values.through[s], rel=1e-12)
+            assert min(row.forward.min(), row.backward.min(), row.constant) >= 0
+    assert seen >= {"window", "mirror", "partial", "through", "flush"}
 
 
 def test_every_row_written_out_stays_at_or_below_the_best_core() -> None:
