@@ -76,12 +76,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Pipelines of one batch and of several numbers of stages (`planner.search.meshes`)."""
+    """Pipelines of one family of batches and of several numbers of stages (`planner.search.meshes`)."""
 
     choice: int
     stages: tuple[int, ...]
     bounds_s: tuple[float, ...]
     """Bound of each number of stages."""
+    fine: bool = False
+    """Whether they have been looked at before."""
 
 
 @dataclass(frozen=True)

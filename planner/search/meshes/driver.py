@@ -7,11 +7,12 @@ or selective recomputation on all. No context parallelism, no virtual stages, as
 pinned holds for every stage.
 
 A plan with equal degrees comes first, from the search for Megatron-LM; then pipelines of one shape a class,
-and changes to them that help. Best-first: a batch with all its numbers of stages is bounded by
-`planner.search.meshes.relaxation`, cut by the number of stages down to one, then by the first stage at which
-a pipeline differs from the best one that came up; a whole sequence becomes a program, as in
-`planner.search.driver`. Pipelines that come up are tried, and changed where that helps. Where no better plan
-turns up for long the search ends with the bound it has, and the result is no more than feasible.
+and changes to them that help. Best-first: a family of batches (`planner.search.meshes.families`) with all its
+numbers of stages is bounded by `planner.search.meshes.relaxation`, cut by the number of stages down to one,
+then by its batches, then by the first stage at which a pipeline differs from the best one that came up; a
+whole sequence becomes a program, as in `planner.search.driver`. Pipelines that come up are tried, and changed
+where that helps; now and then those of a batch are annealed (`planner.search.meshes.annealer`). Where no
+better plan turns up for long the search ends with the bound it has, and the result is no more than feasible.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from planner.data.result import Result
 from planner.search.bound_data import bound_data
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
+from planner.search.meshes.annealer import MeshAnnealer
 from planner.search.meshes.neighbours import Place, first_sequences, improve, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_lengths, list_pairs, longest_of
@@ -36,9 +38,9 @@ from planner.search.space import Pairs
 
 LOOKS = 60
 """Pipelines of one shape a class that are looked at for first plans."""
-GAP_OF_UNIFORM = 0.02
+GAP_OF_UNIFORM = 0.05
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
-SHARE_OF_UNIFORM = 0.4
+SHARE_OF_UNIFORM = 0.2
 """Share of the time limit that the search for equal degrees may take."""
 
 
@@ -98,7 +100,7 @@ class MeshSearch(Search):
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
         opener = self.make_opener()
         self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
-        lengths = list_lengths(self.pairs)
+        lengths = list_lengths(self.pairs, opener.families)
         opener.longest = longest_of(self.pairs)
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)
@@ -118,6 +120,7 @@ class MeshSearch(Search):
             self.problem, prices, self.table, self.bounds, self.frontier, self.clock, batches, self.use
         )
         self.opener = opener
+        self.annealer = MeshAnnealer(opener)
         return opener
 
     def _uniform_plans(self) -> None:
@@ -156,10 +159,12 @@ class MeshSearch(Search):
         self.improved = opener.best
 
     def _opened(self, left: int) -> None:
-        """Change what a walk has found, where that is better."""
-        if isinstance(self.opener, MeshOpener) and self.opener.best != self.improved:
-            improve(self.opener, self.tried)
-            self.improved = self.opener.best
+        """Anneal now and then, and change what has been found where that is better."""
+        if isinstance(self.opener, MeshOpener):
+            self.annealer.look(self.opened, self.bound_s)
+            if self.opener.best != self.improved:
+                improve(self.opener, self.tried)
+                self.improved = self.opener.best
         super()._opened(left)
 
     def _why_infeasible(self) -> str:

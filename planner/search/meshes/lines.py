@@ -20,20 +20,40 @@ class Terms:
     """With the sends that block it; inf where there is none."""
     forward: Floats
     after: Floats
+    """What it adds to the whole: the reduction of a first stage."""
+    follow: Floats
     """What it adds behind the pipeline."""
+    share: Floats
+    """[1, place, 1, 1] by how much that counts on a stage that is not the slowest."""
     sends: Floats
     """[1, place, shape, 1] hops beside it, where those delay the receiver."""
 
     def rows(self, kept: NDArray[np.bool_] | Ints) -> Terms:
         """Some of the rows."""
         after = self.after[kept] if len(self.after) == len(self.times) else self.after
-        return Terms(self.layers[kept], self.times[kept], self.forward[kept], after, self.sends)
+        return Terms(
+            self.layers[kept],
+            self.times[kept],
+            self.forward[kept],
+            after,
+            self.follow[kept],
+            self.share,
+            self.sends,
+        )
 
     def at(self, places: Ints, barred: Floats) -> Terms:
         """At other places, without the shapes that are barred there, [place, shape]."""
         times = self.times[:, places] + barred[None, :, :, None]
-        after, sends = self.after[:, places], self.sends[:, places]
-        return Terms(self.layers[:, places], times, self.forward[:, places], after, sends)
+        after = self.after[:, places] if self.after.shape[1] > 1 else self.after
+        return Terms(
+            self.layers[:, places],
+            times,
+            self.forward[:, places],
+            after,
+            self.follow[:, places],
+            self.share[:, places],
+            self.sends[:, places],
+        )
 
 
 class Lines:
@@ -116,5 +136,7 @@ class Lines:
             times=np.ascontiguousarray(times.swapaxes(1, 2)),
             forward=np.ascontiguousarray(forward.swapaxes(1, 2)),
             after=np.zeros((1, 1, 1, 1)),
+            follow=np.zeros((1, 1, 1, 1)),
+            share=np.zeros((1, 1, 1, 1)),
             sends=self.delay[:, places].T[None, :, :, None],
         )

@@ -10,11 +10,11 @@ import numpy as np
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.search.meshes.opener import MeshOpener
-from planner.search.meshes.shapes import Batch
+from planner.search.meshes.shapes import Batch, shape_key, shape_numbers
 
 SHAPES_OF_CLASS = 3
 """Shapes of each class that first pipelines are made of: those that do most for their chips."""
-FIRST_TRIES, MAX_TRIES = 600, 150
+FIRST_TRIES, MAX_TRIES = 150, 150
 """Changes that are tried at first, and in a later look."""
 
 Place = tuple[int, tuple[int, ...]]
@@ -36,17 +36,10 @@ def sequence_of(problem: Problem, batches: Sequence[Batch], plan: Plan) -> Place
         fits &= batch.selective in (None, kinds == {"selective"})
         if not fits:
             continue
-        index = _index(batch)
+        index = shape_numbers(batch)
         if all(key in index for key in wanted):
             return number, tuple(index[key] for key in wanted)
     return None
-
-
-def _index(batch: Batch) -> dict[tuple[int, int, int], int]:
-    return {
-        (shape.node_class, shape.tensor_parallel, shape.data_parallel): k
-        for k, shape in enumerate(batch.shapes)
-    }
 
 
 def most_stages(problem: Problem) -> int:
@@ -128,12 +121,9 @@ def _changes(opener: MeshOpener, number: int, order: tuple[int, ...]) -> Iterato
 
 def _other_batches(opener: MeshOpener, number: int, order: tuple[int, ...]) -> Iterator[Place]:
     """The same shapes with another number of sequences at a time, or another choice of what all share."""
-    keys = [
-        (shape.node_class, shape.tensor_parallel, shape.data_parallel)
-        for shape in (opener.batches[number].shapes[k] for k in order)
-    ]
+    keys = [shape_key(opener.batches[number].shapes[k]) for k in order]
     for other, batch in enumerate(opener.batches):
-        index = _index(batch)
+        index = shape_numbers(batch)
         if other != number and all(key in index for key in keys):
             yield other, tuple(index[key] for key in keys)
 

@@ -16,9 +16,10 @@ from planner.search.assemble import hosts_of_stages
 from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
-from planner.search.meshes.places import Ints, PlaceTables
+from planner.search.meshes.families import Family, list_families, make_family
+from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found, Known, relax
-from planner.search.meshes.shapes import Batch, can_be_placed, ends_match
+from planner.search.meshes.shapes import Batch, can_be_placed, ends_match, shape_key, shape_numbers
 from planner.search.meshes.tables import MeshTables
 from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
@@ -28,13 +29,15 @@ from planner.search.state import Clock, Frontier
 from planner.simulate.evaluate import evaluate_stages
 from planner.units import MS
 
-COARSE_WORK, FINE_WORK = 20_000, 200_000
+COARSE_WORK, FINE_WORK = 200_000, 200_000
 """Points times shapes times stages of one walk, at first and where that leaves a part open."""
 MOST_POINTS = 2000
 PIECES = 4
 """Into how many pieces numbers of stages are cut that stay open together."""
-FINE_HALVINGS = 3
-"""How often brackets are halved in the end."""
+COARSE_HALVINGS, FINE_HALVINGS = 1, 3
+"""How often brackets are halved, at first and in the end."""
+TRIED_MEMBERS = 2
+"""Batches of a family in which what its walks come to is tried."""
 
 
 class MeshOpener(Opener):
@@ -57,12 +60,18 @@ class MeshOpener(Opener):
         self.tables = self.meshes  # type: ignore[assignment]
         self.places = PlaceTables(problem, prices, batches)
         self.chips_of_class = [node_class.num_chips for node_class in problem.cluster.classes]
-        self.known: dict[int, Known] = {}
-        """Good prices of every batch."""
+        self.families = list_families(batches)
+        self._made: dict[int, Family] = {}
+        self.known: dict[tuple[int, bool], Known] = {}
+        """Good prices of every batch, and of every family."""
         self.longest: dict[int, int] = {}
         """Most stages of every batch."""
         self.best: tuple[float, int, tuple[int, ...]] | None = None
         """Step time, batch and shapes of the best plan that was judged here."""
+        self.best_layers: tuple[int, ...] = ()
+        """Its layers."""
+        self.promising: dict[int, tuple[Found, ...]] = {}
+        """Pipelines that the last walks of a batch came to, in the order in which batches were opened."""
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -75,24 +84,53 @@ class MeshOpener(Opener):
             super().open(bound_s, item)
 
     def _look_at_lengths(self, bound_s: float, part: Lengths) -> None:
-        """Bound some numbers of stages together, then halve them; one becomes a part of its own."""
+        """Bound some numbers of stages together, then cut them; one is bounded better, then by batches."""
         stages, known_s = np.array(part.stages), np.array(part.bounds_s)
         stages, known_s = self._open_lengths(stages, known_s)
         if not len(stages):
             return
-        found_s, found = self._relaxed(bound_s, part.choice, stages.tolist(), COARSE_WORK, 0)
+        family = self._family(part.choice)
+        work, halvings = (FINE_WORK, FINE_HALVINGS) if part.fine else (COARSE_WORK, COARSE_HALVINGS)
+        found_s, found = self._walked(
+            bound_s, (part.choice, True), family.batch, family.places, stages.tolist(), work, halvings
+        )
         if found_s.min() < self.frontier.cutoff_s:
-            self._try_found(part.choice, found)
+            self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
-        if len(part.stages) == 1:
-            for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
-                self.frontier.push(least_s, Prefix(part.choice, p, ()))
+        if len(part.stages) > 1 or not part.fine:
+            for piece in np.array_split(np.arange(len(stages)), PIECES):
+                if len(piece):
+                    bounds = tuple(float(b) for b in known_s[piece])
+                    lengths = tuple(int(p) for p in stages[piece])
+                    is_fine = len(part.stages) == 1
+                    self.frontier.push(min(bounds), Lengths(part.choice, lengths, bounds, is_fine))
             return
-        for piece in np.array_split(np.arange(len(stages)), PIECES):
-            if len(piece):
-                bounds = tuple(float(b) for b in known_s[piece])
-                lengths = tuple(int(p) for p in stages[piece])
-                self.frontier.push(min(bounds), Lengths(part.choice, lengths, bounds))
+        for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
+            for member in family.members:
+                if p <= self.longest.get(member, 0):
+                    self.frontier.push(least_s, Prefix(member, p, ()))
+
+    def _family(self, number: int) -> Family:
+        """The tables of a family, kept as parts of it come again and again."""
+        if number not in self._made:
+            members = tuple(member for member in self.families[number] if member in self.longest)
+            longest = max(self.longest[member] for member in members)
+            self._made[number] = make_family(self.places, self.batches, members, longest)
+        return self._made[number]
+
+    def _try_found_of_family(self, family: Family, found: Sequence[Found]) -> None:
+        """Try pipelines of a family in the first of its batches that has their shapes."""
+        for member in family.members[:TRIED_MEMBERS]:
+            index = shape_numbers(self.batches[member])
+            keys = [shape_key(shape) for shape in family.batch.shapes]
+            mine = [
+                (tuple(index[keys[k]] for k in order), layers)
+                for order, layers in found
+                if all(keys[k] in index for k in order)
+            ]
+            if mine:
+                self.promising[member] = tuple(mine)
+                self._try_found(member, mine)
 
     def _open_lengths(self, stages: Ints, bounds_s: Floats) -> tuple[Ints, Floats]:
         """Numbers of stages that may hold a better plan; the others are closed."""
@@ -110,10 +148,24 @@ class MeshOpener(Opener):
         halvings: int,
         allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[Floats, tuple[Found, ...]]:
-        """Bounds of some lengths [s], and pipelines that came up."""
-        batch, longest = self.batches[choice], max(lengths)
+        """Bounds of some lengths of a batch [s], and pipelines that came up."""
         places = self.places.of(choice, self.longest[choice])
-        points = int(np.clip(work // (longest * len(batch.shapes)), 1, MOST_POINTS))
+        key = choice, False
+        return self._walked(bound_s, key, self.batches[choice], places, lengths, work, halvings, allowed)
+
+    def _walked(
+        self,
+        bound_s: float,
+        key: tuple[int, bool],
+        batch: Batch,
+        places: Places,
+        lengths: Sequence[int],
+        work: int,
+        halvings: int,
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> tuple[Floats, tuple[Found, ...]]:
+        """The same of a batch, or of a family as `key` says."""
+        points = int(np.clip(work // (max(lengths) * len(batch.shapes)), 1, MOST_POINTS))
         units = count_units(batch, self.chips_of_class, points)
         cutoff_s = self._finite_cutoff_s(bound_s)
         walks = MeshWalks(
@@ -125,9 +177,9 @@ class MeshOpener(Opener):
             sends_block=not self.problem.stack.p2p_overlap,
             allowed=allowed,
         )
-        relaxed = relax(walks, cutoff_s / MS, lambda: self.clock.is_up, halvings, self.known.get(choice))
+        relaxed = relax(walks, cutoff_s / MS, lambda: self.clock.is_up, halvings, self.known.get(key))
         if relaxed.known is not None:
-            self.known[choice] = relaxed.known
+            self.known[key] = relaxed.known
         return relaxed.bound_ms * MS, relaxed.found
 
     def _try_found(self, choice: int, found: Sequence[Found]) -> None:
@@ -198,6 +250,7 @@ class MeshOpener(Opener):
         evaluation = evaluate_stages(self.problem, plan, self.prices, rows)
         if self.best is None or evaluation.step_s < self.best[0]:
             self.best = evaluation.step_s, choice, order
+            self.best_layers = stage_choice.layers
         return confirmed(plan, evaluation)
 
 

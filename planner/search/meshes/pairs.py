@@ -30,17 +30,19 @@ FARTHEST = 8.0
 """Slowest stage that is looked at, in times of the least; with a slower one m tau is bound enough."""
 
 
-def list_lengths(pairs: Pairs) -> list[tuple[float, Lengths]]:
-    """All numbers of stages of each batch together, by ascending bound."""
-    by_batch: dict[int, list[tuple[int, float]]] = {}
+def list_lengths(pairs: Pairs, families: Sequence[Sequence[int]]) -> list[tuple[float, Lengths]]:
+    """All numbers of stages of each family of batches together, by ascending bound."""
+    family_of = {batch: number for number, members in enumerate(families) for batch in members}
+    least: dict[int, dict[int, float]] = {}
     for choice, stages, bound_s in zip(
         pairs.choice.tolist(), pairs.stages.tolist(), pairs.bound_s.tolist(), strict=True
     ):
-        by_batch.setdefault(choice, []).append((stages, bound_s))
+        mine = least.setdefault(family_of[choice], {})
+        mine[stages] = min(bound_s, mine.get(stages, bound_s))
     found = []
-    for choice, members in by_batch.items():
-        numbers, bounds = zip(*sorted(members), strict=True)
-        found.append((min(bounds), Lengths(choice, numbers, bounds)))
+    for family, members in least.items():
+        numbers, bounds = zip(*sorted(members.items()), strict=True)
+        found.append((min(bounds), Lengths(family, numbers, bounds)))
     return sorted(found, key=lambda part: (part[0], part[1].choice))
 
 

@@ -27,7 +27,7 @@ class Walk:
     chips: Ints
     """[row, class] chips of it."""
     shares: Floats
-    """[row, 3] how its length grows with v, w and u."""
+    """[row, 4] how its length grows with v, w, u and z."""
     order: tuple[tuple[int, ...], ...]
     """[row] its shapes."""
     split: tuple[tuple[int, ...], ...]
@@ -39,8 +39,10 @@ class Bracket:
     """Stages of every shape and place for slowest stages between two edges."""
 
     inner: Terms
+    behind: Terms
+    """Behind the last slow one: faster than the lower edge."""
     turn: Terms
-    """As the slowest one."""
+    """As the last slow one."""
     first: Terms
     """Places are the numbers of stages that are looked at."""
     first_turn: Terms
@@ -52,15 +54,24 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Least:
-    """Least of each group of shapes, [row, place, group], with its shape and candidate."""
+    """Least of each group of shapes, and what it is the least of."""
 
     cost: Floats
-    shape: Ints
-    candidate: Ints
+    """[row, place, group]"""
+    of: Floats
+    """[row, place, shape, candidate]"""
+    members: list[Ints]
+    """[group] its shapes."""
+
+    def found(self, row: int, place: int, group: int) -> tuple[int, int]:
+        """Shape and candidate of a least."""
+        mine = self.of[row, place, self.members[group]]
+        member, candidate = divmod(int(np.argmin(mine)), mine.shape[1])
+        return int(self.members[group][member]), candidate
 
 
 DONE, SHORT, LONG, TURN = range(4)
-"""Passed once; behind a slowest stage with m <= q + 1; behind another; the slowest one."""
+"""Passed once; behind a slow stage with m <= q + 1; behind another; the last slow one itself."""
 
 
 class Path:
@@ -133,7 +144,7 @@ class Path:
         walks = self.walks
         layers = np.zeros(self.rows, dtype=np.int64)
         chips = np.zeros((self.rows, len(walks.chips_of_class)), dtype=np.int64)
-        shares = np.zeros((self.rows, 3))
+        shares = np.zeros((self.rows, 4))
         orders, splits = [], []
         for r in range(self.rows):
             i = int(np.argmin(ends[r]))
@@ -147,11 +158,11 @@ class Path:
             splits.append(tuple(split))
         return Walk(ends, layers, chips, shares, tuple(orders), tuple(splits))
 
-    def _follow(self, r: int, i: int, order: list[int], split: list[int]) -> tuple[float, float, float]:
-        """Fill in the shapes and layers of a walk; how its length grows with v, w and u."""
+    def _follow(self, r: int, i: int, order: list[int], split: list[int]) -> Floats:
+        """Fill in the shapes and layers of a walk; how its length grows with v, w, u and z."""
         m, bracket = self.walks.num_microbatches, self.bracket
         layer, behind, slowest, point = DONE, 0.0, (0.0, 0.0, 0), self.points - 1
-        before, even = 0.0, 0.0
+        before, even, own, spread = 0.0, 0.0, 0.0, 0.0
         length = int(self.walks.lengths[i])
         for q in range(length - 1, -1, -1):
             at_first = q == length - 1
@@ -160,17 +171,20 @@ class Path:
             assert kept is not None and turn is not None
             turned, group = self._pick(r, q, layer, place, point, kept, turn)
             least = turn if turned else kept
-            terms = (bracket.first, bracket.first_turn) if at_first else (bracket.inner, bracket.turn)
-            chosen = terms[int(turned)]
-            shape = int(least.shape[r, place, group])
-            entry = r, place, shape, int(least.candidate[r, place, group])
+            if at_first:
+                chosen = bracket.first_turn if turned else bracket.first
+            else:
+                chosen = bracket.turn if turned else bracket.inner if layer == DONE else bracket.behind
+            shape, candidate = least.found(r, place, group)
+            entry = r, place, shape, candidate
             order.append(shape)
             split.append(int(chosen.layers[entry]))
-            time = float(chosen.times[entry])
+            time, follow = float(chosen.times[entry]), float(chosen.follow[entry])
+            spread += float(chosen.share[0, place, 0, 0]) * follow
             if turned:
                 layer = LONG if q <= m - 2 else SHORT
                 forward = float(chosen.forward[entry])
-                slowest = forward, time - forward, min(q, m - 1)
+                slowest, own = (forward, time - forward, min(q, m - 1)), follow
             elif layer != DONE:
                 behind += time
             else:
@@ -178,7 +192,8 @@ class Path:
             even += time * (self.walks.even[q] if self.walks.even is not None else 0.0)
             point = int(self.source[point, group])
         forward, backward, waits = slowest
-        v, w, u = self.shares[r]
+        v, w, u, _ = self.shares[r]
         first, second = behind - waits * forward, behind - waits * backward
         row = before + m * (forward + backward) + v * first + w * second
-        return (1 - u) * first, (1 - u) * second, even - row if self.walks.even is not None else 0.0
+        evened = even - row if self.walks.even is not None else 0.0
+        return np.array([(1 - u) * first, (1 - u) * second, evened, own - spread])

@@ -25,15 +25,17 @@ from planner.search.meshes.path import Bracket, Walk
 from planner.search.meshes.walks import MeshWalks
 from planner.search.relaxation import PASSES
 
-ROUNDS = 24
+ROUNDS = 40
 """Rounds of prices on one set of brackets."""
-LEAST_GAIN, PATIENCE = 0.1, 6
+LEAST_GAIN, PATIENCE = 0.1, 12
 """Share of the way to the cutoff that some rounds must make good, and how many."""
-FIRST_WAITS = (1.0, 0.3, 0.0), (1.0, 1.0, 0.0)
-"""v, w and u at first, in long pipelines and in short ones."""
+SHARES = 4
+"""Weights that are raised beside prices: v, w, u and z of `planner.search.meshes.walks`."""
+FIRST_WAITS = (1.0, 0.3, 0.0, 0.0), (1.0, 1.0, 0.0, 0.0)
+"""Those weights at first, in long pipelines and in short ones."""
 LONG_PIPELINE = 2
 """Micro-batches over stages below which a pipeline is long."""
-COARSE, FINE = 1.03, 1.002
+COARSE, FINE = 1.06, 1.002
 """Ratio of the edges of a bracket, at first and at last."""
 MAX_BRACKETS = 24
 BISECTIONS = 20
@@ -48,7 +50,7 @@ Found = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Known:
-    """Prices by the upper edge of their bracket, v, w and u not scaled."""
+    """Prices by the upper edge of their bracket, weights not scaled."""
 
     high_ms: Floats
     prices: Floats
@@ -58,7 +60,7 @@ class Known:
         """Prices of other brackets: those of the nearest edge."""
         nearest = np.abs(self.high_ms[None, :] - high_ms[:, None]).argmin(axis=1)
         prices: Floats = self.prices[nearest].copy()
-        prices[:, -3:] *= waits[:, None]
+        prices[:, -SHARES:] *= waits[:, None]
         return prices
 
 
@@ -125,7 +127,7 @@ def relax(
 
 
 class _Rows:
-    """Brackets that are open, and their prices: of a layer, of the chips of each class, and v, w and u.
+    """Brackets that are open, and their prices: of a layer, of the chips of each class, and weights.
 
     All are scaled to the size of the first.
     """
@@ -146,9 +148,9 @@ class _Rows:
         mark, stale = -np.inf, 0
         for turn in range(ROUNDS):
             ascent.prices[:, 1:] = np.maximum(ascent.prices[:, 1:], 0.0)
-            ascent.prices[:, -3:] = np.minimum(ascent.prices[:, -3:], self.waits[:, None])
-            mu, price = ascent.prices[:, 0], ascent.prices[:, 1:-3] * self.chips
-            walk = walks.shortest(self.bracket, mu, price, ascent.prices[:, -3:] / self.waits[:, None])
+            ascent.prices[:, -SHARES:] = np.minimum(ascent.prices[:, -SHARES:], self.waits[:, None])
+            mu, price = ascent.prices[:, 0], ascent.prices[:, 1:-SHARES] * self.chips
+            walk = walks.shortest(self.bracket, mu, price, ascent.prices[:, -SHARES:] / self.waits[:, None])
             paid = mu * walks.num_layers - price @ walks.chips_of_class
             value = walk.length + paid[:, None]
             self.proven = np.maximum(self.proven, value)
@@ -175,7 +177,7 @@ class _Rows:
         """The best prices of all brackets, the closed ones too."""
         prices = self.best.copy()
         prices[self.left] = self.ascent.best_at
-        prices[:, -3:] /= wait_scale(self.walks, high)[:, None]
+        prices[:, -SHARES:] /= wait_scale(self.walks, high)[:, None]
         return Known(high, prices, self.walks.units.exact)
 
     def _keep(self, is_open: np.ndarray) -> None:
@@ -236,7 +238,7 @@ def chip_scale(walks: MeshWalks) -> Floats:
 
 
 def wait_scale(walks: MeshWalks, high: Floats) -> Floats:
-    """What v, w and u of 1 count as prices, [bracket]: the time of all stages over their layers."""
+    """What weights of 1 count as prices, [bracket]: the time of all stages over their layers."""
     scale: Floats = high * walks.longest / walks.num_layers
     return scale
 
@@ -252,8 +254,8 @@ def first_prices(walks: MeshWalks, high: Floats, cutoff_ms: float) -> Floats:
     held = cap.astype(np.float64)
     times = line.sooner[np.arange(len(batch.num_chips)), middle, cap]
     chips, classes = batch.num_chips, batch.node_class
-    prices = np.zeros((len(high), 4 + len(walks.chips_of_class)))
-    prices[:, -3:] = wait_scale(walks, high)[:, None] * np.array(
+    prices = np.zeros((len(high), 1 + SHARES + len(walks.chips_of_class)))
+    prices[:, -SHARES:] = wait_scale(walks, high)[:, None] * np.array(
         FIRST_WAITS[int(m >= LONG_PIPELINE * walks.longest)]
     )
     for r in range(len(high)):

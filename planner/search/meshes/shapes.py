@@ -97,6 +97,16 @@ def list_batches(problem: Problem, table: DegreeTable, prices: Prices) -> tuple[
     return tuple(batches)
 
 
+def shape_key(shape: StageShape) -> tuple[int, int, int]:
+    """What tells the shapes of a batch apart: class, tensor and data parallelism."""
+    return shape.node_class, shape.tensor_parallel, shape.data_parallel
+
+
+def shape_numbers(batch: Batch) -> dict[tuple[int, int, int], int]:
+    """Number of each shape of a batch by its key."""
+    return {shape_key(shape): k for k, shape in enumerate(batch.shapes)}
+
+
 def _recompute_modes(problem: Problem, prices: Prices) -> list[bool]:
     """Whether core attention may be recomputed on all stages, as well as on none."""
     saves = prices.layer_activation_selective_bytes < prices.layer_activation_bytes

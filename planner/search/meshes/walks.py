@@ -1,7 +1,8 @@
 """The cheapest pipeline of free shapes, of any length at once, for prices on layers, chips and waits.
 
-Let s be the slowest stage, M its time, a <= M <= b, q = p - 1 - s the stages behind it, t = f + b the time
-of a stage, and d the time from s down to the last stage and back. For any v, w in [0, 1]
+Let the slowest stage take between alpha and beta, s be the last stage that takes no less than alpha, so that
+those behind it take less and those before it at most beta, q = p - 1 - s the stages behind it, t = f + b the
+time of a stage, and d the time from s down to the last stage and back. For any v, w in [0, 1]
 
     (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + m t[s] + v (d - q f[s]) + w (d - q b[s]) + sends
 
@@ -15,10 +16,10 @@ up to 1 (v = w = 1, or (m - 1) max(f, b) where m <= q + 1):
     (even)    T >= sum_i (x[i] (m - q[i]) + sum_{s>i} x[s] + 2 sum_{s<i} x[s]) t[i] + sends
 
 and T is at least 1 - u of the row of s and u of this one, u in [0, 1]. The reduction of stage 0 adds to all
-of it, and of what follows the pipeline each stage adds 1 / P where P is the most stages looked at, the
-first stage what is left of 1, since the largest is no less than any sum with weights that add up to 1 or
-less. A hop takes at least what either of its stages must pay for any; where sends block, that lengthens the
-passes of both.
+of it. Of what follows the pipeline the largest counts, which is no less than any sum with weights that add
+up to 1: s adds z in [0, 1], and of the rest each stage 1 / P, where P is the most stages looked at, the first
+stage what is left. A hop takes at least what either of its stages must pay for any; where sends block, that
+lengthens the passes of both.
 
 No term depends on the number of stages, only on q and on which stage is first. So walks go from the last
 stage to the first, and what they reach after p stages bounds pipelines of p, for every p at once. With a
@@ -32,7 +33,7 @@ divides all g, no price on chips is needed.
 
 For one shape and place the time of n layers is bounded below by two lines that meet where recomputation
 begins, the second steeper, and what follows by a tangent, as it is convex: the least over n then lies at
-the fewest layers, at the bend, or at the most that b allows. First stages are looked at with every n where
+the fewest layers, at the bend, or at the most that beta allows. First stages are looked at with every n where
 lengths are few, else with their reduction bounded below by its least.
 """
 
@@ -56,6 +57,8 @@ TINY = 1e-12
 """In the place of no share, so that what is barred stays infinite."""
 FEW = 2
 """Numbers of stages up to which first stages are looked at with every number of layers."""
+FEW_CANDIDATES = 4
+"""Numbers of layers up to which they are held against each other one by one."""
 
 
 class MeshWalks:
@@ -91,58 +94,65 @@ class MeshWalks:
         self.inner = Lines(places.inner, places.hop_ms[:, None], sides, sends_block=sends_block)
         one = (sides > 1).astype(np.float64)
         self.first = Lines(places.first, places.hop_ms[:, None], one, sends_block=sends_block)
-        groups = int(units.group.max()) + 1
-        self.members = [np.flatnonzero(units.group == g) for g in range(groups)]
+        self.members = [np.flatnonzero(units.group == g) for g in range(int(units.group.max()) + 1)]
+        self.by_group = np.concatenate(self.members)
+        self.group_starts = np.cumsum([0, *(len(one) for one in self.members)])[:-1]
 
     def bracket(self, low_ms: Floats, high_ms: Floats) -> Bracket:
-        """Stages where the slowest one lies between two edges, arrays [row]."""
+        """Stages where the slowest one takes a time between two edges, arrays [row]."""
         low, high = low_ms * (1 - BOUND_TOL), high_ms * (1 + BOUND_TOL)
         all_places = np.arange(self.places.num_places)
         usual = self.num_layers / self.longest
         inner, turn = self.inner.terms(low, high, all_places, usual)
+        behind, _ = self.inner.terms(low, low_ms * (1 + BOUND_TOL), all_places, usual)
         weight = np.full(len(all_places), 1 / self.longest)
-        inner, turn = (
-            self._followed(terms, self.inner, all_places, weight, usual) for terms in (inner, turn)
+        inner, behind, turn = (
+            self._followed(terms, self.inner, all_places, weight, usual) for terms in (inner, behind, turn)
         )
         at = self.place[self.lengths - 1]
         rest = 1 - (self.lengths - 1) / self.longest
         if len(self.lengths) <= FEW:
             first, first_turn = self.first.every_term(low, high, at)
-            after = self.first.follow[:, at] * rest[None, :, None] + self.first.reduce[:, at]
-            after = after.swapaxes(0, 1)[None]
-            first, first_turn = (replace(terms, after=terms.after + after) for terms in (first, first_turn))
+            after = self.first.reduce[:, at].swapaxes(0, 1)[None]
+            follow = np.broadcast_to(self.first.follow[:, at].swapaxes(0, 1)[None], first.times.shape)
+            share = rest[None, :, None, None]
+            first, first_turn = (
+                replace(terms, after=after, follow=follow, share=share) for terms in (first, first_turn)
+            )
         else:
             first, first_turn = self.first.terms(low, high, at, usual)
             least = self.first.reduce[:, at, 1:].min(axis=2).T[None, :, :, None]
             first, first_turn = (
-                self._followed(replace(terms, after=terms.after + least), self.first, at, rest, usual)
+                self._followed(replace(terms, after=least), self.first, at, rest, usual)
                 for terms in (first, first_turn)
             )
         if self.allowed is not None:
             barred = np.where(self.allowed[::-1], 0.0, np.inf)
-            inner, turn = (terms.at(self.place, barred) for terms in (inner, turn))
+            inner, behind, turn = (terms.at(self.place, barred) for terms in (inner, behind, turn))
             last = np.zeros(1, dtype=np.int64)
             first, first_turn = (terms.at(last, barred[-1:]) for terms in (first, first_turn))
-        return Bracket(inner, turn, first, first_turn)
+        return Bracket(inner, behind, turn, first, first_turn)
 
-    def _followed(self, terms: Terms, lines: Lines, places: Ints, weight: Floats, usual: float) -> Terms:
-        """With a share of what follows the pipeline on the stage, by its tangent, [place]."""
+    def _followed(self, terms: Terms, lines: Lines, places: Ints, share: Floats, usual: float) -> Terms:
+        """With what follows the pipeline on the stage, by its tangent, and its share, [place]."""
         base, slope = lines.tangent(usual)
         follow = base[:, places].T[None, :, :, None] + slope[:, places].T[None, :, :, None] * terms.layers
-        return replace(terms, after=terms.after + weight[None, :, None, None] * follow)
+        return replace(terms, follow=follow, share=share[None, :, None, None])
 
     def shortest(self, bracket: Bracket, mu: Floats, price: Floats, shares: Floats) -> Walk:
-        """Shortest walks; `price` is [row, class] of a chip, `shares` [row, 3] are v, w and u."""
+        """Shortest walks; `price` is [row, class] of a chip, `shares` [row, 4] are v, w, u and z."""
+        own = np.clip(shares[:, 3], 0.0, 1.0)[:, None, None, None]
         waits, other = shares[:, :2], np.clip(shares[:, 2], TINY, 1 - TINY)[:, None, None, None]
         paid = (price[:, self.batch.node_class] * self.batch.num_chips)[:, None, :, None]
         m = self.num_microbatches
         short = waits / np.maximum(waits.sum(axis=1, keepdims=True), 1.0)
         long_factor, short_factor = waits.sum(axis=1), short.sum(axis=1)
 
-        def least(cost: Floats, terms: Terms, behind: Ints) -> Least:
+        def least(cost: Floats, terms: Terms, behind: Ints, slowest: float = 0.0) -> Least:
             if self.even is not None:
                 even = self.even[behind][None, :, None, None]
                 cost = (1 - other) * cost + other * (even * terms.times + terms.sends)
+            cost = cost + ((1 - own) * terms.share + slowest * own) * terms.follow
             return self._least(cost + terms.after - mu[:, None, None, None] * terms.layers + paid)
 
         def kept(terms: Terms, passes: Floats, behind: Ints) -> Least:
@@ -155,33 +165,32 @@ class MeshWalks:
             q = np.minimum(behind, m - 1)[None, :, None, None]
             # f and b of a stage: the second follows from the whole time.
             cost = (m - q * w) * terms.times + q * (w - v) * terms.forward
-            return least(cost + np.minimum(v + w, 1.0) * terms.sends, terms, behind)
+            return least(cost + np.minimum(v + w, 1.0) * terms.sends, terms, behind, 1.0)
 
         places, at_first = np.arange(bracket.inner.times.shape[1]), self.lengths - 1
         ones = np.ones(len(mu))
         inner = [
             kept(bracket.inner, ones, places),
-            kept(bracket.inner, short_factor, places) if self.longest >= m else None,
-            kept(bracket.inner, long_factor, places),
+            kept(bracket.behind, short_factor, places) if self.longest >= m else None,
+            kept(bracket.behind, long_factor, places),
             turned(bracket.turn, places),
         ]
         first = [kept(bracket.first, ones, at_first), turned(bracket.first_turn, at_first)]
         return Path(self, bracket, inner, first, shares).walk()
 
     def _least(self, cost: Floats) -> Least:
-        candidate = np.argmin(cost, axis=3)
-        least = cost.min(axis=3)
-        best, shapes = [], []
-        for members in self.members:
-            if len(members) == 1:
-                best.append(least[:, :, members[0]])
-                shapes.append(np.full(best[-1].shape, members[0]))
-            else:
-                mine = least[:, :, members]
-                best.append(mine.min(axis=2))
-                shapes.append(members[np.argmin(mine, axis=2)])
-        shape = np.stack(shapes, axis=2)
-        return Least(np.stack(best, axis=2), shape, np.take_along_axis(candidate, shape, axis=2))
+        best = least_candidate(cost)[:, :, self.by_group]
+        return Least(np.minimum.reduceat(best, self.group_starts, axis=2), cost, self.members)
+
+
+def least_candidate(cost: Floats) -> Floats:
+    """Least over the last axis; a few candidates are faster held against each other."""
+    if cost.shape[-1] > FEW_CANDIDATES:
+        return np.asarray(cost.min(axis=-1))
+    least = cost[..., 0]
+    for c in range(1, cost.shape[-1]):
+        least = np.minimum(least, cost[..., c])
+    return least
 
 
 def even_passes(num_stages: int, num_microbatches: int, longer: float) -> Floats:

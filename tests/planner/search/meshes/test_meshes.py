@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulations.stage_selection_tables import least_recompute, with_least_recompute
+from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner import api
 from planner.data.load import build_problem
 from planner.data.options import Options
@@ -15,8 +15,10 @@ from planner.report.targets import cost_in_words
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import config_violations
 from planner.search.meshes import driver
+from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.driver import MeshSearch
+from planner.search.meshes.neighbours import first_sequences
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.units import count_units
@@ -146,8 +148,75 @@ def test_no_pipeline_undercuts_the_bound_of_its_part(seed: int, pipelines: int) 
                     found_s, _ = opener._relaxed(0.0, number, lengths, work, 1, shapes)
                     bound_s = float(found_s[lengths.index(p)])
                     assert bound_s <= value_s * (1 + 1e-9), (number, order, lengths, work)
+        family = next(f for f, members in enumerate(opener.families) if number in members)
+        joined = opener._family(family)
+        for lengths in ([p], list(range(1, joined.places.first.times_ms.shape[1] + 1))[: p + 2]):
+            opener.incumbent.step_s = value_s * (1 + 1e-6)
+            found_s, _ = opener._walked(0.0, (family, True), joined.batch, joined.places, lengths, 20_000, 1)
+            assert float(found_s[lengths.index(p)]) <= value_s * (1 + 1e-9), (number, order, lengths)
         if tried == pipelines:
             break
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_annealed_pipelines_are_valued_as_their_rows_or_more(seed: int) -> None:
+    """Filled up at the front, and infinite just where the hosts or the memory do not hold them."""
+    problem = random_problem(seed, most_layers=12, num_classes=2 + seed % 2).model_copy(
+        update={"target": "flagscale"}
+    )
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
+    rng = np.random.default_rng(seed)
+    held = 0
+    for _ in range(400):
+        number = int(rng.choice(list(opener.longest)))
+        batch, most = opener.batches[number], opener.longest[number]
+        layers = problem.model.num_layers
+        p = int(rng.integers(1, min(most, layers, 4) + 1))
+        order = tuple(int(k) for k in rng.integers(0, len(batch.shapes), p))
+        cuts = sorted(rng.choice(np.arange(1, layers), p - 1, replace=False))
+        split = np.array(opener.whole_layers(number, order, (1,) * p) or np.diff([0, *cuts, layers]))
+        times = mesh_times(problem, opener.prices, batch, opener.places.of(number, most), most)
+        filled = np.full((1, most), NOTHING), np.zeros((1, most), dtype=np.int64)
+        filled[0][0, most - p :], filled[1][0, most - p :] = order, split
+        value = float(times.values_ms(*filled)[0])
+        data = opener.meshes.data(number, order)
+        rows = float(objectives_ms(data, least_recompute(data), split, spans=False))
+        if not opener.is_allowed(number, order) or not np.isfinite(rows):
+            assert value == np.inf, (number, order)
+            continue
+        held += 1
+        assert value >= rows * (1 - 1e-9) and value <= 1.5 * rows
+        if held == 10:
+            break
+    assert held
+
+
+def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
+    problem = problem_of(global_batch_size=32)
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
+    number = max(opener.longest, key=lambda one: len(opener.batches[one].shapes))
+    batch, most = opener.batches[number], opener.longest[number]
+    start = next(
+        (order, opener.whole_layers(number, order, (1,) * len(order)))
+        for of, order in first_sequences(opener, 400)
+        if of == number
+    )
+    times = mesh_times(problem, opener.prices, batch, opener.places.of(number, most), most)
+
+    def value(order: tuple[int, ...], layers: tuple[int, ...]) -> float:
+        free = most - len(order)
+        filled = np.array([(NOTHING,) * free + order]), np.array([(0,) * free + layers])
+        return float(times.values_ms(*filled)[0])
+
+    assert start[1] is not None
+    found = anneal(times, [start], 0, lambda: False)  # type: ignore[list-item]
+    assert value(*found[0]) < value(*start)  # type: ignore[arg-type]
+    assert found == anneal(times, [start], 0, lambda: False)  # type: ignore[list-item]
+    assert all(sum(layers) == problem.model.num_layers for _, layers in found)
 
 
 def random_pipeline(

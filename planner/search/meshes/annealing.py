@@ -1,0 +1,295 @@
+"""Better pipelines of free shapes, by changing many at once in small random steps.
+
+As `planner.search.annealing` for orders of classes; here a walker is a pipeline of one batch of any length,
+the shape of every stage with its layers. A change swaps two stages, moves one along, gives one or all
+stages of one shape another shape, cuts one in two, joins two, hands over a layer. Shorter pipelines are
+filled up at the front with stages that hold nothing and take no time: their forwards are over at once, so
+that nothing behind them waits, and places count from the last stage.
+
+Whatever comes of it the referee judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.pipeline_rows import step_bound
+from planner.cost.prices import Floats, Prices
+from planner.cost.resharding import hop_between_s
+from planner.data.problem import Problem
+from planner.search.annealing import LOOK_AT_CLOCK, MOST_ORDERS, WALKERS
+from planner.search.degrees import allowed_stages
+from planner.search.meshes.places import Ints, Places
+from planner.search.meshes.shapes import Batch, ends_match
+from planner.search.relaxation import Found
+from planner.simulate.alternating import alternating_stage_ends_s
+from planner.units import MS
+
+Bools = NDArray[np.bool_]
+
+STEPS = 500
+WARMTH = 0.01
+"""Loss that the first step keeps with probability 1/e, relative to the step time; it cools to nothing."""
+FOLLOW_EVERY = 100
+"""Steps after which the last quarter of the walkers goes on from where the first quarter is."""
+MOST_WAVES = 48
+"""Micro-batches and stages up to which a pipeline is valued by its events, which costs more with each."""
+NOTHING = -1
+"""Shape of a stage that is not there."""
+LAYER, SHAPE, SHAPES, SWAP, SHIFT, CUT, JOIN = range(7)
+"""A layer moves; a stage gets another shape; all of a shape do; two change places; one moves along; one
+becomes two; two become one."""
+SHARES = (0.3, 0.2, 0.05, 0.15, 0.1, 0.1, 0.1)
+"""How often a change is of each kind."""
+AND_A_LAYER = 0.5
+"""How often a layer moves beside a change of another kind."""
+OF_ITS_CLASS = 0.7
+"""How often a new shape is of the class that the stage is on."""
+
+
+@dataclass(frozen=True)
+class MeshTimes:
+    """Values pipelines of one batch, many at once."""
+
+    forward_ms: Floats
+    """[inner or first, shape, place, n]"""
+    backward_ms: Floats
+    """The same; inf where n layers do not fit."""
+    reduce_ms: Floats
+    follow_ms: Floats
+    constant_ms: tuple[float, float]
+    send_ms: Floats
+    """[shape from, shape to] over the network."""
+    inside_ms: Floats
+    """[shape from, shape to] within a host."""
+    match: Bools
+    """[shape, shape] whether the two can be first and last stage."""
+    lengths: Bools
+    """[number of stages] whether there may be so many."""
+    chips: Ints
+    """[shape]"""
+    tensor: Ints
+    """[shape] chips that share a layer."""
+    node_class: Ints
+    """[shape]"""
+    per_node: Ints
+    """[shape] chips of a host."""
+    nodes: Ints
+    """[class]"""
+    num_microbatches: int
+    sends_block: bool
+
+    def values_ms(self, order: Ints, layers: Ints) -> Floats:
+        """Step times, [walker, stage] -> [walker]; inf where one does not fit the chips or the hosts."""
+        stages = order.shape[1]
+        real = order != NOTHING
+        count = real.sum(axis=1)
+        shape = np.maximum(order, 0)
+        place = np.broadcast_to(
+            np.minimum(np.arange(stages)[::-1], self.forward_ms.shape[2] - 1), order.shape
+        )
+        first = (np.arange(stages) == (stages - count)[:, None]).astype(np.int64)
+        at = first, shape, place, layers
+        forward, backward = self.forward_ms[at], self.backward_ms[at]
+        fits, hops = self._laid(order, shape, real)
+        head = np.take_along_axis(shape, np.minimum(stages - count, stages - 1)[:, None], axis=1)[:, 0]
+        fits &= self.lengths[count] & self.match[head, shape[:, -1]]
+        fits &= (np.isfinite(backward) & (layers > 0) | ~real).all(axis=1)
+        if self.sends_block:
+            forward = forward + hops
+            backward = backward.copy()
+            backward[:, 1:] += hops[:, :-1]
+            hops = np.zeros_like(hops)
+        usable = real & fits[:, None]
+        forward, backward = (np.where(usable, times, 0.0) for times in (forward, backward))
+        after = np.where(usable, self.reduce_ms[at], 0.0)
+        m = self.num_microbatches
+        if m + stages <= MOST_WAVES:
+            end = (alternating_stage_ends_s(forward, backward, hops, m) + after).max(axis=1)
+        else:
+            end = step_bound(forward, backward, hops, m, after, spans=False)
+        follow = np.where(usable, self.follow_ms[at], 0.0).max(axis=1)
+        values = end + follow + np.array(self.constant_ms)[(count > 1).astype(np.int64)]
+        return np.where(fits, values, np.inf)
+
+    def _laid(self, order: Ints, shape: Ints, real: Bools) -> tuple[Bools, Floats]:
+        """Whether the hosts hold whole tensor-parallel groups, and the hops, [walker, stage]."""
+        stages = np.arange(order.shape[1])
+        node_class = np.where(real, self.node_class[shape], NOTHING)
+        chips = np.where(real, self.chips[shape], 0)
+        starts = np.ones(order.shape, dtype=np.bool_)
+        starts[:, 1:] = node_class[:, 1:] != node_class[:, :-1]
+        begun = np.maximum.accumulate(np.where(starts, stages, 0), axis=1)
+        before = np.cumsum(chips, axis=1) - chips
+        offset = before - np.take_along_axis(before, begun, axis=1)
+        per_node = self.per_node[shape]
+        ends = np.ones(order.shape, dtype=np.bool_)
+        ends[:, :-1] = starts[:, 1:]
+        hosts = np.where(ends & real, -(-(offset + chips) // per_node), 0)
+        used = np.stack([np.where(node_class == c, hosts, 0).sum(axis=1) for c in range(len(self.nodes))])
+        fits: Bools = np.asarray((used <= self.nodes[:, None]).all(axis=0))
+        fits &= np.asarray((offset % self.tensor[shape] == 0).all(axis=1))
+        host, last = offset // per_node, (offset + chips - 1) // per_node
+        alone = host == last
+        inside = alone[:, :-1] & alone[:, 1:] & ~starts[:, 1:] & (host[:, :-1] == host[:, 1:])
+        hops = np.zeros(order.shape)
+        here, there = shape[:, :-1], shape[:, 1:]
+        hops[:, :-1] = np.where(inside, self.inside_ms[here, there], self.send_ms[here, there])
+        hops[:, :-1] = np.where(real[:, :-1], hops[:, :-1], 0.0)
+        return fits, hops
+
+
+def mesh_times(problem: Problem, prices: Prices, batch: Batch, places: Places, longest: int) -> MeshTimes:
+    """What values the pipelines of a batch of up to so many stages."""
+    classes = problem.cluster.classes
+    n = np.arange(places.inner.times_ms.shape[2])
+    tables = places.inner, places.first
+    forward = np.stack([one.forward_ms[:, :, None] * n + one.base_forward_ms[:, :, None] for one in tables])
+    lengths = np.zeros(longest + 1, dtype=np.bool_)
+    lengths[allowed_stages(problem.options, longest)] = True
+    hops = [
+        np.array([[hop_between_s(problem, prices, a, b, inside) for b in batch.shapes] for a in batch.shapes])
+        for inside in (False, True)
+    ]
+    return MeshTimes(
+        forward_ms=forward,
+        backward_ms=np.stack([one.times_ms for one in tables]) - forward,
+        reduce_ms=np.stack([one.reduce_ms for one in tables]),
+        follow_ms=np.stack([one.follow_ms for one in tables]),
+        constant_ms=places.constant_ms,
+        send_ms=hops[0] / MS,
+        inside_ms=hops[1] / MS,
+        match=np.array(
+            [
+                [ends_match(problem, batch, a, b) for b in range(len(batch.shapes))]
+                for a in range(len(batch.shapes))
+            ]
+        ),
+        lengths=lengths,
+        chips=batch.num_chips,
+        tensor=np.array([shape.tensor_parallel for shape in batch.shapes]),
+        node_class=batch.node_class,
+        per_node=np.array([classes[c].chips_per_node for c in batch.node_class.tolist()]),
+        nodes=np.array([one.num_nodes for one in classes]),
+        num_microbatches=batch.num_microbatches,
+        sends_block=not problem.stack.p2p_overlap,
+    )
+
+
+def anneal(
+    times: MeshTimes,
+    starts: Sequence[Found],
+    seed: int,
+    is_up: Callable[[], bool],
+    steps: int = STEPS,
+) -> list[Found]:
+    """The best pipelines met with their layers, the best first.
+
+    Parameters
+    ----------
+    starts
+        Pipelines with layers that add up, to begin with.
+    """
+    random = np.random.default_rng(seed)
+    longest = len(times.lengths) - 1
+    order = np.full((WALKERS, longest), NOTHING, dtype=np.int64)
+    layers = np.zeros((WALKERS, longest), dtype=np.int64)
+    for walker in range(WALKERS):
+        begun, split = starts[walker % len(starts)]
+        order[walker, longest - len(begun) :], layers[walker, longest - len(begun) :] = begun, split
+    value = times.values_ms(order, layers)
+    best_order, best_layers, best = order.copy(), layers.copy(), value.copy()
+    draw = _Draw(times)
+    for step in range(steps):
+        if step % LOOK_AT_CLOCK == 0 and is_up():
+            break
+        new_order, new_layers = draw.changed(order, layers, random)
+        new = times.values_ms(new_order, new_layers)
+        least = best.min()
+        warmth = WARMTH * (1 - step / steps) ** 2 * (least if np.isfinite(least) else 1.0)
+        kept = new <= value - warmth * np.log1p(-random.random(len(value)))
+        order = np.where(kept[:, None], new_order, order)
+        layers = np.where(kept[:, None], new_layers, layers)
+        value = np.where(kept, new, value)
+        better = value < best
+        best_order[better], best_layers[better] = order[better], layers[better]
+        best = np.where(better, value, best)
+        if step % FOLLOW_EVERY == FOLLOW_EVERY - 1:
+            rank = np.argsort(value, kind="stable")
+            ahead, behind = rank[: WALKERS // 4], rank[-(WALKERS // 4) :]
+            order[behind], layers[behind], value[behind] = order[ahead], layers[ahead], value[ahead]
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for walker in np.argsort(best, kind="stable").tolist():
+        if np.isfinite(best[walker]):
+            real = best_order[walker] != NOTHING
+            split = tuple(best_layers[walker][real].tolist())
+            found.setdefault(tuple(best_order[walker][real].tolist()), split)
+    return list(found.items())[:MOST_ORDERS]
+
+
+class _Draw:
+    """Random changes of pipelines."""
+
+    def __init__(self, times: MeshTimes) -> None:
+        self.node_class = times.node_class
+        num_classes = len(times.nodes)
+        self.of_class = [np.flatnonzero(times.node_class == c) for c in range(num_classes)]
+        width = max(len(found) for found in self.of_class)
+        self.table = np.zeros((num_classes, width), dtype=np.int64)
+        self.sizes = np.array([len(found) for found in self.of_class])
+        for c, found in enumerate(self.of_class):
+            self.table[c, : len(found)] = found
+
+    def changed(self, order: Ints, layers: Ints, random: np.random.Generator) -> tuple[Ints, Ints]:
+        """Every walker after one random change."""
+        walkers, stages = order.shape
+        rows = np.arange(walkers)
+        order, layers = order.copy(), layers.copy()
+        real = order != NOTHING
+        count = real.sum(axis=1)
+        front = stages - count
+        kind = random.choice(len(SHARES), size=walkers, p=SHARES)
+        one, other, giver, taker = front + (random.random((4, walkers)) * count).astype(np.int64)
+        is_cut = np.asarray((kind == CUT) & (front > 0) & (layers[rows, one] > 1))
+        is_join = np.asarray((kind == JOIN) & (one < stages - 1))
+        here = order[rows, one]
+        new = self._shape(here, random)
+        turns = np.asarray((kind == SHAPE) | is_cut | is_join)
+        many = np.asarray(kind == SHAPES)[:, None] & np.asarray(order == here[:, None])
+        order = np.where(many, new[:, None], order)
+        order[rows[turns], one[turns]] = new[turns]
+        place = np.broadcast_to(np.arange(stages), order.shape).astype(np.float64)
+        swaps, shifts = np.asarray(kind == SWAP), np.asarray(kind == SHIFT)
+        place[rows[swaps], one[swaps]], place[rows[swaps], other[swaps]] = other[swaps], one[swaps]
+        place[rows[shifts], one[shifts]] = other[shifts] + np.where(other > one, 0.5, -0.5)[shifts]
+        # The stage that a cut adds comes out of the first place, which holds none.
+        cut, at = rows[is_cut], one[is_cut]
+        order[cut, 0] = new[is_cut]
+        layers[cut, 0] = layers[cut, at] // 2
+        layers[cut, at] -= layers[cut, 0]
+        place[cut, 0] = at + 0.5
+        joined, at = rows[is_join], one[is_join]
+        layers[joined, at] += layers[joined, at + 1]
+        order[joined, at + 1], layers[joined, at + 1], place[joined, at + 1] = NOTHING, 0, -1.0
+        hands = (kind == LAYER) | (random.random(walkers) < AND_A_LAYER)
+        hands &= (layers[rows, giver] > 1) & (order[rows, taker] != NOTHING)
+        layers[rows[hands], giver[hands]] -= 1
+        layers[rows[hands], taker[hands]] += 1
+        source = np.argsort(place, axis=1, kind="stable")
+        return np.take_along_axis(order, source, axis=1), np.take_along_axis(layers, source, axis=1)
+
+    def _shape(self, here: Ints, random: np.random.Generator) -> Ints:
+        """Another shape, mostly of the same class."""
+        used = np.flatnonzero(self.sizes)
+        node_class = np.where(
+            random.random(len(here)) < OF_ITS_CLASS,
+            self.node_class[here],
+            used[random.integers(len(used), size=len(here))],
+        )
+        pick = (random.random(len(here)) * self.sizes[node_class]).astype(np.int64)
+        chosen: Ints = self.table[node_class, pick]
+        return chosen
