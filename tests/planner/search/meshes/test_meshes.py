@@ -158,7 +158,7 @@ def test_no_pipeline_undercuts_the_bound_of_its_part(seed: int, pipelines: int) 
             break
 
 
-@pytest.mark.parametrize("seed", [2, 5])
+@pytest.mark.parametrize("seed", [2, 3])
 def test_annealed_pipelines_are_valued_as_their_rows_or_more(seed: int) -> None:
     """Filled up at the front, and infinite just where the hosts or the memory do not hold them."""
     problem = random_problem(seed, most_layers=12, num_classes=2 + seed % 2).model_copy(
