@@ -96,6 +96,9 @@ def _show(
     problem: Problem, plan: Plan, *, as_json: bool, read_back: read_megatron.ReadBack | None = None
 ) -> ExitCode:
     evaluation = api.predict(problem, plan)
+    if read_back is not None:
+        violations = (*evaluation.violations, *read_back.refusals)
+        evaluation = evaluation.model_copy(update={"violations": violations})
     if as_json:
         data = {"schema": "hetplan/evaluation/v1", **evaluation.model_dump(mode="json")}
         if read_back is not None:

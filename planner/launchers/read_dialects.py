@@ -117,6 +117,7 @@ def _old_recomputation(values: Values) -> None:
     if method is not None or switches:
         values.setdefault("--recompute-granularity", ("full",))
         values.setdefault("--recompute-method", method or ("uniform",))
+        values.setdefault("--recompute-num-layers", ("1",))
 
 
 def _old_fp8(values: Values) -> None:

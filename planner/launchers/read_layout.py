@@ -112,7 +112,12 @@ def _by_pattern(flags: Flags, p: int) -> list[list[int]]:
 def _by_numbers(flags: Flags, p: int) -> list[list[int]]:
     """Even stages, or first and last with counts of their own, each cut into chunks."""
     layers = flags.number("--num-layers")
+    accounted = [flag for flag in _ACCOUNT if flag in flags]
     if any(flag in flags for flag in _ENDS):
+        if accounted:
+            raise InstanceError(
+                f"{accounted[0]} with counts of first or last stage: give one or the other", flags.where
+            )
         of_stage = _with_own_ends(flags, p, layers, _ENDS)
     else:
         embedding, loss = (flag in flags for flag in _ACCOUNT)
@@ -159,5 +164,11 @@ def _chunks(flags: Flags, layers_a_stage: int) -> int:
     if by_count in flags:
         return flags.number(by_count)
     if by_layers in flags:
-        return max(1, layers_a_stage // flags.number(by_layers))
+        each = flags.number(by_layers)
+        if each < 1 or layers_a_stage % each:
+            raise InstanceError(
+                f"{by_layers} {each}: {layers_a_stage} layers of a stage do not split so; take a divisor",
+                flags.where,
+            )
+        return layers_a_stage // each
     return 1

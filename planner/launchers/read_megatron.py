@@ -19,6 +19,7 @@ from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing
 from planner.launchers.read_layout import prediction_stage
 from planner.launchers.read_model import read_model
+from planner.launchers.read_refusals import refusals_of
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
 from planner.launchers.read_warnings import warnings_of
@@ -54,6 +55,8 @@ class ReadBack:
     """What the script does not say, and what was taken in its place."""
     warnings: tuple[str, ...] = field(default=())
     """Traps that it walks into, and that no number of the prediction shows."""
+    refusals: tuple[str, ...] = field(default=())
+    """Flags that contradict one another, so that Megatron-LM stops at them."""
 
 
 def read_script(
@@ -210,7 +213,12 @@ def assemble(
     )
     unknown = dict.fromkeys(flag for line in lines.values() for flag in line.unknown)
     return ReadBack(
-        problem, plan, tuple(unknown), tuple(dict.fromkeys(notes)), warnings_of(problem, plan, flags)
+        problem,
+        plan,
+        tuple(unknown),
+        tuple(dict.fromkeys(notes)),
+        warnings_of(problem, plan, flags),
+        tuple(dict.fromkeys(said for line in lines.values() for said in refusals_of(line))),
     )
 
 
@@ -226,7 +234,9 @@ def plan_fields(
     """
     selective = next((line for line in lines if is_selective(line)), None)
     return {
-        "sequence_parallel": "--sequence-parallel" in flags,
+        # On one tensor rank Megatron-LM switches it off.
+        "sequence_parallel": "--sequence-parallel" in flags
+        and flags.number("--tensor-model-parallel-size", 1) > 1,
         "dp_mode": _dp_mode(flags),
         "recompute_modules": None if selective is None else read_recompute_modules(selective, stack, notes),
         "rank_order": "tp-cp-ep-pp-dp" if "--use-tp-pp-dp-mapping" in flags else "tp-cp-ep-dp-pp",

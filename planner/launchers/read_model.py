@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from planner.data.catalog import names
+from planner.data.explain import explained
 from planner.data.load import load_model
 from planner.data.model_spec import HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
 from planner.errors import InstanceError
@@ -39,6 +42,14 @@ def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
     shipped = _shipped(flags)
     if shipped is not None:
         return shipped
+    try:
+        return _as_stated(flags, hybrid, notes)
+    except ValidationError as error:
+        raise explained(ModelSpec, error, flags.where) from None
+
+
+def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> ModelSpec:
+    """The network that the flags of its shape describe."""
     moe = _experts(flags, notes)
     hidden, heads = flags.number("--hidden-size"), flags.number("--num-attention-heads")
     fields: dict[str, Any] = {

@@ -29,6 +29,7 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
         *_mask_of_loader(problem, flags),
         *_expert_tensor_parallel(problem, plan, flags),
         *unpriced(flags),
+        *_recomputed_layers(flags),
     ]
     copied = kv_heads_are_not_copied(problem, plan, "0.15")
     return (*found, copied) if copied is not None else tuple(found)
@@ -72,6 +73,13 @@ def _mask_of_loader(problem: Problem, flags: Flags) -> Iterator[str]:
             f"sequences of {problem.workload.seq_length} tokens: the data loader makes a mask of "
             f"{mask_bytes / GIB:.0f} GiB for each and may crash; add --no-create-attention-mask-in-dataloader"
         )
+
+
+def _recomputed_layers(flags: Flags) -> Iterator[str]:
+    """A number of layers that newer releases want."""
+    whole = flags.text("--recompute-granularity", "none") == "full"
+    if whole and flags.number("--recompute-num-layers", 0) < 1:
+        yield "--recompute-granularity full without --recompute-num-layers, which Megatron-LM wants: 1 taken"
 
 
 def _expert_tensor_parallel(problem: Problem, plan: Plan, flags: Flags) -> Iterator[str]:

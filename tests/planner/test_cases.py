@@ -558,6 +558,73 @@ def test_every_node_starts_as_many_processes_as_it_has_chips(tmp_path: Path) -> 
     assert [line.rpartition("=")[2] for line in hostfile.split("\n") if line] == ["8", "2"]
 
 
+VIRTUAL = "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes", "said"),
+    [
+        # Each is refused by Megatron-LM core 0.19.2, whose parser was shown these very words.
+        ("--recompute-granularity full", {}, "add uniform or block"),
+        ("--recompute-granularity selective --recompute-method uniform", {}, "leave it out"),
+        ("--recompute-granularity selective --recompute-modules attn_core", {}, "no such module"),
+        ("--recompute-granularity selective --recompute-modules moe_act", EXPERTS, "moe-grouped-gemm"),
+        ("--overlap-param-gather --overlap-grad-reduce", {}, "without --use-distributed-optimizer"),
+        ("--use-distributed-optimizer --overlap-param-gather", {}, "without --overlap-grad-reduce"),
+        ("--tensor-model-parallel-size 2 --tp-comm-overlap", {}, "without --sequence-parallel"),
+        ("--moe-pad-expert-input-to-capacity", EXPERTS, "up to which it pads"),
+        ("--moe-shared-expert-overlap", EXPERTS, "take alltoall or flex"),
+        (
+            "--overlap-moe-expert-parallel-comm --pipeline-model-parallel-size 2",
+            EXPERTS,
+            "needs virtual ones",
+        ),
+        (
+            VIRTUAL + "--overlap-moe-expert-parallel-comm --recompute-granularity full "
+            "--recompute-method uniform --recompute-num-layers 1",
+            EXPERTS,
+            "whole layers recomputed",
+        ),
+        (VIRTUAL + "--no-overlap-p2p-communication", {}, "on 2 pipeline ranks"),
+        (VIRTUAL + "--num-layers-per-virtual-pipeline-stage 8", {}, "give one of them"),
+        ("--fp16", {}, "takes one of them"),
+        ("", {"max_position_embeddings": 1024}, "is below --seq-length"),
+    ],
+)
+def test_flags_that_contradict_one_another_are_refused(flags: str, sizes: dict[str, Any], said: str) -> None:
+    (refusal,) = read(flags=flags, **sizes).refusals
+    assert said in refusal
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes", "said"),
+    [
+        ("", EXPERTS | {"moe_router_topk": 9}, "top_k 9 exceeds num_experts 8"),
+        ("--group-query-attention --num-query-groups 3", {}, "must be a multiple of num_query_groups 3"),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3",
+            {},
+            "8 layers of a stage do not split so",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --account-for-loss-in-pipeline-split "
+            "--decoder-first-pipeline-num-layers 4",
+            {},
+            "give one or the other",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_one_message(flags: str, sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InstanceError, match=said):
+        read(flags=flags, **sizes)
+
+
+def test_sequence_parallelism_on_one_tensor_rank_is_off() -> None:
+    # As Megatron-LM's parser switches it off, with a warning.
+    back = read(flags="--sequence-parallel")
+    assert not back.plan.sequence_parallel and evaluate(back.problem, back.plan).violations == ()
+
+
 def test_adapters_of_two_makers_are_warned_of() -> None:
     # NVIDIA/nccl#1526: Mellanox on one node, Broadcom on the other; it ran, then stalled.
     back = read("nccl-1526-mixed-hca", "--tensor-model-parallel-size 8")

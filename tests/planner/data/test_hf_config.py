@@ -147,7 +147,7 @@ ARGUMENTS = (
 )
 
 
-def test_a_script_that_trains_another_model_is_refused(
+def test_a_script_that_trains_another_model_or_contradicts_itself_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # THUDM/slime#1240: layers, widths or tied embeddings differed, and the wrong model trained in silence.
@@ -167,3 +167,6 @@ def test_a_script_that_trains_another_model_is_refused(
     assert "num_layers 30, not 32; tied_embeddings True, not False" in said
     arguments.write_text(ARGUMENTS.replace("30", "32", 1) + " --untie-embeddings-and-output-weights")
     assert main(asked) == ExitCode.PLAN
+    arguments.write_text(arguments.read_text() + " --overlap-param-gather")
+    assert main(asked) == ExitCode.INFEASIBLE
+    assert "without --use-distributed-optimizer" in " ".join(capsys.readouterr().out.split())

@@ -36,7 +36,7 @@ def assert_reads_back(problem: Problem, plan: Plan, target: TargetName, folder: 
     assert back.problem.workload == problem.workload
     assert back.problem.stack == problem.stack
     assert total_parameters(back.problem.model) == total_parameters(problem.model)
-    assert back.unknown_flags == ()
+    assert back.unknown_flags == () and back.refusals == ()
 
 
 def with_degrees_by_stage(seed: int) -> plans.Case:
