@@ -13,6 +13,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError
 from planner.launchers import read_megatron
+from planner.launchers.read_back import ReadBack
 from planner.launchers.read_launch import read_launch
 from planner.launchers.same_model import differences
 
@@ -70,7 +71,7 @@ def run_from(
     return code
 
 
-def _check_model(back: read_megatron.ReadBack, name: str) -> None:
+def _check_model(back: ReadBack, name: str) -> None:
     """Stop where a script trains another model than it should."""
     found = back.problem.model
     stated = not any(note.startswith("vocabulary of") for note in back.notes)
@@ -92,9 +93,7 @@ def _plan_command(problem: Problem, cluster: str, target: TargetName) -> str:
     )
 
 
-def _show(
-    problem: Problem, plan: Plan, *, as_json: bool, read_back: read_megatron.ReadBack | None = None
-) -> ExitCode:
+def _show(problem: Problem, plan: Plan, *, as_json: bool, read_back: ReadBack | None = None) -> ExitCode:
     evaluation = api.predict(problem, plan)
     if read_back is not None:
         violations = (*evaluation.violations, *read_back.refusals)
@@ -121,7 +120,7 @@ def _show(
     return ExitCode.INFEASIBLE if evaluation.violations else ExitCode.PLAN
 
 
-def _in_words(read_back: read_megatron.ReadBack) -> list[str]:
+def _in_words(read_back: ReadBack) -> list[str]:
     """Traps of the script, what it does not say, and what we do not know of it."""
     lines = [f"warning      {warning}" for warning in read_back.warnings]
     lines += [f"assumed      {note}" for note in read_back.notes]

@@ -19,8 +19,9 @@ from planner.data.cluster import Cluster
 from planner.data.plan import Plan, Recompute, Stage
 from planner.data.problem import Problem
 from planner.errors import InstanceError
+from planner.launchers.read_back import ReadBack
 from planner.launchers.read_flags import Flags
-from planner.launchers.read_megatron import ReadBack, assemble, host_names, plan_fields, read_problem
+from planner.launchers.read_megatron import assemble, host_names, plan_fields, read_problem
 from planner.launchers.read_stages import recomputation, stage_on
 from planner.launchers.read_warnings import warnings_of
 from planner.rules.flagscale_config import (

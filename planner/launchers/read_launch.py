@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.data.cluster import Cluster
+from planner.launchers.read_back import ReadBack
 from planner.launchers.read_flagscale import read_flagscale
-from planner.launchers.read_megatron import ReadBack, read_script
+from planner.launchers.read_megatron import read_script
 
 
 def read_launch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from planner.data.problem import Problem, TargetName
 from planner.data.stack import SoftwareStack
 from planner.errors import InstanceError
 from planner.launchers.megatron_arguments import GROUP_SIZE
+from planner.launchers.read_back import ReadBack
 from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing
 from planner.launchers.read_layout import prediction_stage
@@ -22,7 +23,7 @@ from planner.launchers.read_model import read_model
 from planner.launchers.read_refusals import refusals_of
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
-from planner.launchers.read_warnings import warnings_of
+from planner.launchers.read_warnings import device_connections, warnings_of
 from planner.launchers.run_script import NodeStart, arguments_of_rank, run_as_nodes
 
 MAY_DIFFER = frozenset(
@@ -39,24 +40,6 @@ MAY_DIFFER = frozenset(
 
 _STRATEGIES: dict[str, DpMode] = {"no_shard": "ddp", "optim": "distopt", "optim_grads": "zero2"}
 """What Megatron-FSDP shards, by its names; anything else is all of it."""
-
-
-@dataclass(frozen=True)
-class ReadBack:
-    """What a script turned out to be."""
-
-    problem: Problem
-    """Model, batch, precision and software of the script, on the cluster."""
-    plan: Plan
-    """Its decisions."""
-    unknown_flags: tuple[str, ...] = ()
-    """Flags that we know nothing of, so that the prediction leaves them out."""
-    notes: tuple[str, ...] = field(default=())
-    """What the script does not say, and what was taken in its place."""
-    warnings: tuple[str, ...] = field(default=())
-    """Traps that it walks into, and that no number of the prediction shows."""
-    refusals: tuple[str, ...] = field(default=())
-    """Flags that contradict one another, so that Megatron-LM stops at them."""
 
 
 def read_script(
@@ -100,7 +83,12 @@ def read_script(
             ranks.append(arguments_of_rank(start, len(ranks), str(path)))
             hosts.append(node)
     back = assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt", target)
-    return replace(back, notes=tuple(dict.fromkeys((*notes, *back.notes))))
+    connections = {start.connections for start, _ in started}
+    return replace(
+        back,
+        notes=tuple(dict.fromkeys((*notes, *back.notes))),
+        warnings=(*back.warnings, *device_connections(back.problem, back.plan, connections)),
+    )
 
 
 def _chips_of_nodes(cluster: Cluster) -> list[int]:

@@ -5,7 +5,7 @@ Each is a public report on Megatron-LM; the sentence says what happens, and what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -33,6 +33,24 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
     ]
     copied = kv_heads_are_not_copied(problem, plan, "0.15")
     return (*found, copied) if copied is not None else tuple(found)
+
+
+def device_connections(problem: Problem, plan: Plan, found: Collection[str]) -> Iterator[str]:
+    """An order of kernels that tensor and context parallelism count on, on chips before Blackwell.
+
+    Parameters
+    ----------
+    found
+        Values of CUDA_DEVICE_MAX_CONNECTIONS that processes are started with.
+    """
+    chips = [problem.chips[chip] for stage in plan.stages for _, chip, _ in stage.places]
+    ordered = any(chip.backend == "cuda" and (chip.compute_capability or 0) < 10 for chip in chips)
+    splits = plan.tensor_parallel > 1 or plan.context_parallel > 1
+    if ordered and splits and plan.dp_mode in ("ddp", "distopt") and set(found) != {"1"}:
+        yield (
+            "CUDA_DEVICE_MAX_CONNECTIONS is not 1, without which Megatron-LM does not start with tensor or "
+            "context parallelism on chips before Blackwell; export it, unless the container does"
+        )
 
 
 def _interleaving_groups(plan: Plan) -> Iterator[str]:

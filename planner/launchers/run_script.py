@@ -45,6 +45,8 @@ class NodeStart:
     """Words that follow it."""
     by: str = ""
     """Name of the launcher."""
+    connections: str = "1"
+    """CUDA_DEVICE_MAX_CONNECTIONS of the processes."""
 
     @property
     def num_nodes(self) -> int | None:
@@ -224,7 +226,9 @@ def _started(call: Call) -> NodeStart | None:
     ]
     for position, word in enumerate(words):
         if _TRAINER.search(word):
-            return NodeStart(_options(words[:position]), word, tuple(words[position + 1 :]), words[0])
+            return NodeStart(
+                _options(words[:position]), word, tuple(words[position + 1 :]), words[0], call.connections
+            )
     return None
 
 

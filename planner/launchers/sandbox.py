@@ -42,6 +42,8 @@ class Call:
     """Its name and words."""
     goes_on: bool
     """Whether it went on to something that is written down as well."""
+    connections: str
+    """CUDA_DEVICE_MAX_CONNECTIONS of its environment."""
 
 
 def make_sandbox(folder: Path, beside: Path | None = None) -> None:
@@ -72,7 +74,7 @@ def make_sandbox(folder: Path, beside: Path | None = None) -> None:
 def calls_of(folder: Path) -> list[Call]:
     """What was written down, in order."""
     lines = [json.loads(line) for line in (folder / "record").read_text().splitlines()]
-    return [Call(tuple(line["words"]), line["goes_on"]) for line in lines]
+    return [Call(tuple(line["words"]), line["goes_on"], line["connections"]) for line in lines]
 
 
 def run_inside(

@@ -21,7 +21,8 @@ from planner.errors import InstanceError
 from planner.launchers.directory import export_plan
 from planner.launchers.megatron_arguments import pipeline_layout
 from planner.launchers.megatron_hybrid import hybrid_pattern
-from planner.launchers.read_megatron import ReadBack, read_arguments
+from planner.launchers.read_back import ReadBack
+from planner.launchers.read_megatron import read_arguments
 from planner.report import words
 from planner.rules import experts, sequence, tensor
 from planner.rules.versions import version_violations

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InstanceError
+from planner.launchers.read_back import ReadBack
 from planner.launchers.read_dialects import expert_pattern
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_launch import read_launch
 from planner.launchers.read_layout import layer_counts
-from planner.launchers.read_megatron import ReadBack, read_arguments, read_script
+from planner.launchers.read_megatron import read_arguments, read_script
 from planner.launchers.read_model import layers_with_experts
 
 MODEL = (
@@ -260,3 +261,23 @@ srun --wait=60 bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $ENTRY {MODEL}" 2>
 def test_what_only_another_site_has_is_passed_over(tmp_path: Path) -> None:
     back = read_script(written(tmp_path, OF_ANOTHER_SITE), "2x8 h100-sxm-80gb")
     assert back.plan.world_size == 16
+
+
+@pytest.mark.parametrize(
+    ("setting", "degree", "chip", "warned"),
+    [
+        ("", 2, "h100-sxm-80gb", True),
+        ("export CUDA_DEVICE_MAX_CONNECTIONS=32", 2, "h100-sxm-80gb", True),
+        ("export CUDA_DEVICE_MAX_CONNECTIONS=1", 2, "h100-sxm-80gb", False),
+        ("", 1, "h100-sxm-80gb", False),
+        ("", 2, "b200-180gb", False),
+    ],
+)
+def test_a_missing_order_of_kernels_is_warned_of(
+    setting: str, degree: int, chip: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    words = f"{MODEL} --tensor-model-parallel-size {degree}"
+    text = f"{setting}\ntorchrun --nproc-per-node 8 pretrain_gpt.py {words}\n"
+    back = read_script(written(tmp_path, text), f"1x8 {chip}")
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in " ".join(back.warnings)) == warned
