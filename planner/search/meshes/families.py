@@ -9,12 +9,13 @@ any place and for any number of layers. With the better one in its place no row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.cost.prices import Floats
+from planner.cost.resharding import StageShape
 from planner.search.meshes.places import Ints, Places, PlaceTables, Stages
 from planner.search.meshes.shapes import Batch, shape_key
 
@@ -44,34 +45,35 @@ def list_families(batches: Sequence[Batch]) -> tuple[tuple[int, ...], ...]:
 
 
 def make_family(
-    tables: PlaceTables, batches: Sequence[Batch], members: tuple[int, ...], longest: int
-) -> Family:
-    """The tables of some batches put together, for pipelines of up to so many stages."""
-    all_places = [tables.of(member, longest) for member in members]
-    shapes = [shape for member in members for shape in batches[member].shapes]
-    joined = Places(
-        inner=_joined([places.inner for places in all_places]),
-        first=_joined([places.first for places in all_places]),
-        hop_ms=np.concatenate([places.hop_ms for places in all_places]),
-        constant_ms=(
-            min(places.constant_ms[0] for places in all_places),
-            min(places.constant_ms[1] for places in all_places),
-        ),
-    )
-    keys: dict[tuple[int, int, int], list[int]] = {}
-    for k, shape in enumerate(shapes):
-        keys.setdefault(shape_key(shape), []).append(k)
-    places = _least(joined, list(keys.values()))
-    batch = replace(batches[members[0]], shapes=tuple(shapes[same[0]] for same in keys.values()))
-    kept = _unbeaten(batch, places)
-    return Family(
-        members, replace(batch, shapes=tuple(batch.shapes[k] for k in kept.tolist())), _some(places, kept)
-    )
-
-
-def _joined(parts: Sequence[Stages]) -> Stages:
-    names = vars(parts[0])
-    return Stages(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    tables: PlaceTables,
+    batches: Sequence[Batch],
+    members: tuple[int, ...],
+    longest: int,
+    is_up: Callable[[], bool],
+) -> Family | None:
+    """Tables of some batches as one, for pipelines of up to so many stages; None where time is up."""
+    shapes: dict[tuple[int, int, int], StageShape] = {}
+    for member in members:
+        for shape in batches[member].shapes:
+            shapes.setdefault(shape_key(shape), shape)
+    number = {key: k for k, key in enumerate(shapes)}
+    inner, first = _Least(len(shapes)), _Least(len(shapes))
+    hop_ms, constant_ms = np.full(len(shapes), np.inf), np.full(2, np.inf)
+    for member in members:
+        if is_up():
+            return None
+        # One at a time: the tables of all members together would take gigabytes.
+        places = tables.make(member, longest)
+        rows = np.array([number[shape_key(shape)] for shape in batches[member].shapes])
+        inner.take(rows, places.inner)
+        first.take(rows, places.first)
+        hop_ms[rows] = np.minimum(hop_ms[rows], places.hop_ms)
+        constant_ms = np.minimum(constant_ms, places.constant_ms)
+    joined = Places(inner.stages(), first.stages(), hop_ms, (float(constant_ms[0]), float(constant_ms[1])))
+    batch = replace(batches[members[0]], shapes=tuple(shapes.values()))
+    kept = _unbeaten(batch, joined)
+    batch = replace(batch, shapes=tuple(batch.shapes[k] for k in kept.tolist()))
+    return Family(members, batch, _some(joined, kept))
 
 
 def _some(places: Places, kept: Ints) -> Places:
@@ -83,28 +85,35 @@ def _some(places: Places, kept: Ints) -> Places:
     return replace(places, inner=inner, first=first, hop_ms=places.hop_ms[kept])
 
 
-def _least(places: Places, groups: Sequence[Sequence[int]]) -> Places:
-    """Each group of shapes as one, with the least of every table; recomputation begins where it last may."""
+class _Least:
+    """The least of every table by shape; recomputation begins where it last may."""
 
-    def of(values: Floats) -> Floats:
-        return np.stack([values[group[0]] if len(group) == 1 else values[group].min(0) for group in groups])
+    def __init__(self, num_shapes: int) -> None:
+        self._num_shapes = num_shapes
+        self._tables: dict[str, Floats] = {}
 
-    def stages_of(stages: Stages) -> Stages:
+    def take(self, rows: Ints, stages: Stages) -> None:
+        """Take the tables of some shapes."""
         n = np.arange(stages.times_ms.shape[2])
-        forward, base = of(stages.forward_ms), of(stages.base_forward_ms)
-        backward = of(stages.times_ms - passes(stages.forward_ms, stages.base_forward_ms, n))
-        return Stages(
-            times_ms=backward + passes(forward, base, n),
-            forward_ms=forward,
-            base_forward_ms=base,
-            follow_ms=of(stages.follow_ms),
-            plain=np.stack([stages.plain[group].max(axis=0) for group in groups]),
-            reduce_ms=of(stages.reduce_ms),
-        )
+        forward = passes(stages.forward_ms, stages.base_forward_ms, n)
+        values = vars(stages) | {"times_ms": stages.times_ms - forward, "plain": -stages.plain}
+        for name, table in values.items():
+            if name not in self._tables:
+                self._tables[name] = np.full((self._num_shapes, *table.shape[1:]), np.inf)
+            self._tables[name][rows] = np.minimum(self._tables[name][rows], table)
 
-    return replace(
-        places, inner=stages_of(places.inner), first=stages_of(places.first), hop_ms=of(places.hop_ms)
-    )
+    def stages(self) -> Stages:
+        """What has been taken, as one."""
+        least = self._tables
+        n = np.arange(least["times_ms"].shape[2])
+        return Stages(
+            times_ms=least["times_ms"] + passes(least["forward_ms"], least["base_forward_ms"], n),
+            forward_ms=least["forward_ms"],
+            base_forward_ms=least["base_forward_ms"],
+            follow_ms=least["follow_ms"],
+            plain=(-least["plain"]).astype(np.int64),
+            reduce_ms=least["reduce_ms"],
+        )
 
 
 def passes(layer_ms: Floats, base_ms: Floats, n: Ints) -> Floats:

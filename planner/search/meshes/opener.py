@@ -89,7 +89,10 @@ class MeshOpener(Opener):
         stages, known_s = self._open_lengths(stages, known_s)
         if not len(stages):
             return
-        family = self._family(part.choice)
+        family = self.family(part.choice)
+        if family is None:
+            self.frontier.push(bound_s, part)
+            return
         work, halvings = (FINE_WORK, FINE_HALVINGS) if part.fine else (COARSE_WORK, COARSE_HALVINGS)
         found_s, found = self._walked(
             bound_s, (part.choice, True), family.batch, family.places, stages.tolist(), work, halvings
@@ -110,12 +113,15 @@ class MeshOpener(Opener):
                 if p <= self.longest.get(member, 0):
                     self.frontier.push(least_s, Prefix(member, p, ()))
 
-    def _family(self, number: int) -> Family:
-        """The tables of a family, kept as parts of it come again and again."""
+    def family(self, number: int) -> Family | None:
+        """The tables of a family, kept as parts of it come again and again; None where time is up."""
         if number not in self._made:
             members = tuple(member for member in self.families[number] if member in self.longest)
             longest = max(self.longest[member] for member in members)
-            self._made[number] = make_family(self.places, self.batches, members, longest)
+            made = make_family(self.places, self.batches, members, longest, lambda: self.clock.is_up)
+            if made is None:
+                return None
+            self._made[number] = made
         return self._made[number]
 
     def _try_found_of_family(self, family: Family, found: Sequence[Found]) -> None:

@@ -67,9 +67,10 @@ class PlaceTables:
 
     def __init__(self, problem: Problem, prices: Prices, batches: Sequence[Batch]) -> None:
         self.problem, self.prices, self.batches = problem, prices, batches
-        self.of = lru_cache(maxsize=32)(self._of)
+        self.of = lru_cache(maxsize=8)(self.make)
 
-    def _of(self, choice: int, longest: int) -> Places:
+    def make(self, choice: int, longest: int) -> Places:
+        """Tables of a batch for pipelines of up to so many stages."""
         batch = self.batches[choice]
         count = min(longest, max(batch.num_microbatches, 2))
         held = np.minimum(np.arange(1, count + 1), batch.num_microbatches)

@@ -7,6 +7,7 @@ import pytest
 
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner import api
+from planner.cost.resharding import hop_between_s
 from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
@@ -22,6 +23,7 @@ from planner.search.meshes.neighbours import first_sequences
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.units import count_units
+from planner.units import MS
 from tests.random_problems import random_problem
 
 
@@ -149,7 +151,8 @@ def test_no_pipeline_undercuts_the_bound_of_its_part(seed: int, pipelines: int) 
                     bound_s = float(found_s[lengths.index(p)])
                     assert bound_s <= value_s * (1 + 1e-9), (number, order, lengths, work)
         family = next(f for f, members in enumerate(opener.families) if number in members)
-        joined = opener._family(family)
+        joined = opener.family(family)
+        assert joined is not None
         for lengths in ([p], list(range(1, joined.places.first.times_ms.shape[1] + 1))[: p + 2]):
             opener.incumbent.step_s = value_s * (1 + 1e-6)
             found_s, _ = opener._walked(0.0, (family, True), joined.batch, joined.places, lengths, 20_000, 1)
@@ -178,6 +181,10 @@ def test_annealed_pipelines_are_valued_as_their_rows_or_more(seed: int) -> None:
         cuts = sorted(rng.choice(np.arange(1, layers), p - 1, replace=False))
         split = np.array(opener.whole_layers(number, order, (1,) * p) or np.diff([0, *cuts, layers]))
         times = mesh_times(problem, opener.prices, batch, opener.places.of(number, most), most)
+        a, b = (batch.shapes[k] for k in (order[0], order[-1]))
+        hop_ms = [hop_between_s(problem, opener.prices, a, b, inside) / MS for inside in (False, True)]
+        both = times.send_ms[order[0], order[-1]], times.inside_ms[order[0], order[-1]]
+        assert both == pytest.approx(hop_ms, rel=1e-12)
         filled = np.full((1, most), NOTHING), np.zeros((1, most), dtype=np.int64)
         filled[0][0, most - p :], filled[1][0, most - p :] = order, split
         value = float(times.values_ms(*filled)[0])
@@ -213,9 +220,9 @@ def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
         return float(times.values_ms(*filled)[0])
 
     assert start[1] is not None
-    found = anneal(times, [start], 0, lambda: False)  # type: ignore[list-item]
+    found = anneal(times, [start], 0, lambda: False, 150)  # type: ignore[list-item]
     assert value(*found[0]) < value(*start)  # type: ignore[arg-type]
-    assert found == anneal(times, [start], 0, lambda: False)  # type: ignore[list-item]
+    assert found == anneal(times, [start], 0, lambda: False, 150)  # type: ignore[list-item]
     assert all(sum(layers) == problem.model.num_layers for _, layers in found)
 
 
