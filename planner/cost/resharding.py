@@ -86,6 +86,22 @@ def hop_between_s(
     return float(hop) + (more * message_latency_s(problem, a, b) if more else 0.0)
 
 
+def hops_between_s(problem: Problem, prices: Prices, shapes: Sequence[StageShape]) -> tuple[Floats, Floats]:
+    """`hop_between_s` of every pair of shapes, [from, to]: over the network, and inside one host."""
+    choice = np.array([shape.choice for shape in shapes])
+    place = np.array([shape.node_class for shape in shapes])
+    here, there = place[:, None], place[None, :]
+    messages = np.array([[num_messages(a, b) for b in shapes] for a in shapes]) - 1.0
+    classes = range(len(problem.cluster.classes))
+    latency = np.array([[message_latency_s(problem, a, b) for b in classes] for a in classes])
+    sends = np.maximum(
+        prices.send_s[choice[:, None], here, there], prices.send_s[choice[None, :], here, there]
+    )
+    alone = prices.send_inside_s[choice, place]
+    inside = np.maximum(alone[:, None], alone[None, :]) + messages * INSIDE_LATENCY_S
+    return sends + messages * latency[here, there], inside
+
+
 def mesh_hops_s(problem: Problem, prices: Prices, shapes: Sequence[StageShape]) -> Floats:
     """Time of each hop s -> s + 1, array [stage] in seconds; the last leads back to the first stage."""
     hops = np.zeros(len(shapes))

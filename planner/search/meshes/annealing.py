@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from formulations.pipeline_rows import step_bound
 from planner.cost.prices import Floats, Prices
-from planner.cost.resharding import hop_between_s
+from planner.cost.resharding import hops_between_s
 from planner.data.problem import Problem
 from planner.search.annealing import LOOK_AT_CLOCK, MOST_ORDERS, WALKERS
 from planner.search.degrees import allowed_stages
@@ -151,18 +151,15 @@ def mesh_times(problem: Problem, prices: Prices, batch: Batch, places: Places, l
     forward = np.stack([one.forward_ms[:, :, None] * n + one.base_forward_ms[:, :, None] for one in tables])
     lengths = np.zeros(longest + 1, dtype=np.bool_)
     lengths[allowed_stages(problem.options, longest)] = True
-    hops = [
-        np.array([[hop_between_s(problem, prices, a, b, inside) for b in batch.shapes] for a in batch.shapes])
-        for inside in (False, True)
-    ]
+    send_s, inside_s = hops_between_s(problem, prices, batch.shapes)
     return MeshTimes(
         forward_ms=forward,
         backward_ms=np.stack([one.times_ms for one in tables]) - forward,
         reduce_ms=np.stack([one.reduce_ms for one in tables]),
         follow_ms=np.stack([one.follow_ms for one in tables]),
         constant_ms=places.constant_ms,
-        send_ms=hops[0] / MS,
-        inside_ms=hops[1] / MS,
+        send_ms=send_s / MS,
+        inside_ms=inside_s / MS,
         match=np.array(
             [
                 [ends_match(problem, batch, a, b) for b in range(len(batch.shapes))]
