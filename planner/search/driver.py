@@ -127,13 +127,13 @@ class Search:
         self.offer_seeds()
         if not self.incumbent.is_full:
             self._dive(self.opener)
-        if isinstance(self.opener, Opener):
-            self.frontier.queue.turn_of = turn_of
-            self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         if may_mix_stages(self.problem):
             gap = max(self.problem.options.gap, GAP_TOL)
             arguments = self.problem, prices, self.table, self.bounds, self.incumbent, gap, self.clock
             self.mixed = MixedOpener(*arguments)
+        if isinstance(self.opener, Opener):
+            self.frontier.queue.turn_of = turn_of
+            self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
         return self._loop(self.opener, *([self.mixed] if self.mixed else []))
 
     @property
@@ -166,7 +166,12 @@ class Search:
         degrees = self.table.degrees
         tried: Counter[tuple[int, int]] = Counter()
         looked = 0
-        for choice, stages in zip(self.pairs.choice.tolist(), self.pairs.stages.tolist(), strict=True):
+        pairs = zip(
+            self.pairs.bound_s.tolist(), self.pairs.choice.tolist(), self.pairs.stages.tolist(), strict=True
+        )
+        for bound_s, choice, stages in pairs:
+            if bound_s >= self.incumbent.worth_judging_s:
+                return
             kind = int(degrees.tensor_parallel[choice]), int(degrees.context_parallel[choice])
             if tried[kind] >= DIVES_OF_A_KIND:
                 continue

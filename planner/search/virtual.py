@@ -3,11 +3,12 @@
 A pair of degrees and stages is split by the number of virtual stages; such a part is bounded over all orders
 of classes, first by what its stages hold below the cutoff (`planner.search.virtual_capacity`), then by the
 relaxation of a program over classes and whole layers (`formulations.virtual_classes`), whose answer is an
-order worth trying. Only when that has been done for all parts below the cutoff those left open are bounded
-again, by relaxations at lower cutoffs, then in whole numbers, and are split by the stages on each class, then
-by the classes of the first stages, down to single orders, which become programs
-(`formulations.virtual_selection`); the referee judges their answers. Every dealing of the layers to chunks of
-at least one layer is covered, very uneven ones too; leading layers of another kind lie on the first chunk.
+order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both.
+Only when that has been done for all parts below the cutoff those left open are bounded again, by relaxations
+at lower cutoffs, then in whole numbers, and are split by the stages on each class, then by the classes of the
+first stages, down to single orders, which become programs (`formulations.virtual_selection`); the referee
+judges their answers. Every dealing of the layers to chunks of at least one layer is covered, very uneven ones
+too; leading layers of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
 by more than `virtual_gap`, and after so many programs those that are left keep their bound; sooner where
@@ -28,7 +29,7 @@ from planner.search.openings import Opener
 from planner.search.orders import all_orders, count_orders
 from planner.search.state import Clock
 from planner.search.virtual_capacity import Capacity, VirtualLimits
-from planner.search.virtual_dives import VirtualDiver
+from planner.search.virtual_dives import LIKELY, VirtualDiver
 from planner.search.virtual_items import (
     VirtualItem,
     VirtualOrder,
@@ -46,6 +47,10 @@ EFFORT = 100_000
 """Terms of all relaxations and programs over classes where nobody asked for virtual stages (some 5 s)."""
 EFFORT_GAP = 0.01
 """Gap at which that holds; who asks for less proof gets less of it."""
+FIRST_PAIRS = 16
+"""Pairs opened before whole stages are: a good plan of theirs spares much of both searches."""
+FIRST_LIKELY = 6
+"""Parts tried then, the most likely ones; and again each time that twice as many pairs have been opened."""
 PAIRS_AT_ONCE = 128
 """Pairs whose parts are bounded together."""
 MAX_SPLITS_OF_PARTS = 60
@@ -63,11 +68,22 @@ class VirtualOpener(VirtualDiver):
         self.most_terms = np.inf if asked else share * EFFORT
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         pairs = sorted(self.space.pairs(), key=lambda one: one[0])
-        for bound_s, pair in pairs:
-            self._push(bound_s, pair)
         self._pairs = {pair: i for i, (_, pair) in enumerate(pairs)}
         """In the order in which they are opened."""
         self._parts_s: dict[VirtualPair, dict[int, float]] = {}
+        self._opened = 0
+        self._open_first(pairs)
+
+    def _open_first(self, pairs: list[tuple[float, VirtualPair]]) -> None:
+        """Open the first pairs and queue the others; an interrupted one too, so that the bound counts it."""
+        opened = 0
+        try:
+            while opened < min(FIRST_PAIRS, len(pairs)) and not self.clock.is_up:
+                self.open(*pairs[opened])
+                opened += 1
+        finally:
+            for bound_s, pair in pairs[opened:]:
+                self._push(bound_s, pair)
 
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -120,6 +136,9 @@ class VirtualOpener(VirtualDiver):
                 self._try_blocks(part)
             else:
                 self.likely.append((likely_ms, part))
+        self._opened += 1
+        if self._opened >= FIRST_PAIRS and self._opened.bit_count() == 1:
+            self._try_likely(FIRST_LIKELY)
 
     def _bounds_s(self, pair: VirtualPair) -> dict[int, float]:
         """Bounds of a pair by number of virtual stages [s], worked out with those of the pairs behind it."""
@@ -150,7 +169,8 @@ class VirtualOpener(VirtualDiver):
 
     def _relax_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
-        self._try_likely()
+        self._try_likely(LIKELY)
+        self.likely = []
         if bound_s >= self.cutoff_s:
             self.frontier.close_virtual(bound_s)
             return

@@ -22,13 +22,13 @@ from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_programs import VirtualSolver
 from planner.units import MS
 
-DIVES = 120
+DIVES = 180
 """Orders tried in which each class is a block."""
 MAX_BLOCKS = 6
 """Those of one part."""
 LIKELY = 24
 """Parts for which that is done before the first relaxation, the most likely ones."""
-SWAPS = 120
+SWAPS = 240
 """Orders tried that come of good ones by swapping two stages."""
 FRUITLESS_SWAPS = 12
 """Those in a row that make an order no better, after which it is left."""
@@ -48,10 +48,11 @@ class VirtualDiver(VirtualSolver):
         self.likely: list[tuple[float, VirtualPart]] = []
         """Parts that wait to be tried, with the step that they are likely to reach [ms]."""
 
-    def _try_likely(self) -> None:
-        """Try orders of the most likely parts."""
-        likely, self.likely = sorted(self.likely, key=lambda one: one[0]), []
-        for likely_ms, part in likely[:LIKELY]:
+    def _try_likely(self, most: int) -> None:
+        """Try orders of so many of the most likely parts."""
+        self.likely.sort(key=lambda one: one[0])
+        likely, self.likely = self.likely[:most], self.likely[most:]
+        for likely_ms, part in likely:
             if likely_ms * MS < (self.frontier.incumbent.step_s or np.inf):
                 self._try_blocks(part)
 

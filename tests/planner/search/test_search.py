@@ -8,8 +8,12 @@ from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.search import driver
+from planner.search.openings import Opener
 from planner.search.programs import Solver
 from planner.search.progress import Progress
+from planner.search.virtual import VirtualOpener
+from planner.search.virtual_items import VirtualPair
+from planner.search.virtual_space import VirtualSpace
 from planner.simulate.evaluate import evaluate
 from tests.random_problems import random_problem
 
@@ -92,6 +96,25 @@ def test_an_interrupt_keeps_the_best_plan() -> None:
     result = driver.search(with_options(load_problem("h2-100b-four-vendors-1024"), gap=0.0), stop)
     assert result.interrupted and result.plan is not None and result.bound_s is not None
     assert seen[-1].incumbent_s is not None
+
+
+def test_an_interrupt_among_the_first_virtual_parts_keeps_them_in_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pairs that were at hand, or behind it, had been lost: the bound then spoke of whole stages alone."""
+    problem = with_options(load_problem("llama3-8b-h100-a100-16"), gap=0.0, forbid=("stages=mixed",))
+
+    def stop(opener: VirtualOpener, bound_s: float, pair: VirtualPair) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VirtualOpener, "_open_pair", stop)
+    search = driver.Search(problem, None)
+    result = search.run()
+    assert result.interrupted and result.bound_s is not None and search.opener is not None
+    opener = search.opener
+    assert isinstance(opener, Opener)
+    space = VirtualSpace(problem, opener.prices, search.table, search.bounds)
+    assert result.bound_s <= min(bound_s for bound_s, _ in space.pairs())
 
 
 def test_a_model_that_cannot_fit_says_by_how_much() -> None:
