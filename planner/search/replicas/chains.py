@@ -1,15 +1,15 @@
 """Stages of one replica of a pipeline, as pricing sees them: chips, and time by layers and place.
 
-A *chain* is one replica. Chains of a *kind* share what all pipelines share and the micro-batch size, and are
-run by a number of replicas in a range. Every price is the least over that range, so that a chain is never
-slower or larger here than in a plan.
+A *chain* is one replica. Chains of a *kind* share the micro-batch size, and are run by up to so many
+replicas; what all pipelines of a plan share is left to each stage. Every price is the least over those
+numbers, so that a chain is never slower or larger here than in a plan. As replicas times micro-batches are at
+most the batch, the number of micro-batches says which kind a chain is of: few leave room for many replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import numpy as np
 
@@ -18,17 +18,19 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.coefficients import Entries, entry_coefficients
 from planner.search.degrees import DegreeTable
-from planner.search.replicas.space import Ints, Shared
+from planner.search.replicas.space import Ints
 from planner.units import MS
+
+FEW_HELD = 8
+"""Micro-batches at once for which times are made at first."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Chains of one micro-batch size, for a range of data-parallel degrees."""
+    """Chains of one micro-batch size, with data-parallel degrees up to a power of two."""
 
-    shared: Shared
     microbatch_size: int
-    replicas: tuple[int, int]
+    most_replicas: int
     rows: tuple[int, ...]
     """[item] row of the least prices."""
     node_class: Ints
@@ -39,13 +41,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times of the stages of a kind with some stages behind them, [item, n] in ms; inf where unfit."""
+    """Times of the stages of a kind, [micro-batches held - 1, item, n] in ms; inf where unfit."""
 
     first: Floats
     inner: Floats
-    """None has no stage behind: there it is the last stage."""
-    only: Floats | None
-    """A pipeline of one stage; None with stages behind."""
+    """With stages before and behind it."""
+    last: Floats
+    only: Floats
+    """[item, n] of a pipeline's last stage, and of its only one."""
 
 
 class Chains:
@@ -53,32 +56,75 @@ class Chains:
 
     def __init__(self, problem: Problem, table: DegreeTable, prices: Prices) -> None:
         self.problem = problem
+        self.num_layers = problem.model.num_layers
         self.kinds, groups = list_kinds(problem, table)
         self.prices = least_prices(prices, groups)
-        self.times = lru_cache(maxsize=4096)(self._times)
-        self.hops_ms = [self._least_hops_ms(kind) for kind in self.kinds]
+        self._times: dict[int, StageTimes] = {}
+        blocks = not problem.stack.p2p_overlap
+        hops = [self._least_hops_ms(kind) for kind in self.kinds]
+        none = [np.zeros_like(hop) for hop in hops]
+        self._inside_ms, self.hops_ms = (hops, none) if blocks else (none, hops)
+        """[kind][item] least hop of a stage: within its time where sends block, else beside it."""
         after = self.prices.reduce_tail_s + self.prices.gather_tail_s + self.prices.step_fixed_s
-        self.after_ms = [float(after[list(kind.rows), kind.node_class].min()) / MS for kind in self.kinds]
-
-    def _times(self, number: int, behind: int, in_flight: int) -> StageTimes:
-        """Tables of stages of a kind with `behind` stages after them and at most so many micro-batches."""
-        kind, blocks = self.kinds[number], not self.problem.stack.p2p_overlap
-        hop = self.hops_ms[number] if blocks else np.zeros(len(kind.rows))
-        first = self._table(kind, 0, behind + 1, in_flight) + (hop * (behind > 0))[:, None]
-        sides = 2 if behind else 1
-        inner = self._table(kind, 1, behind + 2, in_flight) + (hop * sides)[:, None]
-        return StageTimes(first, inner, first if behind == 0 else None)
-
-    def _table(self, kind: Kind, position: int, num_stages: int, in_flight: int) -> Floats:
-        entries = Entries(
-            choice=np.array(kind.rows, dtype=np.int64),
-            node_class=kind.node_class,
-            position=np.full(len(kind.rows), position),
-            num_stages=num_stages,
+        self.after_ms = np.array(
+            [float(after[list(kind.rows), kind.node_class].min()) / MS for kind in self.kinds]
         )
-        none = np.zeros(len(kind.rows))
-        data = entry_coefficients(self.problem, self.prices, entries, in_flight, none, none)
-        return stage_times_ms(data, least_recompute(data))
+        longest = min(self.num_layers, problem.options.max_pipeline_parallel or self.num_layers)
+        self.longest = min(longest, problem.cluster.num_chips)
+        """Most stages."""
+        self.batch = problem.workload.global_batch_size
+
+    def kind_of(self, microbatch_size: int, num_microbatches: int) -> int | None:
+        """The kind of all chains that run so many micro-batches of a size or more."""
+        most = self.batch // (microbatch_size * num_microbatches)
+        fits = [k for k, kind in enumerate(self.kinds) if kind.microbatch_size == microbatch_size]
+        return next((k for k in fits if self.kinds[k].most_replicas >= most), fits[-1] if fits else None)
+
+    def times(self, number: int, behind: int, held: int) -> tuple[Floats, Floats]:
+        """Times of a stage that a pipeline begins with, and of one that others come before, [item, n].
+
+        Parameters
+        ----------
+        behind, held
+            Stages behind it, and micro-batches that it holds at once.
+        """
+        held = min(held, self.longest)
+        known = self._times.get(number)
+        if known is None or len(known.first) < held:
+            known = self._times_of(number, min(max(2 * held, FEW_HELD), self.longest))
+            self._times[number] = known
+        if not behind:
+            return known.only, known.last
+        return known.first[held - 1], known.inner[held - 1]
+
+    def _times_of(self, number: int, most_held: int) -> StageTimes:
+        kind, hop = self.kinds[number], self._inside_ms[number]
+        first = self._table(kind, 0, 2, most_held) + hop[:, None]
+        inner = self._table(kind, 1, 3, most_held) + 2 * hop[:, None]
+        last = self._table(kind, 1, 2, 1)[0] + hop[:, None]
+        return StageTimes(first, inner, last, self._table(kind, 0, 1, 1)[0])
+
+    def least_times(self, number: int) -> Floats:
+        """Least time of a stage of each item at any place, [item, n]."""
+        tables = [*self.times(number, 0, 1), *(self.times(number, 1, 1) if self.longest > 1 else ())]
+        least: Floats = np.min(tables, axis=0)
+        return least
+
+    def _table(self, kind: Kind, position: int, num_stages: int, most_held: int) -> Floats:
+        """Times of stages that hold 1, 2, .. micro-batches, [held - 1, item, n]."""
+        rows = np.array(kind.rows, dtype=np.int64)
+        held = np.repeat(np.arange(1, most_held + 1), len(rows))
+        entries = Entries(
+            choice=np.tile(rows, most_held),
+            node_class=np.tile(kind.node_class, most_held),
+            position=np.full(len(held), position),
+            num_stages=num_stages,
+            in_flight=held.astype(np.float64),
+        )
+        none = np.zeros(len(held))
+        data = entry_coefficients(self.problem, self.prices, entries, 1, none, none)
+        times = stage_times_ms(data, least_recompute(data))
+        return times.reshape(most_held, len(rows), -1)
 
     def _least_hops_ms(self, kind: Kind) -> Floats:
         """Least hop that a stage of each item takes part in, inside a host where it may, [item]."""
@@ -88,44 +134,38 @@ class Chains:
         inside = self.prices.send_inside_s[rows, c]
         per_node = np.array([k.chips_per_node for k in self.problem.cluster.classes])[c]
         least = np.minimum(out, into)
-        hops: Floats = np.where(
-            kind.tensor_parallel * kind.replicas[0] < per_node, np.minimum(least, inside), least
-        )
+        hops: Floats = np.where(kind.tensor_parallel < per_node, np.minimum(least, inside), least)
         return hops / MS
 
 
 def list_kinds(problem: Problem, table: DegreeTable) -> tuple[list[Kind], list[list[int]]]:
-    """The kinds, and the rows of the table that each of their rows stands for."""
+    """The kinds, fewer replicas first, and the rows of the table that each of their rows stands for."""
     d, has_experts = table.degrees, problem.model.moe is not None
-    members: dict[tuple[Shared, int, int], dict[tuple[int, int], list[int]]] = {}
+    members: dict[int, dict[int, dict[tuple[int, ...], list[int]]]] = {}
     for row in range(len(table)):
         tp, dp = int(d.tensor_parallel[row]), int(d.data_parallel[row])
-        ep = int(d.expert_parallel[row])
-        etp = int(d.expert_tensor_parallel[row]) if has_experts else None
-        octave = (dp - 1).bit_length()
-        cuts = (True,) if d.sequence_parallel[row] else (False, True) if tp == 1 else (False,)
-        for cut in cuts:
-            of_kind = members.setdefault(((cut, ep, etp), int(d.microbatch_size[row]), octave), {})
-            for c in np.flatnonzero(table.max_stages[row]).tolist():
-                of_kind.setdefault((tp, c), []).append(row)
+        experts = (int(d.expert_parallel[row]), int(d.expert_tensor_parallel[row]) if has_experts else 0)
+        of_octave = members.setdefault(int(d.microbatch_size[row]), {}).setdefault((dp - 1).bit_length(), {})
+        for c in np.flatnonzero(table.max_stages[row]).tolist():
+            of_octave.setdefault((tp, c, int(d.sequence_parallel[row]), *experts), []).append(row)
     kinds: list[Kind] = []
     groups: list[list[int]] = []
-    for (shared, size, octave), items in members.items():
-        if not items or (shared[0] and all(tp == 1 for tp, _ in items)):
-            continue
-        keys = sorted(items)
-        first = len(groups)
-        groups += [items[key] for key in keys]
-        kinds.append(
-            Kind(
-                shared,
-                size,
-                ((1 << octave) // 2 + 1 if octave else 1, 1 << octave),
-                tuple(range(first, len(groups))),
-                np.array([c for _, c in keys]),
-                np.array([tp for tp, _ in keys]),
+    for size, octaves in members.items():
+        items: dict[tuple[int, ...], list[int]] = {}
+        for octave in sorted(octaves):
+            for key, rows in octaves[octave].items():
+                items[key] = [*items.get(key, []), *rows]
+            keys, first = sorted(items), len(groups)
+            groups += [items[key] for key in keys]
+            kinds.append(
+                Kind(
+                    size,
+                    1 << octave,
+                    tuple(range(first, len(groups))),
+                    np.array([key[1] for key in keys], dtype=np.int64),
+                    np.array([key[0] for key in keys], dtype=np.int64),
+                )
             )
-        )
     return kinds, groups
 
 

@@ -24,25 +24,25 @@ import numpy as np
 
 from formulations import replica_mix, replica_mix_cp
 from formulations.options import SolveOptions
-from formulations.replica_mix import ReplicaMix, ReplicaMixData
+from formulations.replica_mix import ReplicaMixData
 from planner.cost.pricing import price
-from planner.data.plan import Pipeline, Plan
+from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
-from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
-from planner.search.meshes.neighbours import Place, sequence_of
-from planner.search.meshes.opener import MeshOpener, assemble_meshes
+from planner.search.meshes.neighbours import sequence_of
+from planner.search.meshes.opener import MeshOpener
 from planner.search.progress import Progress
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.templates import (
     Candidate,
+    assemble_mix,
     chain_of_place,
     chains_of,
     list_candidates,
@@ -53,6 +53,8 @@ from planner.simulate.evaluate import evaluate
 
 SHARE_OF_PART = 0.4
 """Share of the time that is left that the search for one launcher, or that for mixes, may take."""
+SHARE_OF_LAST = 0.6
+"""The same where only mixes may go on after it."""
 MOST_PROGRAMS = 40
 """Programs among which the time that is left is divided."""
 NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
@@ -96,31 +98,49 @@ class ReplicaSearch(MeshSearch):
         super().__init__(problem, on_progress, seeds)
         self.whole = problem
         """The problem with every degree that the narrower launchers may use."""
-        self.proven_s = dict(proven_s or {})
+        launchers: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
+        self.proven_s = {name: bound for name, bound in (proven_s or {}).items() if name in launchers}
+        self.whole_s = dict(self.proven_s)
+        """The same for plans without virtual stages."""
+        self.mixes: Mixes | None = None
+        self.share_up_s = 0.0
+        """Time that mixes leave to what comes after them [s]."""
 
     def _search(self) -> bool:
         self.offer_seeds()
-        cut = self._narrower("megatron-lm", Search)
+        cut = self._narrower("megatron-lm", Search, SHARE_OF_PART)
         mixes_s = np.inf
         if pinned_beyond(self.whole) is None:
             self.table = replica_degrees(self.problem, self.table)
             mixes_s = self._mix_all()
-            cut = self._narrower("flagscale", MeshSearch) or cut
+            cut = self._narrower("flagscale", MeshSearch, SHARE_OF_LAST) or cut
+            if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
+                self.share_up_s = 0.0
+                mixes_s = max(mixes_s, self.mixes.improve(self.frontier.cutoff_s))
         else:
-            self.proven_s["flagscale"] = np.inf
-        parts = [self.proven_s.get(target, 0.0) for target in ("megatron-lm", "flagscale")]
-        bound_s = min(mixes_s, *parts)
-        bound_s = max(bound_s, work_bound_s(self.whole) or 0.0)
-        if np.isfinite(bound_s):
-            self.frontier.close(bound_s)
+            self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
+        work_s = work_bound_s(self.whole) or 0.0
+        for proven_s, close in (
+            (self.whole_s, self.frontier.close),
+            (self.proven_s, self.frontier.close_virtual),
+        ):
+            bound_s = max(min(mixes_s, *proven_s.values()), work_s)
+            if np.isfinite(bound_s):
+                close(bound_s)
         return cut or self.clock.is_up
 
-    def _narrower(self, target: TargetName, kind: type[Search]) -> bool:
-        """Search the plans of one launcher that beat the best so far; whether a limit cut it."""
+    def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
+        """Search the plans of one launcher that beat the best so far; whether a limit cut it.
+
+        Parameters
+        ----------
+        share
+            Most of the time that is left for it.
+        """
         if target in self.proven_s:
             return False
         left_s = self.clock.left_s
-        share_s = None if left_s is None else max(SHARE_OF_PART * left_s, 1e-3)
+        share_s = None if left_s is None else max(share * left_s, 1e-3)
         options = self.whole.options.model_copy(update={"time_limit_s": share_s})
         asked = self.whole.model_copy(update={"target": target, "options": options})
         search = kind(asked, None, self.seeds)
@@ -132,10 +152,9 @@ class ReplicaSearch(MeshSearch):
             if plan is not None:
                 self.seeds.append(plan)
         self.offer_seeds()
-        proven_s = found.bound_s
-        if found.termination == "infeasible":
-            proven_s = np.inf
-        self.proven_s[target] = 0.0 if proven_s is None else proven_s
+        for bounds, proven_s in ((self.proven_s, found.bound_s), (self.whole_s, found.whole_bound_s)):
+            none_s = np.inf if found.termination == "infeasible" else 0.0
+            bounds[target] = none_s if proven_s is None else proven_s
         return found.interrupted
 
     def make_opener(self) -> MeshOpener:
@@ -160,38 +179,39 @@ class ReplicaSearch(MeshSearch):
         opener = self.make_opener()
         if len(self.table) == 0:
             return np.inf
-        left_s = self.clock.left_s
-        until_s = 0.0 if left_s is None else (1 - SHARE_OF_PART) * left_s
+        self.share_up_s = (1 - SHARE_OF_PART) * (self.clock.left_s or 0.0)
 
         def is_up() -> bool:
             """Whether the rest of the time is that of the search for FlagScale."""
-            return self.clock.is_up or (left_s is not None and (self.clock.left_s or 0.0) < until_s)
+            left_s = self.clock.left_s
+            return left_s is not None and left_s <= self.share_up_s
 
         mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), is_up)
+        self.mixes = mixes
         known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
         places = [place for place in known if place is not None]
         least_s = work_bound_s(self.whole) or 0.0
-        bound_s = least_s
-        for turn in range(ROUNDS):
+        for _ in range(ROUNDS):
             before_s = self.incumbent.step_s
-            most_s = self.frontier.cutoff_s if before_s is not None else mixes.reachable_s(least_s)
-            if before_s is None and not any(mixes.columns.values()) and not is_up():
-                # Not one chain holds the model, however long it may take.
-                return np.inf
-            bound_s = mixes.bound_s(max(least_s, min(bound_s, most_s)), most_s)
+            if before_s is None:
+                bound_s = max(least_s, mixes.improve_from(least_s))
+            else:
+                bound_s = max(least_s, mixes.improve(self.frontier.cutoff_s))
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
-            if bound_s >= self.frontier.cutoff_s or self.clock.is_up or (turn and is_up()):
+            if before_s is None and not mixes.columns and not is_up():
+                # Not one chain holds the model, however long it may take.
+                self.mixes = None
+                return np.inf
+            if bound_s >= self.frontier.cutoff_s or is_up():
                 break
-            for shared in mixes.shared:
-                mixes.enrich(shared, bound_s)
-                chains = chains_of(mixes.chains, mixes.columns.get(shared, []))
-                uniform = uniform_chains(opener, shared)
+            for shared in dict.fromkeys(batch.shared for batch in opener.batches):
                 own = [
                     chain_of_place(opener, place)
                     for place in places
                     if opener.batches[place[0]].shared == shared
                 ]
-                candidates = list_candidates(opener, list(dict.fromkeys([*own, *uniform, *chains])), shared)
+                chains = [*own, *chains_of(mixes.chains, mixes.columns), *uniform_chains(opener, shared)]
+                candidates = list_candidates(opener, list(dict.fromkeys(chains)), shared)
                 for number in NUMBERS_OF_PIPELINES:
                     if self._mix(opener, candidates, number) < number:
                         break
@@ -230,47 +250,6 @@ class ReplicaSearch(MeshSearch):
         if not evaluation.violations:
             self.incumbent.offer(plan, evaluation)
         return sum(found.copies)
-
-
-def assemble_mix(
-    problem: Problem, opener: MeshOpener, candidates: Sequence[Candidate], mix: ReplicaMix
-) -> Plan | None:
-    """The plan of a mix, its copies class by class along the hosts; None where the hosts do not go round."""
-    copies: list[tuple[Place, Candidate, int]] = []
-    for candidate, count, microbatches in zip(candidates, mix.copies, mix.microbatches, strict=True):
-        running = min(count, microbatches)
-        for i in range(running):
-            share = microbatches // running + (i < microbatches % running)
-            copies.append((candidate.place, candidate, share))
-    copies.sort(key=lambda copy: _along_hosts(opener, copy[0]))
-    parts = [
-        assemble_meshes(problem, opener.batches[number], order, candidate.choice)
-        for (number, order), candidate, _ in copies
-    ]
-    shapes = [opener.batches[number].shapes[k] for (number, order), _, _ in copies for k in order]
-    classes, sizes = [shape.node_class for shape in shapes], [shape.num_chips for shape in shapes]
-    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
-    needed = hosts_needed(classes, sizes, per_node)
-    if not parts or any(n > problem.cluster.classes[c].num_nodes for c, n in needed.items()):
-        return None
-    hosts = hosts_of_stages(problem, classes, sizes)
-    stages = [stage for part in parts for stage in part.stages]
-    placed = tuple(s.model_copy(update={"hosts": h}) for s, h in zip(stages, hosts, strict=True))
-    pipelines = tuple(
-        Pipeline(num_stages=len(part.stages), microbatch_size=part.microbatch_size, num_microbatches=share)
-        for part, (_, _, share) in zip(parts, copies, strict=True)
-    )
-    first = parts[0].model_copy(update={"num_microbatches": copies[0][2], "stages": placed})
-    split = any(part.sequence_parallel for part in parts)
-    return first.model_copy(
-        update={"pipelines": pipelines if len(parts) > 1 else None, "sequence_parallel": split}
-    )
-
-
-def _along_hosts(opener: MeshOpener, place: Place) -> tuple[list[int], list[int]]:
-    """Copies on the same classes stand together, the widest tensor parallelism first."""
-    shapes = [opener.batches[place[0]].shapes[k] for k in place[1]]
-    return [shape.node_class for shape in shapes], [-shape.tensor_parallel for shape in shapes]
 
 
 def work_bound_s(problem: Problem) -> float | None:

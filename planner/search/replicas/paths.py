@@ -1,269 +1,222 @@
-"""Shortest paths over the stages of a chain; `planner.search.replicas.pricing` has the rows that they go by.
+"""Shortest paths over the stages of a chain, from the last one on; many boxes go through together.
 
-A state is the stages placed from the last one on, the layers on them, and where the slowest stage is: still
-to come, so that they lie behind it by the row (partial) or by (work), or placed. A bracket is an interval of
-the slowest stage's time; all brackets of a kind and octave go through together.
+A state is the stages placed, the layers on them, and where the slow stage is: still to come, so that they lie
+behind it by one row or another, or placed. `planner.search.replicas.steps` has what a stage costs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.search.replicas.boxes import Boxes, Column, Found, Picked
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.space import Ints
+from planner.search.replicas.steps import (
+    AHEAD,
+    WINDOW,
+    State,
+    Step,
+    at_low,
+    best_ways,
+    closing,
+    lent,
+    make_step,
+    moved,
+)
 
-State = tuple[Floats, Floats, Floats]
-"""Least costs [bracket, layers placed]: slowest to come, by (partial) and by (work), and slowest placed."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A chain, or one no worse than any of a bracket: chips, and sequences by a deadline."""
-
-    kind: int
-    items: tuple[int, ...]
-    """Item of every stage, in pipeline order."""
-    layers: tuple[int, ...]
-    chips: tuple[float, ...]
-    """By class."""
-    microbatch_size: int
-    most_m: int
-    """Micro-batches that it has the memory for."""
-    slowest_ms: float
-    other_ms: float
-    """What it takes beside the time of its slowest stage for every micro-batch."""
-    credit: float
-    """What its bracket grants it, in times of what it does; hardly above 1."""
-
-    def sequences(self, deadline_ms: float) -> float:
-        """Sequences that it is credited with at a deadline."""
-        m = min((deadline_ms - self.other_ms) / self.slowest_ms, self.most_m)
-        return self.credit * self.microbatch_size * m
-
-
-@dataclass(frozen=True)
-class Part:
-    """Brackets of tau of one kind and octave, arrays [bracket]."""
-
-    kind: int
-    least_m: int
-    most_m: int
-    low: Floats
-    high: Floats
-    y: Floats
-
-    def at(self, rows: Ints | NDArray[np.bool_]) -> Part:
-        return replace(self, low=self.low[rows], high=self.high[rows], y=self.y[rows])
+NUMBERS = 10_000
+"""Boxes times layers that go through at once."""
+Trail = tuple[Ints, State]
+"""Boxes that are still open with so many stages placed, and their states."""
 
 
 class Paths:
     """Shortest paths of one problem."""
 
-    def __init__(self, chains: Chains) -> None:
-        problem = chains.problem
-        self.chains = chains
-        self.num_layers = problem.model.num_layers
-        self.blocks = not problem.stack.p2p_overlap
-        self.num_classes = len(problem.cluster.classes)
-        self.longest = min(self.num_layers, problem.options.max_pipeline_parallel or self.num_layers)
+    def __init__(self, chains: Chains, is_up: Callable[[], bool] = lambda: False) -> None:
+        self.chains, self.num_layers, self.is_up = chains, chains.num_layers, is_up
+        kinds = chains.kinds
+        self.num_items = max((len(kind.rows) for kind in kinds), default=0)
+        shape = len(kinds), self.num_items
+        self.sizes = np.array([kind.microbatch_size for kind in kinds], dtype=np.float64)
+        self.node_class = np.zeros(shape, dtype=np.int64)
+        self.tensor_parallel = np.zeros(shape)
+        self.hops_ms = np.zeros(shape)
+        self.least_ms = np.full((*shape, self.num_layers + 1), np.inf)
+        """[kind, item, n] least time of a stage at any place."""
+        for k, kind in enumerate(kinds):
+            i = len(kind.rows)
+            self.node_class[k, :i], self.tensor_parallel[k, :i] = kind.node_class, kind.tensor_parallel
+            self.hops_ms[k, :i] = chains.hops_ms[k]
+            self.least_ms[k, :i] = chains.least_times(k)
 
-    def quick_times(self, kind: int) -> Floats:
-        """Least time of a stage of each item at any place, [item, n]."""
-        beside, end = self.chains.times(kind, 1, 1), self.chains.times(kind, 0, 1)
-        times = np.minimum(np.minimum(beside.first, beside.inner), end.inner)
-        assert end.only is not None
-        return np.minimum(times, end.only)
+    def worth(self, price: Floats) -> Floats:
+        """Micro-batches that the chips of a stage are worth, [kind, item]."""
+        worth: Floats = price[self.node_class] * self.tensor_parallel / self.sizes[:, None]
+        return worth
 
-    def paths(
-        self, part: Part, price: Floats, deadline_ms: float, *, keep: bool = False
-    ) -> tuple[Floats, list[State], Ints]:
-        """V of every bracket, the states on the way (with `keep`), and the stages of the best chain."""
-        kind = self.chains.kinds[part.kind]
-        b, left, num_layers = (
-            kind.microbatch_size,
-            deadline_ms - self.chains.after_ms[part.kind],
-            self.num_layers,
-        )
-        rows = len(part.low)
-        worth = (b - part.y * part.low) * part.most_m + part.y * left
-        partial = np.full((rows, num_layers + 1), np.inf)
+    def soonest(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, list[Found | None]]:
+        """Least time of a chain of each box by its weight and fill, and the chain; the limit without one.
+
+        Boxes that no time was left for have 0.
+        """
+        values: Floats = np.zeros(len(boxes))
+        found: list[Found | None] = [None] * len(boxes)
+        for rows in self._parts(boxes):
+            if self.is_up():
+                break
+            part = boxes.at(rows)
+            values[rows], stages, trail = self._walk(part, price, limit_ms)
+            for row, chain in zip(rows.tolist(), self._backward(part, price, stages, trail), strict=True):
+                found[row] = chain
+        return values, found
+
+    def _parts(self, boxes: Boxes) -> Iterator[Ints]:
+        """Pieces that stay in cache, boxes of like times together."""
+        most, order = max(NUMBERS // (self.num_layers + 1), 1), np.argsort(boxes.high, kind="stable")
+        for start in range(0, len(boxes), most):
+            yield order[start : start + most]
+
+    def _walk(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, Ints, list[Trail]]:
+        """Values of all boxes, stages of their best chains (0 for none), and the states on the way."""
+        num, num_layers, longest = len(boxes), self.num_layers, self.chains.longest
+        constant = self.chains.after_ms[boxes.kind] + at_low(boxes, np.ones(num))
+        best, stages = limit_ms - constant, np.zeros(num, dtype=np.int64)
+        rows, alive = np.arange(num), boxes
+        partial = np.full((num, num_layers + 1), np.inf)
         partial[:, 0] = 0.0
-        turned = np.full_like(partial, np.inf)
-        has_work = part.least_m - 1 < self.longest and self.longest > 1
-        state: State = (partial, partial.copy() if has_work else turned, turned)
-        best, stages = np.full(rows, np.inf), np.zeros(rows, dtype=np.int64)
-        states = [state]
-        open_rows, floors = np.arange(rows), self._floors(part, price)
-        for q in range(self.longest):
-            is_partial = q <= part.least_m - 2 or self.longest == 1
-            inner, hops, first, first_hops = self._stage(part, q)
-            width = _width(first, part)
-            last = self._closing(part, price, first[:, : width + 1], first_hops, state, is_partial)
-            better = last < best[open_rows]
-            best[open_rows[better]], stages[open_rows[better]] = last[better], q + 1
-            width = _width(inner, part)
-            if width == 0:
+        window = np.where((boxes.least_m <= longest)[:, None], partial, np.inf)
+        state: State = (partial, window, np.full_like(partial, np.inf))
+        trail = []
+        # What is left cannot cost less than its layers at the least cost of one.
+        rest = np.arange(num_layers, -1, -1)
+        floors = [floor[:, None] * rest for floor in self._floors(boxes, price)]
+        floors[WINDOW] += np.minimum(lent(boxes), 0.0)[:, None]
+        for q in range(longest):
+            trail.append((rows, state))
+            first, inner = self._steps(alive, price, q)
+            closed = closing(state, first, num_layers)
+            better = closed < best[rows]
+            best[rows[better]], stages[rows[better]] = closed[better], q + 1
+            if q + 1 == longest:
                 break
-            c = self._costs(part, price, inner[:, : width + 1], hops)
-            ahead = _plus(state[2], c[2])
-            np.minimum(ahead, _plus(state[0], c[3]) if is_partial else _plus(state[1], c[4]), out=ahead)
-            moved = _plus(state[0], c[0]), _plus(state[1], c[1]) if has_work else turned[open_rows], ahead
-            # What is left cannot cost less than its layers at the least cost of one.
-            rest = np.arange(num_layers, -1, -1)
-            limits = [
-                np.minimum(worth, best)[open_rows][:, None] - least[open_rows][:, None] * rest
-                for least in floors
-            ]
-            state = (
-                np.where(moved[0] < limits[0], moved[0], np.inf),
-                np.where(moved[1] < limits[1], moved[1], np.inf),
-                np.where(moved[2] < limits[2], moved[2], np.inf),
+            partial, window, ahead = (
+                np.where(costs < best[rows][:, None] - floor[rows], costs, np.inf)
+                for costs, floor in zip(moved(state, inner), floors, strict=True)
             )
-            alive = np.logical_or.reduce([np.isfinite(s).any(axis=1) for s in state])
-            if keep:
-                states.append(state)
-            elif not alive.all():
-                state = state[0][alive], state[1][alive], state[2][alive]
-                open_rows, part = open_rows[alive], part.at(alive)
-            if not alive.any():
+            goes_on = np.isfinite(np.minimum(np.minimum(partial, window), ahead)).any(axis=1)
+            rows, alive = rows[goes_on], alive.at(goes_on)
+            state = partial[goes_on], window[goes_on], ahead[goes_on]
+            if not len(rows):
                 break
-        return worth - best, states, stages
+        return constant + best, stages, trail
 
-    def column(self, part: Part, price: Floats, deadline_ms: float) -> tuple[Column, float]:
-        """The chain of the only bracket, and the sequences that it does for sure as these rows count."""
-        _, states, stages = self.paths(part, price, deadline_ms, keep=True)
-        kind, p = self.chains.kinds[part.kind], int(stages[0])
-        left, state, is_slow_partial = self.num_layers, -1, True
-        picked: list[tuple[int, int, float, float, int]] = []
-        for q in range(p - 1, -1, -1):
-            inner, inner_hops, first, first_hops = self._stage(part, q)
-            times, hops = (first, first_hops) if q == p - 1 else (inner, inner_hops)
-            costs = [cost[0][:, : left + 1] for cost in self._costs_of_items(part, price, times, hops)]
-            partial, work, turned = (s[0][left::-1][: left + 1] for s in states[q])
-            is_partial = q <= part.least_m - 2 or self.longest == 1
-            ways = {0: partial + costs[0], 1: work + costs[1], 2: turned + costs[2]}
-            ways[3] = partial + costs[3] if is_partial else work + costs[4]
-            # From the first stage: before the slowest, then itself, then behind it by one of the rows.
-            allowed = (2, 3) if state in (-1, 2) else (state,)
-            way = min(allowed, key=lambda w: float(ways[w].min()))
-            item, n = (int(i) for i in np.unravel_index(int(np.argmin(ways[way])), ways[way].shape))
-            picked.append((item, n, float(times[item, n]), float(hops[item]), way))
-            left -= n
-            if way == 3:
-                state, is_slow_partial = (0, True) if is_partial else (1, False)
-            else:
-                state = way
-        y, low, b = float(part.y[0]), float(part.low[0]), kind.microbatch_size
-        slow = max(t for _, _, t, _, _ in picked)
-        own = self._taken(picked, slow, is_slow_partial)
-        after = self.chains.after_ms[part.kind]
-        chips = np.zeros(self.num_classes)
-        for item, *_ in picked:
-            chips[kind.node_class[item]] += kind.tensor_parallel[item]
-        items, layers = tuple(i for i, *_ in picked), tuple(n for _, n, *_ in picked)
-        column = Column(
-            part.kind, items, layers, tuple(chips.tolist()), b, part.most_m, slow, after + own, 1.0
-        )
-        sequences = column.sequences(deadline_ms)
-        granted = (b - y * low) * part.most_m + y * (
-            deadline_ms - after - self._taken(picked, low, is_slow_partial)
-        )
-        return replace(column, credit=max(granted / sequences, 1.0) if sequences > 0 else 1.0), sequences
+    def _backward(self, boxes: Boxes, price: Floats, stages: Ints, trail: list[Trail]) -> list[Found | None]:
+        """The chains that gave the values, from the first stage to the last."""
+        num = len(boxes)
+        left, was = np.full(num, self.num_layers), np.full(num, AHEAD)
+        picks: list[list[Picked]] = [[] for _ in range(num)]
+        slow, by_partial = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.bool_)
+        for q in range(int(stages.max(initial=0)) - 1, -1, -1):
+            rows = np.flatnonzero(stages > q)
+            starts = stages[rows] == q + 1
+            there, state = trail[q]
+            at = np.searchsorted(there, rows)
+            previous = state[0][at], state[1][at], state[2][at]
+            for step, own in zip(self._steps(boxes.at(rows), price, q), (starts, ~starts), strict=True):
+                at = rows[own]
+                before = was[at]
+                item, layers, was[at] = best_ways(step, own, previous, left[at], before)
+                left[at] -= layers
+                is_slow = (before == AHEAD) & (was[at] != AHEAD)
+                slow[at[is_slow]] = stages[at[is_slow]] - 1 - q
+                by_partial[at[is_slow]] = step.by_partial[own][is_slow]
+                taken = step.times[own][np.arange(len(at)), item, layers]
+                hops = step.hops[own][np.arange(len(at)), item, 0]
+                for j, row in enumerate(at.tolist()):
+                    picks[row].append(Picked(int(item[j]), int(layers[j]), float(taken[j]), float(hops[j])))
+        return [
+            Found(column_of(self.chains, boxes, row, picks[row]), int(slow[row]), bool(by_partial[row]))
+            if stages[row]
+            else None
+            for row in range(num)
+        ]
 
-    def _taken(self, picked: list[tuple[int, int, float, float, int]], slow: float, partial: bool) -> float:
-        """What the stages take beside m times the slowest, by the row (partial) or by (work)."""
-        total = 0.0
-        for _, _, t, h, way in picked:
-            if way == 0:
-                total += 2 * t + h - slow
-            elif way == 2:
-                total += t + h
-            elif way == 3 and partial:
-                total += h
-        return total
+    def _steps(self, boxes: Boxes, price: Floats, behind: int) -> tuple[Step, Step]:
+        """Costs of a stage that the pipeline begins with, and of one that others come before."""
+        held = np.minimum(boxes.least_m, behind + 1)
+        keys, index = np.unique(boxes.kind * (self.num_layers + 1) + held, return_inverse=True)
+        both = [
+            self._padded(int(k), behind, int(h))
+            for k, h in zip(*divmod(keys, self.num_layers + 1), strict=True)
+        ]
+        highest = float(boxes.high.max())
+        paid = self.worth(price)[boxes.kind] * boxes.weight[:, None]
+        hops = self.hops_ms[boxes.kind]
+        found = []
+        for place in (0, 1):
+            times = np.stack([tables[place] for tables in both])
+            width = int(np.flatnonzero((times <= highest).any(axis=(0, 1))).max(initial=0))
+            taken = times[:, :, : width + 1][index]
+            step = make_step(boxes, paid[:, :, None], taken, hops[:, :, None], behind, is_first=place == 0)
+            found.append(step)
+        return found[0], found[1]
 
-    def _closing(
-        self,
-        part: Part,
-        price: Floats,
-        first: Floats,
-        hops: Floats,
-        state: State,
-        is_partial: bool,
-    ) -> Floats:
-        """Least cost of chains whose first stage comes now, [bracket]."""
-        c = self._costs(part, price, first, hops)
-        partial, work, turned = (s[:, self.num_layers :: -1][:, : c[0].shape[1]] for s in state)
-        slow = partial + c[3] if is_partial else work + c[4]
-        least: Floats = np.minimum(turned + c[2], slow).min(axis=1)
-        return least
+    def _padded(self, kind: int, behind: int, held: int) -> tuple[Floats, Floats]:
+        first, inner = self.chains.times(kind, behind, held)
+        missing = self.num_items - len(first)
+        if not missing:
+            return first, inner
+        unfit = np.full((missing, self.num_layers + 1), np.inf)
+        return np.concatenate([first, unfit]), np.concatenate([inner, unfit])
 
-    def _stage(self, part: Part, behind: int) -> tuple[Floats, Floats, Floats, Floats]:
-        """Times and hops of a stage that others come before, and of the first one."""
-        held = min(part.least_m, behind + 1)
-        times = self.chains.times(part.kind, behind, held)
-        hop = np.zeros_like(self.chains.hops_ms[part.kind]) if self.blocks else self.chains.hops_ms[part.kind]
-        return times.inner, hop * (2 if behind else 1), times.first, hop * (1 if behind else 0)
+    def _floors(self, boxes: Boxes, price: Floats) -> tuple[Floats, Floats, Floats]:
+        """Least cost of a layer that is still to be placed, by the three states, [box]."""
+        times = self.least_ms[boxes.kind][:, :, 1:]
+        width = int(np.flatnonzero((times <= boxes.high.max()).any(axis=(0, 1))).max(initial=0)) + 1
+        times = times[:, :, :width]
+        n = np.arange(1, width + 1)
+        paid = (self.worth(price)[boxes.kind] * boxes.weight[:, None])[:, :, None]
+        fits = times <= boxes.high[:, None, None]
+        taken = np.where(fits, times, 0.0)
 
-    def _costs(self, part: Part, price: Floats, times: Floats, hops: Floats) -> list[Floats]:
-        """Least costs over the items of a stage, [bracket, n]: see `_costs_of_items`."""
-        return [cost.min(axis=1) for cost in self._costs_of_items(part, price, times, hops)]
-
-    def _costs_of_items(
-        self, part: Part, price: Floats, times: Floats, hops: Floats
-    ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Costs of a stage [bracket, item, n]: behind the slowest by (partial) or (work), before, itself."""
-        kind = self.chains.kinds[part.kind]
-        paid = (price[kind.node_class] * kind.tensor_parallel)[None, :, None]
-        low, y = part.low[:, None, None], part.y[:, None, None]
-        t, h = times[None], hops[None, :, None]
-        fits = t <= part.high[:, None, None]
-        timed = y * (np.where(np.isfinite(t), t, 0.0) + h)
-        free = np.where(fits, paid, np.inf)
-        before = free + timed
-        behind = before + timed - y * (h + low)
-        slow_work = np.where(t >= low, free, np.inf)
-        return behind, free, before, slow_work + y * h, slow_work
-
-    def _floors(self, part: Part, price: Floats) -> tuple[Floats, Floats, Floats]:
-        """Least cost of a layer that is still to be placed, by the three states, [bracket]."""
-        kind = self.chains.kinds[part.kind]
-        times = self.quick_times(part.kind)[:, 1:]
-        n = np.arange(1, times.shape[1] + 1)
-        paid = (price[kind.node_class] * kind.tensor_parallel)[:, None]
-        fits = times[None] <= part.high[:, None, None]
-        t = np.where(np.isfinite(times), times, 0.0)
-        behind = part.y[:, None, None] * (2 * t - part.high[:, None, None])
-        none = np.zeros_like(behind)
-        # The slowest stage itself costs no time: its own is at most a' less than a stage behind or before it.
-        slack = part.y * part.high
-
-        def least(more: Floats) -> Floats:
+        def least(more: Floats | float) -> Floats:
             found: Floats = np.where(fits, (paid + more) / n, np.inf).min(axis=(1, 2))
             return np.where(np.isfinite(found), found, 0.0)
 
         return (
-            least(np.minimum(behind, none))
-            if part.least_m <= self.longest
-            else least(behind) - slack / self.num_layers,
-            least(none),
-            least(part.y[:, None, None] * t),
+            least(boxes.fill[:, None, None] * np.minimum(2 * taken - boxes.low[:, None, None], 0.0)),
+            least(0.0),
+            least(taken),
         )
 
 
-def _width(times: Floats, part: Part) -> int:
-    """Most layers that some item takes in the time of a bracket."""
-    return int(np.flatnonzero((times <= part.high.max()).any(axis=0)).max(initial=0))
-
-
-def _plus(state: Floats, cost: Floats) -> Floats:
-    """Least of state[l - n] + cost[n] over n >= 1, [bracket, l]."""
-    result = np.full_like(state, np.inf)
-    for n in range(1, cost.shape[1]):
-        if np.isfinite(cost[:, n]).any():
-            np.minimum(result[:, n:], state[:, :-n] + cost[:, n : n + 1], out=result[:, n:])
-    return result
+def column_of(chains: Chains, boxes: Boxes, row: int, picked: list[Picked]) -> Column:
+    """A chain of a box by its stages, in pipeline order."""
+    number, p = int(boxes.kind[row]), len(picked)
+    kind = chains.kinds[number]
+    chips = np.zeros(len(chains.problem.cluster.classes))
+    for stage in picked:
+        chips[kind.node_class[stage.item]] += kind.tensor_parallel[stage.item]
+    taken = np.array([stage.time_ms for stage in picked])
+    hop = np.array([stage.hop_ms for stage in picked])
+    ahead, back = hop * (np.arange(p) > 0), hop * (np.arange(p) < p - 1)
+    both = taken + ahead + back
+    before = np.concatenate([[0.0], np.cumsum(both)[:-1]]) + ahead + chains.after_ms[number]
+    behind = np.concatenate([np.cumsum(both[::-1])[::-1][1:], [0.0]]) + back
+    # With no more stages than micro-batches no stage ever holds more of them.
+    is_full = p <= int(boxes.least_m[row])
+    return Column(
+        kind=number,
+        items=tuple(stage.item for stage in picked),
+        layers=tuple(stage.layers for stage in picked),
+        chips=tuple(chips.tolist()),
+        microbatch_size=kind.microbatch_size,
+        most_m=chains.batch // kind.microbatch_size if is_full else int(boxes.most_m[row]),
+        stages_ms=tuple(taken.tolist()),
+        before_ms=tuple(before.tolist()),
+        behind_ms=tuple(behind.tolist()),
+    )

@@ -1,26 +1,32 @@
-"""The chain that is worth most beside its chips: all pipelines at once, without listing any.
+"""The chain that runs its share soonest: all pipelines at once, without listing any.
 
-A chain (one replica of a pipeline) runs m micro-batches of b sequences by the deadline D if its rows let it.
-With prices lambda[c] on a chip of class c, let V be the largest of b m - sum_s lambda[c(s)] t(s) over all
-chains: where V <= 0 no mix of pipelines does more than sum_c lambda[c] N[c] sequences by then.
+At prices lambda[c] of a chip of class c, in sequences, a chain of stages on t(s) chips is to run the
+sequences that its chips are worth, in W / b = sum_s lambda[c(s)] t(s) / b micro-batches of b, rounded up to
+m. Let T be the least time of any chain. Where all chips together are worth the batch, some pipeline of every
+mix runs at least what its chips are worth, so that no mix is done before T.
 
-Let tau in [a, a'] be the time of the slowest stage s, q the stages behind it, and D less what follows. The
-rows (partial, e = s) of `formulations.pipeline_rows` and (work) read, with h the least sends at a stage,
+Let s be the last stage in pipeline order that takes tau[s] >= a, where [a, a'] holds the time of the slowest
+stage, and q the stages behind s. The rows (partial, e = s), (work) and, for m = 1, (window) of
+`formulations.pipeline_rows` read, with h the sends at a stage (of one way, to either side),
 
-    m tau + sum_{i>s} (2 t[i] + h[i] - tau) + h[s] + sum_{i<s} (t[i] + h[i]) <= D        m >= q + 2
-    m tau + sum_{i<s} (t[i] + h[i]) <= D
+    T >= m tau[s] + sum_{i>s} (2 t[i] + 2 h[i] - tau[s]) + 2 h[s] + up        (partial), m >= q + 2
+    T >= (m' + 1) / 2 tau[s] + sum_{i>s} (t[i] + h[i]) + h[s] + up            (window), m >= m'
+    T >= m tau[s] + up                                                        (work)
+    up = sum_{i<s} (t[i] + h[i]) + h[s]
 
-so that with m <= M, any y in [0, b / a] and tau >= a,
+((window) is the mean of that row and its mirror for one window, k = 0, at m' <= q + 1; more micro-batches
+take no less.) For m in [m', m''] a box counts phi of (partial), or of (window) where m' < q + 2, and 1 - phi
+of (work). Of what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - phi) m a
+with (window), any y >= 0 leaves at least
 
-    V <= (b - y a) M + y D - min sum over stages of lambda t + y (what the stage takes above, with a for tau)
+    y W / b + (a - y) m'       y <= a     (m'' for m' where y > a)
 
-(y times what the row leaves of D is added to b m; tau counts m - q >= 2 times in it, m times in the second,
-so that the sum falls as tau rises from a.)
-
-The least sum over all chains, with whole layers and memory by the place in the pipeline, is a shortest path
-over (stages behind, layers placed, whether s is behind). Micro-batches in flight are as many as m lets be,
-so that m is cut into octaves, each with the memory of its first. V is first bounded by the least cost of a
-layer.
+All of it is a sum over the stages, so that the least over all chains,
+with whole layers and memory by the place in the pipeline, is a shortest path over (stages behind, layers
+placed, where s is). A box is refined where its best chain asks for it: another y towards the highest bound,
+as a concave function of it, less phi where what lies behind would shorten the chain, and else two pieces, cut
+where the chain leaves most between this and what it takes itself: at the micro-batches that its chips are
+worth, which are to be whole, or in the middle of [a, a'].
 
 References
 ----------
@@ -31,139 +37,192 @@ Operations Research 53(6), 2005.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost.prices import Floats
+from planner.search.replicas.boxes import Boxes, Column, Found
 from planner.search.replicas.chains import Chains
-from planner.search.replicas.paths import Column, Part, Paths
+from planner.search.replicas.paths import Paths
+from planner.search.replicas.refining import CLOSE, Asked, refined
 
-COARSE, FINE, FINEST = 1.08, 1.02, 1.0005
-"""Ratio of the edges of a bracket of tau, at first, before any path, and at last."""
-COLUMNS = 4
-"""Chains that one look is content with."""
-SHARES = (1.0, 0.5, 0.0)
-"""Values of y that are tried where m might reach the end of its octave, in times of b / a."""
-TOL = 1e-9
+COARSE = 1.25
+"""Ratio of the ends of a box's times at first."""
+LONGEST = 1e6
+"""The same of the box of the longest times."""
+WIDE = 6, 5
+"""The same of its micro-batches."""
+ROUNDS = 80
+"""Times that boxes are refined."""
+MOST_BOXES = 3000
+"""Boxes that are evaluated in one look."""
+COLUMNS = 12
+"""Chains that one look returns."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What one look at prices found."""
+
+    bound_ms: float
+    """No chain runs what its chips are worth sooner."""
+    columns: list[Column]
+    """Chains that are done soonest."""
+
+
+_Open = tuple[Boxes, Floats, list[Asked]]
+"""Boxes, bounds of them, and what was asked of them."""
+
+
+class _Look:
+    """What one look has found."""
+
+    def __init__(self, price: Floats, limit_ms: float) -> None:
+        self.price, self.limit_ms = price, limit_ms
+        self.best_ms = np.inf
+        """When the best chain is done."""
+        self.shut_ms = limit_ms
+        """Least bound of the boxes that are closed."""
+        self._found: dict[tuple[object, ...], tuple[float, Column]] = {}
+
+    def worth(self, column: Column) -> float:
+        """Sequences that the chips of a chain are worth."""
+        return float(np.dot(self.price, column.chips))
+
+    def take(self, chain: Found | None) -> None:
+        """Keep a chain."""
+        if chain is None:
+            return
+        column = chain.column
+        time_ms = column.time_ms(self.worth(column))
+        self.best_ms = min(self.best_ms, time_ms)
+        known = self._found.get(column.key)
+        if known is None or column.most_m > known[1].most_m:
+            self._found[column.key] = time_ms, column
+
+    @property
+    def cutoff_ms(self) -> float:
+        """Bound from which on a box is closed."""
+        return min(self.limit_ms, self.best_ms * (1 - CLOSE))
+
+    def columns(self) -> list[Column]:
+        """The chains that are done soonest."""
+        order = sorted(self._found.values(), key=lambda entry: entry[0])
+        return [column for _, column in order[:COLUMNS]]
+
+
+def _pieces(
+    boxes: Boxes,
+    values: Floats,
+    now: Floats,
+    chains: list[Found | None],
+    lines: list[Asked],
+    look: _Look,
+) -> _Open:
+    """Open boxes refined, the others closed."""
+    children, floors, asked = [Boxes.none()], [], []
+    for row, chain in enumerate(chains):
+        pieces: list[Boxes] = []
+        if values[row] < look.cutoff_ms and chain is not None:
+            box, worth = boxes.at(np.array([row])), look.worth(chain.column)
+            pieces, line = refined(box, float(now[row]), chain, worth, lines[row])
+            asked += [line] * len(pieces)
+        if not pieces:
+            look.shut_ms = min(look.shut_ms, float(values[row]))
+        children += pieces
+        floors += [float(values[row])] * len(pieces)
+    return Boxes.join(children), np.array(floors), asked
 
 
 class Pricing:
-    """Looks for chains that are worth more than their chips."""
+    """Looks for the chain that is done soonest."""
 
     def __init__(self, chains: Chains, is_up: Callable[[], bool] = lambda: False) -> None:
-        problem = chains.problem
         self.chains, self.is_up = chains, is_up
-        self.num_layers = problem.model.num_layers
-        self.batch = problem.workload.global_batch_size
-        self.paths = Paths(chains)
+        self.paths = Paths(chains, is_up)
+        self.first = self._first_boxes()
+        self.evaluated = 0
 
-    def worthwhile(
-        self, price: Floats, deadline_ms: float, kinds: list[int], most: int = COLUMNS
-    ) -> list[Column] | None:
-        """Chains worth more than their chips; none is proof that there are none. None where time is up."""
-        parts = []
-        for kind in kinds:
-            for least_m, most_m in self._octaves(kind):
-                part = self._brackets(kind, least_m, most_m, deadline_ms)
-                if part is not None:
-                    part, values = self._promising(part, price, deadline_ms, FINE)
-                    if len(part.low):
-                        parts.append((float(values.max()), part))
-        parts.sort(key=lambda entry: -entry[0])
-        found: list[Column] = []
-        for _, part in parts:
-            if self.is_up():
-                return None
-            found += self._search(part, price, deadline_ms)
-            if len(found) >= most:
+    def soonest(self, price: Floats, limit_ms: float, enough_ms: float = 0.0) -> Priced:
+        """Least time of a chain that runs what its chips are worth.
+
+        Parameters
+        ----------
+        price
+            Sequences that a chip of each class is worth.
+        limit_ms
+            Times from which on nothing needs to be known.
+        enough_ms
+            Time below which it is enough to know some chain.
+        """
+        look = _Look(price, limit_ms)
+        asked = self._open(self.first, np.zeros(len(self.first)), [Asked()] * len(self.first), look)
+        looked = 0
+        for _ in range(ROUNDS):
+            boxes, values, lines = asked
+            looked += len(boxes)
+            if self.is_up() or not len(boxes) or looked > MOST_BOXES:
                 break
-        return found
-
-    def _octaves(self, kind: int) -> list[tuple[int, int]]:
-        """Least and most micro-batches of each octave."""
-        most, octaves, least = self.batch // self.chains.kinds[kind].microbatch_size, [], 1
-        while least <= most:
-            last = least >= self.num_layers or 2 * least > most
-            octaves.append((least, most if last else 2 * least - 1))
-            if last:
+            now, chains = self.paths.soonest(boxes, price, limit_ms)
+            values = np.maximum(values, now)
+            for chain in chains:
+                look.take(chain)
+            if look.best_ms < enough_ms:
+                asked = boxes, values, lines
                 break
-            least *= 2
-        return octaves
+            pieces = _pieces(boxes, values, now, chains, lines, look)
+            asked = self._open(*pieces, look)
+        self.evaluated += looked
+        return Priced(min(look.shut_ms, float(asked[1].min(initial=np.inf))), look.columns())
 
-    def _brackets(self, kind: int, least_m: int, most_m: int, deadline_ms: float) -> Part | None:
-        times = self.paths.quick_times(kind)[:, 1:]
-        left = deadline_ms - self.chains.after_ms[kind]
-        low, high = float(times.min()), left / least_m
-        if not low < high:
-            return None
-        # Where m can be at its most whatever tau is, one bracket is as good as many.
-        edges = [low]
-        while edges[-1] < high:
+    def _open(self, boxes: Boxes, values: Floats, lines: list[Asked], look: _Look) -> _Open:
+        """Boxes that the least worth of a layer leaves open, with their bounds."""
+        values = np.maximum(values, self._quick(boxes, look.price))
+        rows = np.flatnonzero(values < look.limit_ms)
+        return boxes.at(rows), values[rows], [lines[row] for row in rows.tolist()]
+
+    def _first_boxes(self) -> Boxes:
+        """Intervals of micro-batches and of time."""
+        parts = [Boxes.none()]
+        chains = self.chains
+        for size in dict.fromkeys(kind.microbatch_size for kind in chains.kinds):
+            least, most = 1, chains.batch // size
+            while least <= most:
+                last = min(least * WIDE[0] // WIDE[1], most)
+                kind = chains.kind_of(size, least)
+                if kind is not None:
+                    parts.append(self._boxes_of(kind, least, last))
+                least = last + 1
+        return Boxes.join(parts)
+
+    def _boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
+        times = self.paths.least_ms[kind][:, 1:]
+        finite = times[np.isfinite(times)]
+        if not len(finite):
+            return Boxes.none()
+        edges = [float(finite.min())]
+        while edges[-1] <= float(finite.max()):
             edges.append(edges[-1] * COARSE)
-        lows, highs = np.array(edges[:-1]), np.minimum(edges[1:], high)
-        return Part(kind, least_m, most_m, lows, highs, np.zeros(len(lows)))
+        # Stages at some places take longer than the least.
+        edges.append(edges[-1] * LONGEST)
+        low, same = np.array(edges[:-1]), np.ones(len(edges) - 1, dtype=np.int64)
+        high = np.array(edges[1:])
+        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, np.ones(len(low)))
 
-    def _promising(self, part: Part, price: Floats, deadline_ms: float, ratio: float) -> tuple[Part, Floats]:
-        """Brackets that the least cost of a layer leaves open, halved down to a ratio, and their bounds."""
-        while True:
-            values, y = self._quick(part, price, deadline_ms)
-            kept = np.flatnonzero(values > TOL * self.batch)
-            part, values = replace(part.at(kept), y=y[kept]), values[kept]
-            wide = part.high > part.low * ratio
-            if not wide.any():
-                return part, values
-            part = _halved(part, wide)
-
-    def _quick(self, part: Part, price: Floats, deadline_ms: float) -> tuple[Floats, Floats]:
-        """Bound of every bracket by the least cost of a layer, and the y that gave it."""
-        kind = self.chains.kinds[part.kind]
-        times = self.paths.quick_times(part.kind)
-        width = int(np.flatnonzero((times[:, 1:] <= part.high.max()).any(axis=0)).max(initial=0)) + 1
-        times = times[:, 1 : width + 1]
-        n = np.arange(1, width + 1)
-        paid = (price[kind.node_class] * kind.tensor_parallel)[:, None] / n
-        b, left = kind.microbatch_size, deadline_ms - self.chains.after_ms[part.kind]
-        best, best_y = np.full(len(part.low), np.inf), np.zeros(len(part.low))
-        fits = times[None] <= part.high[:, None, None]
-        ahead = np.where(np.isfinite(times), times, 0.0) / n
-        for share in SHARES:
-            y = share * b / part.low
-            # No stage costs less than y (2 t - a') but the slowest, which costs at most y a' less.
-            each = paid + y[:, None, None] * (2 * ahead - part.high[:, None, None] / n)
-            each = np.minimum(each, paid) if part.least_m <= self.paths.longest else each
-            least = np.where(fits, each, np.inf).min(axis=(1, 2))
-            value = (b - y * part.low) * part.most_m + y * (left + part.high) - self.num_layers * least
-            better = value < best
-            best, best_y = np.where(better, value, best), np.where(better, y, best_y)
-        return best, best_y
-
-    def _search(self, part: Part, price: Floats, deadline_ms: float) -> list[Column]:
-        """Shortest paths of all brackets; the chain that is worth most, if any is."""
-        for _ in range(20):
-            values = self.paths.paths(part, price, deadline_ms)[0]
-            kept = np.flatnonzero(values > TOL * self.batch)
-            if not len(kept):
-                return []
-            part, values = part.at(kept), values[kept]
-            k = int(np.argmax(values))
-            column, own = self.paths.column(part.at(np.array([k])), price, deadline_ms)
-            paid = float(np.dot(column.chips, price))
-            if own > paid * (1 + TOL):
-                return [replace(column, credit=1.0)]
-            if part.high[k] <= part.low[k] * FINEST or self.is_up():
-                return [column]
-            part = _halved(part, part.high > part.low * FINEST)
-            part, _ = self._promising(part, price, deadline_ms, np.inf)
-            if not len(part.low):
-                return []
-        return [column]
-
-
-def _halved(part: Part, wide: np.ndarray) -> Part:
-    """The same brackets, wide ones in two halves each."""
-    middle = np.sqrt(part.low * part.high)
-    low = np.concatenate([part.low, middle[wide]])
-    high = np.concatenate([np.where(wide, middle, part.high), part.high[wide]])
-    y = np.concatenate([part.y, part.y[wide]])
-    return replace(part, low=low, high=high, y=np.minimum(y, np.inf))
+    def _quick(self, boxes: Boxes, price: Floats) -> Floats:
+        """Bound of every box by the least worth of a layer, inf where its chips are worth too much, [box]."""
+        values = np.full(len(boxes), np.inf)
+        worth, num_layers = self.paths.worth(price), self.paths.num_layers
+        for kind in np.unique(boxes.kind).tolist():
+            rows = np.flatnonzero(boxes.kind == kind)
+            times = self.paths.least_ms[kind][:, 1:]
+            each = (worth[kind][:, None] / np.arange(1, num_layers + 1)).ravel()
+            order = np.argsort(times, axis=None)
+            least = np.minimum.accumulate(each[order])
+            at = np.searchsorted(times.ravel()[order], boxes.high[rows], side="right") - 1
+            part = boxes.at(rows)
+            m = np.where(at >= 0, num_layers * least[np.maximum(at, 0)], np.inf)
+            time = self.chains.after_ms[kind] + part.low * np.maximum(m, part.least_m)
+            values[rows] = np.where(m > part.most_m * (1 + 1e-9), np.inf, time)
+        return values

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulations.replica_mix import Template
+from formulations.replica_mix import ReplicaMix, Template
 from formulations.stage_selection_data import StageChoice, StageSelectionData, objective_ms
 from formulations.stage_selection_tables import least_recompute, with_least_recompute
+from planner.data.plan import Pipeline, Plan
+from planner.data.problem import Problem
+from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.local import first_layers, improve_layers
 from planner.search.meshes.neighbours import Place, most_stages
-from planner.search.meshes.opener import MeshOpener
+from planner.search.meshes.opener import MeshOpener, assemble_meshes
+from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
-from planner.search.replicas.paths import Column
 from planner.search.replicas.space import Shared
 
 MOST_TEMPLATES = 150
@@ -166,3 +169,44 @@ def _times_ms(data: StageSelectionData, choice: StageChoice) -> tuple[float, ...
     times = [objective_ms(replace(data, num_microbatches=m), choice) for m in at]
     counts = np.arange(1, most + 1)
     return tuple(np.maximum.accumulate(np.interp(counts, at, times)).tolist())
+
+
+def assemble_mix(
+    problem: Problem, opener: MeshOpener, candidates: Sequence[Candidate], mix: ReplicaMix
+) -> Plan | None:
+    """The plan of a mix, its copies class by class along the hosts; None where the hosts do not go round."""
+    copies: list[tuple[Place, Candidate, int]] = []
+    for candidate, count, microbatches in zip(candidates, mix.copies, mix.microbatches, strict=True):
+        running = min(count, microbatches)
+        for i in range(running):
+            share = microbatches // running + (i < microbatches % running)
+            copies.append((candidate.place, candidate, share))
+    copies.sort(key=lambda copy: _along_hosts(opener, copy[0]))
+    parts = [
+        assemble_meshes(problem, opener.batches[number], order, candidate.choice)
+        for (number, order), candidate, _ in copies
+    ]
+    shapes = [opener.batches[number].shapes[k] for (number, order), _, _ in copies for k in order]
+    classes, sizes = [shape.node_class for shape in shapes], [shape.num_chips for shape in shapes]
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    needed = hosts_needed(classes, sizes, per_node)
+    if not parts or any(n > problem.cluster.classes[c].num_nodes for c, n in needed.items()):
+        return None
+    hosts = hosts_of_stages(problem, classes, sizes)
+    stages = [stage for part in parts for stage in part.stages]
+    placed = tuple(s.model_copy(update={"hosts": h}) for s, h in zip(stages, hosts, strict=True))
+    pipelines = tuple(
+        Pipeline(num_stages=len(part.stages), microbatch_size=part.microbatch_size, num_microbatches=share)
+        for part, (_, _, share) in zip(parts, copies, strict=True)
+    )
+    first = parts[0].model_copy(update={"num_microbatches": copies[0][2], "stages": placed})
+    split = any(part.sequence_parallel for part in parts)
+    return first.model_copy(
+        update={"pipelines": pipelines if len(parts) > 1 else None, "sequence_parallel": split}
+    )
+
+
+def _along_hosts(opener: MeshOpener, place: Place) -> tuple[list[int], list[int]]:
+    """Copies on the same classes stand together, the widest tensor parallelism first."""
+    shapes = [opener.batches[place[0]].shapes[k] for k in place[1]]
+    return [shape.node_class for shape in shapes], [-shape.tensor_parallel for shape in shapes]

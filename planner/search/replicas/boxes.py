@@ -1,0 +1,120 @@
+"""Boxes of chains, and the chains found in them: what pricing and its shortest paths pass to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.replicas.space import Ints
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Kinds with intervals of micro-batches and of the slowest stage's time; arrays [box]."""
+
+    kind: Ints
+    least_m: Ints
+    most_m: Ints
+    low: Floats
+    high: Floats
+    """Some stage takes `low` or more, none more than `high` [ms]."""
+    weight: Floats
+    """y: what a micro-batch's worth of chips counts [ms]."""
+    fill: Floats
+    """phi: share of the rows that count what lies behind the slow stage; (work) has the rest."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def at(self, rows: Ints | Bools) -> Boxes:
+        """Some of them."""
+        return Boxes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    @staticmethod
+    def none() -> Boxes:
+        """No boxes."""
+        whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return Boxes(whole, whole, whole, real, real, real, real)
+
+    @staticmethod
+    def join(parts: Sequence[Boxes]) -> Boxes:
+        """All of several."""
+        names = Boxes.__dataclass_fields__
+        return Boxes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A chain, as the rows of all its stages count it."""
+
+    kind: int
+    items: tuple[int, ...]
+    """Item of every stage, in pipeline order."""
+    layers: tuple[int, ...]
+    chips: tuple[float, ...]
+    """By class."""
+    microbatch_size: int
+    most_m: int
+    """Micro-batches that it has the memory for."""
+    stages_ms: tuple[float, ...]
+    before_ms: tuple[float, ...]
+    """By stage: what fills and drains the pipeline before it, and what follows the pipeline."""
+    behind_ms: tuple[float, ...]
+    """By stage: the way from it to the last one and back."""
+
+    @cached_property
+    def times_ms(self) -> Floats:
+        """Least times of 1, 2, .. micro-batches by (partial) or (window) and (work), not falling [m]."""
+        m = np.arange(1, self.most_m + 1)[:, None]
+        stage, behind = np.array(self.stages_ms), np.array(self.behind_ms)
+        q = np.arange(len(stage))[::-1]
+        partial, window = m * stage + 2 * behind - q * stage, (m + 1) / 2 * stage + behind
+        core = np.maximum(np.where(m >= q + 2, partial, window), m * stage)
+        times: Floats = np.maximum.accumulate((core + np.array(self.before_ms)).max(axis=1))
+        return times
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells chains apart."""
+        return self.kind, self.items, self.layers
+
+    @property
+    def slowest_ms(self) -> float:
+        """Time of its slowest stage."""
+        return max(self.stages_ms)
+
+    def sequences(self, deadline_ms: float) -> int:
+        """Sequences that it runs by a deadline, in whole micro-batches."""
+        return self.microbatch_size * int(np.searchsorted(self.times_ms, deadline_ms, side="right"))
+
+    def time_ms(self, sequences: float) -> float:
+        """When it has run so many sequences, in whole micro-batches; inf where it has not the memory."""
+        m = max(int(np.ceil(sequences / self.microbatch_size * (1 - 1e-12))), 1)
+        return float(self.times_ms[m - 1]) if m <= self.most_m else float("inf")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The chain of a box, and the row that it is bounded by there."""
+
+    column: Column
+    slow: int
+    """Its stage."""
+    by_partial: bool
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A stage of a chain."""
+
+    item: int
+    layers: int
+    time_ms: float
+    hop_ms: float
