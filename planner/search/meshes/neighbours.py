@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, product
+from itertools import groupby
 
 import numpy as np
 
@@ -19,6 +19,8 @@ FIRST_TRIES, MAX_TRIES = 150, 150
 
 Place = tuple[int, tuple[int, ...]]
 """Number of a batch and the shapes of its stages."""
+Blocks = tuple[tuple[int, int], ...]
+"""Shapes, and how many stages in a row have each."""
 
 
 def sequence_of(problem: Problem, batches: Sequence[Batch], plan: Plan) -> Place | None:
@@ -49,23 +51,11 @@ def most_stages(problem: Problem) -> int:
 
 def first_sequences(opener: MeshOpener, most: int) -> list[Place]:
     """Pipelines that give each class one shape and all its chips, the most promising first."""
-    found: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
-    chips = [node_class.num_chips for node_class in opener.problem.cluster.classes]
-    num_layers, limit = opener.problem.model.num_layers, most_stages(opener.problem)
-    for number, batch in enumerate(opener.batches):
-        layer = opener.bounds.layer_s[batch.choice, batch.node_class]
-        by_class = []
-        for c in range(len(chips)):
-            mine = np.flatnonzero(batch.node_class == c)
-            best = mine[np.argsort(layer[mine] * batch.num_chips[mine], kind="stable")[:SHAPES_OF_CLASS]]
-            by_class.append([None, *best.tolist()])
-        for picks in product(*by_class):
-            blocks = [(k, chips[c] // int(batch.num_chips[k])) for c, k in enumerate(picks) if k is not None]
-            p = sum(count for _, count in blocks)
-            if not blocks or p > limit or min(count for _, count in blocks) == 0:
-                continue
-            tau = num_layers / sum(count / float(layer[k]) for k, count in blocks)
-            found.append(((batch.num_microbatches + p - 1) * tau, number, tuple(blocks)))
+    found: list[tuple[float, int, Blocks]] = []
+    for number in range(len(opener.batches)):
+        if opener.clock.is_up:
+            break
+        found += [(time_s, number, blocks) for time_s, blocks in _of_batch(opener, number, most)]
     found.sort()
     places: list[Place] = []
     for _, number, picked in found[:most]:
@@ -76,6 +66,37 @@ def first_sequences(opener: MeshOpener, most: int) -> list[Place]:
             if opener.is_allowed(number, order):
                 places.append((number, order))
     return places
+
+
+def _of_batch(opener: MeshOpener, number: int, most: int) -> list[tuple[float, Blocks]]:
+    """The most promising pipelines of a batch that give each class one shape or none, and their times [s]."""
+    batch, num_layers = opener.batches[number], opener.problem.model.num_layers
+    layer = opener.bounds.layer_s[batch.choice, batch.node_class]
+    options: list[list[int | None]] = []
+    stages, rates = np.zeros(1, dtype=np.int64), np.zeros(1)
+    for c, node_class in enumerate(opener.problem.cluster.classes):
+        mine = np.flatnonzero(batch.node_class == c)
+        best = mine[np.argsort(layer[mine] * batch.num_chips[mine], kind="stable")[:SHAPES_OF_CLASS]]
+        best = best[batch.num_chips[best] <= node_class.num_chips]
+        counts = node_class.num_chips // batch.num_chips[best]
+        options.append([None, *best.tolist()])
+        stages = np.add.outer(stages, np.array([0, *counts])).ravel()
+        rates = np.add.outer(rates, np.array([0.0, *(counts / layer[best])])).ravel()
+    times_s = np.full(len(stages), np.inf)
+    fits = (stages > 0) & (stages <= most_stages(opener.problem))
+    times_s[fits] = (batch.num_microbatches + stages[fits] - 1) * (num_layers / rates[fits])
+    worst_s = np.sort(times_s)[min(most, len(times_s)) - 1]
+    found = []
+    for i in np.flatnonzero(fits & (times_s <= worst_s)).tolist():
+        picks = np.unravel_index(i, [len(of_class) for of_class in options])
+        shapes = [of_class[int(j)] for of_class, j in zip(options, picks, strict=True)]
+        blocks = tuple(
+            (k, opener.chips_of_class[c] // int(batch.num_chips[k]))
+            for c, k in enumerate(shapes)
+            if k is not None
+        )
+        found.append((float(times_s[i]), blocks))
+    return found
 
 
 def improve(opener: MeshOpener, tried: set[Place]) -> None:
