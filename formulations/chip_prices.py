@@ -13,8 +13,8 @@ Model      min  sum_c N[c] z[c]
            s.t. sum_c a[j,c] z[c] >= v[j]           for all j     (worth)
 Size       |C| variables, |J| rows.
 Exact      as the dual of the linear program over the pipelines found: its optimum is the most sequences
-           that fractions of them do together. At prices where no pipeline at all breaks its row it bounds
-           every mix.
+           that fractions of them do together. At prices where all chips are worth the batch, whatever they
+           are, the pipeline that first runs what its chips are worth bounds every mix.
 Leaves out whole numbers of copies and of micro-batches.
 Source     cutting planes for the dual of a program whose columns are generated: J. E. Kelley, "The
            cutting-plane method for solving convex programs", Journal of SIAM 8(4), 1960.

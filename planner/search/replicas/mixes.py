@@ -79,7 +79,7 @@ class Mixes:
             if found.bound_ms > self.bound_ms:
                 self.bound_ms, self.best_price = found.bound_ms, price
             self._keep(found.columns)
-            if not self.columns:
+            if not self.columns or self.is_up():
                 break
             reach_ms, program = self._reach(limit_ms)
             last = price

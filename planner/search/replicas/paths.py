@@ -61,13 +61,11 @@ class Paths:
     def soonest(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, list[Found | None]]:
         """Least time of a chain of each box by its weight and fill, and the chain; the limit without one.
 
-        Boxes that no time was left for have 0.
+        Boxes that no time was left for have 0, and no chain.
         """
         values: Floats = np.zeros(len(boxes))
         found: list[Found | None] = [None] * len(boxes)
         for rows in self._parts(boxes):
-            if self.is_up():
-                break
             part = boxes.at(rows)
             values[rows], stages, trail = self._walk(part, price, limit_ms)
             for row, chain in zip(rows.tolist(), self._backward(part, price, stages, trail), strict=True):
@@ -90,12 +88,14 @@ class Paths:
         partial[:, 0] = 0.0
         window = np.where((boxes.least_m <= longest)[:, None], partial, np.inf)
         state: State = (partial, window, np.full_like(partial, np.inf))
-        trail = []
+        trail: list[Trail] = []
         # What is left cannot cost less than its layers at the least cost of one.
         rest = np.arange(num_layers, -1, -1)
         floors = [floor[:, None] * rest for floor in self._floors(boxes, price)]
         floors[WINDOW] += np.minimum(lent(boxes), 0.0)[:, None]
         for q in range(longest):
+            if self.is_up():
+                return np.zeros(num), np.zeros_like(stages), trail
             trail.append((rows, state))
             first, inner = self._steps(alive, price, q)
             closed = closing(state, first, num_layers)

@@ -46,6 +46,7 @@ from planner.search.replicas.boxes import Boxes, Column, Found
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.refining import CLOSE, Asked, refined
+from planner.search.replicas.space import Ints
 
 COARSE = 1.25
 """Ratio of the ends of a box's times at first."""
@@ -53,8 +54,8 @@ LONGEST = 1e6
 """The same of the box of the longest times."""
 WIDE = 6, 5
 """The same of its micro-batches."""
-ROUNDS = 80
-"""Times that boxes are refined."""
+TOGETHER = 80
+"""Boxes that are evaluated together, those of the least bounds first."""
 MOST_BOXES = 3000
 """Boxes that are evaluated in one look."""
 COLUMNS = 12
@@ -112,6 +113,20 @@ class _Look:
         return [column for _, column in order[:COLUMNS]]
 
 
+def _least_of(pool: _Open, look: _Look) -> tuple[_Open, _Open]:
+    """The boxes of least bounds and the others, those closed that cannot be better."""
+    boxes, values, asked = pool
+    order = np.argsort(values, kind="stable")
+    closed = values[order] >= look.cutoff_ms
+    look.shut_ms = min(look.shut_ms, float(values[order[closed]].min(initial=np.inf)))
+    order = order[~closed]
+
+    def of(rows: Ints) -> _Open:
+        return boxes.at(rows), values[rows], [asked[row] for row in rows.tolist()]
+
+    return of(order[:TOGETHER]), of(order[TOGETHER:])
+
+
 def _pieces(
     boxes: Boxes,
     values: Floats,
@@ -157,24 +172,20 @@ class Pricing:
             Time below which it is enough to know some chain.
         """
         look = _Look(price, limit_ms)
-        asked = self._open(self.first, np.zeros(len(self.first)), [Asked()] * len(self.first), look)
+        pool = self._open(self.first, np.zeros(len(self.first)), [Asked()] * len(self.first), look)
         looked = 0
-        for _ in range(ROUNDS):
-            boxes, values, lines = asked
+        while len(pool[0]) and looked < MOST_BOXES and look.best_ms >= enough_ms and not self.is_up():
+            taken, rest = _least_of(pool, look)
+            boxes, values, asked = taken
             looked += len(boxes)
-            if self.is_up() or not len(boxes) or looked > MOST_BOXES:
-                break
             now, chains = self.paths.soonest(boxes, price, limit_ms)
             values = np.maximum(values, now)
             for chain in chains:
                 look.take(chain)
-            if look.best_ms < enough_ms:
-                asked = boxes, values, lines
-                break
-            pieces = _pieces(boxes, values, now, chains, lines, look)
-            asked = self._open(*pieces, look)
+            pieces = self._open(*_pieces(boxes, values, now, chains, asked, look), look)
+            pool = Boxes.join([pieces[0], rest[0]]), np.append(pieces[1], rest[1]), pieces[2] + rest[2]
         self.evaluated += looked
-        return Priced(min(look.shut_ms, float(asked[1].min(initial=np.inf))), look.columns())
+        return Priced(min(look.shut_ms, float(pool[1].min(initial=np.inf))), look.columns())
 
     def _open(self, boxes: Boxes, values: Floats, lines: list[Asked], look: _Look) -> _Open:
         """Boxes that the least worth of a layer leaves open, with their bounds."""

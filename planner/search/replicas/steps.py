@@ -28,14 +28,14 @@ class Step:
     hops: Floats
     """[box, item, 1]"""
     costs: tuple[Floats, Floats, Floats, Floats]
-    """By what the stage is."""
+    """By what the stage is; a first stage is the slow one or ahead of it."""
     by_partial: Bools
     """Whether a slow stage here counts by (partial), [box]."""
 
-    def least(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Over the items, [box, n]."""
-        behind, window, ahead, slow = (cost.min(axis=1) for cost in self.costs)
-        return behind, window, ahead, slow
+    def least(self, way: int) -> Floats:
+        """Least cost over the items, [box, n]."""
+        least: Floats = self.costs[way].min(axis=1)
+        return least
 
 
 def at_low(boxes: Boxes, share: Floats) -> Floats:
@@ -70,34 +70,39 @@ def make_step(boxes: Boxes, paid: Floats, times: Floats, hop: Floats, behind: in
     taken = np.where(fits, times, 0.0)
     is_slow = fits & (times >= low)
     free = np.where(fits, paid, np.inf)
+    own, by_partial = taken + (ends + starts) * hop, behind <= boxes.least_m - 2
+    # The slow stage: by (partial) times - low counts m' - phi q times, by (window) both parts of it.
+    counted = np.where(
+        wide(by_partial) > 0, least_m - fill * behind, (1 - fill) * least_m + fill * (least_m + 1) / 2
+    )
+    beside = np.where(wide(by_partial) > 0, 0.0, fill * (least_m + 1) / 2 * low + wide(lent(boxes)))
+    hops = (np.where(wide(by_partial) > 0, 2 * fill, fill) * ends + starts) * hop
+    slow = np.where(is_slow, paid + hops + beside + counted * (taken - low), np.inf)
+    ahead = free + own
+    if is_first:
+        return Step(times, hop, (ahead, ahead, ahead, slow), by_partial)
     beyond = np.where(is_slow, np.inf, free)
-    own, over = taken + (ends + starts) * hop, taken - low
-    partial = (least_m - fill * behind) * over + (2 * fill * ends + starts) * hop
-    window = (1 - fill) * least_m * over + fill * (least_m + 1) / 2 * taken
-    window = window + (fill * ends + starts) * hop + wide(lent(boxes))
-    by_partial = behind <= boxes.least_m - 2
-    slow = np.where(is_slow, paid + np.where(by_partial[:, None, None], partial, window), np.inf)
-    costs = beyond + fill * (2 * own - low), beyond + fill * own, free + own, slow
-    return Step(times, hop, costs, by_partial)
+    behind_it = fill * own
+    return Step(
+        times, hop, (beyond + 2 * behind_it - fill * low, beyond + behind_it, ahead, slow), by_partial
+    )
 
 
 def closing(state: State, step: Step, num_layers: int) -> Floats:
     """Least cost of chains whose first stage comes now, [box]."""
-    least = step.least()
-    partial, window, ahead = (s[:, num_layers::-1][:, : least[0].shape[1]] for s in state)
-    slow = np.where(step.by_partial[:, None], partial, window) + least[SLOW]
-    closed: Floats = np.minimum(ahead + least[AHEAD], slow).min(axis=1)
+    partial, window, ahead = (s[:, num_layers::-1][:, : step.times.shape[2]] for s in state)
+    slow = np.where(step.by_partial[:, None], partial, window) + step.least(SLOW)
+    closed: Floats = np.minimum(ahead + step.least(AHEAD), slow).min(axis=1)
     return closed
 
 
 def moved(state: State, step: Step) -> State:
     """The states with one more stage."""
-    least = step.least()
     to_come = np.where(step.by_partial[:, None], state[PARTIAL], state[WINDOW])
     return (
-        _plus(state[PARTIAL], least[PARTIAL]),
-        _plus(state[WINDOW], least[WINDOW]),
-        np.minimum(_plus(state[AHEAD], least[AHEAD]), _plus(to_come, least[SLOW])),
+        _plus(state[PARTIAL], step.least(PARTIAL)),
+        _plus(state[WINDOW], step.least(WINDOW)),
+        np.minimum(_plus(state[AHEAD], step.least(AHEAD)), _plus(to_come, step.least(SLOW))),
     )
 
 
