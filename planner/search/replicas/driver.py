@@ -59,6 +59,8 @@ MOST_PROGRAMS = 40
 """Programs among which the time that is left is divided."""
 NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
 """Most pipelines of a mix: few large ones exchange less."""
+BEYOND = 1 + 1e-9
+"""How far beyond the cutoff bounds are raised, so that rounding never leaves them short of the gap."""
 ROUNDS = 3
 """Times that mixes are chosen and bounded in turn while plans get better."""
 
@@ -116,7 +118,7 @@ class ReplicaSearch(MeshSearch):
             cut = self._narrower("flagscale", MeshSearch, SHARE_OF_LAST) or cut
             if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
                 self.share_up_s = 0.0
-                mixes_s = max(mixes_s, self.mixes.improve(self.frontier.cutoff_s))
+                mixes_s = max(mixes_s, self.mixes.improve(self.frontier.cutoff_s * BEYOND))
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
         work_s = work_bound_s(self.whole) or 0.0
@@ -196,7 +198,7 @@ class ReplicaSearch(MeshSearch):
             if before_s is None:
                 bound_s = max(least_s, mixes.improve_from(least_s))
             else:
-                bound_s = max(least_s, mixes.improve(self.frontier.cutoff_s))
+                bound_s = max(least_s, mixes.improve(self.frontier.cutoff_s * BEYOND))
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
             if before_s is None and not mixes.columns and not is_up():
                 # Not one chain holds the model, however long it may take.

@@ -71,7 +71,7 @@ class Mixes:
         most_ms = most_s / MS - self.exchange_ms
         price, reach_ms = self.best_price, np.inf
         for _ in range(ROUNDS):
-            if self.is_up() or self.bound_ms >= min(most_ms, reach_ms) * (1 - NEAR):
+            if self.is_up() or self.bound_ms >= min(most_ms, reach_ms * (1 - NEAR)):
                 break
             limit_ms = min(most_ms, reach_ms)
             self.looks += 1
@@ -86,7 +86,7 @@ class Mixes:
             price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
             if np.allclose(price, last, rtol=SAME):
                 break
-        return min(self.bound_s, most_s)
+        return most_s if self.bound_ms >= most_ms else self.bound_s
 
     def improve_from(self, least_s: float) -> float:
         """The same without a plan: up to a time by which fractions of some chains run the batch [s]."""
