@@ -89,6 +89,7 @@ PROVIDER = {
     "window_attn_skip_freq": "--window-attn-skip-freq",
     "num_moe_experts": "--num-experts",
     "moe_router_topk": "--moe-router-topk",
+    "moe_router_score_function": "--moe-router-score-function",
     "moe_ffn_hidden_size": "--moe-ffn-hidden-size",
     "moe_shared_expert_intermediate_size": "--moe-shared-expert-intermediate-size",
     "make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",

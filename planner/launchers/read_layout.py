@@ -82,6 +82,13 @@ def _by_layout(flags: Flags, p: int) -> list[list[int]]:
     joined = "|".join(entries)
     if joined.count("E") != 1 or joined.count("L") != 1 or joined[0] != "E" or joined[-1] != "L":
         raise InstanceError(f"layout {text}: needs one E, first, and one L, last", flags.where)
+    placed, wanted = joined.count("m"), flags.number("--mtp-num-layers", 0)
+    if placed != wanted:
+        raise InstanceError(
+            f"layout {text}: has {placed} prediction layers (m), --mtp-num-layers is {wanted}; write "
+            "one m for each",
+            flags.where,
+        )
     return [[entry.count("t") for entry in entries[s::p]] for s in range(p)]
 
 

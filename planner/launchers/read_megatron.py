@@ -112,15 +112,9 @@ def read_arguments(
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     words = tuple(shlex.split(" ".join(line.rstrip().removesuffix("\\") for line in lines)))
-    chosen = _cluster(words, cluster, where)
+    chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     hosts = [node for node, chips in enumerate(_chips_of_nodes(chosen)) for _ in range(chips)]
     return assemble([words] * len(hosts), hosts, chosen, stack, where, None)
-
-
-def _cluster(words: Sequence[str], cluster: str | Cluster, where: str) -> Cluster:
-    if isinstance(cluster, Cluster):
-        return cluster
-    return read_problem(Flags(words, where), cluster, "megatron-core", []).cluster
 
 
 def read_problem(

@@ -52,6 +52,12 @@ def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> Mod
     """The network that the flags of its shape describe."""
     moe = _experts(flags, notes)
     hidden, heads = flags.number("--hidden-size"), flags.number("--num-attention-heads")
+    if hidden % heads and "--kv-channels" not in flags:
+        raise InstanceError(
+            f"--hidden-size {hidden} is no multiple of --num-attention-heads {heads}; give --kv-channels, "
+            "the width of a head",
+            flags.where,
+        )
     fields: dict[str, Any] = {
         "id": "from-script",
         "family": "read from a launch script",

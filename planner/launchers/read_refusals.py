@@ -8,6 +8,7 @@ megatron-core 0.19.2, `megatron/training/arguments.py` (`validate_args`) and
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import get_args
 
 from planner.data.stack import SelectiveModule
@@ -24,6 +25,7 @@ def refusals_of(flags: Flags) -> Iterator[str]:
     yield from _of_recomputation(flags)
     yield from _of_overlap(flags)
     yield from _of_experts(flags)
+    yield from _of_attention(flags)
 
 
 def _of_formats(flags: Flags) -> Iterator[str]:
@@ -46,6 +48,10 @@ def _of_recomputation(flags: Flags) -> Iterator[str]:
     if unknown := [name for name in modules if name not in _MODULES]:
         known = ", ".join(sorted(_MODULES))
         yield f"--recompute-modules {' '.join(unknown)}: no such module; there are {known}"
+    if "mla_up_proj" in modules and "--multi-latent-attention" not in flags:
+        yield "--recompute-modules mla_up_proj without --multi-latent-attention; leave the module out"
+    if "--distribute-saved-activations" in flags and "--sequence-parallel" in flags:
+        yield "--distribute-saved-activations with --sequence-parallel, which shares them; leave it out"
     if "moe_act" in modules and "--moe-grouped-gemm" not in flags:
         yield "--recompute-modules moe_act without --moe-grouped-gemm; add that, or leave the module out"
 
@@ -71,6 +77,12 @@ def _of_experts(flags: Flags) -> Iterator[str]:
         return
     if "--moe-pad-expert-input-to-capacity" in flags and "--moe-expert-capacity-factor" not in flags:
         yield "--moe-pad-expert-input-to-capacity without --moe-expert-capacity-factor, up to which it pads"
+    scores = flags.text("--moe-router-score-function", "softmax")
+    if "--moe-router-enable-expert-bias" in flags and scores == "softmax":
+        yield "--moe-router-enable-expert-bias on a softmax; add --moe-router-score-function sigmoid"
+    experts, groups = flags.number("--num-experts"), flags.number("--moe-router-num-groups", 1)
+    if experts % groups:
+        yield f"--moe-router-num-groups {groups} does not divide the {experts} experts; take a divisor"
     gathered = flags.text("--moe-token-dispatcher-type", "allgather") == "allgather"
     if "--moe-shared-expert-overlap" in flags and gathered:
         yield "--moe-shared-expert-overlap with --moe-token-dispatcher-type allgather; take alltoall or flex"
@@ -81,3 +93,16 @@ def _of_experts(flags: Flags) -> Iterator[str]:
             yield "--overlap-moe-expert-parallel-comm with several stages needs virtual ones; add 2 a rank"
         if flags.text("--recompute-granularity", "none") == "full":
             yield "--overlap-moe-expert-parallel-comm with whole layers recomputed; leave one of the two out"
+
+
+def _of_attention(flags: Flags) -> Iterator[str]:
+    if "--multi-latent-attention" in flags and "--group-query-attention" in flags:
+        yield "--group-query-attention with --multi-latent-attention, which has no such groups; leave it out"
+    if "a2a+p2p" in flags.values.get("--cp-comm-type", ()):
+        cp = flags.number("--context-parallel-size", 1)
+        sizes = flags.values.get("--hierarchical-context-parallel-sizes", ())
+        if prod(int(size) for size in sizes if size.isdigit()) != cp:
+            yield (
+                f"--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes whose product is {cp}: "
+                "ranks that exchange heads, then rings of them"
+            )

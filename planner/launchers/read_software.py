@@ -69,6 +69,12 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
     if "--fp8-param-gather" in flags:
         changes["narrow_parameters"] = True
     instances = flags.number("--num-distributed-optimizer-instances", 1)
+    if gradient_ranks % instances:
+        raise InstanceError(
+            f"--num-distributed-optimizer-instances {instances} does not divide the {gradient_ranks} ranks "
+            "that share a gradient; take a divisor",
+            flags.where,
+        )
     if instances > 1:
         changes["optimizer_shard_size"] = max(gradient_ranks // instances, 1)
     kind = flags.values.get("--cp-comm-type", ())

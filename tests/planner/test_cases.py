@@ -587,6 +587,16 @@ VIRTUAL = "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-ra
             "whole layers recomputed",
         ),
         (VIRTUAL + "--no-overlap-p2p-communication", {}, "on 2 pipeline ranks"),
+        ("--moe-router-enable-expert-bias", EXPERTS, "score-function sigmoid"),
+        ("--moe-router-num-groups 3", EXPERTS, "does not divide the 8 experts"),
+        ("--multi-latent-attention --group-query-attention --num-query-groups 4", {}, "no such groups"),
+        ("--recompute-granularity selective --recompute-modules mla_up_proj", {}, "leave the module out"),
+        ("--context-parallel-size 4 --cp-comm-type a2a+p2p", {}, "whose product is 4"),
+        (
+            "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4",
+            {},
+            "whose product is 4",
+        ),
         (VIRTUAL + "--num-layers-per-virtual-pipeline-stage 8", {}, "give one of them"),
         ("--fp16", {}, "takes one of them"),
         ("", {"max_position_embeddings": 1024}, "is below --seq-length"),
@@ -602,6 +612,14 @@ def test_flags_that_contradict_one_another_are_refused(flags: str, sizes: dict[s
     [
         ("", EXPERTS | {"moe_router_topk": 9}, "top_k 9 exceeds num_experts 8"),
         ("--group-query-attention --num-query-groups 3", {}, "must be a multiple of num_query_groups 3"),
+        ("", {"num_attention_heads": 12}, "give --kv-channels"),
+        ("--use-distributed-optimizer --num-distributed-optimizer-instances 3", {}, "does not divide the 8"),
+        (  # ms-swift wants one m however many layers predict, Megatron-LM one for each
+            "--pipeline-model-parallel-size 2 --mtp-num-layers 2 "
+            "--pipeline-model-parallel-layout Et*16|t*16mL",
+            {},
+            "write one m for each",
+        ),
         (
             "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3",
             {},
