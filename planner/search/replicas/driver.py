@@ -115,7 +115,8 @@ class ReplicaSearch(MeshSearch):
         if pinned_beyond(self.whole) is None:
             self.table = replica_degrees(self.problem, self.table)
             mixes_s = self._mix_all()
-            cut = self._narrower("flagscale", MeshSearch, SHARE_OF_LAST) or cut
+            share = 1.0 if mixes_s >= self.frontier.cutoff_s else SHARE_OF_LAST
+            cut = self._narrower("flagscale", MeshSearch, share) or cut
             if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
                 self.share_up_s = 0.0
                 mixes_s = max(mixes_s, self.mixes.improve(self.frontier.cutoff_s * BEYOND))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from planner.search.meshes import driver
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.driver import MeshSearch
-from planner.search.meshes.neighbours import first_sequences
+from planner.search.meshes.neighbours import SHAPES_OF_CLASS, first_sequences
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.units import count_units
@@ -224,6 +226,37 @@ def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
     assert value(*found[0]) < value(*start)  # type: ignore[arg-type]
     assert found == anneal(times, [start], 0, lambda: False, 150)  # type: ignore[list-item]
     assert all(sum(layers) == problem.model.num_layers for _, layers in found)
+
+
+def test_first_pipelines_are_the_most_promising_of_all_choices_of_one_shape_a_class() -> None:
+    """By listing them all: the same ones first."""
+    search = MeshSearch(problem_of(cluster="1x4 h100-sxm-80gb, 1x4 a100-sxm-40gb, 1x3 l40s-48gb"), None, [])
+    opener = search.make_opener()
+    found: list[tuple[float, int, tuple[tuple[int, int], ...]]] = []
+    for number, batch in enumerate(opener.batches):
+        layer = opener.bounds.layer_s[batch.choice, batch.node_class]
+        shapes = []
+        for c in range(3):
+            mine = np.flatnonzero(batch.node_class == c)
+            kept = mine[np.argsort(layer[mine] * batch.num_chips[mine], kind="stable")[:SHAPES_OF_CLASS]]
+            shapes.append([None, *kept.tolist()])
+        for picks in itertools.product(*shapes):
+            blocks = [
+                (k, (4, 4, 3)[c] // int(batch.num_chips[k])) for c, k in enumerate(picks) if k is not None
+            ]
+            if blocks and min(count for _, count in blocks):
+                rate = sum(count / float(layer[k]) for k, count in blocks)
+                p = sum(count for _, count in blocks)
+                found.append(((batch.num_microbatches + p - 1) * (32 / rate), number, tuple(blocks)))
+    wanted = []
+    for _, number, blocks in sorted(found)[:12]:
+        layer = opener.bounds.layer_s[opener.batches[number].choice, opener.batches[number].node_class]
+        slow_first = sorted(blocks, key=lambda block: (-float(layer[block[0]]), block[0]))
+        for runs in (slow_first, slow_first[::-1])[: len(blocks)]:
+            order = tuple(k for k, count in runs for _ in range(count))
+            if opener.is_allowed(number, order):
+                wanted.append((number, order))
+    assert wanted and first_sequences(opener, 12) == wanted
 
 
 def random_pipeline(
