@@ -181,6 +181,8 @@ def assemble(
     per_step = shape["microbatch_size"] * shape["data_parallel"]
     names = host_names(problem.cluster, node_of_rank[-1] + 1, hosts_file, where, notes)
     fields = plan_fields(flags, lines.values(), problem.stack, notes)
+    if shape["tensor_parallel"] == 1:  # Megatron-LM's parser switches it off
+        fields["sequence_parallel"] = False
     host_of_rank = [names[node] for node in node_of_rank]
     stages = read_stages(problem, flags, lines, ranks, host_of_rank, shape, fields["rank_order"], where)
     plan = Plan(
@@ -216,9 +218,7 @@ def plan_fields(
     """
     selective = next((line for line in lines if is_selective(line)), None)
     return {
-        # On one tensor rank Megatron-LM switches it off.
-        "sequence_parallel": "--sequence-parallel" in flags
-        and flags.number("--tensor-model-parallel-size", 1) > 1,
+        "sequence_parallel": "--sequence-parallel" in flags,
         "dp_mode": _dp_mode(flags),
         "recompute_modules": None if selective is None else read_recompute_modules(selective, stack, notes),
         "rank_order": "tp-cp-ep-pp-dp" if "--use-tp-pp-dp-mapping" in flags else "tp-cp-ep-dp-pp",
