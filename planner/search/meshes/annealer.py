@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.search.meshes.annealing import anneal, mesh_times
-from planner.search.meshes.neighbours import first_sequences
+from planner.search.meshes.neighbours import Place
 from planner.search.meshes.opener import MeshOpener
 from planner.search.relaxation import Found
 
@@ -15,8 +15,6 @@ MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_STARTS = 6
 """Pipelines of a batch to begin with."""
-LOOKS = 400
-"""Pipelines of one shape a class among which the first ones are."""
 
 
 class MeshAnnealer:
@@ -26,6 +24,8 @@ class MeshAnnealer:
         self._opener = opener
         self._next, self._rounds = EVERY, 0
         self._done: set[int] = set()
+        self.blocks: list[Place] = []
+        """Pipelines of one shape a class, the most promising first."""
         self._begun: tuple[int, tuple[int, ...]] | None = None
 
     def look(self, opened: int, bound_s: float | None) -> None:
@@ -68,7 +68,7 @@ class MeshAnnealer:
         if opener.best is not None and opener.best[1] == choice:
             places.append((opener.best[2], opener.best_layers))
         places += opener.promising.get(choice, ())
-        places += [(order, (1,) * len(order)) for of, order in first_sequences(opener, LOOKS) if of == choice]
+        places += [(order, (1,) * len(order)) for of, order in self.blocks if of == choice]
         starts: list[Found] = []
         for order, layers in places:
             if len(starts) < MOST_STARTS and opener.is_allowed(choice, order):

@@ -36,8 +36,8 @@ from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
 from planner.search.space import Pairs
 
-LOOKS = 60
-"""Pipelines of one shape a class that are looked at for first plans."""
+BLOCKS, LOOKS = 400, 120
+"""Choices of one shape a class that are listed, and pipelines of them that are looked at for first plans."""
 GAP_OF_UNIFORM = 0.05
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
 SHARE_OF_UNIFORM = 0.2
@@ -150,7 +150,8 @@ class MeshSearch(Search):
             place = sequence_of(self.problem, opener.batches, plan)
             if place is not None:
                 opener.try_order(*place)
-        for choice, order in first_sequences(opener, LOOKS):
+        self.annealer.blocks = first_sequences(opener, BLOCKS)
+        for choice, order in self.annealer.blocks[:LOOKS]:
             if self.clock.is_up:
                 return
             opener.try_order(choice, order)
