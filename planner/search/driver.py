@@ -37,7 +37,7 @@ from planner.search.progress import Progress
 from planner.search.referee import Referee
 from planner.search.space import fill_fastest, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
-from planner.search.virtual import VirtualOpener
+from planner.search.virtual import FIRST_PAIRS, VirtualOpener
 from planner.search.virtual_items import VirtualItem, turn_of
 from planner.search.virtual_programs import virtual_gap
 from planner.search.wishes import keeps_wishes
@@ -72,6 +72,9 @@ def search(
 class Search:
     """One search; `run` does it."""
 
+    is_listed = True
+    """Whether every part of the space is queued or closed; before that nothing is proven."""
+
     def __init__(
         self,
         problem: Problem,
@@ -104,6 +107,7 @@ class Search:
 
     def _search(self) -> bool:
         """The search itself; whether the time limit cut it."""
+        self.is_listed = False
         self.reporter.report("listing choices", None, None, 0, 0)
         prices = price(self.problem, self.table.degrees)
         referee = Referee(self.problem, prices)
@@ -116,17 +120,18 @@ class Search:
             sends_block = not self.problem.stack.p2p_overlap
             self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
         self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
-        self.frontier.queue.stream(
-            self.pairs.bound_s,
-            lambda i: Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i])),
-        )
+        self.frontier.queue.stream(self.pairs.bound_s, self._pair)
         opener = PartitionOpener if kinds is None else Opener
         self.opener = opener(
             self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
         )
         self.offer_seeds()
-        if not self.incumbent.is_full:
-            self._dive(self.opener)
+        cut = False
+        try:
+            if not self.incumbent.is_full:
+                self._dive(self.opener)
+        except KeyboardInterrupt:  # the rest is listed all the same, so that the plan has its bound
+            cut = True
         if may_mix_stages(self.problem):
             gap = max(self.problem.options.gap, GAP_TOL)
             arguments = self.problem, prices, self.table, self.bounds, self.incumbent, gap, self.clock
@@ -134,7 +139,15 @@ class Search:
         if isinstance(self.opener, Opener):
             self.frontier.queue.turn_of = turn_of
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
-        return self._loop(self.opener, *([self.mixed] if self.mixed else []))
+            try:
+                self.virtual.begin(0 if cut else FIRST_PAIRS)
+            except KeyboardInterrupt:
+                cut = True
+        self.is_listed = True
+        return cut or self._loop(self.opener, *([self.mixed] if self.mixed else []))
+
+    def _pair(self, i: int) -> Pair:
+        return Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
 
     @property
     def frontiers(self) -> list[Frontier[Item]]:
@@ -143,13 +156,15 @@ class Search:
 
     @property
     def bound_s(self) -> float | None:
-        """What no plan of the space undercuts."""
-        return min((f.bound_s for f in self.frontiers if f.bound_s is not None), default=None)
+        """What no plan of the space undercuts; None where nothing is known."""
+        found = [frontier.bound_s for frontier in self.frontiers] if self.is_listed else []
+        return min((bound_s for bound_s in found if bound_s is not None), default=None)
 
     @property
     def whole_bound_s(self) -> float | None:
         """The same for plans without virtual stages."""
-        return min((f.whole_bound_s for f in self.frontiers if f.whole_bound_s is not None), default=None)
+        found = [frontier.whole_bound_s for frontier in self.frontiers] if self.is_listed else []
+        return min((bound_s for bound_s in found if bound_s is not None), default=None)
 
     def offer_seeds(self) -> None:
         """Keep the plans at hand that are legal here."""
@@ -256,11 +271,9 @@ class Search:
         if best is None:
             left_open = interrupted or any(np.isfinite(frontier.floor_s) for frontier in self.frontiers)
             termination = "no_solution_found" if left_open else "infeasible"
-            if left_open:
-                reason = "no plan was found before the search was cut; give it more time"
-            else:
-                reason = self._why_infeasible()
-                bound_s = None
+            reason = "no plan was found before the search was cut; give it more time"
+            if not left_open:
+                reason, bound_s = self._why_infeasible(), None
         else:
             termination = "optimal" if self._is_proven(best.evaluation.step_s) else "feasible"
         return Result(

@@ -72,13 +72,13 @@ class VirtualOpener(VirtualDiver):
         """In the order in which they are opened."""
         self._parts_s: dict[VirtualPair, dict[int, float]] = {}
         self._opened = 0
-        self._open_first(pairs)
+        self._waiting = pairs
 
-    def _open_first(self, pairs: list[tuple[float, VirtualPair]]) -> None:
-        """Open the first pairs and queue the others; an interrupted one too, so that the bound counts it."""
-        opened = 0
+    def begin(self, most: int) -> None:
+        """Open so many pairs and queue the others; an interrupted one too, so that the bound counts it."""
+        pairs, opened = self._waiting, 0
         try:
-            while opened < min(FIRST_PAIRS, len(pairs)) and not self.clock.is_up:
+            while opened < min(most, len(pairs)) and not self.clock.is_up:
                 self.open(*pairs[opened])
                 opened += 1
         finally:
