@@ -135,6 +135,6 @@ def _exchange_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, domain
     if not stack.communicator_gib or model.moe is None:
         return 0.0
     if stack.moe_dispatcher == "deduplicating":
-        return dispatcher_bytes(model.hidden_size, sizes.ep * sizes.etp)
+        return dispatcher_bytes(model, stack, sizes, domain_chips)
     peers = maximum(minimum(sizes.ep, domain_chips) - 1, 0.0)
     return minimum(peers, EXCHANGE_PEERS) * EXCHANGE_BYTES_PER_PEER

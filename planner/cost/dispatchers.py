@@ -1,16 +1,19 @@
-"""Buffers of the library that sends a token once to each rank or node that holds its experts (DeepEP).
+"""Buffers of the libraries that send a token once to each rank or node that holds its experts.
 
-They lie outside the framework's allocator and are made once, for rows in flight and not for a micro-batch:
-csrc/config.hpp of deepseek-ai/DeepEP, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, as
-Megatron-LM asks for them (core/transformer/moe/fused_a2a.py, get_buffer; `moe_deepep_num_sms` = 20).
-HybridEP, which no launch file of ours asks for, holds every token of every rank instead (csrc/hybrid_ep,
-allocate_buffer).
+They lie outside the framework's allocator and are made once. DeepEP's are for rows in flight
+(csrc/config.hpp of deepseek-ai/DeepEP, `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, as
+Megatron-LM asks for them: core/transformer/moe/fused_a2a.py, get_buffer; `moe_deepep_num_sms` = 20).
+HybridEP's hold what comes where every token of every rank is routed to this one (csrc/hybrid_ep of its
+branch hybrid-ep, allocate_buffer, the buffer of both directions shared).
 """
 
 from __future__ import annotations
 
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.operators import HALF
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
 
 CHANNELS = 10.0
 """Two multiprocessors serve one, of 20."""
@@ -30,8 +33,43 @@ ROW_BYTES = 128 * (8.0 + 4.0 + 4.0) + 8.0
 """Beside a row's values: places and weights of 128 experts, 128 scales, and where it came from."""
 
 
-def dispatcher_bytes(hidden_size: int, ranks: Values) -> Values:
-    """Buffers of one rank [bytes]; none where a rank exchanges tokens with no other.
+def dispatcher_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> Values:
+    """Buffers of the library that a stack exchanges tokens with [bytes].
+
+    Parameters
+    ----------
+    domain_chips
+        Chips that fast links join.
+    """
+    ranks = sizes.ep * sizes.etp
+    if stack.dispatcher_library == "deepep":
+        return deepep_bytes(model.hidden_size, ranks)
+    assert model.moe is not None
+    near = minimum(ranks, domain_chips)
+    experts = model.moe.num_experts * near / ranks
+    return hybridep_bytes(model.hidden_size, experts, sizes.routed_tokens, ranks, near)
+
+
+def hybridep_bytes(hidden_size: int, experts: Values, tokens: Values, ranks: Values, near: Values) -> Values:
+    """HybridEP's buffers of one rank [bytes]: rows of all ranks, and three for those of other nodes.
+
+    Parameters
+    ----------
+    experts
+        Routed experts of the ranks below the fast links, a weight of each of which a row brings along.
+    tokens
+        Tokens that one rank sends.
+    near
+        Those of the ranks that fast links join.
+    """
+    row = hidden_size * HALF + 4.0 * experts
+    scales = 4.0 * hidden_size / 128
+    found = tokens * (ranks * (row + scales) + 3 * (ranks / near - 1) * row)
+    return where(ranks > 1, found, 0.0)
+
+
+def deepep_bytes(hidden_size: int, ranks: Values) -> Values:
+    """DeepEP's buffers of one rank [bytes]; none where a rank exchanges tokens with no other.
 
     Parameters
     ----------

@@ -51,6 +51,9 @@ class SoftwareStack(Data):
     moe_dispatcher: Literal["alltoall", "deduplicating"] = "alltoall"
     """How tokens reach experts: each copy on its own, or one copy to a rank or node that holds several of a
     token's experts (DeepEP, HybridEP)."""
+    dispatcher_library: Literal["deepep", "hybridep"] = "deepep"
+    """Whose kernels send one copy: those of DeepEP, whose buffers hold rows in flight, or of HybridEP, whose
+    buffers hold all tokens of all ranks."""
     ep_overlap: bool = False
     """Whether the experts' exchanges run behind another micro-batch's computation."""
     plain_modules: bool = False

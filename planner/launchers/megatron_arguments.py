@@ -156,7 +156,9 @@ def dispatch_arguments(problem: Problem, plan: Plan) -> Arguments:
     stack = problem.stack
     arguments = [option("--moe-token-dispatcher-type", "flex" if sends_once(problem, plan) else "alltoall")]
     if sends_once(problem, plan):
-        arguments.append(switch("--moe-enable-deepep"))
+        is_deepep = stack.dispatcher_library == "deepep"
+        backend = option("--moe-flex-dispatcher-backend", stack.dispatcher_library)
+        arguments.append(switch("--moe-enable-deepep") if is_deepep else backend)
     if stack.moe_permute_fusion:
         arguments.append(switch("--moe-permute-fusion"))
     if stack.ep_overlap and plan.expert_parallel > 1:

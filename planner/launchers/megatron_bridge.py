@@ -160,9 +160,10 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
     """How tokens reach experts, as it is priced and as Megatron-LM's export has it."""
     if problem.model.moe is None:
         return {}
+    library = problem.stack.dispatcher_library
     return {
         "model.moe_token_dispatcher_type": "flex" if args.sends_once(problem, plan) else "alltoall",
-        **({"model.moe_flex_dispatcher_backend": "deepep"} if args.sends_once(problem, plan) else {}),
+        **({"model.moe_flex_dispatcher_backend": library} if args.sends_once(problem, plan) else {}),
         "model.moe_permute_fusion": problem.stack.moe_permute_fusion,
         "model.overlap_moe_expert_parallel_comm": problem.stack.ep_overlap and plan.expert_parallel > 1,
         "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),

@@ -109,10 +109,10 @@ def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
     kind = flags.text("--moe-token-dispatcher-type", "allgather")
     if kind == "allgather":
         notes.append("tokens exchanged all to all; --moe-token-dispatcher-type allgather is not priced")
-    if kind == "flex" and flags.text("--moe-flex-dispatcher-backend", "deepep") == "hybridep":
-        notes.append("memory leaves out HybridEP's buffers, which hold all tokens of all ranks")
+    hybrid = flags.text("--moe-flex-dispatcher-backend", "deepep") == "hybridep"
     return {
         "moe_dispatcher": "deduplicating" if kind == "flex" else "alltoall",
+        "dispatcher_library": "hybridep" if hybrid and kind == "flex" else "deepep",
         "moe_permute_fusion": "--moe-permute-fusion" in flags,
         "ep_overlap": "--overlap-moe-expert-parallel-comm" in flags,
     }

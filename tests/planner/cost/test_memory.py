@@ -10,7 +10,7 @@ import pytest
 
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
-from planner.cost.dispatchers import dispatcher_bytes
+from planner.cost.dispatchers import deepep_bytes, hybridep_bytes
 from planner.cost.memory import layer_activations
 from planner.cost.parameters import layer_parameters, total_parameters
 from planner.cost.prices import PARTS, Degrees
@@ -268,11 +268,30 @@ def test_an_exchange_connects_every_pair_of_a_node() -> None:
 def test_tokens_sent_once_to_a_node_take_buffers_for_rows_in_flight() -> None:
     row = 2 * 7168 + 128 * 16 + 8
     near, far = 10 * 8 * 288 * row, 2 * 10 * (64 / 8) * 140 * row
-    assert dispatcher_bytes(7168, 64.0) == near + far
-    assert dispatcher_bytes(7168, 4.0) == 10 * 4 * 256 * row
-    assert dispatcher_bytes(7168, 1.0) == 0.0
-    some = dispatcher_bytes(7168, np.array([1.0, 64.0, 256.0]))
+    assert deepep_bytes(7168, 64.0) == near + far
+    assert deepep_bytes(7168, 4.0) == 10 * 4 * 256 * row
+    assert deepep_bytes(7168, 1.0) == 0.0
+    some = deepep_bytes(7168, np.array([1.0, 64.0, 256.0]))
     assert some[0] == 0.0 and some[1] == near + far < some[2]
+
+
+def test_hybrideps_buffers_hold_what_comes_if_all_tokens_come_here() -> None:
+    # 4,096 tokens of each of 64 ranks: 7,168 values of 2 bytes, a weight of each of 256 experts, 56 scales.
+    row = 2 * 7168 + 4 * 256
+    assert hybridep_bytes(7168, 256, 4096, 64, 64) == 4096 * 64 * (row + 4 * 56)
+    # Over 8 nodes the rows know 32 experts, and three buffers hold those that come and go between nodes.
+    row = 2 * 7168 + 4 * 32
+    assert hybridep_bytes(7168, 32, 4096, 64, 8) == 4096 * (64 * (row + 4 * 56) + 3 * 7 * row)
+    of = problem(model="deepseek-v3", cluster="16x8 h100-sxm-80gb")
+
+    def fixed_gb(library: str) -> float:
+        changes = {"moe_dispatcher": "deduplicating", "dispatcher_library": library}
+        some = of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
+        degrees = {"data_parallel": 128, "expert_parallel": 64, "expert_tensor_parallel": 1}
+        return float(prices(some, **degrees).fixed_bytes[0, 0] / GB)
+
+    more = hybridep_bytes(7168, 32, 4096, 64, 8) - deepep_bytes(7168, 64.0)
+    assert fixed_gb("hybridep") - fixed_gb("deepep") == pytest.approx(more / GB)
 
 
 def test_maps_of_their_own_copy_their_input_where_no_rank_splits_the_sequence() -> None:

@@ -419,8 +419,8 @@ def test_words_on_software_and_experts_are_read() -> None:
     assert ring.cp_exchange == "p2p"
     assert "--cp-comm-type p2p a2a is not modelled" in notes[-1]
     hybrid = "--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep"
-    read_stack(Flags(hybrid.split()), load_stack("megatron-core"), notes)
-    assert "leaves out HybridEP's buffers" in notes[-1]
+    stack = read_stack(Flags(hybrid.split()), load_stack("megatron-core"), notes)
+    assert (stack.moe_dispatcher, stack.dispatcher_library) == ("deduplicating", "hybridep")
     with pytest.raises(InstanceError, match="which is no number"):
         read_capacity(Flags(["--moe-expert-capacity-factor", "much"]))
 
