@@ -24,7 +24,9 @@ Blocks = tuple[tuple[int, int], ...]
 
 
 def sequence_of(problem: Problem, batches: Sequence[Batch], plan: Plan) -> Place | None:
-    """Where a plan stands among the batches; None where it belongs to none."""
+    """Where a plan stands among the batches; None where it belongs to none, as one whose stages mix chips."""
+    if plan.mixes_chips:
+        return None
     kinds = {stage.recompute for stage in plan.stages}
     wanted = [
         (problem.cluster.class_index(stage.node_class), stage.tensor_parallel, stage.data_parallel)

@@ -12,16 +12,18 @@ from planner import api
 from planner.cost.resharding import hop_between_s
 from planner.data.load import build_problem
 from planner.data.options import Options
+from planner.data.plan import Replica
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.report.targets import cost_in_words
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import config_violations
+from planner.search import driver as whole_driver
 from planner.search.meshes import driver
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.driver import MeshSearch
-from planner.search.meshes.neighbours import SHAPES_OF_CLASS, first_sequences
+from planner.search.meshes.neighbours import SHAPES_OF_CLASS, first_sequences, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.units import count_units
@@ -276,6 +278,23 @@ def random_pipeline(
         if choice is not None:
             best = min(best, opener._evaluated(number, order, choice)[1].step_s)
     return order, best
+
+
+def test_a_plan_whose_stages_mix_chips_begins_no_search_of_whole_ones() -> None:
+    """Its ranks are not all on the class that sets the pace, which may have too few chips."""
+    search = MeshSearch(random_problem(4), None)
+    opener = search.make_opener()
+    found = whole_driver.search(search.problem.model_copy(update={"target": "megatron-lm"}))
+    assert found.plan is not None
+    stage = found.plan.stages[0]
+    ranks = tuple(
+        Replica(node_class=stage.node_class, chip=stage.chip, hosts=stage.hosts[:1], tensor_parallel=degree)
+        for degree in stage.tensor_parallel_degrees
+    )
+    listed = stage.model_copy(update={"replicas": ranks})
+    mixed = found.plan.model_copy(update={"stages": (listed, *found.plan.stages[1:])})
+    assert sequence_of(opener.problem, opener.batches, found.plan) is not None
+    assert sequence_of(opener.problem, opener.batches, mixed) is None
 
 
 def test_a_search_ends_by_itself_where_parts_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
