@@ -70,12 +70,18 @@ def _start_few(script: str, num_nodes: int, settings: Mapping[str, str]) -> Laun
         members = [node for node, _ in run]
         first, last = (start_as_node(script, node, settings) for node in (members[0], members[-1]))
         alike = [_at(first, node) for node in members]
-        if (last.launcher, last.arguments) != (alike[-1].launcher, alike[-1].arguments):
+        if _in_common(last) != _in_common(alike[-1]):
             raise Refused(f"nodes {members[0]} and {members[-1]} have the same line but start differently")
         for start in alike:
             nodes.append(start)
             arguments += arguments_of_ranks(start, len(arguments))
     return Launch(tuple(nodes), tuple(arguments))
+
+
+def _in_common(start: NodeStart) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What two nodes of a run start alike: all but where each keeps its logs."""
+    launcher = {name: value for name, value in start.launcher.items() if name != "log-dir"}
+    return launcher, tuple(start.arguments)
 
 
 def _at(start: NodeStart, node: int) -> NodeStart:
