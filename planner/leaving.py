@@ -11,7 +11,7 @@ from planner.data.result import Result
 from planner.errors import SolverError
 from planner.tolerances import BOUND_TOL
 
-LEAVING_SHARE = 0.02
+LEAVING_SHARE = 0.03
 """Part of a time limit that is kept for what follows the search: last check, tables, end of the process.
 
 With the piece of work that a search has in hand when its time is up, a run then ends within 5% of its limit.
