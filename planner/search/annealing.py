@@ -9,10 +9,6 @@ The random numbers come from the user's seed, so that runs repeat.
 
 Short pipelines are valued by their events, long ones by the pipeline rows without spans, which take less
 time and say as much there. Whatever comes of it the referee judges.
-
-References
-----------
-S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by simulated annealing", Science 220, 1983.
 """
 
 from __future__ import annotations
@@ -30,20 +26,14 @@ from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
 from planner.search.relaxation import Found
 from planner.search.tables import ClassTables, Tables
+from planner.search.walkers import WALKERS, Cooling, walk
 from planner.search.walks import Ints
 from planner.simulate.alternating import alternating_stage_ends_s
 from planner.units import MS
 
 Bools = NDArray[np.bool_]
 
-WALKERS = 48
-STEPS = 1200
-WARMTH = 2e-3
-"""Loss that the first step keeps with probability 1/e, relative to the step time; it cools to nothing."""
-FOLLOW_EVERY = 150
-"""Steps after which the last quarter of the walkers goes on from where the first quarter is."""
-LOOK_AT_CLOCK = 50
-"""Steps between two looks at the clock."""
+COOLING = Cooling(steps=1200, warmth=2e-3, follow_every=150)
 MOST_ORDERS = 4
 """Orders handed over at the end."""
 MOST_WAVES = 160
@@ -144,25 +134,13 @@ def anneal(
     order = np.array([begun for begun, _ in starts] * number)[:WALKERS]
     layers = np.array([split for _, split in starts] * number)[:WALKERS]
     value = times.values_ms(order, layers)
-    best_order, best_layers, best = order.copy(), layers.copy(), value.copy()
     limits = np.array(fewest), np.array(most)
-    for step in range(STEPS):
-        if step % LOOK_AT_CLOCK == 0 and is_up():
-            break
+
+    def change(order: Ints, layers: Ints) -> tuple[Ints, Ints, Floats]:
         new_order, new_layers, legal = _changed(order, layers, *limits, random)
-        new = np.where(legal, times.values_ms(new_order, new_layers), np.inf)
-        warmth = WARMTH * (1 - step / STEPS) ** 2 * best.min()
-        kept = new <= value - warmth * np.log1p(-random.random(len(value)))
-        order = np.where(kept[:, None], new_order, order)
-        layers = np.where(kept[:, None], new_layers, layers)
-        value = np.where(kept, new, value)
-        better = value < best
-        best_order[better], best_layers[better] = order[better], layers[better]
-        best = np.where(better, value, best)
-        if step % FOLLOW_EVERY == FOLLOW_EVERY - 1:
-            rank = np.argsort(value, kind="stable")
-            ahead, behind = rank[: WALKERS // 4], rank[-(WALKERS // 4) :]
-            order[behind], layers[behind], value[behind] = order[ahead], layers[ahead], value[ahead]
+        return new_order, new_layers, np.where(legal, times.values_ms(new_order, new_layers), np.inf)
+
+    best_order, best_layers, best = walk(order, layers, value, change, COOLING, random, is_up)
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for walker in np.argsort(best, kind="stable").tolist():
         if np.isfinite(best[walker]):

@@ -12,7 +12,7 @@ Whatever comes of it the referee judges.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +21,18 @@ from formulations.pipeline_rows import step_bound
 from planner.cost.prices import Floats, Prices
 from planner.cost.resharding import hops_between_s
 from planner.data.problem import Problem
-from planner.search.annealing import LOOK_AT_CLOCK, MOST_ORDERS, WALKERS
+from planner.search.annealing import MOST_ORDERS
 from planner.search.degrees import allowed_stages
 from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch, ends_match
 from planner.search.relaxation import Found
+from planner.search.walkers import WALKERS, Cooling, walk
 from planner.simulate.alternating import alternating_stage_ends_s
 from planner.units import MS
 
 Bools = NDArray[np.bool_]
 
-STEPS = 500
-WARMTH = 0.01
-"""Loss that the first step keeps with probability 1/e, relative to the step time; it cools to nothing."""
-FOLLOW_EVERY = 100
-"""Steps after which the last quarter of the walkers goes on from where the first quarter is."""
+COOLING = Cooling(steps=500, warmth=0.01, follow_every=100)
 MOST_WAVES = 48
 """Micro-batches and stages up to which a pipeline is valued by its events, which costs more with each."""
 NOTHING = -1
@@ -182,7 +179,7 @@ def anneal(
     starts: Sequence[Found],
     seed: int,
     is_up: Callable[[], bool],
-    steps: int = STEPS,
+    steps: int = COOLING.steps,
 ) -> list[Found]:
     """The best pipelines met with their layers, the best first.
 
@@ -199,26 +196,14 @@ def anneal(
         begun, split = starts[walker % len(starts)]
         order[walker, longest - len(begun) :], layers[walker, longest - len(begun) :] = begun, split
     value = times.values_ms(order, layers)
-    best_order, best_layers, best = order.copy(), layers.copy(), value.copy()
     draw = _Draw(times)
-    for step in range(steps):
-        if step % LOOK_AT_CLOCK == 0 and is_up():
-            break
+
+    def change(order: Ints, layers: Ints) -> tuple[Ints, Ints, Floats]:
         new_order, new_layers = draw.changed(order, layers, random)
-        new = times.values_ms(new_order, new_layers)
-        least = best.min()
-        warmth = WARMTH * (1 - step / steps) ** 2 * (least if np.isfinite(least) else 1.0)
-        kept = new <= value - warmth * np.log1p(-random.random(len(value)))
-        order = np.where(kept[:, None], new_order, order)
-        layers = np.where(kept[:, None], new_layers, layers)
-        value = np.where(kept, new, value)
-        better = value < best
-        best_order[better], best_layers[better] = order[better], layers[better]
-        best = np.where(better, value, best)
-        if step % FOLLOW_EVERY == FOLLOW_EVERY - 1:
-            rank = np.argsort(value, kind="stable")
-            ahead, behind = rank[: WALKERS // 4], rank[-(WALKERS // 4) :]
-            order[behind], layers[behind], value[behind] = order[ahead], layers[ahead], value[ahead]
+        return new_order, new_layers, times.values_ms(new_order, new_layers)
+
+    cooling = replace(COOLING, steps=steps)
+    best_order, best_layers, best = walk(order, layers, value, change, cooling, random, is_up)
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for walker in np.argsort(best, kind="stable").tolist():
         if np.isfinite(best[walker]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,7 @@ def test_a_plan_is_valued_as_the_referee_values_it(seed: int) -> None:
 
 
 def test_annealed_plans_keep_the_limits_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annealing, "STEPS", 160)
+    monkeypatch.setattr(annealing, "COOLING", replace(annealing.COOLING, steps=160))
     judge, table = judge_of(503)
     choice, stages = pair_of(judge, table)
     plan = some_plan(judge, table, choice, stages)
