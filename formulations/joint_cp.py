@@ -5,7 +5,7 @@ least that makes its layers fit, by table, so that there is no big-M and no tole
 
 Sets       s, i, j, e in S                stages 0 .. p-1, in pipeline order
            k, l in K                      classes of nodes
-Data       L, m, K[k], c[k,l], q          as in `joint`
+Data       L, m, most[k], c[k,l], q       as in `joint`
            kw, rw, J, rj                  as in `joint`
            tick                           unit of time, a power of two [ms]
            D[s,k]                         counts n >= 1 that fit s on k with some recomputation
@@ -22,7 +22,7 @@ Variables  z[s,k]    binary               s runs on k
            T, O                           end of the last stage with its reduction; what follows
 Model      min  T + O
            s.t. sum_k z[s,k] = 1                                           (placed)
-                sum_s z[s,k] <= K[k]                                       (available)
+                sum_s z[s,k] <= most[k]                                    (available)
                 sum_l H[s,k,l] = z[s,k],  sum_k H[s,k,l] = z[s+1,l]        (hop)
                 sum_{s,k} n[s,k] = L                                       (assign)
                 n[s,k] >= 1 if z[s,k], else n[s,k] = 0                     (held)
@@ -45,7 +45,8 @@ Model      min  T + O
                 with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
-Size       p |K| integers of at most L + 1 values, p |K|^2 binaries, 3 p |K| tables, p^2 + 20 p rows.
+Size       p |K| integers of at most L + 1 values, p |K| + (p-1) |K|^2 binaries, 3 p |K| tables; with these at
+           most p^2 + 8 p |K| + 21 p rows.
 Exact      as `joint`, within 1e-7 of the objective: every time is computed in floats and rounded *down* to
            ticks, memory not at all; the proof in `stage_selection_cp` (Rounding) holds word for word, with
            the least bottleneck over all orders, that of stages each of which takes its fastest class for
@@ -64,6 +65,7 @@ import numpy as np
 
 from formulations import solvers
 from formulations.joint_data import JointData, JointResult, Pair, check_one_kind, order_data
+from formulations.joint_ticks import JointTicks, joint_ticks
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
     PipelineTimes,
@@ -74,24 +76,7 @@ from formulations.pipeline_constraints import (
     to_integer,
 )
 from formulations.stage_selection_data import objective_ms
-from formulations.stage_selection_tables import (
-    RecomputeTable,
-    least_bottleneck_of_ms,
-    least_recompute,
-    stage_times_ms,
-    with_least_recompute,
-)
-from formulations.stage_selection_ticks import Ints, Ticks, most_loss, tick_ms, times_in_ticks
-
-
-@dataclass(frozen=True)
-class JointTicks:
-    """Times in ticks: of every stage on every class, and of the sends between two classes."""
-
-    tick_ms: float
-    of_class: tuple[Ticks, ...]
-    send: Ints
-    """[class, class]"""
+from formulations.stage_selection_tables import least_recompute, with_least_recompute
 
 
 @dataclass(frozen=True)
@@ -105,20 +90,6 @@ class Variables:
     reduction: dict[Pair, Any]
     times: PipelineTimes
     follow: Any
-
-
-def joint_ticks(data: JointData, tables: tuple[RecomputeTable, ...]) -> JointTicks:
-    """All times in ticks of one length; infinite bottlenecks leave the length at 1 ms."""
-    first = data.of_class[0]
-    pairs = list(zip(data.of_class, tables, strict=True))
-    fastest = np.min([stage_times_ms(of_class, table) for of_class, table in pairs], axis=0)
-    bottleneck_ms = least_bottleneck_of_ms(fastest, first.num_layers)
-    tick = tick_ms(data.num_stages, first.num_microbatches, most_loss(first.num_layers), bottleneck_ms)
-    return JointTicks(
-        tick_ms=tick,
-        of_class=tuple(times_in_ticks(of_class, table, tick) for of_class, table in pairs),
-        send=np.floor(data.send_ms / tick).astype(np.int64),
-    )
 
 
 def build(data: JointData, ticks: JointTicks) -> tuple[Any, Variables]:
@@ -153,14 +124,15 @@ def _variables(model: Any, data: JointData, ticks: JointTicks) -> Variables:
     horizon = data.of_class[0].num_microbatches * int(
         longest.sum() + 2 * ticks.send.max() * (data.num_stages - 1)
     )
-    most_after = max(int(_table(of_class, of_class.reduction).max()) for of_class in ticks.of_class)
-    most_follow = max(int(_table(of_class, of_class.follow).max()) for of_class in ticks.of_class)
+    most_after, most_follow = (
+        max(int(ticks.table(name, at).max()) for at in data.pairs) for name in ("reduction", "follow")
+    )
 
     def counts(s: int, k: int) -> Any:
         return cp_model.Domain.from_values([0, *np.flatnonzero(ticks.of_class[k].fits[s]).tolist()])
 
     def ticked(name: str, table: str) -> dict[Pair, Any]:
-        most = {at: int(_looked_up(ticks, table, at).max()) for at in data.pairs}
+        most = {at: int(ticks.table(table, at).max()) for at in data.pairs}
         return {(s, k): model.new_int_var(0, most[s, k], f"{name}_{s}_{k}") for s, k in data.pairs}
 
     def times(name: str, most: int) -> list[Any]:
@@ -203,19 +175,6 @@ def _variables(model: Any, data: JointData, ticks: JointTicks) -> Variables:
         ),
         follow=model.new_int_var(0, most_follow, "O"),
     )
-
-
-def _table(ticks: Ticks, times: Ints) -> Ints:
-    """A table [stage, n], 0 where n layers do not fit."""
-    table: Ints = np.where(ticks.fits, times, 0)
-    return table
-
-
-def _looked_up(ticks: JointTicks, name: str, at: Pair) -> Ints:
-    """The row of a table for a stage on a class, [n]; 0 for no layers and where they do not fit."""
-    of_class = ticks.of_class[at[1]]
-    row: Ints = _table(of_class, getattr(of_class, name))[at[0]]
-    return row
 
 
 def add_placed(model: Any, data: JointData, var: Variables) -> None:
@@ -269,7 +228,7 @@ def add_reduction(model: Any, ticks: JointTicks, var: Variables) -> None:
 def add_follow_up(model: Any, ticks: JointTicks, var: Variables) -> None:
     """After all stages have met, the slowest optimizer and gathering end the step."""
     for s, k in var.n:
-        own = model.new_int_var(0, int(_looked_up(ticks, "follow", (s, k)).max()), f"o_{s}_{k}")
+        own = model.new_int_var(0, int(ticks.table("follow", (s, k)).max()), f"o_{s}_{k}")
         _look_up(model, ticks, "follow", (s, k), var, own, "follow_up_time")
         model.add(var.follow >= own).with_name(f"follow_up_{s}_{k}")
 
@@ -278,7 +237,7 @@ def _look_up(
     model: Any, ticks: JointTicks, table: str, at: Pair, var: Variables, target: Any, name: str
 ) -> None:
     """`target` equals the table's entry for the layers of a stage on a class."""
-    row = _looked_up(ticks, table, at).tolist()
+    row = ticks.table(table, at).tolist()
     model.add_element(var.n[at], row, target).with_name(f"{name}_{at[0]}_{at[1]}")
 
 

@@ -14,6 +14,7 @@ Data       L, m                           layers, micro-batches
            z[s,a,e]                       gradient reduction that stays exposed, with its tail
            o[s,a,e]                       optimizer and exposed gathering, with what follows all stages
            c[s]                           send to the next stage
+           K                              what every split adds (tied embeddings)
            q[s] = p - 1 - s               stages behind s
            k[s], r[s]                     m - 1 = k (q + 1) + r
            J[s,i], rj[s,i]                m - 2 - q = J (i - s + 1) + rj, where m >= q + 2
@@ -22,7 +23,7 @@ Variables  w[s,a,e]  binary               stage s holds layers a .. e - 1
            A[s], Y[s], C[s], R[s]         as in `joint`: first and last round trip, core, reach
            U1[s], U2[s], P1[s], P2[s]     as in `joint`: longest passes, ways through the pipeline
            T, O                           end of the last stage with its reduction; what follows
-Model      min  T + O
+Model      min  T + O + K
            s.t. sum_{a,e} w[s,a,e] = 1                                     (placed)
                 sum_a w[s,a,l] = sum_e w[s+1,l,e]        for s < p-1, l    (contiguous)
                 F[s] = sum f w,  B[s] = sum b w,  Z[s] = sum z w           (stage_time)
@@ -42,8 +43,9 @@ Model      min  T + O
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
                 sum over the cuts of s of w <= p - 1 for excluded cuts     (exclude)
+Cuts       `tighten_cutoff`: proof with the function.
 Size       at most p L^2 / 2 binaries, of which `tighten_cutoff` leaves those of stages that a better plan
-           may hold; p L + p^2 + 20 p rows.
+           may hold; at most p L + p^2 + 24 p rows.
 Exact      for whole layers and a fixed class of every stage; the objective is a lower bound on the
            referee's step time (see `pipeline_rows`).
 Leaves out virtual stages.

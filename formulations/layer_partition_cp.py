@@ -30,7 +30,8 @@ Model      min  T + O
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
                 not all of the w of excluded cuts                          (exclude)
                 T + O <= what the caller can still use                     (cutoff)
-Size       at most p L^2 / 2 binaries, p L + p^2 + 20 p rows.
+Cuts       `tighten_cutoff`, `tighten_incumbent`: proofs with the functions.
+Size       at most p L^2 / 2 binaries, p L + p^2 + 24 p rows.
 Exact      as `layer_partition`, within 1e-7 of the objective: f, b, z, o and c are rounded *down* to ticks,
            each losing less than one. Every row, written out over the times, has factors that are whole and
            not negative (the drain that (end) takes off is part of R), so the objective of each split in
@@ -38,7 +39,7 @@ Exact      as `layer_partition`, within 1e-7 of the objective: f, b, z, o and c 
            below by less than the largest sum of the factors of a row and one tick for O; `tick_ms` makes
            this at most 1e-7 of m times the least bottleneck, which no split undercuts. The objective of
            the split is evaluated in floats.
-Leaves out what `layer_partition` leaves out.
+Leaves out what `layer_partition` leaves out; its constant is added to objective and bound afterwards.
 Source     as `layer_partition`.
 """
 

@@ -19,17 +19,20 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerPartitionData:
-    """Costs by stage, first layer and end; names as in the module docstring; inf where layers do not fit."""
+    """Costs by stage, first layer and end, inf where layers do not fit.
+
+    In the docstring of `layer_partition` these are, in order: m, f, b, z, o, c, K.
+    """
 
     num_microbatches: int
     forward_ms: Floats
     """[stage, first, end]"""
     backward_ms: Floats
-    """[stage, first, end]"""
+    """[stage, first, end] with what the layers recompute."""
     reduction_ms: Floats
-    """[stage, first, end]"""
+    """[stage, first, end] exposed, with its tail."""
     follow_ms: Floats
-    """[stage, first, end]"""
+    """[stage, first, end] optimizer and exposed gathering, with its tail."""
     send_ms: Floats
     """[stage] the last is 0."""
     constant_ms: float

@@ -26,6 +26,9 @@ from formulations.options import SolveOptions, Status
 from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
 
+LEAST_LIMIT_S = 1e-3
+"""Least time that a solver gets [s]: MathOpt and CP-SAT refuse a negative limit. Ours."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -84,7 +87,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
         node_limit=options.node_limit,
     )
     program = mathopt.Model.from_model_proto(model_proto(model))
-    with _stdout_to_stderr(silence=True):
+    with _silent_stdout():
         try:
             result = mathopt.solve(program, kinds[options.solver], params=parameters)
         except (AttributeError, ValueError, RuntimeError) as error:
@@ -114,7 +117,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
 def _limit(options: SolveOptions) -> datetime.timedelta | None:
     if options.time_limit_s is None:
         return None
-    return datetime.timedelta(seconds=max(options.time_limit_s, 1e-3))
+    return datetime.timedelta(seconds=max(options.time_limit_s, LEAST_LIMIT_S))
 
 
 def _solve_cbc(model: pulp.LpProblem, options: SolveOptions) -> Solution:
@@ -151,7 +154,7 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
     solver.parameters.cp_model_probing_level = 0
     solver.parameters.symmetry_level = 0
     if options.time_limit_s is not None:
-        solver.parameters.max_time_in_seconds = max(options.time_limit_s, 1e-3)
+        solver.parameters.max_time_in_seconds = max(options.time_limit_s, LEAST_LIMIT_S)
     code = solver.solve(model)
     if code == cp_model.MODEL_INVALID:
         raise SolverError(f"CP-SAT refuses the model: {model.validate()}")
@@ -164,15 +167,15 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
 
 
 @contextmanager
-def _stdout_to_stderr(*, silence: bool) -> Iterator[None]:
+def _silent_stdout() -> Iterator[None]:
     """Keep file descriptor 1 clean: HiGHS inside OR-Tools 9.15 writes there whatever it is told."""
     sys.stdout.flush()
     saved = os.dup(1)
-    target = os.open(os.devnull, os.O_WRONLY) if silence else os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(target, 1)
+        os.dup2(nowhere, 1)
         yield
     finally:
         os.dup2(saved, 1)
         os.close(saved)
-        os.close(target)
+        os.close(nowhere)

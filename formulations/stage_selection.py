@@ -13,7 +13,7 @@ Data       L                              layers of the model
            c[s]                           send to the next stage
            a[s], a0[s]                    memory of a layer with its micro-batches in flight; of all else
            v1[s], v2[s]                   memory that recomputing core attention, or all, of a layer saves
-           w[s], w1[s]                    more passing memory where any layer is recomputed in full; in part
+           w2[s], w1[s]                   more passing memory where any layer is recomputed in full; in part
            M[s]                           memory limit
            r[s], r0[s], rt[s]             gradient reduction a layer; of embedding and head; tail
            rb[s], rb0[s]                  the first two where s reduces in one bucket, which only hides behind
@@ -26,6 +26,7 @@ Data       L                              layers of the model
                                           they differ, l1[s], lv[s] how their core attention does; l1[s] also
                                           holds that of the layers beside the head
            l0[s]                          fewest layers of s: one, or l[s]
+           K                              what every choice adds (tied embeddings)
            A, A'                          where all stages recompute one number of layers in full (or all they
                                           have): the least and the most of it
 Variables  n[s]      whole, l0 .. N       layers
@@ -33,20 +34,21 @@ Variables  n[s]      whole, l0 .. N       layers
            k1[s]     whole, 0 .. N        layers whose core attention is recomputed: none or all of s
            x[s]      binary               some layer of s is recomputed in full
            y[s]      binary               core attention of s is recomputed
-           h[s]      binary               s recomputes all its layers, which are fewer than A
+           all[s]    binary               s recomputes all its layers, which may be fewer than A
            F[s], B[s]                     forward and backward of s
            Z[s], G[s]                     reduction and gathering that stay exposed
            T, O                           end of the last stage with its reduction; what follows
-Model      min  T + O
+           up[s], down[s] binary          s holds more, or fewer, layers than in an excluded choice n'
+Model      min  T + O + K
            s.t. sum_s n[s] = L                                             (assign)
                 u[s] <= n[s],  u[s] <= N[s] x[s],  u[s] >= x[s]            (recomputed)
                 k1[s] <= n[s],  k1[s] <= N[s] y[s],
                 k1[s] >= n[s] - N[s] (1 - y[s])                            (selective)
                 x[s] + y[s] <= 1                                           (one_kind)
-                with A:  x[s] = 1,  u[s] <= A',  u[s] >= A (1 - h[s]),
-                u[s] >= n[s] - N[s] (1 - h[s])                             (alike)
+                with A:  x[s] = 1,  u[s] <= A',  u[s] >= A (1 - all[s]),
+                u[s] >= n[s] - N[s] (1 - all[s])                           (alike)
                 a[s] n[s] - v2[s] u[s] - v1[s] k1[s] - lv[s] y[s]
-                     + w[s] x[s] + w1[s] y[s] + a0[s] <= M[s]              (memory)
+                     + w2[s] x[s] + w1[s] y[s] + a0[s] <= M[s]             (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
                 B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
                 Z[s] >= r[s] n[s] + r0[s] - e B[s],
@@ -54,9 +56,14 @@ Model      min  T + O
                 G[s] >= h[s] n[s] + h0[s] - e F[s],  G[s] >= 0             (gathering)
                 O >= o[s] n[s] + o0[s] + G[s] + ht[s]                      (follow_up)
                 T >= sum_{i<s} (F[i] + c[i]) + row(F, B) + sum_{j<=i<s} (B[i] + c[i]) + Z[j] + rt[j]
-                     for every j <= s and every row of s, added when violated   (pipeline)
-                n not equal to an excluded n'                              (exclude)
-Size       5p integers, 10p rows, and some ten to thirty rows of (pipeline) added lazily, of O(p^2).
+                     for every j <= s and every row of s, added when violated; j = 0 alone for
+                     (through) and (flush)                                 (pipeline)
+                n[s] >= (n'[s] + 1) up[s],
+                n[s] <= n'[s] - 1 + (N[s] - n'[s] + 1) (1 - down[s]),
+                sum_s (up[s] + down[s]) >= 1  for every excluded n'        (exclude)
+Cuts       `tighten_recompute`, `tighten_bottleneck`: proofs in `stage_selection_cuts`.
+Size       5p integers, 14p + 1 rows, and some ten to thirty rows of (pipeline) added lazily, of O(p^2);
+           with A p binaries and 4p rows more.
 Exact      for whole layers and a fixed class of every stage; the objective is a lower bound on the
            referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
            that fits is best for the referee too: a shorter backward ends every piece of work no later,
@@ -74,13 +81,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
 import pulp
 
 from formulations import solvers
 from formulations.options import SolveOptions
 from formulations.pipeline_rows import RowName, row_coefficients
 from formulations.row_search import RowProgram, RowSearch, first_rows, relaxed
+from formulations.stage_constraints import (
+    add_backward_time,
+    add_follow_up,
+    add_forward_time,
+    add_gathering,
+    add_memory,
+    add_one_kind,
+    add_recomputed,
+    add_reduction,
+    add_selective,
+    make_place,
+    read_place,
+)
 from formulations.stage_selection_cuts import Variables, tighten_bottleneck, tighten_recompute
 from formulations.stage_selection_data import (
     PipelineRow,
@@ -88,7 +107,6 @@ from formulations.stage_selection_data import (
     StageSelectionData,
     StageSelectionResult,
     least_layers,
-    most_full_saves_gib,
     most_layers,
 )
 
@@ -99,43 +117,33 @@ TIGHTENINGS = ("recompute", "bottleneck")
 def build(data: StageSelectionData) -> tuple[pulp.LpProblem, Variables]:
     """The program without (pipeline) rows, which `solve` adds as they are violated."""
     model = pulp.LpProblem("stage_selection", pulp.LpMinimize)
-    variables = _variables(data)
-    model += variables.end + variables.follow + data.constant_ms
-    add_assign(model, data, variables)
-    add_recomputed(model, data, variables)
-    add_selective(model, data, variables)
-    add_one_kind(model, data, variables)
-    add_alike(model, data, variables)
-    add_memory(model, data, variables)
-    add_forward_time(model, data, variables)
-    add_backward_time(model, data, variables)
-    add_reduction(model, data, variables)
-    add_gathering(model, data, variables)
-    add_follow_up(model, data, variables)
-    return model, variables
+    var = _variables(data)
+    model += var.end + var.follow + data.constant_ms
+    add_assign(model, data, var)
+    add_recomputed(model, var.places)
+    add_selective(model, var.places)
+    add_one_kind(model, var.places)
+    add_alike(model, data, var)
+    add_memory(model, var.places)
+    add_forward_time(model, var.places, var.forward)
+    add_backward_time(model, var.places, var.backward)
+    add_reduction(model, var.places, var.backward, var.reduction)
+    add_gathering(model, var.places, var.forward, var.gathering)
+    add_follow_up(model, var.places, var.gathering, var.follow)
+    return model, var
 
 
 def _variables(data: StageSelectionData) -> Variables:
-    stages = range(data.num_stages)
-    most = most_layers(data)
-
-    def whole(name: str, least: int) -> list[pulp.LpVariable]:
-        return [
-            pulp.LpVariable(f"{name}_{s}", least, max(int(most[s]), least), cat="Integer") for s in stages
-        ]
-
-    def binary(name: str) -> list[pulp.LpVariable]:
-        return [pulp.LpVariable(f"{name}_{s}", cat="Binary") for s in stages]
+    least, most = least_layers(data), most_layers(data)
 
     def positive(name: str) -> list[pulp.LpVariable]:
-        return [pulp.LpVariable(f"{name}_{s}", 0) for s in stages]
+        return [pulp.LpVariable(f"{name}_{s}", 0) for s in range(data.num_stages)]
 
     return Variables(
-        n=_layer_counts(data),
-        u=whole("u", 0),
-        k1=whole("k1", 0),
-        x=binary("x"),
-        y=binary("y"),
+        places=[
+            [make_place(str(s), s, data, least=int(least[s]), most=int(most[s]), taken=1)]
+            for s in range(data.num_stages)
+        ],
         forward=positive("F"),
         backward=positive("B"),
         reduction=positive("Z"),
@@ -145,116 +153,22 @@ def _variables(data: StageSelectionData) -> Variables:
     )
 
 
-def _layer_counts(data: StageSelectionData) -> list[pulp.LpVariable]:
-    least, most = least_layers(data), most_layers(data)
-    return [
-        pulp.LpVariable(f"n_{s}", int(least[s]), max(int(most[s]), int(least[s])), cat="Integer")
-        for s in range(data.num_stages)
-    ]
-
-
 def add_assign(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
     """Every layer runs on exactly one stage."""
     model += pulp.lpSum(var.n) == data.num_layers, "assign"
-
-
-def add_recomputed(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Layers are recomputed in full only where the stage holds them and says so."""
-    most = most_layers(data)
-    for s in range(data.num_stages):
-        model += var.u[s] <= var.n[s], f"recomputed_held_{s}"
-        model += var.u[s] <= int(most[s]) * var.x[s], f"recomputed_said_{s}"
-        model += var.u[s] >= var.x[s], f"recomputed_some_{s}"
-
-
-def add_selective(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Core attention is recomputed in all layers of a stage or in none."""
-    most = most_layers(data)
-    for s in range(data.num_stages):
-        big = max(int(most[s]), 1)
-        model += var.k1[s] <= var.n[s], f"selective_held_{s}"
-        model += var.k1[s] <= big * var.y[s], f"selective_said_{s}"
-        model += var.k1[s] >= var.n[s] - big + big * var.y[s], f"selective_all_{s}"
-
-
-def add_one_kind(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """A stage recomputes core attention or whole layers, not both."""
-    for s in range(data.num_stages):
-        model += var.x[s] + var.y[s] <= 1, f"one_kind_{s}"
 
 
 def add_alike(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
     """One number for all stages: each recomputes at least the least of it, or all its layers."""
     if data.alike is None:
         return
-    most = most_layers(data)
     least, limit = data.alike
-    for s in range(data.num_stages):
-        all_of_them = pulp.LpVariable(f"h_{s}", cat="Binary")
-        model += var.x[s] == 1, f"alike_some_{s}"
-        model += var.u[s] <= limit, f"alike_most_{s}"
-        model += var.u[s] >= least - least * all_of_them, f"alike_least_{s}"
-        model += var.u[s] >= var.n[s] - int(most[s]) * (1 - all_of_them), f"alike_all_{s}"
-
-
-def add_memory(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """What a stage holds fits its chips."""
-    full_saves_gib = most_full_saves_gib(data)
-    lead_saves_gib = data.lead * (data.lead_selective_saves_gib - data.selective_saves_gib)
-    for s in range(data.num_stages):
-        need = (
-            data.layer_gib[s] * var.n[s]
-            - full_saves_gib[s] * var.u[s]
-            - data.selective_saves_gib[s] * var.k1[s]
-            - (lead_saves_gib[s] - data.selective_peak_gib[s]) * var.y[s]
-            + data.full_peak_gib[s] * var.x[s]
-        )
-        model += need <= data.limit_gib[s] - data.base_gib[s], f"memory_{s}"
-
-
-def add_forward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Forward of a stage: its layers, and embedding or head."""
-    for s in range(data.num_stages):
-        time = data.forward_ms[s] * var.n[s] + data.base_forward_ms[s]
-        model += var.forward[s] == time, f"forward_time_{s}"
-
-
-def add_backward_time(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Backward of a stage: its layers, what they recompute, and embedding or head."""
-    full_ms = np.where(data.lead > 0, np.minimum(data.full_ms, data.lead_full_ms), data.full_ms)
-    more_ms = data.selective_more_ms
-    for s in range(data.num_stages):
-        time = (
-            data.backward_ms[s] * var.n[s]
-            + full_ms[s] * var.u[s]
-            + data.selective_ms[s] * var.k1[s]
-            + more_ms[s] * var.y[s]
-            + data.base_backward_ms[s]
-        )
-        model += var.backward[s] == time, f"backward_time_{s}"
-
-
-def add_reduction(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Gradient reduction shows where the last backward does not hide it, or all of it comes behind that."""
-    for s in range(data.num_stages):
-        total = data.reduce_ms[s] * var.n[s] + data.base_reduce_ms[s]
-        model += var.reduction[s] >= total - data.hidden_fraction * var.backward[s], f"reduction_{s}"
-        in_one = data.bucket_ms[s] * var.n[s] + data.base_bucket_ms[s] - data.reduce_tail_ms[s]
-        model += var.reduction[s] >= in_one, f"reduction_in_one_{s}"
-
-
-def add_gathering(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """Parameter gathering shows where the first forward does not hide it."""
-    for s in range(data.num_stages):
-        total = data.gather_ms[s] * var.n[s] + data.base_gather_ms[s]
-        model += var.gathering[s] >= total - data.hidden_fraction * var.forward[s], f"gathering_{s}"
-
-
-def add_follow_up(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """After all stages have met, the slowest optimizer and gathering end the step."""
-    for s in range(data.num_stages):
-        time = data.optimizer_ms[s] * var.n[s] + data.base_optimizer_ms[s] + data.gather_tail_ms[s]
-        model += var.follow >= time + var.gathering[s], f"follow_up_{s}"
+    for (at,) in var.places:
+        all_of_them = pulp.LpVariable(f"all_{at.label}", cat="Binary")
+        model += at.x == 1, f"alike_some_{at.label}"
+        model += at.u <= limit, f"alike_most_{at.label}"
+        model += at.u >= least - least * all_of_them, f"alike_least_{at.label}"
+        model += at.u >= at.n - at.most * (1 - all_of_them), f"alike_all_{at.label}"
 
 
 def add_pipeline(
@@ -282,28 +196,22 @@ def add_exclude(
     model: pulp.LpProblem, data: StageSelectionData, var: Variables, layers: Sequence[int], index: int
 ) -> None:
     """Some stage holds more or fewer layers than in a solution already judged."""
-    most = most_layers(data)
     moved = []
-    for s, count in enumerate(layers):
-        up = pulp.LpVariable(f"up_{index}_{s}", cat="Binary")
-        down = pulp.LpVariable(f"down_{index}_{s}", cat="Binary")
-        model += var.n[s] >= count + 1 - (count + 1) * (1 - up), f"exclude_{index}_up_{s}"
-        room = int(most[s]) - count + 1
-        model += var.n[s] <= count - 1 + room * (1 - down), f"exclude_{index}_down_{s}"
+    for (at,), count in zip(var.places, layers, strict=True):
+        up = pulp.LpVariable(f"up_{index}_{at.label}", cat="Binary")
+        down = pulp.LpVariable(f"down_{index}_{at.label}", cat="Binary")
+        model += at.n >= count + 1 - (count + 1) * (1 - up), f"exclude_{index}_up_{at.label}"
+        room = at.most - count + 1
+        model += at.n <= count - 1 + room * (1 - down), f"exclude_{index}_down_{at.label}"
         moved += [up, down]
     model += pulp.lpSum(moved) >= 1, f"exclude_{index}"
 
 
 def extract(data: StageSelectionData, solution: solvers.Solution) -> StageChoice:
     """Read layers and recomputation of every stage out of a solution."""
-    layers, kinds, recomputed = [], [], []
-    for s in range(data.num_stages):
-        layers.append(solution.integer(f"n_{s}"))
-        full = solution.integer(f"u_{s}")
-        selective = solution.integer(f"y_{s}") == 1
-        kinds.append("selective" if selective else "full" if full else "none")
-        recomputed.append(full)
-    return StageChoice(tuple(layers), tuple(kinds), tuple(recomputed))
+    stages = [read_place(solution, str(s)) for s in range(data.num_stages)]
+    layers, kinds, recomputed = zip(*stages, strict=True)
+    return StageChoice(layers, kinds, recomputed)
 
 
 def solve(

@@ -45,9 +45,11 @@ Model      min  T + o
                 with m - 1 for q, no B[s], J, r where m <= q + 1           (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + z[j]                 (end)
-Size       p integers of at most L values each, 11p times, 3p tables, p^2 + 18p rows.
+Cuts       `tighten_bottleneck`, `tighten_incumbent`: proofs in `stage_selection_cp_cuts`; M stands there.
+Size       p integers of at most L values each, 11p times, 3p tables; with these at most p^2 + 23p rows.
 Exact      as `stage_selection` is, within 1e-7 of the objective (below).
-Leaves out what `stage_selection` leaves out.
+Leaves out what `stage_selection` leaves out; its constant is added to objective and bound afterwards.
+Source     as `stage_selection`.
 
 Rounding   f, b, f0, b0, c and every X, Z, O are computed in floats and rounded *down* to ticks. Memory is
            not rounded: D and the least recomputation are found in floats, so the choice that comes back
@@ -64,7 +66,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ from formulations.pipeline_constraints import (
     add_window,
     to_integer,
 )
+from formulations.stage_selection_cp_cuts import Variables, tighten_bottleneck, tighten_incumbent
 from formulations.stage_selection_data import (
     PipelineRow,
     StageChoice,
@@ -88,7 +90,6 @@ from formulations.stage_selection_data import (
 )
 from formulations.stage_selection_tables import (
     RecomputeTable,
-    bottleneck_layers,
     least_bottleneck_ms,
     least_recompute,
     with_least_recompute,
@@ -97,16 +98,6 @@ from formulations.stage_selection_ticks import Ints, Ticks, times_in_ticks
 
 TIGHTENINGS = ("bottleneck", "incumbent")
 """The functions `tighten_*`, each of which may be left out."""
-
-
-@dataclass(frozen=True)
-class Variables:
-    """The solver's variables, lists over the stages."""
-
-    n: list[Any]
-    extra: list[Any]
-    times: PipelineTimes
-    follow: Any
 
 
 def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
@@ -210,53 +201,6 @@ def add_cutoff(model: Any, data: StageSelectionData, ticks: Ticks, var: Variable
     """Only choices up to the cutoff: rounded down, each of them stays at or below the cutoff in ticks."""
     most = math.floor((cutoff_ms - data.constant_ms) / ticks.tick_ms)
     model.add(var.times.end + var.follow <= most).with_name("cutoff")
-
-
-def tighten_bottleneck(
-    model: Any, data: StageSelectionData, ticks: Ticks, table: RecomputeTable, var: Variables
-) -> None:
-    """Cut: the slowest stage paces the pipeline; proof in `stage_selection.tighten_bottleneck`.
-
-    That proof uses the rows alone, which stand here over rounded times. Forward and backward of a stage
-    lose less than two ticks for each layer and three more, and so does the least bottleneck.
-    """
-    p, m = data.num_stages, data.num_microbatches
-    largest = int(ticks.longest().max())
-    least = int(least_bottleneck_ms(data, table) / ticks.tick_ms) - 2 * data.num_layers - 3
-    slowest = model.new_int_var(min(max(least, 0), largest), largest, "M")
-    for s in range(p):
-        model.add(slowest >= var.times.passes(s, s)).with_name(f"tighten_bottleneck_{s}")
-    total = var.times.passes(0, p - 1)
-    after = 2 * int(ticks.send.sum()) + var.times.after[0]
-    any_count = 2 * total + (m - 1) * slowest + 2 * after
-    model.add(2 * var.times.end >= any_count).with_name("tighten_bottleneck_any")
-    if m >= p + 1:
-        paced = (m - p - 1) * slowest + 2 * total + after
-        model.add(var.times.end >= paced).with_name("tighten_bottleneck_paced")
-
-
-def tighten_incumbent(
-    model: Any,
-    data: StageSelectionData,
-    ticks: Ticks,
-    table: RecomputeTable,
-    var: Variables,
-    exclude: Sequence[Sequence[int]],
-) -> None:
-    """Cut: nothing worse than a choice in hand; it confines the layers of every stage to a few counts.
-
-    The choice itself stays: rounded down, its objective exceeds its ticks; one more tick covers floats.
-    """
-    layers = bottleneck_layers(data, table)
-    choice = (
-        None if layers is None or layers in set(map(tuple, exclude)) else with_least_recompute(table, layers)
-    )
-    if layers is None or choice is None:
-        return
-    most = math.floor((objective_ms(data, choice) - data.constant_ms) / ticks.tick_ms) + 1
-    model.add(var.times.end + var.follow <= most).with_name("tighten_incumbent")
-    for n, count in zip(var.n, layers, strict=True):
-        model.add_hint(n, count)
 
 
 def extract(table: RecomputeTable, var: Variables, solver: Any) -> StageChoice:

@@ -12,25 +12,27 @@ from itertools import pairwise
 import numpy as np
 import pulp
 
+from formulations.stage_constraints import Places
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_bottleneck_ms, least_recompute
 
 
 @dataclass(frozen=True)
 class Variables:
-    """The solver's variables, each a list over the stages."""
+    """The solver's variables: layers and recomputation by place, times each a list over the stages."""
 
-    n: list[pulp.LpVariable]
-    u: list[pulp.LpVariable]
-    k1: list[pulp.LpVariable]
-    x: list[pulp.LpVariable]
-    y: list[pulp.LpVariable]
+    places: Places
     forward: list[pulp.LpVariable]
     backward: list[pulp.LpVariable]
     reduction: list[pulp.LpVariable]
     gathering: list[pulp.LpVariable]
     end: pulp.LpVariable
     follow: pulp.LpVariable
+
+    @property
+    def n(self) -> list[pulp.LpVariable]:
+        """Layers of every stage."""
+        return [own[0].n for own in self.places]
 
 
 def tighten_recompute(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
@@ -39,12 +41,12 @@ def tighten_recompute(model: pulp.LpProblem, data: StageSelectionData, var: Vari
     Every whole n[s] costs at least its least recomputation, so every solution lies on or above each
     line of the hull of those points; fractional ones below it are cut off.
     """
-    table = least_recompute(data)
+    table, layers = least_recompute(data), var.n
     for s in range(data.num_stages):
         fits = np.flatnonzero(np.isfinite(table.extra_ms[s]))
         points = [(int(n), float(table.extra_ms[s, n] + data.backward_ms[s] * n)) for n in fits]
         for line, (slope, offset) in enumerate(lower_hull(points)):
-            total = slope * var.n[s] + offset + float(data.base_backward_ms[s])
+            total = slope * layers[s] + offset + float(data.base_backward_ms[s])
             model += var.backward[s] >= total, f"tighten_recompute_{s}_{line}"
 
 

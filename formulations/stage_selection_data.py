@@ -19,7 +19,12 @@ ROW_TOL = 1e-7
 
 @dataclass(frozen=True)
 class StageSelectionData:
-    """Coefficients of one outer choice; all arrays are [stage], names as in the module docstring."""
+    """Coefficients of one outer choice; all arrays are [stage].
+
+    In the docstring of `stage_selection` these are, in order: L, m, f, f0, b, b0, g1, g2, c (the last entry
+    is not used), a, a0, v1, v2, w2, w1, M, r, r0, rt, rb, rb0, h, h0, ht, o, o0 (without ht), e, K; then l
+    and what it costs, of which l1 and lv are made; A and A'. Base terms are of embedding and head.
+    """
 
     num_layers: int
     num_microbatches: int
@@ -113,6 +118,11 @@ def most_full_saves_gib(data: StageSelectionData) -> Floats:
     return np.where(
         data.lead > 0, np.maximum(data.full_saves_gib, data.lead_full_saves_gib), data.full_saves_gib
     )
+
+
+def least_full_ms(data: StageSelectionData) -> Floats:
+    """Least that recomputing one layer in full adds to the backward, of either kind on the stage."""
+    return np.where(data.lead > 0, np.minimum(data.full_ms, data.lead_full_ms), data.full_ms)
 
 
 def most_selective_saves_gib(data: StageSelectionData) -> Floats:

@@ -31,6 +31,7 @@ from formulations import (
 )
 from formulations.interleaved_rows import longest_paths
 from formulations.joint_data import JointData
+from formulations.joint_ticks import joint_ticks
 from formulations.layer_partition_data import least_bottleneck
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
@@ -80,7 +81,7 @@ def joint_names(data: StageSelectionData) -> Iterable[str]:
 
 def joint_cp_names(data: StageSelectionData) -> Iterable[str]:
     instance = JointData((data, data), np.ones((2, 2)), (2, 3))
-    ticks = joint_cp.joint_ticks(instance, (least_recompute(data), least_recompute(data)))
+    ticks = joint_ticks(instance, (least_recompute(data), least_recompute(data)))
     return [constraint.name for constraint in joint_cp.build(instance, ticks)[0].proto.constraints]
 
 
