@@ -101,5 +101,5 @@ def _of_stack(problem: Problem) -> Iterator[str]:
     elif stack.tp_overlap_fraction > 0:
         share = format_percent(stack.tp_overlap_fraction)
         yield f"{stack.id}: {share} of tensor-parallel communication hidden behind products"
-    if stack.dropout:
+    if stack.has_dropout(problem.model):
         yield f"{stack.id}: dropout is on"

@@ -75,7 +75,7 @@ def layer_activations(
             saved = saved + _up_projected_bytes(model, s)
     if kind in ("dense", "mlp"):
         kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
-        if stack.plain_modules and model.gated_mlp:
+        if model.gated_mlp and (stack.plain_modules or stack.keeps_activated_gate):
             kept = kept + s.tokens * model.ffn_hidden_size / s.tp * HALF
         whole, widest = whole + kept, widest + width
         if "mlp" in modules:
@@ -129,7 +129,7 @@ def _norm_bytes(
     """Input and output of each norm, and the dropout mask after each block."""
     blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
     norms = model.norms_per_layer if blocks == 2 else 1
-    mask = blocks if stack.dropout else 0
+    mask = blocks if stack.has_dropout(model) else 0
     values = s.norm_tokens * model.hidden_size
     # A plain norm keeps its input in fp32 and the normalised values in 16 bits beside its output.
     inputs = 4.0 + HALF if stack.plain_modules and model.normalization == "rms" else HALF
@@ -147,9 +147,10 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     Fused: queries, keys, values, the output, and one fp32 statistic a row and head. In memory: the
     softmax (2 bytes a score; without a fused kernel also its fp32 form, 4) and
     with dropout its mask (1) and its output (2). Rotary positions make new
-    queries and keys, while the values are a view that keeps the map's whole output alive; with latent
-    attention they keep the up-projection's (SplitAlongDim in attention.py, multi_latent_attention.py). With
-    fewer key-value heads than tensor-parallel ranks the view is of all ranks' outputs, gathered to be cut.
+    queries and keys, while the values are a view that keeps the map's whole output alive, unless they have a
+    map of their own; with latent attention they keep the up-projection's (SplitAlongDim in attention.py,
+    multi_latent_attention.py). With fewer key-value heads than tensor-parallel ranks the view is of all
+    ranks' outputs, gathered to be cut.
     """
     heads = model.num_attention_heads / s.tp
     query_dim, value_dim = attention_dims(model)
@@ -162,7 +163,7 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     else:
         groups = maximum(model.num_query_groups / s.tp, 1.0)
         low_rank = s.zeros
-        rotated = 1.0 if model.position_embedding == "rope" else 0.0
+        rotated = 1.0 if model.position_embedding == "rope" and not stack.column_input_copies else 0.0
         kept_alive = rotated * s.tokens * HALF * (heads + groups) * query_dim
         gathered = gathered_heads_bytes(model, s)
         own = s.tokens * HALF * (heads + 2 * groups) * query_dim
@@ -178,7 +179,7 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     kept = (
         HALF
         + (4.0 if stack.softmax_in_fp32 and not stack.fused_softmax else 0.0)
-        + (3.0 if stack.dropout else 0.0)
+        + (3.0 if stack.has_dropout(model) else 0.0)
     )
     return low_rank + qkv + output, scores * kept
 
@@ -235,7 +236,7 @@ def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Values, Values]:
 
 def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
     """Token numbers of eight bytes, and the dropout mask."""
-    mask = sizes.norm_tokens * model.hidden_size if stack.dropout else 0.0
+    mask = sizes.norm_tokens * model.hidden_size if stack.has_dropout(model) else 0.0
     return sizes.tokens * 8.0 + mask
 
 

@@ -42,7 +42,7 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
     forward, backward = (2 * HALF, 3 * HALF) if stack.fused_softmax else (37.0, 41.0)
     if not (stack.fused_softmax or stack.softmax_in_fp32):
         forward, backward = 2 * HALF + 1.0 + 2 * HALF, 4 * HALF + 1.0 + 3 * HALF
-    dropout = 2 * HALF + 1.0 if stack.dropout else 0.0
+    dropout = 2 * HALF + 1.0 if stack.has_dropout(model) else 0.0
     return Traffic(scores * (forward + dropout), scores * (backward + dropout))
 
 
@@ -78,7 +78,7 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     values = s.norm_tokens * model.hidden_size
     blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
     norms = model.norms_per_layer if blocks == 2 else 1
-    mask = 1.0 if stack.dropout else 0.0
+    mask = 1.0 if stack.has_dropout(model) else 0.0
     slower = (1.0, 1.0) if stack.fused_pointwise else PLAIN_NORM
     unfused = 0.0 if stack.fused_pointwise else 2 * HALF
     forward = norms * (2 * HALF) * slower[0] + blocks * (3 * HALF + mask + unfused * mask)

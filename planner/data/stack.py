@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from planner.data.base import Data
+from planner.data.model_spec import ModelSpec
 
 SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
 """Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
@@ -36,6 +37,9 @@ class SoftwareStack(Data):
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
     fused_pointwise: bool = True
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
+    keeps_activated_gate: bool = False
+    """Whether a gated unit's activation is an operator of its own, whose output is kept as well, as with
+    `plain_modules`."""
     biases_in_products: bool = True
     """Whether matrix products, or kernels that follow them anyway, take biases along; else each is added by a
     kernel of its own."""
@@ -61,7 +65,8 @@ class SoftwareStack(Data):
     grouped keys and values are repeated for every head, as in Megatron-LM before Transformer Engine."""
     column_input_copies: bool = False
     """Whether queries, keys, values, gate and first map are maps of their own, each of which copies its input
-    and reduces its input's gradient, where tensor-parallel ranks do not split the sequence."""
+    and reduces its input's gradient, where tensor-parallel ranks do not split the sequence. No value is then
+    a view that keeps the output of a joined map alive."""
     gradient_bytes: float = Field(default=4.0, gt=0)
     """Bytes of a gradient where it is summed and reduced [bytes]."""
     optimizer_shard_size: int | None = Field(default=None, ge=1)
@@ -103,6 +108,9 @@ class SoftwareStack(Data):
     Transformer Engine)."""
     dropout: bool = False
     """Whether dropout is on, which stores a mask of one byte a value."""
+    dropout_in_gpt: bool = False
+    """Whether it is on for models with learned positions alone, as in PaddleNLP, whose GPT has it by default
+    and whose other networks have none."""
     cp_exchange: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] = "p2p"
     """How context-parallel ranks attend to all tokens (Megatron-LM's --cp-comm-type): keys and values around
     a ring, or gathered first; heads exchanged for tokens; or that inside a node and a ring between nodes."""
@@ -151,6 +159,10 @@ class SoftwareStack(Data):
     """Measured over predicted computation time, by chip id; 1 where absent."""
     source: str = ""
     """Where the figures come from."""
+
+    def has_dropout(self, model: ModelSpec) -> bool:
+        """Whether a model is trained with dropout."""
+        return self.dropout or (self.dropout_in_gpt and model.position_embedding == "learned")
 
     def overlaps_sends(self, virtual_stages: int) -> bool:
         """Whether pipeline sends run behind computation, with so many virtual stages a rank."""

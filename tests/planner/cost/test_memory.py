@@ -301,11 +301,12 @@ def test_maps_of_their_own_copy_their_input_where_no_rank_splits_the_sequence() 
     for sp in (False, True):
         at = sizes(of, tensor_parallel=2, sequence_parallel=sp)
         kept = [layer_activations(of.model, "dense", x, at).whole[0] for x in (of.stack, joined)]
-        # Five copies for queries, keys, values, gate and first map in the place of two norms' outputs.
-        assert kept[0] - kept[1] == (0 if sp else 3 * 2 * values)
+        # Five copies for queries, keys, values, gate and first map in the place of two norms' outputs; no
+        # value is a view of a joined output that queries and keys are part of.
+        assert kept[0] - kept[1] == (0 if sp else 3 * 2 * values) - 2 * 2 * values / 2
     alone = sizes(of)
     kept = [layer_activations(of.model, "dense", x, alone).whole[0] for x in (of.stack, joined)]
-    assert kept[0] == kept[1]
+    assert kept[0] - kept[1] == -2 * 2 * values
     for name, stack in (("own", of.stack), ("joined", joined)):
         found = prices(of.model_copy(update={"stack": stack}), tensor_parallel=2)
         reduce[name] = found.layer_backward_s[0, 0, 0, PARTS.index("tp")]
@@ -370,3 +371,23 @@ def test_deepspeeds_pipeline_holds_the_logits_of_the_micro_batch_before() -> Non
     degrees = {"tensor_parallel": 4, "microbatch_size": 8}
     more = prices(of, **degrees).head_activation_bytes[0] - prices(one, **degrees).head_activation_bytes[0]
     assert more == pytest.approx(2 * 8 * 2048 * 50688 / 4)
+
+
+@pytest.mark.parametrize(("model", "mask"), [("llama2-7b", 0), ("gpt3-175b", 1)])
+def test_paddlenlps_layers_keep_what_its_operators_do(model: str, mask: int) -> None:
+    """Maps of their own, a gate's activation apart from the product, and dropout in GPT alone."""
+    of, tp, tokens = problem(model=model, seq_length=2048, stack="paddlenlp"), 2, 2048
+    m = of.model
+    h, f = m.hidden_size, m.ffn_hidden_size / tp
+    heads = m.num_attention_heads / tp
+    maps = 3 + (2 if m.gated_mlp else 1)
+    tensors = [
+        (2, h, 2.0),  # what the norms read
+        (maps, h, 2.0),  # a copy of a norm's output for every map
+        (4, heads * m.head_dim, 2.0),  # queries, keys, values, output; rotation keeps nothing of its input
+        (1, heads, 4.0),
+        (4 if m.gated_mlp else 2, f, 2.0),  # gate, its activation, the other half, their product
+        (2, h, mask),
+    ]
+    found = layer_activations(m, "dense", of.stack, sizes(of, tensor_parallel=tp))
+    assert found.whole[0] == pytest.approx(tokens * sum(n * width * size for n, width, size in tensors))
