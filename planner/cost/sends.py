@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.collectives import TRANSPORT_LATENCY_S, inside_s, send_s, transport_rate
-from planner.cost.elementwise import Values, minimum
+from planner.cost.elementwise import Values, minimum, where
 from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.identity import remembered
 from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
@@ -25,7 +25,9 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
     Stacks that part it send A / t as well, and the ranks that receive it gather it (PartitionedTensor.full of
     deepspeed/runtime/utils.py); where gradients are whole, those that receive one gather their own activation
     again (RecvGrad of the engine), so that each way has a gather.
-    All chips of a node that belong to one stage send at once, so each has its share of the adapters.
+    All chips of a node that belong to one stage send at once, so each has its share of the adapters. Where
+    fast links join the nodes of a rack, stages that fill it have their neighbours in other racks, so that
+    adapters carry what they send; that smaller ones meet a rack's end now and then is left out.
     """
     num = len(problem.cluster.classes)
     stack = problem.stack
@@ -47,7 +49,11 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
         for b in range(num):
             # One price serves both ways, which end on either class: their mean.
             gather = (gathers[a] + gathers[b]) / 2
-            sends[:, a, b] = _send_between(links[a][b], sizes, size) + gather
+            hop = _send_between(links[a][b], sizes, size)
+            if a == b and network.domain_chips > network.chips_per_node:
+                fabric = send_s(size, network.link_bytes_per_s, network.latency_s)
+                hop = where(sizes.stage_chips < network.domain_chips, fabric, hop)
+            sends[:, a, b] = hop + gather
     return {"send_s": sends, "send_inside_s": inside}
 
 
@@ -79,8 +85,6 @@ def _links(problem: Problem) -> tuple[tuple[_Link, ...], ...]:
 
 def _link(problem: Problem, a: int, b: int) -> _Link:
     first, second = network_of(problem, a), network_of(problem, b)
-    if a == b and first.domain_chips > first.chips_per_node:
-        return _Link(first.link_bytes_per_s, first.latency_s, 1.0, is_measured=False)
     rate, latency, transport = problem.cluster.link_between(a, b)
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     chips = max(first.chips_per_node, second.chips_per_node)

@@ -172,6 +172,14 @@ def test_without_sequence_parallelism_each_rank_sends_the_whole_activation() -> 
     assert 6 < plain / split < 8
 
 
+def test_stages_that_fill_a_rack_send_through_its_adapters() -> None:
+    of = problem(cluster="32x4 gb200-186gb", model="llama3-70b", seq_length=8192)
+    within = prices(of, tensor_parallel=4, data_parallel=8, sequence_parallel=True).send_s[0, 0, 0]
+    beyond = prices(of, tensor_parallel=4, data_parallel=16, sequence_parallel=True).send_s[0, 0, 0]
+    # 64 chips of a rack reach each other at 900 GB/s, their adapters have 50 GB/s each; latencies are alike.
+    assert 15 < beyond / within < 18
+
+
 def test_pricing_is_fast_enough_to_enumerate() -> None:
     of = problem()
     choice = {"tensor_parallel": 8, "data_parallel": 4, "sequence_parallel": True}
