@@ -14,6 +14,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from planner.data.checks import MAX_CHIPS, MAX_LAYERS
+from planner.data.explain import explained
 from planner.errors import InstanceError
 from planner.units import GIB, MIB, format_gib
 
@@ -32,7 +34,7 @@ class RunGroup(Read):
 
     chip: str
     """Id of the chip."""
-    num_chips: int = Field(ge=1)
+    num_chips: int = Field(ge=1, le=MAX_CHIPS)
     """Chips of the run."""
     chips_per_node: int | None = Field(default=None, ge=1)
     """Chips in one node; null takes the chip's usual node."""
@@ -78,7 +80,7 @@ class RunModel(Read):
 
     name: str
     """The source's name of the model."""
-    num_layers: int = Field(ge=1)
+    num_layers: int = Field(ge=1, le=MAX_LAYERS)
     """Blocks."""
     hidden_size: int = Field(ge=1)
     """Width."""
@@ -261,6 +263,8 @@ def _parse(line: str, where: str) -> Run:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise InstanceError(f"is no JSON: {error.msg} at column {error.colno}", where) from None
+    except ValueError:  # Python reads no whole number that long
+        raise InstanceError("holds a number of more than 4300 digits", where) from None
     except RecursionError:
         raise InstanceError("is nested too deeply", where) from None
     if not isinstance(record, dict):
@@ -268,6 +272,4 @@ def _parse(line: str, where: str) -> Run:
     try:
         return Run.model_validate(record)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InstanceError(f"{field}: {first['msg']}", where) from None
+        raise explained(Run, error, where) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planner.commands import clock, screen
 from planner.commands.interrupts import announcing, noticing_ctrl_c
 from planner.commands.plan import PlanRequest, exit_code, result_json, write
@@ -21,8 +23,8 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
         raise InstanceError(
             f"{objective!r} is no objective; there are {', '.join(OBJECTIVES)}", "--objective"
         )
-    if request.reach_step_s is not None and request.reach_step_s <= 0:
-        raise InstanceError("must be above 0", "--reach-step-s")
+    if request.reach_step_s is not None and not 0 < request.reach_step_s < math.inf:
+        raise InstanceError(f"must be a number above 0, got {request.reach_step_s:g}", "--reach-step-s")
     if request.robust is not None or request.compare_split:
         raise InstanceError("goes with neither --robust nor --compare-split", "--objective")
 

@@ -115,6 +115,23 @@ def known_classes(problem: Problem, names: list[str], flag: str = "--spare") -> 
     return tuple(names)
 
 
+def with_wishes_for_classes(problem: Problem) -> Problem:
+    """The problem, whose spared and used classes do not exclude each other or leave none.
+
+    Raises
+    ------
+    InstanceError
+        Where a class is both spared and used, or all are spared.
+    """
+    spare, use = problem.options.spare, problem.options.use
+    both = [name for name in use if name in spare]
+    if both:
+        raise InstanceError(f"{both[0]!r} is spared as well; give up --use or --spare", "--use")
+    if all(node_class.name in spare for node_class in problem.cluster.classes):
+        raise InstanceError("keeps every class idle; leave one out", "--spare")
+    return problem
+
+
 def checked_options(options: Options, wishes: dict[str, Any]) -> Options:
     """Options with the given wishes put in; see `checked`."""
     return checked(Options, options.model_dump(), wishes)

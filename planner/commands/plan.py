@@ -10,7 +10,13 @@ from typing import Any
 
 from planner import api
 from planner.commands import clock, screen
-from planner.commands.inputs import checked_options, known_classes, pins, problem_from_flags
+from planner.commands.inputs import (
+    checked_options,
+    known_classes,
+    pins,
+    problem_from_flags,
+    with_wishes_for_classes,
+)
 from planner.commands.interrupts import announcing, noticing_ctrl_c
 from planner.commands.progress import reporter
 from planner.commands.screen import ExitCode
@@ -192,7 +198,8 @@ def load(request: PlanRequest) -> Problem:
         "max_virtual_stages": request.max_vp,
         "keep_class_order": request.keep_class_order,
     }
-    return problem.model_copy(update={"options": checked_options(problem.options, wishes)})
+    options = checked_options(problem.options, wishes)
+    return with_wishes_for_classes(problem.model_copy(update={"options": options}))
 
 
 def exit_code(result: Result) -> ExitCode:

@@ -11,6 +11,7 @@ from planner.commands.screen import ExitCode
 from planner.data import load
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
+from planner.data.read import decode, read_raw
 from planner.errors import InstanceError
 from planner.launchers import read_megatron
 from planner.launchers.read_back import ReadBack
@@ -53,13 +54,11 @@ def run_from(
     chips = load.load_problem(problem_name).cluster if problem_name is not None else str(cluster)
     chosen = stack or "megatron-core"
     if script is not None:
-        back = read_launch(script, chips, num_nodes=num_nodes, stack=chosen, words=shlex.split(words))
+        parted = read_megatron.split_words(words, "--script-words")
+        back = read_launch(script, chips, num_nodes=num_nodes, stack=chosen, words=parted)
     else:
         assert arguments is not None
-        try:
-            text = arguments.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InstanceError(f"cannot be read: {error}", str(arguments)) from None
+        text = decode(read_raw(arguments, str(arguments), "list of arguments"), str(arguments))
         back = read_megatron.read_arguments(text, chips, where=str(arguments), stack=chosen)
     if model is not None:
         _check_model(back, model)

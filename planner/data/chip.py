@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from planner.data.base import Data
 from planner.units import GB, GIB, MIB, TFLOP
@@ -73,6 +74,20 @@ class Chip(Data):
     """Where the figures come from."""
     note: str = ""
     """Anything a reader should know."""
+
+    @field_validator("device_name_pattern")
+    @classmethod
+    def _pattern_is_one_of_grep(cls, pattern: str | None) -> str | None:
+        """The preflight check hands it to a shell, whose extended expressions know less than Python's."""
+        if pattern is None:
+            return None
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern[:60]!r} is no regular expression: {error}") from None
+        if "(?" in pattern or re.search(r"\\[a-zA-Z]", pattern) or not pattern.isprintable():
+            raise ValueError(f"{pattern[:60]!r} is no extended regular expression, as `grep -E` takes")
+        return pattern
 
     @property
     def memory_bytes(self) -> float:

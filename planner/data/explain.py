@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import typing
+from collections import Counter
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -18,9 +19,13 @@ Record = TypeVar("Record", bound=Data)
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
     "string_type": "text",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "a table of keys",
@@ -69,13 +74,18 @@ def explained(cls: type[BaseModel], error: ValidationError, where: str, prefix: 
     parts = _field_parts(first["loc"])
     unknown = first["type"] == "extra_forbidden"
     path = _path(prefix, parts[:-1] if unknown or first["type"] == "missing" else parts)
-    message = _unknown_key(cls, parts) if unknown else _message(first, parts)
+    message = _unknown_key(cls, first["loc"]) if unknown else _message(cls, first, parts)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return InstanceError(message + more, f"{where}: {path}" if path and where else path or where)
 
 
+_TABLE_KINDS = {"Cluster", "LayerProfile", "ModelSpec", "ProfileSource", "SoftwareStack"}
+"""Kinds of table that a field may take beside others; pydantic puts them into the path of a finding."""
+
+
 def _worth_saying(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Findings without those that only follow from others, unknown keys first."""
+    errors = _of_nearest_kind(errors)
     named = [e for e in errors if len(e["loc"]) < 2 or e["loc"][-1] != "str"] or errors
     longer = [e["loc"] for e in named]
     deepest = [
@@ -85,10 +95,32 @@ def _worth_saying(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     return sorted(deepest, key=lambda e: e["type"] != "extra_forbidden")
 
 
+def _of_nearest_kind(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Where a field takes several kinds of table, the findings of the kind with the fewest."""
+    counts: dict[tuple[int | str, ...], Counter[int | str]] = {}
+    for error in errors:
+        for i, part in enumerate(error["loc"]):
+            if _is_table_kind(part):
+                counts.setdefault(error["loc"][:i], Counter())[part] += 1
+    nearest = {where: min(kinds, key=lambda kind: kinds[kind]) for where, kinds in counts.items()}
+    return [
+        error
+        for error in errors
+        if all(
+            not _is_table_kind(part) or nearest[error["loc"][:i]] == part
+            for i, part in enumerate(error["loc"])
+        )
+    ]
+
+
+def _is_table_kind(part: int | str) -> bool:
+    """Whether part of a path is a kind of table, or a check of one: `function-after[check(), Cluster]`."""
+    return isinstance(part, str) and (part in _TABLE_KINDS or "[" in part)
+
+
 def _field_parts(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Keys and indices of a location, without the names of a union's branches."""
-    branches = {"str", "Cluster", "ModelSpec", "SoftwareStack"}
-    return tuple(p for p in loc if isinstance(p, int) or (p not in branches and "[" not in p))
+    return tuple(part for part in loc if part != "str" and not _is_table_kind(part))
 
 
 def _path(prefix: str, parts: tuple[int | str, ...]) -> str:
@@ -98,12 +130,18 @@ def _path(prefix: str, parts: tuple[int | str, ...]) -> str:
     return text
 
 
-def _message(error: ErrorDetails, parts: tuple[int | str, ...]) -> str:
+def _message(cls: type[BaseModel], error: ErrorDetails, parts: tuple[int | str, ...]) -> str:
     kind, value, context = error["type"], _shown(error["input"]), error.get("ctx", {})
-    if kind == "model_type" and parts in {("cluster",), ("model",), ("stack",)}:
+    if kind == "model_type" and len(parts) == 1 and _takes_a_name(cls, str(parts[0])):
         return f"must be a name or a table of keys, got {value}"
     if kind == "too_short":
         return f"must have at least {context['min_length']} entry, got {context['actual_length']}"
+    if kind == "too_long":
+        return f"must have at most {context['max_length']} entries, got {context['actual_length']}"
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind == "missing" and isinstance(parts[-1], int):
+        return f"has {parts[-1]} entries, entry {parts[-1] + 1} is missing"
     if kind == "missing":
         return f"key {parts[-1]!r} is missing"
     if kind == "literal_error":
@@ -117,6 +155,11 @@ def _message(error: ErrorDetails, parts: tuple[int | str, ...]) -> str:
     if kind == "value_error":
         return str(context["error"])
     return f"{error['msg'][0].lower()}{error['msg'][1:]}, got {value}"
+
+
+def _takes_a_name(cls: type[BaseModel], field: str) -> bool:
+    """Whether a field takes the name of a shipped instance in the place of its values."""
+    return field in cls.model_fields and str in typing.get_args(cls.model_fields[field].annotation)
 
 
 def _literals(expected: str) -> list[str]:
@@ -139,18 +182,17 @@ def _unknown_key(cls: type[BaseModel], parts: tuple[int | str, ...]) -> str:
 
 def _record_at(cls: type[BaseModel], parts: tuple[int | str, ...]) -> type[BaseModel] | None:
     """Record class that a path inside a record leads to, where it can be told."""
-    owner: type[BaseModel] | None = cls
+    owners = [cls]
     for part in parts:
-        if owner is None:
-            return None
-        if isinstance(part, str) and part in owner.model_fields:
-            owner = _record_in(owner.model_fields[part].annotation)
-    return owner
+        if _is_table_kind(part):
+            owners = [owner for owner in owners if owner.__name__ in str(part)] or owners
+        elif owners and isinstance(part, str) and part in owners[0].model_fields:
+            owners = _records_in(owners[0].model_fields[part].annotation)
+    return owners[0] if owners else None
 
 
-def _record_in(annotation: Any) -> type[BaseModel] | None:
-    """First record class inside an annotation such as `tuple[Stage, ...]` or `MoeSpec | None`."""
+def _records_in(annotation: Any) -> list[type[BaseModel]]:
+    """Record classes inside an annotation such as `tuple[Stage, ...]` or `MoeSpec | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_record_in(argument) for argument in typing.get_args(annotation))
-    return next((record for record in found if record is not None), None)
+        return [annotation]
+    return [record for argument in typing.get_args(annotation) for record in _records_in(argument)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,7 @@ from planner.data.stack import SelectiveModule
 
 Recompute = Literal["none", "selective", "full"]
 DpMode = Literal["ddp", "distopt", "zero2", "zero3", "fsdp"]
-LayerRange = tuple[int, int]
+LayerRange = tuple[Annotated[int, Field(ge=0)], int]
 
 
 class Replica(Data):

@@ -75,34 +75,47 @@ def read_file(path: Path, where: str) -> Any:
         Where the file is missing, unreadable, a directory, too large, no text, or malformed.
     """
     where = where if len(where) <= 200 else where[:100] + "..."
+    return parse_text(decode(read_raw(path, where), where), where)
+
+
+def read_raw(path: Path, where: str, kind: str = "YAML or JSON file") -> bytes:
+    """Bytes of a file of modest size.
+
+    Parameters
+    ----------
+    kind
+        What error messages ask for.
+
+    Raises
+    ------
+    InstanceError
+        Where the file is missing, unreadable, a directory or too large.
+    """
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise InstanceError("is a directory; give a YAML or JSON file", where)
+            raise InstanceError(f"is a directory; give a {kind}", where)
         if not stat.S_ISREG(status.st_mode):
-            raise InstanceError("is no regular file; give a YAML or JSON file", where)
+            raise InstanceError(f"is no regular file; give a {kind}", where)
         if status.st_size > MAX_FILE_BYTES:
             raise InstanceError(
                 f"has {status.st_size / MIB:.0f} MiB, the limit is {MAX_FILE_BYTES // MIB} MiB; "
-                "an instance has a few KiB",
+                "what is read here has a few KiB",
                 where,
             )
-        raw = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise InstanceError("there is no such file", where) from None
     except OSError as error:
         raise InstanceError(f"cannot be read: {error.strerror or error}", where) from None
     except ValueError as error:  # a NUL in the path
         raise InstanceError(f"is no file name: {error}", where.replace("\0", "\\0")) from None
-    return parse_text(decode(raw, where), where)
 
 
 def decode(raw: bytes, where: str) -> str:
     """Bytes of a file as text; refuses what is no UTF-8 text."""
     if b"\0" in raw:
-        raise InstanceError(
-            f"is no text: zero byte at offset {raw.index(0)}; save it as UTF-8 text (YAML or JSON)", where
-        )
+        raise InstanceError(f"is no text: zero byte at offset {raw.index(0)}; save it as UTF-8 text", where)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -71,7 +71,7 @@ def expert_pattern(text: str, layers: int, where: str) -> list[bool]:
         Where it is neither, or names another number of layers.
     """
     text = text.replace(" ", "")
-    if text.isdigit():
+    if text.isdecimal() and int(text) > 0:
         return [i % int(text) == 0 for i in range(layers)]
     found: list[bool] = []
     for part in text.strip("()").split("+"):

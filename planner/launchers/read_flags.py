@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from planner.data.checks import MAX_LAYERS
 from planner.errors import InstanceError
 from planner.launchers.read_dialects import in_upstream_words
 from planner.launchers.template_text import template
@@ -17,6 +18,10 @@ DECIDING = frozenset(template("deciding_flags.txt").split())
 
 HARMLESS = frozenset(template("harmless_flags.txt").split())
 """Flags that change neither the time of a step nor its memory, as far as we model them."""
+
+
+MAX_NUMBER = 10**12
+"""More than any count, width or number of parameters that a flag gives; ours."""
 
 
 class Flags:
@@ -58,13 +63,24 @@ class Flags:
             raise InstanceError(f"{flag} has no value", self.where)
         return values[0]
 
-    def number(self, flag: str, default: int | None = None) -> int:
-        """Value of a flag as a whole number."""
+    def number(self, flag: str, default: int | None = None, *, least: int = 1) -> int:
+        """Value of a flag as a whole number.
+
+        Raises
+        ------
+        InstanceError
+            Where it is missing and has no default, is no whole number, or lies below `least` or above all
+            sense.
+        """
         text = self.text(flag, None if default is None else str(default))
         try:
-            return int(text)
+            value = int(text)
         except ValueError:
-            raise InstanceError(f"{flag} is {text!r}, which is no whole number", self.where) from None
+            raise InstanceError(f"{flag} is {text[:60]!r}, which is no whole number", self.where) from None
+        most = MAX_LAYERS if flag == "--num-layers" else MAX_NUMBER
+        if flag in self.values and not least <= value <= most:
+            raise InstanceError(f"{flag} is {value}; it must be {least} to {most}", self.where)
+        return value
 
     @property
     def unknown(self) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ and device types; its stages are those of the meshes one after the other. Fields
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,14 @@ from planner.data.cluster import Cluster
 from planner.data.plan import Plan, Recompute, Stage
 from planner.data.problem import Problem
 from planner.errors import InstanceError
+from planner.launchers.flagscale_files import (
+    Host,
+    experiment_files,
+    leaves_of,
+    read_hosts,
+    words_of,
+    yaml_table,
+)
 from planner.launchers.read_back import ReadBack
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_megatron import assemble, host_names, plan_fields, read_problem
@@ -36,13 +43,6 @@ from planner.rules.flagscale_config import (
 _LISTS = ("granularity", "method", "num_layers")
 
 
-@dataclass(frozen=True)
-class _Host:
-    name: str
-    slots: int
-    kind: str
-
-
 def read_flagscale(path: str | Path, cluster: str | Cluster, *, stack: str = "megatron-core") -> ReadBack:
     """Read a launch directory of FlagScale, its `config.yaml`, or the file of `train` alone.
 
@@ -56,87 +56,24 @@ def read_flagscale(path: str | Path, cluster: str | Cluster, *, stack: str = "me
     InstanceError
         Where a file is missing or something in it cannot be read back.
     """
-    train, hostfile = _files(Path(path))
-    leaves = dict(_leaves(_tree(train)))
-    flags = Flags(tuple(_words(leaves)), str(train))
-    hosts = _hosts(hostfile)
+    train, hostfile = experiment_files(Path(path))
+    leaves = dict(leaves_of(yaml_table(train)))
+    flags = Flags(tuple(words_of(leaves)), str(train))
+    hosts = read_hosts(hostfile)
     if not leaves.get("enable_hetero"):
         if not hosts:
             raise InstanceError("no hostfile beside it says on which hosts it runs", str(train))
         ranks = [node for node, host in enumerate(hosts) for _ in range(host.slots)]
-        words = tuple(_words(leaves))
+        words = tuple(words_of(leaves))
         return assemble([words] * len(ranks), ranks, cluster, stack, str(train), hostfile)
     return _Hetero(leaves, flags, hosts, hostfile).read(cluster, stack)
-
-
-def _files(path: Path) -> tuple[Path, Path | None]:
-    """The file of `train`, and the hostfile where there is one."""
-    top = path / "config.yaml" if path.is_dir() else path
-    tree = _tree(top)
-    train, named = top, "hostfile"
-    if "experiment" in tree:
-        chosen = next(
-            (d["train"] for d in tree.get("defaults", ()) if isinstance(d, dict) and "train" in d), ""
-        )
-        train = top.parent / "train" / f"{chosen}.yaml"
-        named = str((tree["experiment"].get("runner") or {}).get("hostfile", named))
-    places = (top.parent / named, top.parent.parent / named)
-    return train, next((place for place in places if place.is_file()), None)
-
-
-def _tree(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InstanceError(f"cannot be read: {error}", str(path)) from None
-    if not isinstance(tree, dict):
-        raise InstanceError("holds no YAML mapping", str(path))
-    return tree
-
-
-def _leaves(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Leaves by their own names; the names of the branches mean nothing to FlagScale."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value)
-        else:
-            yield key, value
-
-
-def _words(leaves: dict[str, Any]) -> Iterator[str]:
-    """The command line that FlagScale makes of the leaves; the heterogeneous mode's own are left out."""
-    for key, value in leaves.items():
-        own = "hetero" in key or key.endswith(("_per_stage_micro_batch", "_per_process_mesh"))
-        if own or key in ("standalone_embedding_stage", "use_partial_reduce_for_shared_embedding"):
-            continue
-        if value is None or value is False:
-            continue
-        yield "--" + key.replace("_", "-")
-        if key == "moe_layer_freq" and isinstance(value, list):
-            yield f"[{','.join(map(str, value))}]"
-        elif value is not True:
-            yield from map(str, value if isinstance(value, list) else [value])
-
-
-def _hosts(hostfile: Path | None) -> list[_Host]:
-    found = []
-    lines = hostfile.read_text(encoding="utf-8").splitlines() if hostfile is not None else []
-    for line in lines:
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        fields = dict(word.partition("=")[::2] for word in words[1:])
-        if not fields.get("slots", "").isdigit():
-            raise InstanceError(f"{line!r}: write it as `host slots=8 type=NAME`", str(hostfile))
-        found.append(_Host(words[0], int(fields["slots"]), fields.get("type", "")))
-    return found
 
 
 class _Hetero:
     """A configuration of the heterogeneous mode."""
 
     def __init__(
-        self, leaves: dict[str, Any], flags: Flags, hosts: list[_Host], hostfile: Path | None
+        self, leaves: dict[str, Any], flags: Flags, hosts: list[Host], hostfile: Path | None
     ) -> None:
         self.leaves, self.flags, self.hosts, self.hostfile = leaves, flags, hosts, hostfile
         self.config = _config(leaves, flags, sum(host.slots for host in hosts) or None)
@@ -252,19 +189,19 @@ def _row_of_stage(rows: Sequence[Sequence[int]], s: int) -> tuple[int, ...]:
 
 def _config(leaves: dict[str, Any], flags: Flags, world_size: int | None) -> HeteroConfig:
     """The configuration in the terms of its rules."""
-    lists = {name: leaves.get(f"recompute_{name}_per_stage_micro_batch") for name in _LISTS}
-    etp = leaves.get("expert_tensor_parallel_size_per_process_mesh")
+    lists = {name: _listed(leaves, f"recompute_{name}_per_stage_micro_batch", flags) for name in _LISTS}
+    etp = "expert_tensor_parallel_size_per_process_mesh"
     method = flags.text("--recompute-method", "")
     return HeteroConfig(
         process_meshes=_numbers(leaves, "hetero_process_meshes", flags),
         layer_split=_numbers(leaves, "hetero_pipeline_layer_split", flags),
-        device_types=tuple(map(str, leaves.get("hetero_device_types") or ())),
+        device_types=tuple(map(str, _listed(leaves, "hetero_device_types", flags))),
         num_layers=flags.number("--num-layers"),
         pipeline_parallel=flags.number("--pipeline-model-parallel-size", 1),
         microbatch_size=flags.number("--micro-batch-size"),
         global_batch_size=flags.number("--global-batch-size"),
         world_size=world_size,
-        expert_tensor_parallel=None if etp is None else tuple(map(int, etp)),
+        expert_tensor_parallel=None if leaves.get(etp) is None else _numbers(leaves, etp, flags),
         recompute_granularity=flags.text("--recompute-granularity", "") or None,
         recompute_method=method or None,
         recompute_lists=tuple(
@@ -273,16 +210,27 @@ def _config(leaves: dict[str, Any], flags: Flags, world_size: int | None) -> Het
     )
 
 
-def _numbers(leaves: dict[str, Any], key: str, flags: Flags) -> tuple[int, ...]:
+def _listed(leaves: dict[str, Any], key: str, flags: Flags) -> list[Any]:
+    """A list; empty where the key is absent."""
     values = leaves.get(key)
-    if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
-        raise InstanceError(f"{key}: needs a list of whole numbers", flags.where)
+    if values is not None and not isinstance(values, list):
+        raise InstanceError(f"{key}: needs a list, got {values!r}", flags.where)
+    return values or []
+
+
+def _numbers(leaves: dict[str, Any], key: str, flags: Flags) -> tuple[int, ...]:
+    values = _listed(leaves, key, flags)
+    if not values or not all(isinstance(value, int) and value > 0 for value in values):
+        raise InstanceError(f"{key}: needs a list of whole numbers above 0", flags.where)
     return tuple(values)
 
 
 def _row(row: object, flags: Flags) -> tuple[int, ...]:
     """A row of a list by stage, written as a list or as a word like `[1,4,0]`."""
-    values = yaml.safe_load(row) if isinstance(row, str) else row
+    try:
+        values = yaml.safe_load(row) if isinstance(row, str) else row
+    except yaml.YAMLError:
+        values = None
     if not isinstance(values, list) or len(values) < 3 or not all(isinstance(v, int) for v in values):
         raise InstanceError(
             f"recompute list {row!r}: needs stages, then micro-batches and a value", flags.where

@@ -82,7 +82,7 @@ def _by_layout(flags: Flags, p: int) -> list[list[int]]:
     joined = "|".join(entries)
     if joined.count("E") != 1 or joined.count("L") != 1 or joined[0] != "E" or joined[-1] != "L":
         raise InstanceError(f"layout {text}: needs one E, first, and one L, last", flags.where)
-    placed, wanted = joined.count("m"), flags.number("--mtp-num-layers", 0)
+    placed, wanted = joined.count("m"), flags.number("--mtp-num-layers", 0, least=0)
     if placed != wanted:
         raise InstanceError(
             f"layout {text}: has {placed} prediction layers (m), --mtp-num-layers is {wanted}; write "
@@ -143,7 +143,7 @@ def _by_numbers(flags: Flags, p: int) -> list[list[int]]:
 
 
 def _with_own_ends(flags: Flags, p: int, layers: int, ends: tuple[str, str]) -> list[int]:
-    given = [flags.number(flag) if flag in flags else None for flag in ends]
+    given = [flags.number(flag, least=0) if flag in flags else None for flag in ends]
     if p == 1:
         for flag, count in zip(ends, given, strict=True):
             if count not in (None, layers):

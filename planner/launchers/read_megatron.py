@@ -111,10 +111,24 @@ def read_arguments(
         Where something in it cannot be read back.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    words = tuple(shlex.split(" ".join(line.rstrip().removesuffix("\\") for line in lines)))
+    words = tuple(split_words(" ".join(line.rstrip().removesuffix("\\") for line in lines), where))
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     hosts = [node for node, chips in enumerate(_chips_of_nodes(chosen)) for _ in range(chips)]
     return assemble([words] * len(hosts), hosts, chosen, stack, where, None)
+
+
+def split_words(text: str, where: str) -> list[str]:
+    """Words as a shell parts them.
+
+    Raises
+    ------
+    InstanceError
+        Where a quote is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InstanceError(f"{str(error).lower()}; close or escape the quote", where) from None
 
 
 def read_problem(
@@ -254,7 +268,7 @@ def _group_size(flags: Flags, stages: Sequence[Stage]) -> int | None:
 def _dp_mode(flags: Flags) -> DpMode:
     if "--use-megatron-fsdp" in flags or "--use-custom-fsdp" in flags:
         return _STRATEGIES.get(flags.text("--data-parallel-sharding-strategy", "no_shard"), "fsdp")
-    zero_stage = flags.number("--zero-stage", 0)
+    zero_stage = flags.number("--zero-stage", 0, least=0)
     if "--use-torch-fsdp2" in flags or zero_stage == 3:
         return "fsdp"
     if zero_stage == 2:
@@ -268,7 +282,8 @@ def host_names(
     """Host of every node of the script."""
     known = [host for i in range(len(cluster.classes)) for host in cluster.hosts_of(i)]
     if hosts_file is not None and hosts_file.is_file():
-        listed = [line.split()[0] for line in hosts_file.read_text().splitlines() if line.split()]
+        lines = hosts_file.read_text("utf-8", errors="replace").splitlines()
+        listed = [line.split()[0] for line in lines if line.split()]
         if len(listed) == num_nodes and set(listed) <= set(known):
             return listed
     if num_nodes > len(known):

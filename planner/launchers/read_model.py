@@ -82,7 +82,7 @@ def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> Mod
         "mla": _latent(flags),
         "moe": moe,
         **({} if hybrid is None else {"hybrid": hybrid, "norms_per_layer": 1}),
-        "mtp_num_layers": flags.number("--mtp-num-layers", 0),
+        "mtp_num_layers": flags.number("--mtp-num-layers", 0, least=0),
         "source": flags.where,
     }
     return ModelSpec(**fields)
@@ -247,7 +247,7 @@ def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
         num_experts=flags.number("--num-experts"),
         top_k=flags.number("--moe-router-topk", 2),
         ffn_hidden_size=flags.number("--moe-ffn-hidden-size", flags.number("--ffn-hidden-size", 0) or None),
-        shared_ffn_hidden_size=flags.number("--moe-shared-expert-intermediate-size", 0),
+        shared_ffn_hidden_size=flags.number("--moe-shared-expert-intermediate-size", 0, least=0),
         first_dense_layers=dense,
         layer_freq=every,
         router_bias=has_bias or "--moe-router-enable-expert-bias" in flags,

@@ -109,7 +109,7 @@ def recomputation(flags: Flags, counts: list[int]) -> tuple[Recompute, int, int]
         return "selective", 0, 1
     if kind == "none":
         return "none", 0, 1
-    number = flags.number("--recompute-num-layers", 1)
+    number = flags.number("--recompute-num-layers", 1, least=0)
     if flags.text("--recompute-method", "") == "block":
         layers = min(number, min(counts))
         return ("full", layers, 1) if layers else ("none", 0, 1)

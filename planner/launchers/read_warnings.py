@@ -96,7 +96,7 @@ def _mask_of_loader(problem: Problem, flags: Flags) -> Iterator[str]:
 def _recomputed_layers(flags: Flags) -> Iterator[str]:
     """A number of layers that newer releases want."""
     whole = flags.text("--recompute-granularity", "none") == "full"
-    if whole and flags.number("--recompute-num-layers", 0) < 1:
+    if whole and flags.number("--recompute-num-layers", 0, least=0) < 1:
         yield "--recompute-granularity full without --recompute-num-layers, which Megatron-LM wants: 1 taken"
 
 

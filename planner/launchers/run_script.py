@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from planner.data.read import read_raw
 from planner.errors import InstanceError
 from planner.launchers.megatron_hybrid import ENTRY_POINTS
 from planner.launchers.sandbox import Call, calls_of, make_sandbox, run_inside
@@ -131,7 +132,7 @@ def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: 
     settings of its own cluster, so that it is run once more without either.
     """
     where = f"{script}, as node {node}"
-    text = script.read_text(encoding="utf-8", errors="replace")
+    text = _script_text(script)
     whole = ["bash", str(script.resolve()), *words]
     leniently = ["bash", "-c", _leniently(text), str(script.resolve()), *words]
     said, calls = "", list[Call]()
@@ -151,6 +152,14 @@ def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: 
             if found is not None:
                 return replace(found, launcher={**outer, **found.launcher})
     raise InstanceError(f"starts no training: {_last_words(said, calls)}", where)
+
+
+def _script_text(script: Path) -> str:
+    """Text of a script, whose comments may be in any encoding."""
+    raw = read_raw(script, str(script), "shell script")
+    if b"\0" in raw:
+        raise InstanceError("is no shell script: it holds zero bytes", str(script))
+    return raw.decode("utf-8", errors="replace")
 
 
 def _leniently(text: str) -> str:
@@ -221,9 +230,7 @@ def arguments_of_rank(start: NodeStart, rank: int, where: str) -> tuple[str, ...
 
 def _started(call: Call) -> NodeStart | None:
     """The training that a recorded call would have started; None where it is something else."""
-    words = [
-        word for part in call.words for word in (shlex.split(part) if _is_command_line(part) else [part])
-    ]
+    words = [word for part in call.words for word in _split(part)]
     for position, word in enumerate(words):
         if _TRAINER.search(word):
             return NodeStart(
@@ -239,9 +246,14 @@ def _slurm_directives(text: str) -> dict[str, str]:
     return _options(["srun", *words])
 
 
-def _is_command_line(text: str) -> bool:
-    """Whether a word holds a whole command, as after `bash -c`."""
-    return " " in text and ".py" in text
+def _split(part: str) -> list[str]:
+    """The words of a whole command in one word, as after `bash -c`; any other word as it is."""
+    if " " not in part or ".py" not in part:
+        return [part]
+    try:
+        return shlex.split(part)
+    except ValueError:  # an open quote: no command
+        return [part]
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:

@@ -165,7 +165,7 @@ def _misplaced(plan: Plan, s: int, expected: tuple[str, ...], num_expected: int,
     if len(hosts) != num_expected:
         return [
             f"stage {s}: lists {len(hosts)} hosts; its {stage_chips(plan, s)} chips lie on {num_expected} "
-            f"hosts of {per_host} chips, packed behind the stages before it"
+            f"host{'s' if num_expected > 1 else ''} of {per_host} chips, packed behind the stages before it"
         ]
     return [
         f"stage {s}: lies on {', '.join(expected)} when stages are packed in order, but lists "

@@ -16,36 +16,65 @@ from planner.data.problem import TargetName
 
 @dataclass(frozen=True)
 class Target:
-    """Features that a launcher can express."""
+    """Features that a launcher can express; what is not named it cannot."""
 
     name: TargetName
-    has_launcher: bool
+    has_launcher: bool = False
     """Whether launch files can be written for it."""
-    tensor_parallel_per_stage: bool
+    tensor_parallel_per_stage: bool = False
     """Stages may differ in tensor-parallel degree."""
-    data_parallel_per_stage: bool
+    data_parallel_per_stage: bool = False
     """Stages may differ in data-parallel degree."""
-    recompute_per_stage: bool
+    recompute_per_stage: bool = False
     """Stages may differ in what they recompute."""
-    virtual_stages: bool
+    virtual_stages: bool = False
     """A pipeline rank may hold several virtual stages."""
-    context_parallel: bool
+    context_parallel: bool = False
     """The sequence may be split over ranks."""
-    unequal_microbatches: bool
+    unequal_microbatches: bool = False
     """Replicas may run different numbers of micro-batches."""
-    mixed_stages: bool
+    mixed_stages: bool = False
     """The data-parallel ranks of one stage may lie on different chips."""
-    tensor_parallel_per_replica: bool
+    tensor_parallel_per_replica: bool = False
     """They may differ in tensor-parallel degree."""
 
 
 TARGETS: dict[TargetName, Target] = {
     target.name: target
     for target in (
-        Target("megatron-lm", True, False, False, True, True, True, False, True, False),
-        Target("megatron-bridge", True, False, False, False, True, True, False, True, False),
-        Target("flagscale", True, True, True, True, False, False, False, False, False),
-        Target("unrestricted", False, True, True, True, True, True, True, True, True),
+        Target(
+            "megatron-lm",
+            has_launcher=True,
+            recompute_per_stage=True,
+            virtual_stages=True,
+            context_parallel=True,
+            mixed_stages=True,
+        ),
+        Target(
+            "megatron-bridge",
+            has_launcher=True,
+            virtual_stages=True,
+            context_parallel=True,
+            mixed_stages=True,
+        ),
+        Target(
+            "flagscale",
+            has_launcher=True,
+            tensor_parallel_per_stage=True,
+            data_parallel_per_stage=True,
+            recompute_per_stage=True,
+        ),
+        Target(
+            "unrestricted",
+            tensor_parallel_per_stage=True,
+            data_parallel_per_stage=True,
+            recompute_per_stage=True,
+            virtual_stages=True,
+            context_parallel=True,
+            unequal_microbatches=True,
+            mixed_stages=True,
+            tensor_parallel_per_replica=True,
+        ),
     )
 }
 """The targets by name."""

@@ -147,6 +147,5 @@ def _together(problem: Problem) -> str | None:
     ]
     if not guilty:
         return None
-    return (
-        f"no degrees are legal with {' and '.join(guilty)}; give up {'one of them' if guilty[1:] else 'it'}"
-    )
+    way_out = "give up one of them" if guilty[1:] else "give it up"
+    return f"no degrees are legal with {' and '.join(guilty)}; {way_out}"

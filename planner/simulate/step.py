@@ -167,9 +167,13 @@ def schedulable_microbatches(plan: Plan) -> int:
 
 
 def schedulable_group(plan: Plan) -> int | None:
-    """Micro-batches of a group of interleaving; None is as many as stages, also where fewer break a rule."""
+    """Micro-batches of a group of interleaving; None is as many as stages, also where a rule is broken.
+
+    Broken by fewer than there are stages, or more than there are micro-batches.
+    """
     group = plan.microbatch_group_size
-    return None if group is None or group < plan.pipeline_parallel else group
+    fits = group is not None and plan.pipeline_parallel <= group <= plan.num_microbatches
+    return group if fits else None
 
 
 def _add_up(

@@ -206,6 +206,10 @@ BAD_FLAGS = [
     (["no/such/file.yaml"], ["no/such/file.yaml"]),
     (["llama3-8b-h100-8", "--seq-length", "0"], ["--seq-length", "0"]),
     (["--gp", "0.1"], ["--gp"]),
+    (["llama3-8b-h100-8", "--spare", "h100"], ["--spare", "every class"]),
+    (["llama3-8b-h100-8", "--spare", "h100", "--use", "h100"], ["--use", "spared as well"]),
+    (["llama3-8b-h100-8", "--reach-step-s", "nan"], ["--reach-step-s", "nan"]),
+    (["llama3-8b-h100-8", "--reach-step-s", "0"], ["--reach-step-s", "above 0"]),
     (["one", "two"], ["two"]),
 ]
 

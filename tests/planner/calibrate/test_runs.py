@@ -27,13 +27,14 @@ def test_malformed_line_is_named_by_its_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plan__tensor_parallel": 0}, "line 1: plan.tensor_parallel"),
+        ({"plan__tensor_parallel": 0}, "line 1: plan.tensor_parallel: must be >= 1, got 0"),
+        ({"model__num_layers": 10**9}, "line 1: model.num_layers: must be <= 10000"),
         ({"plan__tensor_parallel": "two"}, "line 1: plan.tensor_parallel"),
         ({"measured__step_s": -1.0}, "line 1: measured.step_s"),
         ({"measured__step_s": float("nan")}, "line 1: measured.step_s"),
         ({"memory_kind": "resident"}, "line 1: memory_kind"),
-        ({"cluster": {"groups": []}}, "line 1: cluster.groups"),
-        ({"model": None}, "line 1: model"),
+        ({"cluster": {"groups": []}}, "line 1: cluster.groups: must have at least 1 entry"),
+        ({"model": None}, "line 1: model: must be a table of keys, got null"),
     ],
 )
 def test_wrong_value_is_named_by_line_and_field(tmp_path: Path, changes: dict, message: str) -> None:
@@ -47,6 +48,13 @@ def test_line_that_holds_no_object_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text("[1, 2]\n")
     with pytest.raises(InstanceError, match="line 1: is a JSON list, expected an object"):
+        read_runs(path)
+
+
+def test_number_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"id": ' + "9" * 5000 + "}\n")
+    with pytest.raises(InstanceError, match="line 1: holds a number of more than 4300 digits"):
         read_runs(path)
 
 

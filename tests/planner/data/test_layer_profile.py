@@ -217,6 +217,8 @@ def test_problem_names_a_table_beside_it(tmp_path: Path) -> None:
     [
         ("[llama3-9b]", {}, "unknown profile 'llama3-9b'; did you mean llama3-8b"),
         ("[missing.csv]", {}, "cannot be read"),
+        ("[{chip: h100-sxm-80gb, points: []}]", {}, r"profiles\[0\].points: must have at least 1 entry"),
+        ("[{fil: a.csv}]", {}, r"profiles\[0\]: unknown key 'fil'; did you mean file"),
         ("[llama3-8b, llama3-8b]", {}, "has two profiles"),
         ("[llama3-8b]", {"seq_length": 4096}, "measured at 8192 tokens, the workload has 4096"),
         ("[opt-350m]", {"seq_length": 2048}, "24, but llama3-8b has 32"),

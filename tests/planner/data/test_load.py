@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from planner.data.chip import Chip
 from planner.data.load import (
     build_problem,
     load_chip,
@@ -221,6 +222,9 @@ def test_plan_with_virtual_stages_survives_being_written(tmp_path):
         ("[0, 31]", "[0, x]", "stages[0].layers[1]: must be a whole number, got 'x'"),
         ("num_microbatches: 4", "num_microbatches: 0", "num_microbatches: must be >= 1, got 0"),
         ("data_parallel: 1", "data_paralel: 1", "unknown key 'data_paralel'; did you mean data_parallel?"),
+        ("[0, 31]", "[31]", "stages[0].layers: has 1 entries, entry 2 is missing"),
+        ("[0, 31]", "[0, 15, 31]", "stages[0].layers: must have at most 2 entries, got 3"),
+        ("[0, 31]", "[-1, 31]", "stages[0].layers[0]: must be >= 0, got -1"),
     ],
 )
 def test_wrong_field_of_a_plan_is_named(tmp_path, old, new, message):
@@ -276,3 +280,17 @@ def test_wrong_flag_is_named(flags, message):
 
 def test_shipped_cluster_is_found_by_name_in_any_case():
     assert load_cluster("DGX-H100-1024").num_chips == 1024
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("([", "is no regular expression"),
+        ("(?i)h100", "is no extended regular expression, as `grep -E` takes"),
+        (r"H100 \d+", "is no extended regular expression"),
+    ],
+)
+def test_pattern_that_the_shell_cannot_read_is_refused(pattern, message):
+    """It once was written into the preflight check, which then refused every host."""
+    with pytest.raises(ValueError, match=message):
+        Chip(**{**load_chip("h100-sxm-80gb").model_dump(), "device_name_pattern": pattern})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ import yaml
 from planner import api
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.errors import PlanRefusedError
+from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan, files_of
 from planner.launchers.placement import place_hosts, stage_of_rank
+from planner.launchers.read_flagscale import read_flagscale
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import (
     HeteroConfig,
@@ -261,3 +263,45 @@ def test_the_ranks_meet_on_the_first_host_that_is_listed(tmp_path: Path) -> None
             check=True,
         )
         assert f"experiment.runner.master_addr={expected} " in done.stdout
+
+
+SPOILT_YAML = [
+    ("experiment: 3\n", "cannot be read"),
+    ("experiment: {}\ndefaults: 7\n", "cannot be read"),
+    ("system: [1\n", "cannot be read: while parsing a flow sequence"),
+    ("enable_hetero: true\nhetero_process_meshes: x\n", "hetero_process_meshes: needs a list, got 'x'"),
+    ("hetero_process_meshes: [2, 1, 1, 0, 1]\n", "needs a list of whole numbers above 0"),
+    ("hetero_device_types: 3\n", "hetero_device_types: needs a list, got 3"),
+    ("expert_tensor_parallel_size_per_process_mesh: [x]\n", "needs a list of whole numbers above 0"),
+    ("recompute_method_per_stage_micro_batch: 3\n", "needs a list, got 3"),
+    ("recompute_method_per_stage_micro_batch: ['[1,']\n", "needs stages, then micro-batches and a value"),
+]
+"""Configurations that once ended in a TypeError or several lines of the YAML reader's."""
+
+
+@pytest.mark.parametrize(("text", "complaint"), SPOILT_YAML)
+def test_a_configuration_that_makes_no_sense_is_refused_in_one_line(
+    text: str, complaint: str, tmp_path: Path
+) -> None:
+    sound = {
+        "enable_hetero": "true",
+        "hetero_process_meshes": "[2, 1, 1, 4, 1]",
+        "hetero_pipeline_layer_split": "[32]",
+        "hetero_device_types": "[A]",
+        "num_layers": "32",
+        "micro_batch_size": "1",
+        "global_batch_size": "64",
+    }
+    rest = "".join(f"{key}: {value}\n" for key, value in sound.items() if f"{key}:" not in text)
+    (tmp_path / "train.yaml").write_text(text if "experiment" in text else rest + text)
+    with pytest.raises(InstanceError, match=re.escape(complaint)) as error:
+        read_flagscale(tmp_path / "train.yaml", "1x8 h100-sxm-80gb")
+    assert "\n" not in str(error.value)
+
+
+def test_pieces_of_several_layers_are_refused() -> None:
+    problem, plan = degrees_by_stage()
+    first = plan.stages[0]
+    whole = {"recompute": "full", "recompute_layers": first.num_layers, "recompute_piece": 2}
+    with pytest.raises(PlanRefusedError, match="stage 0: recompute_piece 2; target flagscale recomputes"):
+        files_of(problem, with_stages(plan, {0: whole}), "flagscale")

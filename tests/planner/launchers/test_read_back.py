@@ -261,6 +261,7 @@ def test_a_stage_on_two_classes_lists_its_replicas(tmp_path: Path) -> None:
     [
         ("echo nothing to do >&2\n", "starts no training: nothing to do"),
         ("sleep 20\n", "has not ended"),
+        ("\0" * 100, "is no shell script: it holds zero bytes"),
         pytest.param(
             TORCHRUN.replace("NUM_NODES=2", "NUM_NODES=4"),
             "runs on 4 nodes, the cluster has 2",
@@ -300,6 +301,16 @@ SOUND = " ".join(
         ("--bf16", "--bf16 --hybrid-override-pattern M*M-", "cannot be read back; Mamba models can"),
         ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq [0]*3", "names 3 layers of 32"),
         ("--bf16", "--bf16 --position-embedding-type relative", "relative is not known"),
+        # Numbers that once ended in a division by zero, a complaint of pydantic's or without end.
+        ("--num-layers 32", "--num-layers 1000000000", "--num-layers is 1000000000; it must be 1 to 10000"),
+        ("-heads 32", "-heads 0", "--num-attention-heads is 0; it must be 1 to"),
+        ("-batch-size 1", "-batch-size 0", "--micro-batch-size is 0; it must be 1 to"),
+        ("-batch-size 1", "-batch-size -1", "--micro-batch-size is -1; it must be 1 to"),
+        ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq 0", "--moe-layer-freq 0 is not understood"),
+        ("--bf16", "--bf16 --expert-model-parallel-size 0", "--expert-model-parallel-size is 0"),
+        ("--bf16", "--bf16 --ddp-bucket-size 0", "--ddp-bucket-size is 0"),
+        ("--bf16", "--bf16 --num-distributed-optimizer-instances 0", "-instances is 0"),
+        ("--bf16", '--bf16 --init-method-std "0.02', "no closing quotation"),
     ],
 )
 def test_arguments_that_cannot_be_read_say_why(old: str, new: str, complaint: str) -> None:

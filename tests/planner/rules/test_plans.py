@@ -9,8 +9,9 @@ import pytest
 from planner.data.load import build_problem
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
-from planner.rules import hosts, pipeline, target
+from planner.rules import experts, hosts, pipeline, target
 from planner.rules.megatron import violations
+from planner.simulate.step import schedulable_group
 from tests.planner.simulate.synthetic import packed_plan
 
 
@@ -263,3 +264,33 @@ def test_every_degree_of_a_plan_is_checked(problem: Problem) -> None:
         "tensor_parallel 3: a node of class",
     ):
         assert start in found
+
+
+def test_what_keeps_the_exchange_of_tokens_from_hiding_is_named_alone() -> None:
+    """One stage needs no virtual stages, and one prediction layer hides like none."""
+    problem = build_problem(
+        cluster="1x8 h100-sxm-80gb", model="mixtral-8x7b", seq_length=4096, global_batch_size=64
+    )
+    overlapping = problem.stack.model_copy(update={"ep_overlap": True})
+    of_predictions = {
+        count: problem.model_copy(
+            update={
+                "stack": overlapping,
+                "model": problem.model.model_copy(update={"mtp_num_layers": count}),
+            }
+        )
+        for count in (0, 1, 2)
+    }
+    plan = packed_plan(problem, [(0, 32)], data_parallel=8).model_copy(update={"expert_parallel": 8})
+    assert experts.exchange_cannot_hide(of_predictions[0], plan) == ()
+    assert experts.exchange_cannot_hide(of_predictions[1], plan) == ()
+    assert "at most one prediction layer, not 2" in experts.exchange_cannot_hide(of_predictions[2], plan)[0]
+
+
+def test_group_that_interleaving_cannot_run_is_timed_as_the_usual_one(problem: Problem) -> None:
+    """A group of 10^12 micro-batches once ran them all."""
+    plan = packed_plan(problem, [(1, 16), (0, 16)], tensor_parallel=8)
+    for group, timed in ((None, None), (1, None), (2, 2), (plan.num_microbatches, plan.num_microbatches)):
+        asked = plan.model_copy(update={"microbatch_group_size": group})
+        assert schedulable_group(asked) == timed
+    assert schedulable_group(plan.model_copy(update={"microbatch_group_size": 10**12})) is None
