@@ -186,6 +186,8 @@ class Prices:
     """Their kind."""
     later_stages_have_one_bucket: bool = False
     """Whether a stage after the first begins to reduce when its last backward has ended."""
+    scales_s: Floats | None = None
+    """[choice, node_class] what each pass of a chunk takes to agree on its scales; None takes nothing."""
     slowed_fraction: float = 0.0
     """What hidden synchronisation takes from computation, over the prices of reduction and gathering; the
     optimizer's prices contain it."""

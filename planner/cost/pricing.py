@@ -32,6 +32,7 @@ from planner.cost.parameters import (
 )
 from planner.cost.prices import PARTS, STATES, Degrees, Floats, Prices
 from planner.cost.profiles import with_profiles
+from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
 from planner.cost.states import rank_parameters
@@ -75,6 +76,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         num_predictions=model.mtp_num_layers,
         last_kind=classes[0].kinds.index(model.kind_of_layer[-1]),
         later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
+        scales_s=_scales_s(problem, sizes, len(degrees)),
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=given.limit_bytes,
         error_band=given.error_band,
@@ -118,6 +120,16 @@ def _microbatch_times(classes: list[ClassPricing], rows: int) -> dict[str, Float
         **{f"layer_{name}_s": values for name, values in zip(names, layers, strict=True)},
         **{f"{name}_s": values for name, values in zip(end_names, others, strict=True)},
     }
+
+
+def _scales_s(problem: Problem, sizes: Sizes, rows: int) -> Floats | None:
+    """What each pass of a chunk takes to agree on its scales; axes choice, class."""
+    if not agrees_on_scales(problem.workload.precision, problem.stack):
+        return None
+    found = np.empty((rows, len(problem.cluster.classes)))
+    for c in range(found.shape[1]):
+        found[:, c] = scale_reduction_s(network_of(problem, c), sizes, problem.stack)
+    return found
 
 
 def _by_choice(values: list[Values], rows: int, shape: tuple[int, ...]) -> Floats:

@@ -18,6 +18,8 @@ from planner.cost.prices import PARTS, STATES, Floats, Prices
 OUTSIDE = ("fragmentation", "context")
 """Terms of memory that no allocation asks for: gaps between them, and what lies outside the allocator."""
 
+REPLICAS = PARTS.index("dp")
+
 
 @dataclass(frozen=True)
 class StageContent:
@@ -89,6 +91,9 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
             # Layers that predict further tokens hold the same modules; of whole layers only the method
             # uniform recomputes them (core/transformer/multi_token_prediction.py), which plans do not use.
             backward[-1] += prices.num_predictions * prices.layer_selective_s[c, prices.last_kind, n]
+    if prices.scales_s is not None:
+        forward[:, REPLICAS] += prices.scales_s[c, n]
+        backward[:, REPLICAS] += prices.scales_s[c, n]
     return forward, backward
 
 

@@ -94,6 +94,9 @@ class SoftwareStack(Data):
     current_scaling: bool = False
     """With one scale a tensor: whether it follows from the tensor's own values, which are read once more for
     it, rather than from those of earlier steps."""
+    scales_agreed_by: Literal["nobody", "tensor", "stage"] = "nobody"
+    """With one 8-bit scale a tensor from earlier steps: which ranks agree on it after each pass of a chunk,
+    those that divide tensors and sequences or all of a stage. The search's bounds leave it out."""
     row_scales: bool = False
     """Whether 8-bit products take a scale for each row and column (torchao's rowwise recipe), so that every
     operand is cast once along each dimension and travels in 16 bits."""
