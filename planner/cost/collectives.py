@@ -17,6 +17,7 @@ from planner.cost.grid import LogGrid
 from planner.cost.oversubscription import rate_left
 from planner.cost.placement import Spread
 from planner.cost.relatives import Relative
+from planner.cost.trees import tree_s
 from planner.data.cluster import Transport
 
 WIRE_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
@@ -58,10 +59,12 @@ if a node were a rank (NCCL's NVLSTree). Every ring passes on all but a rank's o
 each node's adapters too (nccl-tests, doc/PERFORMANCE.md: bus bandwidth counts ranks, and reaches the
 adapters' rate on any number of nodes)."""
 
-TREE_EFFICIENCY, TREE_STEP_S = 0.92 * 0.85, 28e-6
-"""Rate of double binary trees over a ring's between two nodes, and the latency of one of their steps [s]:
-NCCL reduces along trees or a ring, whichever is faster (NVIDIA nccl, src/graph/tuning.cc, Tree with Simple).
-The measured efficiency falls with the number of nodes as a ring's does; a tree's does not."""
+SCALE_BYTES_PER_S = 8 * 48.5e9
+"""Rate of a node for which the shares by nodes and size hold [bytes/s]: eight adapters of 400 Gbit/s, the
+usual ones of the tool that publishes them (aliyun/SimAI, calbusbw.h; it names no test bed). What falls short
+of the rate is latency, the same on any adapter, so that slower ones reach as much with smaller buffers.
+NCCL's own latencies of a ring (src/graph/tuning.cc: 8.4 us, then 1.9 times 3.4 us a step inside a node and
+9.6 us between nodes) give 0.28, 0.41, 0.58 for 16, 32, 64 MiB on two of them, the table 0.32, 0.47, 0.50."""
 
 P2P_EFFICIENCY = 0.8
 """Share of the link rate that a single send reaches; constant published by AMD Primus (p2p_bw_eff)."""
@@ -98,6 +101,8 @@ class Network:
     peer_bytes_per_s: float
     """What of it reaches a single other chip; less than all where links join pairs [bytes/s]."""
 
+    tree_channels_bytes_per_s: tuple[float, float] = (float("inf"), float("inf"))
+    """What all channels of its trees move, between two nodes and among more [bytes/s]."""
     nodes_per_switch: float = float("inf")
     """Nodes that reach each other at full rate."""
     oversubscription: float = 1.0
@@ -220,20 +225,19 @@ def collective_s(
         outside = (nodes - 1) / nodes * size_bytes * spread.inside
         table = "alltoall"
     else:
-        by_nodes = passes * (nodes - 1) / nodes * size_bytes
-        outside = by_nodes
+        outside = passes * (nodes - 1) / nodes * size_bytes
         if op != "all_reduce" or network.relative.collective_table not in SUMS_IN_SWITCH:
             ranks = maximum(spread.ranks, 2.0)
             outside = passes * (ranks - 1) / ranks * size_bytes
         table = "allreduce_nic"
-    shared_bytes = maximum(size_bytes * sharing, 1.0)
-    reached: Values = _reached(table, nodes, shared_bytes) if efficiency is None else efficiency
+    scaled_bytes = maximum(size_bytes * (SCALE_BYTES_PER_S / rate), 1.0)
+    reached: Values = _reached(table, nodes, scaled_bytes) if efficiency is None else efficiency
     levels = ceil(log2(nodes))
     between = outside / (rate * reached) + LAUNCH_S + passes * levels * network.step_latency_s
     if efficiency is None and op == "all_reduce":
-        steps = 2 * levels * TREE_STEP_S
-        tree_rate = rate * TREE_EFFICIENCY * _reached(table, 2.0, shared_bytes)
-        between = minimum(between, by_nodes / tree_rate + steps + LAUNCH_S)
+        ring_rate = rate * _reached(table, 2.0, scaled_bytes)
+        tree = tree_s(size_bytes, nodes, levels, ring_rate, network.tree_channels_bytes_per_s)
+        between = minimum(between, tree + LAUNCH_S)
     hierarchical = maximum(inside, between) + (1 - PHASE_OVERLAP) * minimum(inside, between)
     return where(several, where(across, hierarchical, inside), 0.0)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.collectives import Network, collective_s, send_s
+from planner.cost.compute import traffic_s
 from planner.cost.elementwise import Values, everywhere, exists, maximum, minimum, where
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.overlap import exposed_behind, partly_hidden
@@ -51,14 +52,20 @@ def tensor_collectives(
 ) -> TensorCollectives:
     """Gather, scatter and reduction of one activation among the tensor-parallel ranks.
 
-    They lie within a node in every plan of ours; measured runs with wider groups cross nodes.
+    They lie within a node in every plan of ours; measured runs with wider groups cross nodes. NCCL joins and
+    splits along the outermost dimension; where that is the batch, the whole activation is copied into order
+    behind a gather and before a scatter (gather_dim and scatter_dim in
+    torch/distributed/_functional_collectives.py).
     """
     values = sizes.tokens * model.hidden_size
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
     split = sizes.splits_sequence
 
     def one_s(op: str, width: float) -> Values:
-        return collective_s(network, op, values * width, spread, sizes.ones)
+        taken = collective_s(network, op, values * width, spread, sizes.ones)
+        if stack.tp_collectives_copy and op != "all_reduce":
+            taken = taken + traffic_s(network.relative, 2 * values * width)
+        return taken
 
     gather = scatter = forward_scatter = reduce = sizes.zeros
     if exists(split):

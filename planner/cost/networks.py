@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.cost.collectives import Network
 from planner.cost.identity import remembered
 from planner.cost.relatives import relative_of
+from planner.cost.trees import channel_rates
 from planner.data.problem import Problem
 from planner.units import GB
 
@@ -39,6 +40,9 @@ def _network(problem: Problem, class_index: int) -> Network:
         transport=transport,
         link_bytes_per_s=link * GB,
         peer_bytes_per_s=peer * GB,
+        tree_channels_bytes_per_s=channel_rates(
+            chip, node_class.nics_per_node, rate / max(node_class.nics_per_node, 1)
+        ),
         nodes_per_switch=float(node_class.nodes_per_switch or "inf"),
         oversubscription=node_class.oversubscription,
     )

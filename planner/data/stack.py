@@ -125,6 +125,9 @@ class SoftwareStack(Data):
     tp_narrow_sums: bool = True
     """With user buffers: whether they sum what per-tensor 8-bit products made in that format (`fp8_buf` of
     their configuration)."""
+    tp_collectives_copy: bool = False
+    """Whether gathers along the sequence copy what they brought, and scatters what they send, as the sequence
+    is not the outermost dimension."""
     tp_backward_overlap: bool = True
     """Whether the backward pass gathers and reduces behind its matrix products (one device connection)."""
     dp_overlap: bool = True

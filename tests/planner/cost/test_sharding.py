@@ -7,7 +7,7 @@ import pytest
 
 from planner.cost.class_pricing import with_host_floor
 from planner.cost.prices import PARTS
-from tests.planner.cost.problems import prices, problem
+from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
 
 DP, HOST = PARTS.index("dp"), PARTS.index("host")
 
@@ -105,7 +105,12 @@ def test_an_optimizer_shared_by_neighbours_gathers_inside_their_node() -> None:
     of = problem(cluster="16x8 a100-sxm-80gb")
     near = with_stack(of, optimizer_shard_size=8)
     all_, some = (prices(x, data_parallel=128, dp_mode="distopt") for x in (of, near))
-    assert np.all(some.layer_gather_s < 0.6 * all_.layer_gather_s)  # NVLink alone, no adapters
+    assert np.all(some.layer_gather_s < all_.layer_gather_s)
+    # NVLink alone carries it, whatever the adapters.
+    slow = without_assumptions_of_nics(near, 10.0)
+    np.testing.assert_allclose(
+        prices(slow, data_parallel=128, dp_mode="distopt").layer_gather_s, some.layer_gather_s
+    )
     np.testing.assert_allclose(some.layer_state_bytes[..., 2], all_.layer_state_bytes[..., 2] * 16)
     np.testing.assert_allclose(some.layer_state_bytes[..., :2], all_.layer_state_bytes[..., :2])
 

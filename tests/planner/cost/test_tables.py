@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import tables
-from planner.cost.collectives import collective_s, inside_s
+from planner.cost.collectives import SCALE_BYTES_PER_S, collective_s, inside_s
 from planner.cost.grid import LogGrid
 from planner.cost.networks import network_of
 from planner.cost.placement import spread_group
 from planner.cost.relatives import link_of_pair, relative_of
+from planner.cost.trees import channel_rates, tree_s
 from planner.data.load import load_chip
 from tests.planner.cost.problems import problem, without_assumptions_of_nics
 
@@ -134,24 +135,55 @@ def test_among_many_nodes_trees_reduce_faster_than_the_ring() -> None:
     network = network_of(problem(cluster="128x8 a100-sxm-80gb"), 0)
     one = np.ones(1)
     spread = spread_group(1024 * one, one, 8.0)
-    size = 2.0**30 * one
+    size = 2.0**28 * one
     both = collective_s(network, "all_reduce", size, spread, one)
     scatter, gather = (
         collective_s(network, op, size, spread, one) for op in ("reduce_scatter", "all_gather")
     )
-    # A ring all-reduce is a scatter and a gather; along a ring of 128 nodes 1 GiB reaches 0.31 of the rate.
+    # A ring all-reduce is a scatter and a gather; its latency is that of 1,024 ranks.
     assert both < 0.6 * (scatter + gather)
     # Between two nodes a tree sends the buffer once each way where the ring sends 15/16 of it twice.
-    few = spread_group(16 * one, one, 8.0)
+    slow = without_assumptions_of_nics(problem(cluster="2x8 a100-sxm-80gb"), 50.0)
+    few, size, network = spread_group(16 * one, one, 8.0), 2.0**30 * one, network_of(slow, 0)
     ring = sum(collective_s(network, op, size, few, one) for op in ("reduce_scatter", "all_gather"))
-    assert 1 / (2 * 15 / 16) * ring < collective_s(network, "all_reduce", size, few, one) < ring
+    assert 1 / (2 * 15 / 16) * ring < collective_s(network, "all_reduce", size, few, one) < 0.8 * ring
+
+
+@pytest.mark.parametrize(("nodes", "channel"), [(2, 23.6), (3, 17.8), (64, 17.8)])
+def test_a_buffer_crosses_the_channels_of_a_tree_twice(nodes: int, channel: float) -> None:
+    """perChMaxTreeBws of NCCL's tuning.cc, a channel for each 25 GB/s of an adapter."""
+    for chip, gbit, channels in (("a100-sxm-80gb", 200.0, 8), ("a100-sxm-80gb", 400.0, 16)):
+        of = without_assumptions_of_nics(problem(cluster=f"{nodes}x8 {chip}"), gbit)
+        rates = network_of(of, 0).tree_channels_bytes_per_s
+        assert rates[min(nodes, 3) - 2] == pytest.approx(channels * channel * 1e9)
+        taken = tree_s(2.0**40, float(nodes), 0.0, 1e15, rates)
+        assert taken == pytest.approx(2 * 2.0**40 / (channels * channel * 1e9))
+    # NCCL knows no such limit for others, nor without adapters.
+    assert channel_rates(load_chip("mi300x-192gb"), 8, 50e9) == (np.inf, np.inf)
+    assert channel_rates(load_chip("a100-sxm-80gb"), 0, 0.0) == (np.inf, np.inf)
+
+
+def test_slower_adapters_reach_as_much_of_their_rate_with_smaller_buffers() -> None:
+    one = np.ones(1)
+    spread = spread_group(32 * one, one, 8.0)
+    of = problem(cluster="4x8 a100-sxm-80gb")
+
+    def shares(gbit: float, size: float) -> float:
+        """Share of the rate of eight adapters that a gather reaches."""
+        network = network_of(without_assumptions_of_nics(of, gbit), 0)
+        taken = float(collective_s(network, "all_gather", size * one, spread, one)[0])
+        return 31 / 32 * size / (gbit * 1e9) / taken
+
+    assert shares(12.5, 2.0**24) == pytest.approx(shares(50.0, 2.0**26), rel=0.05)
+    assert shares(12.5, 2.0**24) > 1.1 * shares(50.0, 2.0**24)
 
 
 def test_rings_pass_on_all_but_a_ranks_own_share_from_node_to_node() -> None:
     one, size = np.ones(1), 2.0**30
     spread = spread_group(16 * one, one, 8.0)
-    reached = float(tables.scale_grid("allreduce_nic").latency_s(2.0, size))
     for chip, rate in (("a100-sxm-80gb", 200e9), ("h100-sxm-80gb", 400e9)):
+        scaled = size * SCALE_BYTES_PER_S / rate
+        reached = float(tables.scale_grid("allreduce_nic").latency_s(2.0, scaled))
         network = network_of(problem(cluster=f"2x8 {chip}"), 0)
         gather = float(collective_s(network, "all_gather", size * one, spread, one)[0])
         inside = float(inside_s(network, "all_gather", size * one, 8 * one)[0])

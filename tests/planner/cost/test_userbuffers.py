@@ -106,3 +106,19 @@ def test_forward_sums_are_as_wide_as_the_stack_says() -> None:
     # Of each sum a quarter follows the product; the rest hides behind it.
     longer = forward(tp_narrow_sums=False) - forward()
     assert longer == pytest.approx(2 * (wide - narrow) / SCATTER_PIECES, rel=0.01)
+
+
+def test_where_the_batch_is_the_outermost_dimension_gathers_and_scatters_copy() -> None:
+    of = problem(cluster="1x8 h100-sxm-80gb")
+    copied = on_stack(of, tp_collectives_copy=True)
+    layout = {"tensor_parallel": 4, "microbatch_size": 2, "sequence_parallel": True}
+    plain, found = (prices(x, **layout) for x in (on_stack(of, tp_collectives_copy=False), copied))
+    # Two gathers and two scatters each forward, of an activation that is read and written.
+    activation = 2 * 2 * of.workload.seq_length * of.model.hidden_size
+    expected_s = 4 * 2 * activation / network_of(of, 0).relative.memory_bytes_per_s
+    more = found.layer_forward_s[..., TP] - plain.layer_forward_s[..., TP]
+    assert more == pytest.approx(expected_s)
+    assert np.all(found.layer_backward_s[..., TP] > plain.layer_backward_s[..., TP])
+    whole = layout | {"sequence_parallel": False}
+    a, b = (prices(x, **whole).layer_forward_s for x in (of, copied))
+    np.testing.assert_array_equal(a, b)
