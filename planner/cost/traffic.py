@@ -236,6 +236,10 @@ def _mamba_traffic(model: ModelSpec, s: Sizes) -> Traffic:
     return Traffic(values * 12 * HALF, values * 24 * HALF)
 
 
+METRIC_BYTES = 14.0
+"""Bytes that a metric of training moves for each logit."""
+
+
 def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Traffic:
     """Final norm, and the cross-entropy over logits.
 
@@ -243,11 +247,14 @@ def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: S
     Not fused: Megatron's vocab-parallel loss copies to fp32, takes the maximum, subtracts, exponentiates,
     sums and divides, 38 bytes a logit; backward scales (8) and casts (6), 14 bytes
     (core/tensor_parallel/cross_entropy.py, counted by hand).
+    A metric of training casts logits to fp32 (6) and takes their log-softmax (8, as what is read again lies
+    in the cache).
     """
     s = sizes
     norm = s.norm_tokens * model.hidden_size
     logits = s.tokens * vocab / s.tp
     forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 14.0)
+    forward += METRIC_BYTES * stack.loss_metrics
     return Traffic(norm * 2 * HALF + logits * forward, norm * 3 * HALF + logits * backward)
 
 

@@ -35,6 +35,9 @@ class SoftwareStack(Data):
     """Whether the loss avoids extra fp32 copies of the logits."""
     loss_bytes_per_logit: float | None = Field(default=None, gt=0)
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
+    loss_metrics: int = Field(default=0, ge=0)
+    """Metrics of training that each take the cross-entropy of every micro-batch's logits once more, by plain
+    operators in fp32 and without a gradient."""
     fused_pointwise: bool = True
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
     keeps_activated_gate: bool = False

@@ -33,6 +33,16 @@ def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:
     assert moved.backward_bytes == 6 * norm + (8 + 6) * logits
 
 
+def test_metrics_of_training_take_the_loss_of_every_microbatch_once_more() -> None:
+    of = problem(model="llama2-7b", seq_length=1024)
+    sizes = Sizes.single(of, Degrees.single())
+    plain, two = (of.stack.model_copy(update={"loss_metrics": n}) for n in (0, 2))
+    a, b = (head_traffic(of.model, stack, 1000.0, sizes) for stack in (plain, two))
+    # To fp32 (2 + 4), log-softmax (4 + 4), for each; no gradient.
+    assert b.forward_bytes - a.forward_bytes == 2 * (6 + 8) * 1024 * 1000
+    assert b.backward_bytes == a.backward_bytes
+
+
 def test_blocks_around_a_ring_are_scaled_and_added_once_each() -> None:
     """Two ranks: one block of each rank's own, and one that came from the rank before or after."""
     of = problem(model="llama3-8b")
