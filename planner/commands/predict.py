@@ -15,6 +15,7 @@ from planner.data.read import decode, read_raw
 from planner.errors import InstanceError
 from planner.launchers import read_megatron
 from planner.launchers.read_back import ReadBack
+from planner.launchers.read_flags import split_words
 from planner.launchers.read_launch import read_launch
 from planner.launchers.same_model import differences
 
@@ -54,7 +55,7 @@ def run_from(
     chips = load.load_problem(problem_name).cluster if problem_name is not None else str(cluster)
     chosen = stack or "megatron-core"
     if script is not None:
-        parted = read_megatron.split_words(words, "--script-words")
+        parted = split_words(words, "--script-words")
         back = read_launch(script, chips, num_nodes=num_nodes, stack=chosen, words=parted)
     else:
         assert arguments is not None

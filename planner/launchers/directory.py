@@ -115,7 +115,13 @@ def files_of(
 
 
 def check_version(target: TargetName, version: str | None) -> None:
-    """Refuse a version of Megatron core that we know nothing of, or one for a target that has its own."""
+    """Refuse a version of Megatron core that we know nothing of, or one for a target that has its own.
+
+    Raises
+    ------
+    InstanceError
+        For either.
+    """
     if version is None:
         return
     if target != "megatron-lm":
@@ -128,6 +134,11 @@ def check_replaceable(out: Path, force: bool) -> None:
     """Refuse a place that holds anything but an earlier launch directory, or one without `force`.
 
     Public, so that a long search can ask before it begins.
+
+    Raises
+    ------
+    InstanceError
+        For either.
     """
     if not os.path.lexists(out):
         return

@@ -185,7 +185,7 @@ def _override_words(fields: dict[str, str]) -> Iterator[str]:
 def _model_words(entry_point: Path, fields: dict[str, str]) -> tuple[str, ...]:
     """The model of the recipe that `train.py` names, as arguments of Megatron-LM."""
     recipe = _constant(entry_point, "RECIPE")
-    length = int(fields.get("model.seq_length", "0"))
+    length = int(told) if (told := fields.get("model.seq_length", "")).isdecimal() else 0
     named = next((model for model, known in bridge_model.RECIPES.items() if known == recipe), None)
     if named is not None:
         model = load_model(named)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from planner.data.checks import MAX_LAYERS
 from planner.errors import InstanceError
 
 Values = dict[str, tuple[str, ...]]
@@ -53,9 +54,10 @@ def in_upstream_words(given: Values, where: str) -> Values:
     values = {flag: words for flag, words in given.items() if flag not in _RENAMED}
     for flag in given.keys() & _RENAMED.keys():
         values.setdefault(_RENAMED[flag], given[flag])
-    for translate in (_dense_of_deepspeed, _old_recomputation, _old_fp8, _experts, _context):
+    for translate in (_dense_of_deepspeed, _old_recomputation, _old_fp8, _context):
         translate(values)
-    if values.get("--spec", ("",))[0].startswith("mindspeed"):  # layers that the other flags describe
+    _experts(values, where)
+    if " ".join(values.get("--spec", ())).startswith("mindspeed"):  # layers that the other flags describe
         del values["--spec"]
     _layer_list(values, where)
     _empty_layers(values, where)
@@ -71,13 +73,13 @@ def expert_pattern(text: str, layers: int, where: str) -> list[bool]:
         Where it is neither, or names another number of layers.
     """
     text = text.replace(" ", "")
-    if text.isdecimal() and int(text) > 0:
+    if text.isdecimal() and int(text[:9]) > 0:
         return [i % int(text) == 0 for i in range(layers)]
     found: list[bool] = []
     for part in text.strip("()").split("+"):
         matched = re.fullmatch(r"\(?\[([01,]*)\](?:\*(\d+))?\)?", part)
-        if matched is None:
-            raise InstanceError(f"--moe-layer-freq {text} is not understood", where)
+        if matched is None or int((matched[2] or "1")[:9]) > MAX_LAYERS:
+            raise InstanceError(f"--moe-layer-freq {text[:60]} is not understood", where)
         found += [digit == "1" for digit in matched[1].split(",") if digit] * int(matched[2] or 1)
     if len(found) != layers:
         raise InstanceError(f"--moe-layer-freq {text} names {len(found)} layers of {layers}", where)
@@ -85,8 +87,15 @@ def expert_pattern(text: str, layers: int, where: str) -> list[bool]:
 
 
 def _number(values: Values, flag: str, default: int) -> int:
+    """A whole number of at most nine digits; the default where it is absent or something else."""
     words = values.get(flag, ())
-    return int(words[0]) if words and words[0].isdigit() else default
+    return int(words[0]) if words and re.fullmatch("[0-9]{1,9}", words[0]) else default
+
+
+def _asked(flag: str, words: tuple[str, ...], where: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", " ".join(words)):
+        raise InstanceError(f"{flag} is {' '.join(words)[:60]!r}, which is no whole number", where)
+    return int(words[0])
 
 
 def _dense_of_deepspeed(values: Values) -> None:
@@ -101,9 +110,8 @@ def _dense_of_deepspeed(values: Values) -> None:
             values.pop(flag, None)
     if _number(values, "--zero-stage", 0) == 1 or ("--deepspeed" in values and "--bf16" in values):
         values["--use-distributed-optimizer"] = ()
-    if (
-        "embedding" in values.pop("--pp-partition-method", ("",))[0]
-    ):  # weighs embedding and head as a layer each
+    # By this method embedding and head weigh as a layer each.
+    if "embedding" in " ".join(values.pop("--pp-partition-method", ())):
         values["--account-for-embedding-in-pipeline-split"] = ()
         values["--account-for-loss-in-pipeline-split"] = ()
 
@@ -127,17 +135,18 @@ def _old_fp8(values: Values) -> None:
             values.setdefault("--fp8-format", (name,))
 
 
-def _experts(values: Values) -> None:
+def _experts(values: Values, where: str) -> None:
     """Leading dense layers, shared experts and experts spread over tensor ranks, as MindSpeed says them."""
-    layers = _number(values, "--num-layers", 0)
+    layers = min(_number(values, "--num-layers", 0), MAX_LAYERS)
     dense = values.pop("--first-k-dense-replace", None)
     if dense is not None and "--num-experts" in values:
-        first, every = int(dense[0]), _number(values, "--moe-layer-freq", 1)
+        first = _asked("--first-k-dense-replace", dense, where)
+        every = max(1, _number(values, "--moe-layer-freq", 1))
         digits = ",".join(str(int(i >= first and i % every == 0)) for i in range(layers))
         values["--moe-layer-freq"] = (f"[{digits}]",)
     shared = values.pop("--n-shared-experts", None)
     if shared is not None:
-        width = int(shared[0]) * _number(values, "--moe-ffn-hidden-size", 0)
+        width = _asked("--n-shared-experts", shared, where) * _number(values, "--moe-ffn-hidden-size", 0)
         values.setdefault("--moe-shared-expert-intermediate-size", (str(width),))
     if values.pop("--moe-tp-extend-ep", None) is not None:
         tp, ep = (_number(values, f"--{of}-model-parallel-size", 1) for of in ("tensor", "expert"))
@@ -162,7 +171,7 @@ def _layer_list(values: Values, where: str) -> None:
             "layers; leave one of the two out",
             where,
         )
-    counts = [int(count) for count in text.split(",") if count.strip().isdigit()]
+    counts = [int(count) for count in text.split(",") if re.fullmatch(r"\s*[0-9]{1,9}\s*", count)]
     stages = _number(values, "--pipeline-model-parallel-size", 1)
     if len(counts) != stages:
         raise InstanceError(
@@ -177,9 +186,9 @@ def _empty_layers(values: Values, where: str) -> None:
     if "--noop-layers" not in values:
         return
     text = ",".join(values.pop("--noop-layers"))
-    padded = _number(values, "--num-layers", 0)
-    empty = {int(layer) for layer in text.split(",") if layer.strip().isdigit()}
-    stages = _number(values, "--pipeline-model-parallel-size", 1)
+    padded = min(_number(values, "--num-layers", 0), MAX_LAYERS)
+    empty = {int(layer) for layer in text.split(",") if re.fullmatch(r"\s*[0-9]{1,9}\s*", layer)}
+    stages = max(1, _number(values, "--pipeline-model-parallel-size", 1))
     each = _layers_of_a_run(values, padded, stages)
     if not empty <= set(range(padded)) or padded % (stages * each):
         raise InstanceError(
@@ -204,11 +213,11 @@ def _empty_layers(values: Values, where: str) -> None:
 def _layers_of_a_run(values: Values, padded: int, stages: int) -> int:
     by_layers, by_count = _VIRTUAL
     if by_layers in values:
-        return _number(values, by_layers, 1)
-    return max(1, padded // (stages * _number(values, by_count, 1)))
+        return max(1, _number(values, by_layers, 1))
+    return max(1, padded // (stages * max(1, _number(values, by_count, 1))))
 
 
 def _layout(counts: Sequence[int], values: Values) -> str:
     """A layout string; prediction layers stand before the loss."""
-    prediction = "m" * _number(values, "--mtp-num-layers", 0)
+    prediction = "m" * min(_number(values, "--mtp-num-layers", 0), MAX_LAYERS)
     return "E" + "|".join(f"t*{count}" if count else "" for count in counts) + prediction + "L"

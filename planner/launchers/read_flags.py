@@ -6,6 +6,8 @@ step nor its memory. All others are told to the user: what they do is not in the
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterable, Sequence
 
 from planner.data.checks import MAX_LAYERS
@@ -82,6 +84,23 @@ class Flags:
             raise InstanceError(f"{flag} is {value}; it must be {least} to {most}", self.where)
         return value
 
+    def real(self, flag: str, default: float | None = None) -> float:
+        """Value of a flag as a finite number.
+
+        Raises
+        ------
+        InstanceError
+            Where it is missing and has no default, or is no number.
+        """
+        text = self.text(flag, None if default is None else str(default))
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise InstanceError(f"{flag} is {text[:60]!r}, which is no number", self.where)
+        return value
+
     @property
     def unknown(self) -> tuple[str, ...]:
         """Flags that we know nothing of, in the order in which they stand."""
@@ -93,3 +112,17 @@ def differing(lines: Iterable[Flags]) -> frozenset[str]:
     all_lines = list(lines)
     flags = {flag for line in all_lines for flag in line.values}
     return frozenset(f for f in flags if len({line.values.get(f) for line in all_lines}) > 1)
+
+
+def split_words(text: str, where: str) -> list[str]:
+    """Words as a shell parts them.
+
+    Raises
+    ------
+    InstanceError
+        Where a quote is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InstanceError(f"{str(error).lower()}; close or escape the quote", where) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from planner.data.checks import MAX_LAYERS
 from planner.errors import InstanceError
 from planner.launchers.megatron_hybrid import PATTERN, STAGE_END
 from planner.launchers.read_flags import Flags
@@ -53,8 +54,15 @@ def layout_stages(text: str) -> list[str]:
     """Entries of a layout string written out, one character a layer: `Et*2|(tt|)*2L` is Ett, tt, tt, L.
 
     Megatron repeats groups in parentheses first, then single characters; commas mean nothing.
+
+    Raises
+    ------
+    InstanceError
+        Where it repeats more layers than any model has.
     """
     text = text.replace(",", "").replace(" ", "")
+    if any(int(count[:9]) > MAX_LAYERS for count in re.findall(r"\*(\d+)", text)):
+        raise InstanceError(f"repeats more than {MAX_LAYERS} times", f"layout {text[:60]!r}")
     text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), text)
     text = text.replace("(", "").replace(")", "")
     text = re.sub(r"(.)\*(\d+)", lambda m: m[1] * int(m[2]), text)
@@ -93,7 +101,13 @@ def _by_layout(flags: Flags, p: int) -> list[list[int]]:
 
 
 def prediction_stage(flags: Flags) -> int | None:
-    """Pipeline rank that holds prediction layers, where it is not the last; the rules say which can."""
+    """Pipeline rank that holds prediction layers, where it is not the last; the rules say which can.
+
+    Raises
+    ------
+    InstanceError
+        Where the layout parts the prediction layers, or places other ones than there are.
+    """
     p = flags.number("--pipeline-model-parallel-size", 1)
     entries = layout_stages(flags.text("--pipeline-model-parallel-layout", "")) if p > 1 else []
     ranks = sorted({position % p for position, entry in enumerate(entries) if "m" in entry})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from planner.errors import InstanceError
 from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_back import ReadBack
 from planner.launchers.read_bridge import megatron_words
-from planner.launchers.read_flags import Flags, differing
+from planner.launchers.read_flags import Flags, differing, split_words
 from planner.launchers.read_layout import prediction_stage
 from planner.launchers.read_model import read_model
 from planner.launchers.read_refusals import refusals_of
@@ -115,20 +114,6 @@ def read_arguments(
     chosen = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     hosts = [node for node, chips in enumerate(_chips_of_nodes(chosen)) for _ in range(chips)]
     return assemble([words] * len(hosts), hosts, chosen, stack, where, None)
-
-
-def split_words(text: str, where: str) -> list[str]:
-    """Words as a shell parts them.
-
-    Raises
-    ------
-    InstanceError
-        Where a quote is not closed.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise InstanceError(f"{str(error).lower()}; close or escape the quote", where) from None
 
 
 def read_problem(
@@ -279,7 +264,13 @@ def _dp_mode(flags: Flags) -> DpMode:
 def host_names(
     cluster: Cluster, num_nodes: int, hosts_file: Path | None, where: str, notes: list[str]
 ) -> list[str]:
-    """Host of every node of the script."""
+    """Host of every node of the script.
+
+    Raises
+    ------
+    InstanceError
+        Where the cluster has fewer nodes.
+    """
     known = [host for i in range(len(cluster.classes)) for host in cluster.hosts_of(i)]
     if hosts_file is not None and hosts_file.is_file():
         lines = hosts_file.read_text("utf-8", errors="replace").splitlines()

@@ -257,16 +257,16 @@ def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
 
 
 def read_capacity(flags: Flags) -> dict[str, Any]:
-    """How many tokens an expert takes: fields of the experts, empty where it takes all that come."""
+    """How many tokens an expert takes: fields of the experts, empty where it takes all that come.
+
+    Raises
+    ------
+    InstanceError
+        Where the factor is no number.
+    """
     if "--moe-expert-capacity-factor" not in flags:
         return {}
-    text = flags.text("--moe-expert-capacity-factor")
-    try:
-        factor = float(text)
-    except ValueError:
-        raise InstanceError(
-            f"--moe-expert-capacity-factor is {text!r}, which is no number", flags.where
-        ) from None
+    factor = flags.real("--moe-expert-capacity-factor")
     if factor <= 0:  # Megatron-LM reads a negative factor as none
         return {}
     return {

@@ -101,7 +101,7 @@ def _of_attention(flags: Flags) -> Iterator[str]:
     if "a2a+p2p" in flags.values.get("--cp-comm-type", ()):
         cp = flags.number("--context-parallel-size", 1)
         sizes = flags.values.get("--hierarchical-context-parallel-sizes", ())
-        if prod(int(size) for size in sizes if size.isdigit()) != cp:
+        if prod(int(size) for size in sizes if size.isdecimal()) != cp:
             yield (
                 f"--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes whose product is {cp}: "
                 "ranks that exchange heads, then rings of them"

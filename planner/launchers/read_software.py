@@ -53,8 +53,13 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
     ----------
     gradient_ranks
         Ranks that share the gradient of a dense parameter.
+
+    Raises
+    ------
+    InstanceError
+        Where a value is no number, or the ranks do not part into the groups that are asked for.
     """
-    dropout = any(float(flags.text(name, "0.1")) > 0 for name in ("--attention-dropout", "--hidden-dropout"))
+    dropout = any([flags.real(name, 0.1) > 0 for name in ("--attention-dropout", "--hidden-dropout")])
     changes: dict[str, Any] = {
         "dp_overlap": "--overlap-grad-reduce" in flags,
         "dropout": dropout,

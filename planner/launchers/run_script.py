@@ -54,10 +54,10 @@ class NodeStart:
         """Nodes of the run; None where the launcher does not say."""
         for name in ("nnodes", "nodes", "num-nodes"):
             text = self.launcher.get(name, "").partition("-")[0].rpartition(":")[2]
-            if text.isdigit():
+            if text.isdecimal():
                 return int(text)
         tasks, on_each = (self.launcher.get(name, "") for name in ("ntasks", "ntasks-per-node"))
-        if tasks.isdigit() and on_each.isdigit() and int(on_each):
+        if tasks.isdecimal() and on_each.isdecimal() and int(on_each):
             return -(-int(tasks) // int(on_each))
         return None
 
@@ -66,10 +66,10 @@ class NodeStart:
         if self.launcher.get("nproc-per-node") in ("gpu", "auto"):
             return num_chips
         for name in ("nproc-per-node", "num-gpus", "ntasks-per-node", "npernode"):
-            if self.launcher.get(name, "").isdigit():
+            if self.launcher.get(name, "").isdecimal():
                 return int(self.launcher[name])
         tasks = self.launcher.get("ntasks", "")
-        return int(tasks) // num_nodes if tasks.isdigit() and int(tasks) % num_nodes == 0 else None
+        return int(tasks) // num_nodes if tasks.isdecimal() and int(tasks) % num_nodes == 0 else None
 
 
 def run_as_nodes(
@@ -130,6 +130,11 @@ def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: 
 
     A script that starts nothing may have failed at a log file that it cannot or must not write here, or at
     settings of its own cluster, so that it is run once more without either.
+
+    Raises
+    ------
+    InstanceError
+        Where it is no script, starts no training, or does not end in time.
     """
     where = f"{script}, as node {node}"
     text = _script_text(script)

@@ -311,6 +311,18 @@ SOUND = " ".join(
         ("--bf16", "--bf16 --ddp-bucket-size 0", "--ddp-bucket-size is 0"),
         ("--bf16", "--bf16 --num-distributed-optimizer-instances 0", "-instances is 0"),
         ("--bf16", '--bf16 --init-method-std "0.02', "no closing quotation"),
+        ("--bf16", "--bf16 --hidden-dropout x", "--hidden-dropout is 'x', which is no number"),
+        ("--bf16", "--bf16 --hidden-dropout nan", "--hidden-dropout is 'nan', which is no number"),
+        ("--bf16", "--bf16 --num-experts 8 --first-k-dense-replace x", "-replace is 'x', which is no whole"),
+        (
+            "--bf16",
+            "--bf16 --num-experts 8 --n-shared-experts",
+            "-experts is '', which is no whole",
+        ),
+        ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq [1]*99999999", "is not understood"),
+        ("--bf16", "--bf16 --noop-layers 0 --pipeline-model-parallel-size 0", "-parallel-size is 0"),
+        ("--bf16", "--bf16 --pipeline-model-parallel-layout Et*99999999L", "repeats more than 10000 times"),
+        ("--bf16", "--bf16 --spec", "layers by --spec or --hybrid-override-pattern cannot"),
     ],
 )
 def test_arguments_that_cannot_be_read_say_why(old: str, new: str, complaint: str) -> None:
