@@ -73,6 +73,7 @@ class PathSearch(BoundedLoop):
         return bool(fresh)
 
     def result(self, status: Status, layers: Layers | None) -> VirtualSelectionResult:
+        """An answer with the bound that holds."""
         bound = self.bound
         if bound is not None and self.cutoff_ms is not None:
             bound = min(bound, self.cutoff_ms)  # the cut (capacity) leaves nothing above it

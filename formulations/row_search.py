@@ -90,6 +90,7 @@ class RowSearch(BoundedLoop):
         return bool(fresh)
 
     def result(self, status: Status) -> StageSelectionResult:
+        """What has been found so far, with the bound that holds."""
         choice, value = self.best if self.best is not None else (None, None)
         bound = self.bound
         if bound is not None and value is not None:

@@ -64,7 +64,13 @@ def as_integer(value: float, name: str) -> int:
 
 
 def solve(model: pulp.LpProblem, options: SolveOptions) -> Solution:
-    """Solve a PuLP program (minimisation) with HiGHS, SCIP or CBC."""
+    """Solve a PuLP program (minimisation) with HiGHS, SCIP or CBC.
+
+    Raises
+    ------
+    SolverError
+        For CP-SAT, a program that maximises, or a solver that fails.
+    """
     if options.solver == "cp_sat":
         raise SolverError("CP-SAT solves the integer twin of a formulation, not its linear program")
     if model.sense != pulp.LpMinimize:
@@ -142,6 +148,11 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
     """Run CP-SAT on a `cp_model.CpModel`; the solver object answers `value`, objective and bound.
 
     One worker and a fixed seed, so that the same model gives the same answer.
+
+    Raises
+    ------
+    SolverError
+        For a model that CP-SAT refuses.
     """
     from ortools.sat.python import cp_model
 

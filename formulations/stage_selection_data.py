@@ -75,7 +75,7 @@ class StageSelectionData:
 
     @property
     def selective_more_ms(self) -> Floats:
-        """More backward of a stage with core attention recomputed than if all its layers were alike."""
+        """More backward with core attention recomputed than if all layers were alike, [stage] [ms]: l1."""
         lead: Floats = self.lead * (self.lead_selective_ms - self.selective_ms)
         return lead + self.predictions_selective_ms
 
@@ -108,25 +108,25 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
 
 
 def least_layers(data: StageSelectionData) -> NDArray[np.int64]:
-    """Fewest layers of every stage: one, or all those that it begins with."""
+    """l0[s], fewest layers of every stage: one, or all those that it begins with."""
     least: NDArray[np.int64] = np.maximum(data.lead, 1)
     return least
 
 
 def most_full_saves_gib(data: StageSelectionData) -> Floats:
-    """Most memory that recomputing one layer in full saves, of either kind on the stage."""
+    """v2[s], most memory that recomputing one layer in full saves, of either kind on the stage [GiB]."""
     return np.where(
         data.lead > 0, np.maximum(data.full_saves_gib, data.lead_full_saves_gib), data.full_saves_gib
     )
 
 
 def least_full_ms(data: StageSelectionData) -> Floats:
-    """Least that recomputing one layer in full adds to the backward, of either kind on the stage."""
+    """g2[s], least that recomputing one layer in full adds to the backward, of either kind there [ms]."""
     return np.where(data.lead > 0, np.minimum(data.full_ms, data.lead_full_ms), data.full_ms)
 
 
 def most_selective_saves_gib(data: StageSelectionData) -> Floats:
-    """Most memory that recomputing core attention of one layer saves, of either kind on the stage."""
+    """Most memory that recomputing core attention of one layer saves, of either kind, [stage] [GiB]."""
     most = np.maximum(data.selective_saves_gib, data.lead_selective_saves_gib)
     return np.where(data.lead > 0, most, data.selective_saves_gib)
 

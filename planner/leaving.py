@@ -30,7 +30,13 @@ def with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:
 
 
 def check_again(problem: Problem, result: Result) -> None:
-    """Let the referee look at every plan of a result, whatever the search says of it."""
+    """Let the referee look at every plan of a result, whatever the search says of it.
+
+    Raises
+    ------
+    SolverError
+        Where a plan breaks a rule, or the search states another time or a bound above it: our bug.
+    """
     from planner.simulate.evaluate import evaluate
 
     if result.plan is None:

@@ -74,7 +74,13 @@ def _is_number(value: Any) -> bool:
 
 
 def check_field(field: str, where: str) -> None:
-    """Refuse what is no field of a row."""
+    """Refuse what is no field of a row.
+
+    Raises
+    ------
+    InstanceError
+        Where a row has no such field.
+    """
     if field not in FIELDS:
         hint = did_you_mean(field, FIELDS) or f"; there are {', '.join(FIELDS)}"
         raise InstanceError(f"unknown field {field!r}{hint}", where)
@@ -100,6 +106,11 @@ def pareto(rows: Sequence[Row], cost: str) -> list[Row]:
     ----------
     cost
         chips, nodes, or cost (dollars an hour; rows without a price are left out).
+
+    Raises
+    ------
+    InstanceError
+        For another cost.
     """
     if cost not in COSTS:
         raise InstanceError(f"unknown cost {cost!r}; there are {', '.join(COSTS)}", "--pareto")

@@ -1,0 +1,1 @@
+"""Measured runs beside their predictions: reading, scoring, anchoring."""

@@ -69,7 +69,13 @@ def unknown(kind: str, name: str, where: str = "", extra: tuple[str, ...] = ()) 
 
 
 def shipped_values(kind: str, name: str) -> dict[str, Any]:
-    """Plain values of a shipped instance, its `schema:` line included."""
+    """Plain values of a shipped instance, its `schema:` line included.
+
+    Raises
+    ------
+    InstanceError
+        Where the file holds no table.
+    """
     raw = _ROOT.joinpath(kind, name + _SUFFIX).read_bytes()
     where = f"{kind}/{name}{_SUFFIX}"
     values = parse_text(decode(raw, where), where)

@@ -27,7 +27,13 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def find_chip(name: str, where: str, own: dict[str, Chip]) -> Chip:
-    """Chip of an id or alias, case aside; a problem's own chips (by lower-case name) hide shipped ones."""
+    """Chip of an id or alias, case aside; a problem's own chips (by lower-case name) hide shipped ones.
+
+    Raises
+    ------
+    InstanceError
+        Where neither the problem nor we have such a chip; the nearest names are given.
+    """
     if found := own.get(name.lower()):
         return found
     shipped = shipped_name("chips", name)
@@ -42,7 +48,13 @@ def _shipped_chip(name: str) -> Chip:
 
 
 def find_cluster(text: str, where: str, folder: Path | None, own: dict[str, Chip]) -> Cluster:
-    """Shipped cluster, cluster file, or cluster in short form; files are relative to `folder`."""
+    """Shipped cluster, cluster file, or cluster in short form; files are relative to `folder`.
+
+    Raises
+    ------
+    InstanceError
+        For an unknown name, a file that cannot be read, or a short form that makes no sense.
+    """
     if not is_file(text):
         if name := shipped_name("clusters", text):
             return _shipped(Cluster, "clusters", name)
@@ -86,7 +98,13 @@ def is_file(text: str) -> bool:
 
 
 def existing_path(text: str, kind: str, where: str = "", folder: Path | None = None) -> Path:
-    """Path of a file that a string names; else the error for an unknown name."""
+    """Path of a file that a string names; else the error for an unknown name.
+
+    Raises
+    ------
+    InstanceError
+        For the name of nothing that is there.
+    """
     path = (folder or Path()) / text
     if is_file(text) or (text and len(text) < 256 and "\0" not in text and path.exists()):
         return path
@@ -99,7 +117,13 @@ def file_values(path: Path, where: str, kind: str) -> dict[str, Any]:
 
 
 def checked_kind(values: Any, kind: str, where: str) -> dict[str, Any]:
-    """Values without their `schema:` line, which must name the kind and version expected."""
+    """Values without their `schema:` line, which must name the kind and version expected.
+
+    Raises
+    ------
+    InstanceError
+        Where they are no table, or of another kind or version.
+    """
     wanted = schema_line(kind)
     if not isinstance(values, dict):
         raise InstanceError(f"must be a table of keys that starts with `schema: {wanted}`", where)

@@ -76,7 +76,13 @@ def load_problem(path_or_name: Name) -> Problem:
 
 
 def load_plan(path: Name) -> Plan:
-    """Load a plan file; the result of `hetplan plan --json` serves too, its best plan is taken."""
+    """Load a plan file; the result of `hetplan plan --json` serves too, its best plan is taken.
+
+    Raises
+    ------
+    InstanceError
+        Where the file cannot be read, is wrong in a field, or is a result without a plan.
+    """
     text = os.fspath(path)
     values = read_file(Path(text), text)
     if isinstance(values, dict) and values.get("schema") == schema_line("result"):
@@ -146,7 +152,13 @@ def build_problem(
     options: Options | None = None,
     name: str = "",
 ) -> Problem:
-    """Build a problem from the flags of the command line; names and files as in the loaders above."""
+    """Build a problem from the flags of the command line; names and files as in the loaders above.
+
+    Raises
+    ------
+    InstanceError
+        For an unknown name, or a value that is out of range; the field is named.
+    """
     workload = validated(
         Workload,
         {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision},

@@ -48,6 +48,11 @@ def read_profile_table(
         Its name in the table; None where the table holds one model only.
     value_bytes
         Bytes of an activation value; these tables were measured in fp32.
+
+    Raises
+    ------
+    InstanceError
+        Where the table has other columns, several models and none is named, or times that cannot be right.
     """
     rows = _rows(path, where)
     models = tuple(dict.fromkeys(row["model"] for row in rows))
@@ -156,6 +161,11 @@ def read_profile_folder(
     ----------
     chip
         Id or alias of the chip; None takes the folder's name.
+
+    Raises
+    ------
+    InstanceError
+        Where no file of the folder is a point, or one cannot be read.
     """
     points, model = [], ""
     for path in sorted(folder.iterdir()):

@@ -113,7 +113,13 @@ def read_raw(path: Path, where: str, kind: str = "YAML or JSON file") -> bytes:
 
 
 def decode(raw: bytes, where: str) -> str:
-    """Bytes of a file as text; refuses what is no UTF-8 text."""
+    """Bytes of a file as text; refuses what is no UTF-8 text.
+
+    Raises
+    ------
+    InstanceError
+        At the first byte that is no UTF-8 text.
+    """
     if b"\0" in raw:
         raise InstanceError(f"is no text: zero byte at offset {raw.index(0)}; save it as UTF-8 text", where)
     try:
@@ -126,7 +132,13 @@ def decode(raw: bytes, where: str) -> str:
 
 
 def parse_text(text: str, where: str) -> Any:
-    """Return the plain values of YAML or JSON text; JSON is recognised by its opening brace."""
+    """Return the plain values of YAML or JSON text; JSON is recognised by its opening brace.
+
+    Raises
+    ------
+    InstanceError
+        Where it is empty, malformed or nested too deep; the line is named.
+    """
     if not text.strip():
         raise InstanceError("is empty", where)
     try:

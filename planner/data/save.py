@@ -35,6 +35,11 @@ def to_yaml(record: Data) -> str:
     """Return a record as YAML with its `schema:` line first; short lists stand on one line.
 
     `load.py` reads it back to an equal record.
+
+    Raises
+    ------
+    TypeError
+        For a record that has no kind of file of its own.
     """
     kind = _KIND_OF_CLASS.get(type(record))
     if kind is None:

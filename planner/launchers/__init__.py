@@ -1,0 +1,1 @@
+"""Plans to launch files and back; one file a launcher."""

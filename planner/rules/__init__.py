@@ -1,0 +1,1 @@
+"""What a launcher, a model and a chip allow: one function a rule, with its source."""

@@ -250,7 +250,13 @@ def logical_ranks(types_of_ranks: tuple[str, ...], device_types: tuple[str, ...]
 
 
 def stage_of_logical_rank(config: HeteroConfig, rank: int) -> int:
-    """Pipeline stage that a logical rank runs: meshes take them one after the other, stages outermost."""
+    """Pipeline stage that a logical rank runs: meshes take them one after the other, stages outermost.
+
+    Raises
+    ------
+    IndexError
+        For a rank that no mesh has.
+    """
     stage = 0
     for tp, cp, _, dp, pp in config.meshes:
         if rank < tp * cp * dp * pp:

@@ -129,6 +129,6 @@ def _best_split(cost: Floats, num_layers: int, guess: Floats) -> Floats:
 
 
 def in_pieces(num_orders: int, entries_of_order: int) -> list[NDArray[np.int64]]:
-    """Orders in pieces whose arrays stay small."""
+    """Indices of orders in pieces, arrays [order], whose tables stay small."""
     step = max(1, 2_000_000 // max(entries_of_order, 1))
     return [np.arange(start, min(start + step, num_orders)) for start in range(0, num_orders, step)]

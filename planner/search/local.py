@@ -25,7 +25,7 @@ CANDIDATES = 12
 
 
 def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.int64] | None:
-    """Layer counts whose slowest stage is as fast as possible; None where nothing fits."""
+    """Layer counts [stage] whose slowest stage is as fast as possible; None where nothing fits."""
     bottleneck = least_bottleneck_ms(data, table)
     if not np.isfinite(bottleneck):
         return None
@@ -47,7 +47,7 @@ def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.
 def repaired_layers(
     data: StageSelectionData, table: RecomputeTable, layers: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """The same layers, made to add up where that lengthens the slowest stage least; None where none fits."""
+    """The same layers [stage], made to add up where the slowest stage grows least; None where none fits."""
     times = stage_times_ms(data, table)
     stages, counts = np.arange(data.num_stages), layers.copy()
     while counts.sum() != data.num_layers:

@@ -256,6 +256,11 @@ def first_prices(walks: Walks, most: Ints, high: Floats, cutoff_ms: float) -> tu
     """Prices as if every stage took as many layers as its bracket lets it.
 
     Where those are too few for the model the price of a layer is what closes the bracket.
+
+    Parameters
+    ----------
+    high
+        Upper end of every bracket, [bracket] [ms].
     """
     p, m, num_layers = walks.num_stages, walks.num_microbatches, walks.num_layers
     times = walks.least_times

@@ -33,7 +33,7 @@ def least_times(chain: Chain, tables: StageTables) -> Floats:
 
 
 def longest_times(chain: Chain, tables: StageTables) -> Floats:
-    """The same with the most hops."""
+    """The same with the most hops [class, stage, n] [ms]."""
     times: Floats = tables.times + _blocked_ms(chain, len(tables.times))[1][:, None, None]
     return times
 

@@ -1,0 +1,1 @@
+"""The referee: what a plan really costs, event by event; knows no solver."""

@@ -69,6 +69,11 @@ def virtual_microbatches(
 
     Groups of micro-batches, of p unless said otherwise, pass all chunks one after the other; a last group may
     be smaller.
+
+    Returns
+    -------
+    tuple
+        Two arrays [forward] of m v entries each.
     """
     size = group_size or num_stages
     microbatch: list[int] = []
