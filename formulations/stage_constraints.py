@@ -15,7 +15,12 @@ from itertools import chain
 import pulp
 
 from formulations import solvers
-from formulations.stage_selection_data import StageSelectionData, least_full_ms, most_full_saves_gib
+from formulations.stage_selection_data import (
+    StageSelectionData,
+    least_full_ms,
+    least_full_peak_gib,
+    most_full_saves_gib,
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def add_memory(model: pulp.LpProblem, places: Places) -> None:
             - full_saves_gib * at.u
             - at.term("selective_saves_gib") * at.k1
             - (lead_saves_gib - at.term("selective_peak_gib")) * at.y
-            + at.term("full_peak_gib") * at.x
+            + float(least_full_peak_gib(at.data)[at.stage]) * at.x
         )
         room = (at.term("limit_gib") - at.term("base_gib")) * at.taken
         model += need <= room, f"memory_{at.label}"

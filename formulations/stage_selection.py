@@ -71,7 +71,7 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            A stage that reduces in one bucket begins when its last backward has ended, so that rb n + rb0
            shows in full behind it, of which rt is counted with T.
            With A the stages may still differ between A and A'; the search splits that range.
-           Where l[s] > 0, g2 is the least and v2 the most of both kinds: a relaxation that the cut
+           Where l[s] > 0, g2 and w2 are the least and v2 the most of both kinds: a relaxation that the cut
            `tighten_recompute` and the exact evaluation of every answer make good.
 Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.

@@ -63,6 +63,8 @@ class StageSelectionData:
     """More backward of one such layer recomputed in full."""
     lead_full_saves_gib: Floats
     """Memory that this saves."""
+    lead_full_peak_gib: Floats
+    """In the place of `full_peak_gib` where no layer but these is recomputed; no larger."""
     lead_selective_ms: Floats
     """More backward of one such layer with core attention recomputed."""
     lead_selective_saves_gib: Floats
@@ -118,6 +120,11 @@ def most_full_saves_gib(data: StageSelectionData) -> Floats:
     return np.where(
         data.lead > 0, np.maximum(data.full_saves_gib, data.lead_full_saves_gib), data.full_saves_gib
     )
+
+
+def least_full_peak_gib(data: StageSelectionData) -> Floats:
+    """Least passing memory that recomputing any layer in full adds on the stage."""
+    return np.where(data.lead > 0, data.lead_full_peak_gib, data.full_peak_gib)
 
 
 def least_full_ms(data: StageSelectionData) -> Floats:

@@ -75,7 +75,8 @@ def _fewest_in_full(data: StageSelectionData, n: Floats, need: Floats, room: Flo
         first = np.minimum(count, data.lead[s])
         saved = data.full_saves_gib[s] * (count - first) + data.lead_full_saves_gib[s] * first
         time = data.full_ms[s] * (count - first) + data.lead_full_ms[s] * first
-        fits = (need[s][None, :] - saved + data.full_peak_gib[s] <= room[s]) & (count <= n) & (count >= 1)
+        passing = np.where(count > data.lead[s], data.full_peak_gib[s], data.lead_full_peak_gib[s])
+        fits = (need[s][None, :] - saved + passing <= room[s]) & (count <= n) & (count >= 1)
         full[s] = np.argmax(fits, axis=0)
         full_ms[s] = np.where(fits.any(axis=0), time[full[s].astype(np.int64), 0], np.inf)
     return full, full_ms

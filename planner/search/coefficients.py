@@ -182,7 +182,8 @@ def _memory(
     working_of_kind = prices.layer_working_bytes[c]
     working = most(working_of_kind)
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
-    peak = most(working_of_kind + prices.layer_recompute_peak_bytes[c])
+    peaks = working_of_kind + prices.layer_recompute_peak_bytes[c]
+    peak = most(peaks)
     again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
     selective_peak = most(working_of_kind + again)
     embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
@@ -205,6 +206,7 @@ def _memory(
         "lead_selective_saves_gib": saved(selective, kinds.lead),
         "lead_full_saves_gib": saved(full, kinds.lead),
         "full_peak_gib": (np.maximum(base_working, peak) - base_working) * scale,
+        "lead_full_peak_gib": (np.maximum(base_working, peaks[:, kinds.lead]) - base_working) * scale,
         "selective_peak_gib": (np.maximum(base_working, selective_peak) - base_working) * scale,
         "base_gib": base * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
         "limit_gib": (prices.limit_bytes[entries.node_class] + MEMORY_TOL_BYTES / 2) / GIB,

@@ -71,6 +71,7 @@ def leading_layers(p: int, count: int, full_ms: np.ndarray, activation: np.ndarr
         "lead": np.where(np.arange(p) == 0, count, 0),
         "lead_full_ms": full_ms * 0.6,
         "lead_full_saves_gib": activation * 0.5,
+        "lead_full_peak_gib": np.zeros(p),
         "lead_selective_ms": full_ms * 0.2,
         "lead_selective_saves_gib": activation * 0.3,
         "predictions_selective_ms": np.where(np.arange(p) == p - 1, full_ms * 0.3, 0.0),

@@ -80,4 +80,5 @@ def with_mode(data: StageSelectionData, selective: bool | None) -> StageSelectio
         lead_selective_saves_gib=none,
         full_saves_gib=none,
         lead_full_saves_gib=none,
+        lead_full_peak_gib=none,
     )
