@@ -5,12 +5,20 @@ its forward and again before its backward, and scatter its gradients after it, e
 computation (arXiv 2304.11277, sections 3.2 and 3.3; arXiv 1910.02054, section 7.2.2). ZeRO-2 keeps whole
 parameters, gathers them once a step and scatters the gradients of every micro-batch. With one layer ahead
 in flight, what a layer exposes is what its own computation cannot hide.
+
+PyTorch's also copy on the stream of the computation. FSDP cuts a layer's parameters out of a flat one, so
+that autograd joins their gradients (torch/distributed/fsdp/_flat_param.py, torch.split). FSDP2 gathers the
+ranks' shards one behind the other, copies each parameter out of them, and copies gradients in, cast to the
+format of their sum (_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out and
+foreach_reduce_scatter_copy_in, both in the current stream).
 """
 
 from __future__ import annotations
 
 from planner.cost.collectives import Network, collective_s
+from planner.cost.compute import traffic_s
 from planner.cost.elementwise import Values, minimum, where
+from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
@@ -56,7 +64,7 @@ class Sharding:
         groups = [(dense, s.gradient_ranks, s.tp)]
         if counts.expert:
             groups.append((counts.expert / (s.ep * s.etp), s.expert_gradient_ranks, s.ep * s.etp))
-        gather, scatter = zero, zero
+        gather, scatter, copied_out, copied_in = zero, zero, zero, zero
         for parameters, ranks, stride in groups:
             spread = spread_group(ranks, stride, self.network.domain_chips)
             sharing = minimum(stride, self.network.domain_chips)
@@ -64,9 +72,21 @@ class Sharding:
                 gather = gather + self._once("all_gather", self.parameter_bytes * parameters, spread, sharing)
             size = self.stack.scattered_gradient_bytes * parameters
             scatter = scatter + self._once("reduce_scatter", size, spread, sharing)
-        if not self.stack.dp_overlap:
-            return gather, gather + scatter
-        return exposed_behind(gather, compute_s[0]), exposed_behind(gather + scatter, compute_s[1])
+            several = where(ranks > 1, parameters, 0.0)
+            if self.gathers and self.stack.shard_copies == "all":
+                copied_out = copied_out + 2 * self.parameter_bytes * several
+            if self.stack.shard_copies != "none":
+                copied_in = copied_in + (HALF + self.stack.scattered_gradient_bytes) * several
+        forward, backward = gather, gather + scatter
+        if self.stack.dp_overlap:
+            forward, backward = (
+                exposed_behind(x, y) for x, y in zip((forward, backward), compute_s, strict=True)
+            )
+        relative = self.network.relative
+        return (
+            forward + traffic_s(relative, copied_out),
+            backward + traffic_s(relative, copied_out + copied_in),
+        )
 
     def _once(self, op: str, size_bytes: Values, spread: Spread, sharing: Values) -> Values:
         return where(spread.ranks > 1, collective_s(self.network, op, size_bytes, spread, sharing), 0.0)

@@ -70,6 +70,17 @@ PLAIN_NORM = (1.5, 2.6)
 0.286 and 0.701 ms for 16,384 tokens of 8,192 values on one H100 (`instances/tables/README.md`)."""
 
 
+PLAIN_RMS_NORM_BYTES = (36.0, 84.0)
+"""Bytes that an RMS norm of plain operators moves for each value, forward and backward, counted by hand from
+x * rsqrt(mean(x^2) + eps) of x in fp32, cast back, times the weight: cast 6, square 8, mean 4, product 8,
+cast 6, weight 4; backward weight 4 and its gradient 8, cast 6, both factors 8 and 16, mean 4, square 20,
+their sum 12, cast 6 (torchtitan/models/norms.py, RMSNorm)."""
+
+PLAIN_ROTARY_BYTES = 20.0
+"""Bytes that rotary positions by plain operators move for each value, each way: to fp32 6, product 8, back 6
+(apply_rotary_emb of torchtitan/models/llama/model.py)."""
+
+
 def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Traffic:
     """A norm reads and writes once, its backward reads two and writes one; a residual sum moves three.
 
@@ -81,8 +92,10 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     mask = 1.0 if stack.has_dropout(model) else 0.0
     slower = (1.0, 1.0) if stack.fused_pointwise else PLAIN_NORM
     unfused = 0.0 if stack.fused_pointwise else 2 * HALF
-    forward = norms * (2 * HALF) * slower[0] + blocks * (3 * HALF + mask + unfused * mask)
-    backward = norms * (3 * HALF) * slower[1] + blocks * (3 * HALF + mask + unfused * mask)
+    norm = (2 * HALF * slower[0], 3 * HALF * slower[1])
+    if stack.plain_modules and model.normalization == "rms":
+        norm = PLAIN_RMS_NORM_BYTES
+    forward, backward = (norms * moved + blocks * (3 * HALF + mask + unfused * mask) for moved in norm)
     copied: Values = 0.0
     if stack.column_input_copies:
         copied = where(s.copies_inputs, column_maps(model, kind) * 2 * HALF * values, 0.0)
@@ -90,7 +103,10 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
 
 
 def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
-    """Rotary positions and head norms read and write queries and keys once each way."""
+    """Rotary positions and head norms read and write queries and keys once each way.
+
+    Plain modules also write grouped keys and values once for every head.
+    """
     groups = maximum(model.num_query_groups / s.tp, 1.0)
     query_dim, _ = attention_dims(model)
     heads = model.num_attention_heads / s.tp
@@ -100,6 +116,11 @@ def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traf
     times = (1.0 if model.position_embedding == "rope" else 0.0) + (1.0 if model.qk_norm else 0.0)
     unfused = 1.0 if stack.fused_pointwise else 2.5
     moved = values * times * unfused * 2 * HALF
+    if stack.plain_modules and model.mla is None:
+        if model.position_embedding == "rope":
+            moved = moved + values * (PLAIN_ROTARY_BYTES - unfused * 2 * HALF)
+        repeated = s.tokens * (heads + groups) * query_dim * 2 * HALF
+        moved = moved + where(heads > groups, repeated, 0.0)
     if model.mla is not None:
         # Keys are put together from their two parts and queries split, which copies them once more.
         moved = moved + values * 2 * HALF

@@ -90,6 +90,9 @@ class SoftwareStack(Data):
     """Micro-batches whose 16-bit logits the last stage holds, that of the loss among them."""
     scattered_gradient_bytes: float = Field(default=2.0, gt=0)
     """Bytes of a gradient on its way where every micro-batch scatters it (ZeRO-2, full sharding) [bytes]."""
+    shard_copies: Literal["none", "gradients", "all"] = "none"
+    """With full sharding: what the chip copies between its own place and the buffer of a collective, amid its
+    computation: nothing, gradients (parts of one flat parameter: FSDP), gathered parameters too (FSDP2)."""
     narrow_parameters: bool = False
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
     (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are

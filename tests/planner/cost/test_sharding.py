@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from planner.cost.class_pricing import with_host_floor
+from planner.cost.networks import network_of
 from planner.cost.prices import PARTS
 from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
 
@@ -24,6 +25,26 @@ def test_full_sharding_gathers_in_every_microbatch_and_no_more_once_a_step(mode:
     assert np.all(found.layer_backward_s[..., DP] > found.layer_forward_s[..., DP])
     assert not found.layer_gather_s.any() and not found.layer_reduce_s.any()
     assert not found.reduce_tail_s.any()
+
+
+def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() -> None:
+    of = problem()
+    found = {
+        copies: prices(with_stack(of, shard_copies=copies), data_parallel=8, dp_mode="fsdp")
+        for copies in ("none", "gradients", "all")
+    }
+    rate = network_of(of, 0).relative.memory_bytes_per_s
+    parameters = found["none"].layer_state_bytes[0, 0, 0] * 8 / 2  # 16-bit weights, an eighth on each rank
+
+    def more(copies: str, direction: str) -> float:
+        plain, copied = (getattr(found[c], f"layer_{direction}_s")[0, 0, 0, DP] for c in ("none", copies))
+        return float(copied - plain) * rate / parameters
+
+    width = of.stack.scattered_gradient_bytes
+    assert more("gradients", "forward") == 0
+    assert more("gradients", "backward") == pytest.approx(2 + width)  # 16 bits in, as they are summed out
+    assert more("all", "forward") == pytest.approx(2 + 2)
+    assert more("all", "backward") == pytest.approx(2 + 2 + 2 + width)
 
 
 def test_sharded_gradients_scatter_in_every_microbatch_and_parameters_gather_once_a_step() -> None:
