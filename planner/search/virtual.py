@@ -3,7 +3,8 @@
 A pair of degrees and stages is split by the number of virtual stages; such a part is bounded over all orders
 of classes, first by what its stages hold below the cutoff (`planner.search.virtual_capacity`), then by the
 relaxation of a program over classes and whole layers (`formulations.virtual_classes`), whose answer is an
-order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both.
+order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both;
+before the first relaxation the best parts met are annealed (`planner.search.virtual_annealing`).
 Only when that has been done for all parts below the cutoff those left open are bounded again, by relaxations
 at lower cutoffs, then in whole numbers, and are split by the stages on each class, then by the classes of the
 first stages, down to single orders, which become programs (`formulations.virtual_selection`); the referee
@@ -66,6 +67,7 @@ class VirtualOpener(VirtualDiver):
         asked = interleaving_is_asked_for(self.problem) or self.is_exact
         share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
         self.most_terms = np.inf if asked else share * EFFORT
+        self.may_anneal = share == 1.0
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         pairs = sorted(self.space.pairs(), key=lambda one: one[0])
         self._pairs = {pair: i for i, (_, pair) in enumerate(pairs)}
@@ -171,6 +173,9 @@ class VirtualOpener(VirtualDiver):
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
         self._try_likely(LIKELY)
         self.likely = []
+        if self.may_anneal:
+            self.may_anneal = False
+            self._anneal_good(bound_s)
         if bound_s >= self.cutoff_s:
             self.frontier.close_virtual(bound_s)
             return

@@ -1,4 +1,4 @@
-"""Good plans with virtual stages before anything is proven: classes as blocks, then stages swapped.
+"""Good plans with virtual stages before anything is proven: classes as blocks, stages swapped, then annealed.
 
 Parts are looked at by what their stages are likely to hold (`planner.search.virtual_capacity`), so that the
 cutoff is near its last value when the first relaxation is solved.
@@ -12,11 +12,13 @@ from itertools import combinations, islice
 
 import numpy as np
 
+from formulations.virtual_selection_data import choices, objective_ms
 from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.orders import block_orders
 from planner.search.space import fill_fastest
 from planner.search.state import Clock
+from planner.search.virtual_annealing import DealingTimes, anneal_dealings
 from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_programs import VirtualSolver
@@ -33,7 +35,13 @@ SWAPS = 240
 FRUITLESS_SWAPS = 12
 """Those in a row that make an order no better, after which it is left."""
 NEAR = 1.05
-"""Step of an order, over the best one, up to which its stages are swapped."""
+"""Step of an order, over the best one, up to which its stages are swapped, and its part is annealed."""
+ANNEALED = 4
+"""Parts that are annealed, those of the best plans met."""
+FAR = 0.04
+"""Gap from which on they are."""
+FEW_ORDERS = 600
+"""Orders of a part up to which it is not, as swaps reach them."""
 
 
 class VirtualDiver(VirtualSolver):
@@ -94,6 +102,39 @@ class VirtualDiver(VirtualSolver):
                     break
             else:
                 return
+
+    def _anneal_good(self, bound_s: float) -> None:
+        """Anneal orders and dealings of the best parts met, where the bound leaves room for a better plan."""
+        best_s = self.frontier.incumbent.step_s or np.inf
+        if self.problem.options.keep_class_order or bound_s >= (1 - FAR) * best_s:
+            return
+        for key, (value_s, _, _) in sorted(self.good.items(), key=lambda one: (one[1][0], one[0]))[:ANNEALED]:
+            if value_s < NEAR * best_s and not self.clock.is_late:
+                self._anneal(*key)
+
+    def _anneal(self, choice: int, virtual_stages: int, stages: int) -> None:
+        """Anneal a part from the best dealing met; judge what comes of it."""
+        tables = self.tables.of_classes(choice, virtual_stages, stages)
+        times = DealingTimes(
+            tables, self.table.max_stages.shape[1], sends_block=self._sends_block(virtual_stages)
+        )
+        most = np.minimum(self.table.max_stages[choice], stages).tolist()
+        if times.one.stage.lead.any() or sum(k > 0 for k in most) ** stages <= FEW_ORDERS:
+            return
+        fewest = [int(c in self.table.busy) for c in range(len(most))]
+        _, begun, choice_begun = self.good[choice, virtual_stages, stages]
+        start = begun.order, choice_begun.layers
+        seed = self.problem.options.seed
+        for order, layers in anneal_dealings(times, [start], fewest, most, seed, lambda: self.clock.is_late):
+            if self.opener.is_allowed(choice, order):
+                self._judge_dealing(VirtualOrder(choice, virtual_stages, order), layers)
+
+    def _judge_dealing(self, part: VirtualOrder, layers: tuple[tuple[int, ...], ...]) -> None:
+        """Judge a dealing as it is, where it is worth it."""
+        data = self.tables.data(part.choice, part.virtual_stages, part.order)
+        for choice in choices(data, layers):
+            if objective_ms(data, choice) * MS < self.frontier.incumbent.worth_judging_s:
+                self._judge(part, data, choice)
 
     def _value_s(self, part: VirtualPart, order: tuple[int, ...]) -> float:
         """Step of a good dealing of an order, judged where it is good; infinite where none seems so."""

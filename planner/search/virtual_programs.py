@@ -59,6 +59,8 @@ class VirtualSolver:
         self.is_exact = self.gap <= GAP_TOL
         self.spent = 0
         """Size of the programs solved in whole numbers."""
+        self.good: dict[tuple[int, int, int], tuple[float, VirtualOrder, VirtualChoice]] = {}
+        """By row of degrees, virtual stages and stages: best dealing met without a solver, its value [s]."""
 
     @property
     def cutoff_s(self) -> float:
@@ -81,9 +83,14 @@ class VirtualSolver:
         """Judge a good dealing of an order, found without a solver; its value [s], inf where none fits."""
         worth_s = self.frontier.incumbent.worth_judging_s
         found = Dealer(data).good_choice(worth_s / MS, totals)
-        if found is not None and found[0] * MS < worth_s:
+        if found is None:
+            return float("inf")
+        value_s, key = found[0] * MS, (part.choice, part.virtual_stages, len(part.order))
+        if value_s < self.good.get(key, (float("inf"),))[0]:
+            self.good[key] = value_s, part, found[1]
+        if value_s < worth_s:
             self._judge(part, data, found[1])
-        return float("inf") if found is None else found[0] * MS
+        return value_s
 
     def _may_spend(self, entries: int) -> bool:
         """Take a program of so many chunks out of what is left for them; always for an exact answer."""
