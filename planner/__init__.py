@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -13,6 +14,11 @@ __all__ = ["__version__", "export", "load_problem", "plan", "predict"]
 
 if TYPE_CHECKING:
     from planner.api import export, load_problem, plan, predict
+
+_HERE = os.path.dirname(__file__)
+if not os.path.isdir(os.path.join(_HERE, "instances")):
+    # In a checkout the data lie beside this package: a script that runs there finds them without an install.
+    __path__.append(os.path.dirname(_HERE))
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,9 @@ DAY_S = 86_400
 BITS_PER_BYTE = 8
 BYTES_PER_GBIT = GB / BITS_PER_BYTE
 
+LEAST_SHOWN_S = 0.05 * US
+"""Shorter times are shown as none."""
+
 
 def format_seconds(seconds: float) -> str:
     """Seconds with the unit a reader expects: `12.3 s`, `45.6 ms`, `7.8 us`."""
@@ -41,5 +44,10 @@ def format_gib(size_bytes: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """A fraction in percent with one decimal: `4.2%`."""
-    return f"{100 * fraction:.1f}%"
+    """A fraction in percent with one decimal: `4.2%`; what rounds to nothing has no sign."""
+    return f"{round(100 * fraction, 1) + 0.0:.1f}%"
+
+
+def format_change(fraction: float) -> str:
+    """The same with the sign of a gain or loss: `+4.2%`."""
+    return f"{round(100 * fraction, 1) + 0.0:+.1f}%"

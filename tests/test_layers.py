@@ -195,6 +195,15 @@ def test_importing_planner_loads_nothing_heavy() -> None:
     assert {name for name in loaded if name.startswith("planner.")} == set()
 
 
+def test_a_checkout_that_is_not_installed_in_place_finds_its_data() -> None:
+    """A script run in a checkout takes this package, which once looked for data that only a wheel holds."""
+    code = (
+        "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]; "
+        "from importlib.resources import files; assert files('planner.instances').joinpath('chips').is_dir()"
+    )
+    assert "planner.instances" in loaded_by(code)
+
+
 def test_help_loads_nothing_heavy() -> None:
     assert loaded_by("from planner.cli import main; main(['--help'])") & HEAVY == set()
 

@@ -12,7 +12,7 @@ from planner.commands.predict import problem_of
 from planner.commands.screen import ExitCode
 from planner.data import load
 from planner.errors import InstanceError
-from planner.units import format_percent, format_seconds
+from planner.units import LEAST_SHOWN_S, format_change, format_seconds
 
 
 def run(a: str, b: str, *, store: Path | None, as_json: bool) -> ExitCode:
@@ -64,14 +64,14 @@ def show(found: Comparison) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     step_s = found.a.evaluation.step_s
     for part, before_s, after_s in (*found.parts, ("step", step_s, found.b.evaluation.step_s)):
-        sign = "+" if after_s >= before_s else "-"
-        change_s = abs(after_s - before_s)
+        change_s = after_s - before_s
+        sign = "+" if change_s > -LEAST_SHOWN_S else "-"
         table.add_row(
             part,
             format_seconds(before_s),
             format_seconds(after_s),
-            sign + format_seconds(change_s),
-            sign + format_percent(change_s / step_s),
+            sign + format_seconds(abs(change_s)),
+            format_change(change_s / step_s),
         )
     title = Text("What changed", style="bold")
     why = [Text("Why", style="bold"), *(Text(f"- {sentence}") for sentence in found.reasons)]

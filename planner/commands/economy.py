@@ -44,7 +44,7 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
         from planner.report.tables import plan_report
 
         if result is not None:
-            screen.show(plan_report(problem, result, width=screen.console().width))
+            screen.show(plan_report(problem, result, width=screen.console().width), "")
         screen.show(economy_report(economy))
     if request.out is not None and result is not None and result.plan is not None:
         write(request, problem, result)

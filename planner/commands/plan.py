@@ -95,9 +95,9 @@ def run(request: PlanRequest) -> ExitCode:
 
         screen.show(plan_report(problem, result, width=screen.console().width))
         if robustness is not None:
-            screen.show(robustness_report(robustness))
+            screen.show("", robustness_report(robustness))
         if split is not None:
-            screen.show(split_report(split))
+            screen.show("", split_report(split))
     if result.termination == "infeasible" and not request.quiet:
         screen.note("`hetplan explain` with the same arguments finds the least changes that give a plan")
     if request.out is not None and result.plan is not None:

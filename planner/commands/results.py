@@ -15,7 +15,7 @@ from planner.commands import screen
 from planner.commands.plan import result_json
 from planner.commands.screen import ExitCode
 from planner.errors import InstanceError
-from planner.units import format_percent, format_seconds
+from planner.units import format_change, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -122,7 +122,7 @@ def results_table(rows: Sequence[Row], *, by_cost: bool = False) -> Table:
 
     wide = screen.console().width >= WIDE
     plain, changes = _columns(rows, wide=wide, by_cost=by_cost)
-    short = bool(changes) and not wide
+    short = (bool(changes) or by_cost) and not wide
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("job", overflow="fold", min_width=12)
     table.add_column("status", no_wrap=True)
@@ -185,4 +185,4 @@ def _share(heading: str, value: float | None) -> str:
     """A fraction as a percentage, with its sign where it is a gain or a loss."""
     if value is None:
         return "-"
-    return f"{100 * value:+.1f}%" if heading in _SIGNED else f"{100 * value:.1f}%"
+    return format_change(value) if heading in _SIGNED else format_percent(value)

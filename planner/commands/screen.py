@@ -35,9 +35,9 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def show(renderable: RenderableType) -> None:
-    """Write a result to standard output."""
-    console().print(renderable)
+def show(*parts: RenderableType) -> None:
+    """Write a result to standard output, its parts one below the other; an empty one is a blank line."""
+    console().print(*parts, sep="\n")
 
 
 def show_json(data: Any) -> None:

@@ -33,7 +33,7 @@ def show(
     best = best_target(results)
     if best is not None:
         asked = problem.model_copy(update={"target": best})
-        screen.show(plan_report(asked, results[best], width=screen.console().width))
+        screen.show(plan_report(asked, results[best], width=screen.console().width), "")
     screen.show(targets_report(results))
 
 

@@ -146,7 +146,9 @@ def check_replaceable(out: Path, force: bool) -> None:
     if out.is_symlink() or not out.is_dir():
         raise InstanceError("exists and is no directory; choose another name", where)
     if not force:
-        raise InstanceError("exists; choose another name, or --force to replace an earlier export", where)
+        raise InstanceError(
+            "exists; choose another name, or --force (force=True) to replace an earlier export", where
+        )
     if any(out.iterdir()) and not _is_launch_directory(out):
         raise InstanceError(
             f"is not a launch directory (it has no {PLAN_FILE} of ours), so that --force leaves it alone; "

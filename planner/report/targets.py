@@ -64,11 +64,10 @@ def cost_in_words(results: Mapping[TargetName, Result]) -> str:
     """`stock Megatron is 2.1% slower than FlagScale with its meshes, 3.4% than unrestricted`."""
     found = _evaluated(results)
     sentences = []
-    names = list(found)
-    for i, name in enumerate(names):
+    for name in found:
         slower = [
             (f"{format_percent(found[name].step_s / found[other].step_s - 1)}", NAMES.get(other, other))
-            for other in names[i + 1 :]
+            for other in found
             if found[name].step_s > found[other].step_s * (1 + GAP_TOL)
         ]
         if slower:

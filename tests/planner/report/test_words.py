@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from planner.data.plan import Replica
 from planner.report import words
+from planner.units import format_change, format_percent
 from tests.planner.stubs import two_class_problem, two_stage_plan
 
 
@@ -77,3 +78,8 @@ def test_layers_of_virtual_stages_are_listed_and_summed() -> None:
     assert words.layers_of(chunks) == "0-4, 10-14, 20 (11)"
     # Three of each of the first two, the only one of the third.
     assert words.recompute_of(chunks) == "full 7/11"
+
+
+def test_what_rounds_to_nothing_has_no_minus() -> None:
+    assert (format_percent(-0.0001), format_percent(-0.012)) == ("0.0%", "-1.2%")
+    assert (format_change(-0.0001), format_change(0.0), format_change(-0.012)) == ("+0.0%", "+0.0%", "-1.2%")
