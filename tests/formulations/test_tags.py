@@ -15,6 +15,7 @@ import pytest
 
 import formulations
 from formulations import (
+    box_planes,
     chip_prices,
     fleet_split,
     joint,
@@ -68,6 +69,12 @@ def fleet_split_names(data: StageSelectionData) -> Iterable[str]:
     first, _ = fleet_split.build(fleet_split.FleetSplitData(options, (1,), "slowest"))
     second, _ = fleet_split.build(fleet_split.FleetSplitData(options, (1,), "slowest"), floor=0.5)
     return [*first.constraints, *second.constraints]
+
+
+def box_planes_names(data: StageSelectionData) -> Iterable[str]:
+    planes = box_planes.BoxPlanes(np.ones(2), np.ones(2), ((0, 1),))
+    planes.next_point(np.zeros(2), 0.0, np.ones(2))
+    return [row.name() for row in planes.solver.constraints()]
 
 
 def chip_prices_names(data: StageSelectionData) -> Iterable[str]:
@@ -140,6 +147,7 @@ def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
 
 
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
+    "box_planes": box_planes_names,
     "chip_prices": chip_prices_names,
     "fleet_split": fleet_split_names,
     "joint": joint_names,

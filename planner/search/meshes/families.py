@@ -1,10 +1,10 @@
 """Batches bounded together: those that run as many sequences at a time, whatever else they share.
 
-A *family* lets every stage be as in any of its members, and so holds all their pipelines. A shape that
-several members have counts once, with the least of each of its tables. A shape that another one of its class
-beats is left out: one with no more chips, whose passes, sends, reduction and what follows take no longer at
-any place and for any number of layers. With the better one in its place no row of
-`formulations.pipeline_rows` grows, so that a bound over pipelines of the others holds for all.
+A *family* lets every stage be as in any of its members, and so holds all their pipelines: its shapes are
+those of all members. A shape that another one of its class beats is left out: one with no more chips, whose
+passes, sends, reduction and what follows take no longer at any place and for any number of layers. With the
+better one in its place no row of `formulations.pipeline_rows` grows, so that a bound over pipelines of the
+others holds for all. Few are left beyond those of one member.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.cost.resharding import StageShape
 from planner.search.meshes.places import Ints, Places, PlaceTables, Stages
-from planner.search.meshes.shapes import Batch, shape_key
+from planner.search.meshes.shapes import Batch
 
 
 @dataclass(frozen=True)
@@ -52,28 +51,33 @@ def make_family(
     is_up: Callable[[], bool],
 ) -> Family | None:
     """Tables of some batches as one, for pipelines of up to so many stages; None where time is up."""
-    shapes: dict[tuple[int, int, int], StageShape] = {}
-    for member in members:
-        for shape in batches[member].shapes:
-            shapes.setdefault(shape_key(shape), shape)
-    number = {key: k for k, key in enumerate(shapes)}
-    inner, first = _Least(len(shapes)), _Least(len(shapes))
-    hop_ms, constant_ms = np.full(len(shapes), np.inf), np.full(2, np.inf)
+    family: tuple[Batch, Places] | None = None
     for member in members:
         if is_up():
             return None
         # One at a time: the tables of all members together would take gigabytes.
-        places = tables.make(member, longest)
-        rows = np.array([number[shape_key(shape)] for shape in batches[member].shapes])
-        inner.take(rows, places.inner)
-        first.take(rows, places.first)
-        hop_ms[rows] = np.minimum(hop_ms[rows], places.hop_ms)
-        constant_ms = np.minimum(constant_ms, places.constant_ms)
-    joined = Places(inner.stages(), first.stages(), hop_ms, (float(constant_ms[0]), float(constant_ms[1])))
-    batch = replace(batches[members[0]], shapes=tuple(shapes.values()))
-    kept = _unbeaten(batch, joined)
-    batch = replace(batch, shapes=tuple(batch.shapes[k] for k in kept.tolist()))
-    return Family(members, batch, _some(joined, kept))
+        both = _joined(family, (batches[member], tables.make(member, longest)))
+        kept = _unbeaten(*both)
+        family = (
+            replace(both[0], shapes=tuple(both[0].shapes[k] for k in kept.tolist())),
+            _some(both[1], kept),
+        )
+    assert family is not None
+    return Family(members, *family)
+
+
+def _joined(family: tuple[Batch, Places] | None, member: tuple[Batch, Places]) -> tuple[Batch, Places]:
+    """The shapes of a member behind those of the family."""
+    if family is None:
+        return member
+    (batch, places), (other, more) = family, member
+    inner, first = (
+        Stages(**{name: np.concatenate([values, vars(added)[name]]) for name, values in vars(stages).items()})
+        for stages, added in ((places.inner, more.inner), (places.first, more.first))
+    )
+    least = [min(here, there) for here, there in zip(places.constant_ms, more.constant_ms, strict=True)]
+    joined = Places(inner, first, np.concatenate([places.hop_ms, more.hop_ms]), (least[0], least[1]))
+    return replace(batch, shapes=(*batch.shapes, *other.shapes)), joined
 
 
 def _some(places: Places, kept: Ints) -> Places:
@@ -83,37 +87,6 @@ def _some(places: Places, kept: Ints) -> Places:
         for stages in (places.inner, places.first)
     )
     return replace(places, inner=inner, first=first, hop_ms=places.hop_ms[kept])
-
-
-class _Least:
-    """The least of every table by shape; recomputation begins where it last may."""
-
-    def __init__(self, num_shapes: int) -> None:
-        self._num_shapes = num_shapes
-        self._tables: dict[str, Floats] = {}
-
-    def take(self, rows: Ints, stages: Stages) -> None:
-        """Take the tables of some shapes."""
-        n = np.arange(stages.times_ms.shape[2])
-        forward = passes(stages.forward_ms, stages.base_forward_ms, n)
-        values = vars(stages) | {"times_ms": stages.times_ms - forward, "plain": -stages.plain}
-        for name, table in values.items():
-            if name not in self._tables:
-                self._tables[name] = np.full((self._num_shapes, *table.shape[1:]), np.inf)
-            self._tables[name][rows] = np.minimum(self._tables[name][rows], table)
-
-    def stages(self) -> Stages:
-        """What has been taken, as one."""
-        least = self._tables
-        n = np.arange(least["times_ms"].shape[2])
-        return Stages(
-            times_ms=least["times_ms"] + passes(least["forward_ms"], least["base_forward_ms"], n),
-            forward_ms=least["forward_ms"],
-            base_forward_ms=least["base_forward_ms"],
-            follow_ms=least["follow_ms"],
-            plain=(-least["plain"]).astype(np.int64),
-            reduce_ms=least["reduce_ms"],
-        )
 
 
 def passes(layer_ms: Floats, base_ms: Floats, n: Ints) -> Floats:

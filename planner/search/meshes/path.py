@@ -27,7 +27,8 @@ class Walk:
     chips: Ints
     """[row, class] chips of it."""
     shares: Floats
-    """[row, 4] how its length grows with v, w, u and z."""
+    """[row, 6] how its length grows with v and w of long ways behind the slowest stage, m >= q + 2, with
+    those of short ones, with u and with z."""
     order: tuple[tuple[int, ...], ...]
     """[row] its shapes."""
     split: tuple[tuple[int, ...], ...]
@@ -144,7 +145,7 @@ class Path:
         walks = self.walks
         layers = np.zeros(self.rows, dtype=np.int64)
         chips = np.zeros((self.rows, len(walks.chips_of_class)), dtype=np.int64)
-        shares = np.zeros((self.rows, 4))
+        shares = np.zeros((self.rows, 6))
         orders, splits = [], []
         for r in range(self.rows):
             i = int(np.argmin(ends[r]))
@@ -159,10 +160,10 @@ class Path:
         return Walk(ends, layers, chips, shares, tuple(orders), tuple(splits))
 
     def _follow(self, r: int, i: int, order: list[int], split: list[int]) -> Floats:
-        """Fill in the shapes and layers of a walk; how its length grows with v, w, u and z."""
+        """Fill in the shapes and layers of a walk; how its length grows with its weights."""
         m, bracket = self.walks.num_microbatches, self.bracket
         layer, behind, slowest, point = DONE, 0.0, (0.0, 0.0, 0), self.points - 1
-        before, even, own, spread = 0.0, 0.0, 0.0, 0.0
+        before, even, own, spread, beside, is_long = 0.0, 0.0, 0.0, 0.0, 0.0, True
         length = int(self.walks.lengths[i])
         for q in range(length - 1, -1, -1):
             at_first = q == length - 1
@@ -180,20 +181,31 @@ class Path:
             order.append(shape)
             split.append(int(chosen.layers[entry]))
             time, follow = float(chosen.times[entry]), float(chosen.follow[entry])
+            sends = float(chosen.sends[0, place if chosen.sends.shape[1] > 1 else 0, shape, 0])
             spread += float(chosen.share[0, place, 0, 0]) * follow
             if turned:
                 layer = LONG if q <= m - 2 else SHORT
                 forward = float(chosen.forward[entry])
-                slowest, own = (forward, time - forward, min(q, m - 1)), follow
+                slowest, own, beside, is_long = (
+                    (forward, time - forward, min(q, m - 1)),
+                    follow,
+                    sends,
+                    layer == LONG,
+                )
             elif layer != DONE:
-                behind += time
+                behind += time + sends
             else:
-                before += time
-            even += time * (self.walks.even[q] if self.walks.even is not None else 0.0)
+                before += time + sends
+            even += time * (self.walks.even[q] if self.walks.even is not None else 0.0) + sends
             point = int(self.source[point, group])
         forward, backward, waits = slowest
-        v, w, u, _ = self.shares[r]
-        first, second = behind - waits * forward, behind - waits * backward
-        row = before + m * (forward + backward) + v * first + w * second
+        u = self.shares[r, 4]
+        v, w = self.shares[r, :2] if is_long else self.shares[r, 2:4]
+        hop = beside if v + w < 1 else 0.0
+        first, second = behind - waits * forward + hop, behind - waits * backward + hop
+        row = before + m * (forward + backward) + v * first + w * second + beside - hop
         evened = even - row if self.walks.even is not None else 0.0
-        return np.array([(1 - u) * first, (1 - u) * second, evened, own - spread])
+        waited, none = [(1 - u) * first, (1 - u) * second], [0.0, 0.0]
+        return np.array(
+            [*(waited if is_long else none), *(none if is_long else waited), evened, own - spread]
+        )

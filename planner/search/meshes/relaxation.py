@@ -22,16 +22,17 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.path import Bracket, Walk
-from planner.search.meshes.walks import MeshWalks
+from planner.search.meshes.walks import TINY, MeshWalks
 from planner.search.relaxation import PASSES
 
 ROUNDS = 40
 """Rounds of prices on one set of brackets."""
-LEAST_GAIN, PATIENCE = 0.1, 12
-"""Share of the way to the cutoff that some rounds must make good, and how many."""
-SHARES = 4
-"""Weights that are raised beside prices: v, w, u and z of `planner.search.meshes.walks`."""
-FIRST_WAITS = (1.0, 0.3, 0.0, 0.0), (1.0, 1.0, 0.0, 0.0)
+WORTH_A_ROUND = 0.03
+"""Share of the way to the cutoff that a bracket may still rise by for another round to be worth it."""
+SHARES = 6
+"""Weights that are raised beside prices: (1 - u) v and (1 - u) w of long ways and of short ones, u and z of
+`planner.search.meshes.walks`."""
+FIRST_WAITS = (1.0, 0.3, 0.75, 0.25, 0.0, 0.0), (1.0, 1.0, 0.5, 0.5, 0.0, 0.0)
 """Those weights at first, in long pipelines and in short ones."""
 LONG_PIPELINE = 2
 """Micro-batches over stages below which a pipeline is long."""
@@ -50,17 +51,16 @@ Found = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Known:
-    """Prices by the upper edge of their bracket, weights not scaled."""
+    """Prices by the upper edge of their bracket."""
 
     high_ms: Floats
     prices: Floats
     exact: bool
 
-    def at(self, high_ms: Floats, waits: Floats) -> Floats:
+    def at(self, high_ms: Floats) -> Floats:
         """Prices of other brackets: those of the nearest edge."""
         nearest = np.abs(self.high_ms[None, :] - high_ms[:, None]).argmin(axis=1)
-        prices: Floats = self.prices[nearest].copy()
-        prices[:, -SHARES:] *= waits[:, None]
+        prices: Floats = self.prices[nearest]
         return prices
 
 
@@ -105,7 +105,7 @@ def relax(
     floor = np.repeat(walks.num_microbatches * lows[:, None], len(bound), axis=1)
     prices = first_prices(walks, highs, cutoff)
     if known is not None and known.exact == walks.units.exact:
-        prices = known.at(highs, wait_scale(walks, highs))
+        prices = known.at(highs)
     found: dict[Found, int] = {}
     for halving in range(halvings + 1):
         rows = _Rows(walks, lows, highs, prices, floor)
@@ -129,55 +129,54 @@ def relax(
 class _Rows:
     """Brackets that are open, and their prices: of a layer, of the chips of each class, and weights.
 
-    All are scaled to the size of the first.
+    Prices of chips are scaled to the size of the first. The weights are (1 - u) v, (1 - u) w, u and z, in
+    which the length of a walk is linear but for hops, and the least of them concave.
     """
 
     def __init__(self, walks: MeshWalks, low: Floats, high: Floats, prices: Floats, floor: Floats) -> None:
         self.walks, self.left = walks, np.arange(len(low))
         self.bracket: Bracket = walks.bracket(low, high)
-        self.ascent = Ascent(prices)
+        self.ascent = Ascent(prices, *limits_of_prices(walks))
         self.best = prices.copy()
         self.proven = floor
         self.closed = np.full(floor.shape[1], np.inf)
         self.chips = chip_scale(walks)
-        self.waits = wait_scale(walks, high)
 
     def run(self, cutoff: float, is_up: Callable[[], bool], found: dict[Found, int]) -> None:
         """Rounds of prices; brackets whose lengths all reach the cutoff are closed."""
         walks, ascent = self.walks, self.ascent
-        mark, stale = -np.inf, 0
         for turn in range(ROUNDS):
-            ascent.prices[:, 1:] = np.maximum(ascent.prices[:, 1:], 0.0)
-            ascent.prices[:, -SHARES:] = np.minimum(ascent.prices[:, -SHARES:], self.waits[:, None])
             mu, price = ascent.prices[:, 0], ascent.prices[:, 1:-SHARES] * self.chips
-            walk = walks.shortest(self.bracket, mu, price, ascent.prices[:, -SHARES:] / self.waits[:, None])
+            shares = ascent.prices[:, -SHARES:].copy()
+            rest = np.maximum(1 - shares[:, 4:5], TINY)
+            shares[:, :4] = np.clip(shares[:, :4] / rest, 0.0, 1.0)
+            walk = walks.shortest(self.bracket, mu, price, shares)
             paid = mu * walks.num_layers - price @ walks.chips_of_class
             value = walk.length + paid[:, None]
             self.proven = np.maximum(self.proven, value)
             least = value.min(axis=1)
             self._remember(walk, least, cutoff, found)
+            waits = walk.shares[:, :4] / rest
             slope = [
                 (walks.num_layers - walk.layers)[:, None],
                 self.chips * (walk.chips - walks.chips_of_class),
-                walk.shares / self.waits[:, None],
+                waits,
+                walk.shares[:, 4:5] + (shares[:, :4] * waits).sum(axis=1, keepdims=True),
+                walk.shares[:, 5:],
             ]
-            if walks.units.exact:
-                slope[1] = np.zeros_like(slope[1])
             ascent.learn(np.where(np.isfinite(least), least, cutoff), np.concatenate(slope, axis=1))
-            reached = float(self.proven.min(initial=np.inf))
-            if reached > mark + LEAST_GAIN * (cutoff - mark):
-                mark, stale = reached, 0
-            else:
-                stale += 1
             self._keep(self.proven.min(axis=1) < cutoff)
-            if not len(self.left) or turn + 1 == ROUNDS or stale > PATIENCE or is_up():
+            if not len(self.left) or turn + 1 == ROUNDS or is_up():
+                return
+            # What the lowest bracket cannot rise by any more, the bound cannot either.
+            least = int(np.argmin(ascent.best))
+            if ascent.rise[least] <= WORTH_A_ROUND * (cutoff - ascent.best[least]):
                 return
 
     def known(self, high: Floats) -> Known:
         """The best prices of all brackets, the closed ones too."""
         prices = self.best.copy()
         prices[self.left] = self.ascent.best_at
-        prices[:, -SHARES:] /= wait_scale(self.walks, high)[:, None]
         return Known(high, prices, self.walks.units.exact)
 
     def _keep(self, is_open: np.ndarray) -> None:
@@ -186,7 +185,7 @@ class _Rows:
         self.best[self.left] = self.ascent.best_at
         self.closed = np.minimum(self.closed, self.proven[~is_open].min(axis=0))
         self.ascent.keep(is_open)
-        self.left, self.proven, self.waits = self.left[is_open], self.proven[is_open], self.waits[is_open]
+        self.left, self.proven = self.left[is_open], self.proven[is_open]
         self.bracket = self.bracket.rows(is_open)
 
     def _remember(self, walk: Walk, least: Floats, cutoff: float, found: dict[Found, int]) -> None:
@@ -237,10 +236,18 @@ def chip_scale(walks: MeshWalks) -> Floats:
     return scale
 
 
-def wait_scale(walks: MeshWalks, high: Floats) -> Floats:
-    """What weights of 1 count as prices, [bracket]: the time of all stages over their layers."""
-    scale: Floats = high * walks.longest / walks.num_layers
-    return scale
+def limits_of_prices(walks: MeshWalks) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+    """Most that each price may be, and weights that may not pass 1 together; the first price is free."""
+    most = np.full(1 + SHARES + len(walks.chips_of_class), np.inf)
+    most[-SHARES:] = 1.0
+    if walks.units.exact:
+        most[1:-SHARES] = 0.0
+    v, w, short_v, short_w, u = range(len(most) - SHARES, len(most) - 1)
+    if walks.longest < walks.num_microbatches:
+        most[[short_v, short_w]] = 0.0
+    if walks.even is None:
+        most[u] = 0.0
+    return most, ((v, u), (w, u), (short_v, short_w, u))
 
 
 def first_prices(walks: MeshWalks, high: Floats, cutoff_ms: float) -> Floats:
@@ -255,9 +262,7 @@ def first_prices(walks: MeshWalks, high: Floats, cutoff_ms: float) -> Floats:
     times = line.sooner[np.arange(len(batch.num_chips)), middle, cap]
     chips, classes = batch.num_chips, batch.node_class
     prices = np.zeros((len(high), 1 + SHARES + len(walks.chips_of_class)))
-    prices[:, -SHARES:] = wait_scale(walks, high)[:, None] * np.array(
-        FIRST_WAITS[int(m >= LONG_PIPELINE * walks.longest)]
-    )
+    prices[:, -SHARES:] = FIRST_WAITS[int(m >= LONG_PIPELINE * walks.longest)]
     for r in range(len(high)):
         best: list[tuple[float, float, float, int]] = []
         for c in range(len(walks.chips_of_class)):

@@ -8,9 +8,9 @@ time of a stage, and d the time from s down to the last stage and back. For any 
 
 since either wait, max(0, d - q f) and max(0, d - q b), counts at least that much. Where m <= q + 1, the
 rows (window), (mirror) with k = 0 and (work) of `formulations.pipeline_rows` weighed with w, v and 1 - v -
-w read the same with m - 1 in the place of q, if v + w <= 1; larger ones are scaled down to that. So each
-stage adds a term of its own: before s t, behind it (v + w) t, and s itself the rest. Where one number of
-stages is looked at by itself, the rows of all stages can be weighed as well, with weights x >= 0 that add
+w read the same with m - 1 in the place of q, if v + w <= 1: walks that turn there have weights of their own.
+So each stage adds a term of its own: before s t, behind it (v + w) t, and s itself the rest. Where one number
+of stages is looked at by itself, the rows of all stages can be weighed as well, with weights x >= 0 that add
 up to 1 (v = w = 1, or (m - 1) max(f, b) where m <= q + 1):
 
     (even)    T >= sum_i (x[i] (m - q[i]) + sum_{s>i} x[s] + 2 sum_{s<i} x[s]) t[i] + sends
@@ -140,12 +140,13 @@ class MeshWalks:
         return replace(terms, follow=follow, share=share[None, :, None, None])
 
     def shortest(self, bracket: Bracket, mu: Floats, price: Floats, shares: Floats) -> Walk:
-        """Shortest walks; `price` is [row, class] of a chip, `shares` [row, 4] are v, w, u and z."""
-        own = np.clip(shares[:, 3], 0.0, 1.0)[:, None, None, None]
-        waits, other = shares[:, :2], np.clip(shares[:, 2], TINY, 1 - TINY)[:, None, None, None]
+        """Shortest walks; `price` is [row, class] of a chip, `shares` [row, 6] as in `Walk`."""
+        own = np.clip(shares[:, 5], 0.0, 1.0)[:, None, None, None]
+        waits, short = shares[:, :2], shares[:, 2:4]
+        other = np.clip(shares[:, 4], TINY, 1 - TINY)[:, None, None, None]
         paid = (price[:, self.batch.node_class] * self.batch.num_chips)[:, None, :, None]
         m = self.num_microbatches
-        short = waits / np.maximum(waits.sum(axis=1, keepdims=True), 1.0)
+        short = short / np.maximum(short.sum(axis=1, keepdims=True), 1.0)
         long_factor, short_factor = waits.sum(axis=1), short.sum(axis=1)
 
         def least(cost: Floats, terms: Terms, behind: Ints, slowest: float = 0.0) -> Least:

@@ -83,18 +83,19 @@ def test_a_searched_plan_passes_flagscales_checks_and_is_written(results: dict[s
     assert "hetero_process_meshes" in files["train/hetero.yaml"]
 
 
-def test_shor_ascends_to_the_top_of_a_ridge() -> None:
+def test_every_row_ascends_to_the_top_of_a_ridge() -> None:
     # min(x, 4 - x, 10 - 3 y, x + y) has its top, 2, at x = 2 and any y in [0, 8/3].
-    ascent = Ascent(np.array([[0.1, 5.0], [3.0, 0.5]]))
-    for _ in range(60):
+    ascent = Ascent(np.array([[0.1, 5.0], [3.0, 0.5]]), np.array([np.inf, np.inf]), ())
+    for _ in range(20):
         found = [
             min([(x, (1, 0)), (4 - x, (-1, 0)), (10 - 3 * y, (0, -3)), (x + y, (1, 1))])
             for x, y in ascent.prices
         ]
         value, slope = (np.array(part, dtype=float) for part in zip(*found, strict=True))
         ascent.learn(value, slope)
-    assert ascent.best == pytest.approx(np.full(2, 2.0), rel=1e-3)
-    assert ascent.best_at[:, 1] == pytest.approx(np.clip(ascent.best_at[:, 1], 0, 8 / 3), abs=0.1)
+    assert ascent.best == pytest.approx(np.full(2, 2.0), rel=1e-6)
+    assert ascent.best_at[:, 1] == pytest.approx(np.clip(ascent.best_at[:, 1], 0, 8 / 3), abs=1e-6)
+    assert ascent.rise == pytest.approx(np.zeros(2), abs=1e-6)
 
 
 def test_chips_are_counted_in_units_that_divide_all_stages_where_points_are_enough() -> None:
