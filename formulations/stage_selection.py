@@ -21,7 +21,8 @@ Data       L                              layers of the model
            o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
            e                              share of the last backward (first forward) that hides it
-           N[s]                           most layers that s may hold (`most_layers`)
+           N[s]                           most layers that s may hold, in the optimizer's step too
+                                          (`most_layers`)
            l[s]                           layers of another kind that s begins with; the base terms hold how
                                           they differ, l1[s], lv[s] how their core attention does; l1[s] also
                                           holds that of the layers beside the head

@@ -42,6 +42,10 @@ class StageSelectionData:
     full_peak_gib: Floats
     selective_peak_gib: Floats
     limit_gib: Floats
+    step_layer_gib: Floats
+    """Memory of a layer in the optimizer's step, where no activations are left; 0 where it needs no more."""
+    step_base_gib: Floats
+    """The same of all else."""
     reduce_ms: Floats
     base_reduce_ms: Floats
     reduce_tail_ms: Floats
@@ -97,7 +101,7 @@ class StageChoice:
 
 
 def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
-    """N[s]: every other stage keeps one layer, and with all recomputed the layers must still fit.
+    """N[s]: every other stage keeps one layer, and the layers fit with all recomputed, and in the step.
 
     Valid as a big-M: no feasible n[s] exceeds it.
     """
@@ -105,8 +109,16 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
     least = data.layer_gib - saved
     room = data.limit_gib - data.base_gib
     by_memory = np.where(least > 0, np.floor(room / np.maximum(least, 1e-12) + 1e-9), data.num_layers)
+    by_memory = np.minimum(by_memory, most_layers_in_step(data))
     most = np.clip(by_memory, 0, data.num_layers - data.num_stages + 1)
     return most.astype(np.int64)
+
+
+def most_layers_in_step(data: StageSelectionData) -> Floats:
+    """Most layers with which the optimizer's step of every stage fits, whatever is recomputed."""
+    layer, room = data.step_layer_gib, data.limit_gib - data.step_base_gib
+    most: Floats = np.where(layer > 0, np.floor(room / np.maximum(layer, 1e-12) + 1e-9), data.num_layers)
+    return most
 
 
 def least_layers(data: StageSelectionData) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from formulations.stage_selection_data import (
     StageSelectionData,
     exposed_reduction_ms,
     least_layers,
+    most_layers_in_step,
 )
 
 
@@ -53,7 +54,8 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
         full, full_ms = _at_least(data, n, full, full_ms, *data.alike)
         none_ms, selective_ms = np.full_like(none_ms, np.inf), np.full_like(selective_ms, np.inf)
     extra = np.minimum(none_ms, np.minimum(selective_ms, full_ms))
-    extra = np.where(n >= least_layers(data)[:, None], extra, np.inf)
+    held = (n >= least_layers(data)[:, None]) & (n <= most_layers_in_step(data)[:, None])
+    extra = np.where(held, extra, np.inf)
     fits = np.isfinite(extra)
     selective = (none_ms > extra) & (selective_ms <= full_ms) & fits
     in_full = (none_ms > extra) & ~selective & fits

@@ -26,6 +26,7 @@ Data       L                              layers of the model
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
            q                              share of the last backward (first forward) that hides it
            N                              most layers that a chunk may hold: every other one keeps its fewest
+           N1[s]                          most layers with which the optimizer's step fits
            l                              layers of another kind that chunk 0 of stage 0 begins with; its base
                                           terms hold how they differ, l1[0,0], lv how their core attention
                                           does; l1 of the last chunk is that of the layers beside the head
@@ -48,6 +49,7 @@ Model      min  T + O
                 sum_k (d n[s,k] + e[s,h,k] (a n[s,k] - v2 u[s] - v1 k1[s,k]))
                      + (w1[s] - lv) y[s] + w[s] x[s] + a0[s,h] <= M[s]
                      for h in H[s]                                              (memory)
+                sum_k n[s,k] <= N1[s]                                           (step)
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
                      + l1[s,k] y[s]                                             (backward_time)
@@ -60,7 +62,7 @@ Model      min  T + O
                 T >= row(F, B, c) + Z[j] + rt[j]
                      for every row of R, j its stage, added when violated       (path)
                 n not equal to an excluded n'                                   (exclude)
-Size       p v + 3p integers, p v more with core attention, 9 p v + 13p rows, and some rows (path).
+Size       p v + 3p integers, p v more with core attention, 9 p v + 14p rows, and some rows (path).
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
            the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
            relaxation that the exact evaluation of every answer makes good.
@@ -80,6 +82,7 @@ from formulations.interleaved_rows import PathRow
 from formulations.options import SolveOptions
 from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
 from formulations.row_search import relaxed
+from formulations.stage_selection_data import most_layers_in_step
 from formulations.virtual_selection_cuts import (
     TIGHTENINGS,
     Variables,
@@ -100,6 +103,7 @@ def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
     add_selective(model, data, variables)
     add_one_kind(model, data, variables)
     add_memory(model, data, variables)
+    add_step(model, data, variables)
     add_forward_time(model, data, variables)
     add_backward_time(model, data, variables)
     add_reduction(model, data, variables)
@@ -197,6 +201,13 @@ def add_memory(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables
                 need -= lead * in_flight[0] * (lead_kept - lead_selective - saves) * var.y[s]
             rest = data.base_gib[s][h] + lead * in_flight[0] * (lead_kept - data.kept_gib)
             model += need <= float(data.limit_gib[s] - rest), f"memory_{s}_{h}"
+
+
+def add_step(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """What a stage holds in the optimizer's step fits its chips."""
+    most = most_layers_in_step(data.stage)
+    for s in np.flatnonzero(data.stage.step_layer_gib):
+        model += pulp.lpSum(var.n[s]) <= float(most[s]), f"step_{s}"
 
 
 def add_forward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.interleaved_rows import Floats, stage_ends
-from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_data import StageSelectionData, most_layers_in_step
 
 MAX_COMBINATIONS = 64
 """Ways to recompute the stages of one split that are tried; beyond it each stage takes its quickest."""
@@ -100,6 +100,8 @@ def recomputations(data: VirtualSelectionData, s: int, counts: Sequence[int]) ->
     """
     v, times = data.virtual_stages, data.stage
     n = np.array(counts, dtype=np.float64)
+    if n.sum() > most_layers_in_step(times)[s]:
+        return []
     lead = int(times.lead[s])
     moments = data.moments[s].astype(np.float64)
     room = data.limit_gib[s] - data.base_gib[s] - data.state_gib * n.sum()

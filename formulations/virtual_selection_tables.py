@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.interleaved_rows import Floats
+from formulations.stage_selection_data import most_layers_in_step
 from formulations.virtual_selection_data import VirtualSelectionData
 
 ROUNDING = 1e-9
@@ -113,7 +114,9 @@ def _least_extra(data: VirtualSelectionData) -> Floats:
         for s in np.flatnonzero(stage.lead):
             full[s] = _with_leading(data, int(s), memory)
         extra = np.minimum(extra, full)
-    return np.where(memory.n >= fewest_layers(data).sum(axis=1)[:, None], extra, np.inf)
+    held = memory.n >= fewest_layers(data).sum(axis=1)[:, None]
+    held &= memory.n <= most_layers_in_step(stage)[:, None]
+    return np.where(held, extra, np.inf)
 
 
 def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:

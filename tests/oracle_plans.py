@@ -21,9 +21,9 @@ from planner.cost.stage import (
     chunk_times,
     exposed_gather_s,
     exposed_reduce_s,
-    memory_bytes,
     optimizer_s,
 )
+from planner.cost.stage_memory import memory_bytes
 from planner.data.problem import Problem
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.rules.experts import (

@@ -20,9 +20,9 @@ from planner.cost.stage import (
     chunk_times,
     exposed_gather_s,
     exposed_reduce_s,
-    memory_bytes,
     optimizer_s,
 )
+from planner.cost.stage_memory import memory_bytes
 from planner.data.problem import Problem
 from planner.simulate.pipeline import stage_ends_s
 from planner.simulate.schedules import peak_in_flight

@@ -19,6 +19,11 @@ def recomputes_that_fit(data: StageSelectionData, s: int, n: int) -> list[tuple[
     saved = {("none", 0): 0.0, ("selective", 0): data.selective_saves_gib[s] * n - data.selective_peak_gib[s]}
     for u in range(1, n + 1):
         saved["full", u] = data.full_saves_gib[s] * u - data.full_peak_gib[s]
+    if (
+        data.step_layer_gib[s] * n > 0
+        and data.step_layer_gib[s] * n + data.step_base_gib[s] > data.limit_gib[s]
+    ):
+        return []  # the optimizer's step holds no activations
     need = data.layer_gib[s] * n + data.base_gib[s]
     return [choice for choice, less in saved.items() if need - less <= data.limit_gib[s]]
 

@@ -60,6 +60,9 @@ def random_problem(
             "dp_overlap": bool(rng.random() < 0.5),
             "flash_attention": bool(rng.random() < 0.7),
             "megatron_groups": False,  # tiny chips have no room for them
+            # A third copies so many gradients for the optimizer's step that this is when stages are fullest.
+            "gradient_bytes": 2.0 if seed % 3 == 2 else 4.0,
+            "step_gradient_bytes": 12.0,
         }
     )
     return Problem(

@@ -197,10 +197,13 @@ def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Values:
 
 
 def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Values, Values]:
-    """Output of the first map and of the activation; in the backward both exist as gradients."""
+    """Output of the first map and of the activation; in the backward both exist as gradients.
+
+    What the second map kept is gone when the gradients pass through the activation.
+    """
     inner = s.tokens * width / s.tp
     inputs = (2 if model.gated_mlp else 1) * HALF
-    return inner * (inputs + kept_input), inner * (inputs + HALF)
+    return inner * (inputs + kept_input), inner * (inputs + HALF - kept_input)
 
 
 def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: float) -> tuple[Values, Values]:
@@ -278,4 +281,8 @@ def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, siz
     peak = 2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0
     if stack.loss_bytes_per_logit is not None:
         peak = stack.loss_bytes_per_logit
-    return logits * (peak + model.mtp_num_layers * waits)
+    in_loss = logits * (peak + model.mtp_num_layers * waits)
+    if stack.gradient_accumulation_fusion:
+        return in_loss
+    # The head's gradient is made beside that of the logits.
+    return maximum(in_loss, HALF * (logits + vocab / sizes.tp * model.hidden_size))

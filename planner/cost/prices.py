@@ -20,6 +20,9 @@ PARTS = ("compute", "tp", "cp", "ep", "dp", "host")
 """Last axis of every time: computation, exposed communication by the group that causes it (with sharded
 parameters the data-parallel group works in every micro-batch), and waiting for the host's launches."""
 
+ENDS = ("embedding", "head", "head_beside_embedding")
+"""Pieces beside layers, as the arrays hold them; the head on a stage without the embedding, and with it."""
+
 STATES = ("weights", "gradients", "optimizer")
 """Last axis of every state size."""
 
@@ -161,12 +164,17 @@ class Prices:
     """[choice] kept by final norm and head for one micro-batch, apart from the logits."""
     layer_working_bytes: Floats
     """[choice, kind] passing buffers of one layer's backward, and placeholders of the layers' gradients."""
+    layer_placeholder_bytes: Floats
+    """[choice, kind] placeholders of the layers' gradients, which stay."""
     layer_waiting_bytes: Floats
     """[choice, kind] gradients of one layer that wait whole for the end of a backward, beyond those kept."""
     layer_recompute_peak_bytes: Floats
     """[choice, kind] activations of one layer that exist again while it is recomputed."""
     head_peak_bytes: Floats
     """[choice] logits and their gradients in the loss, and placeholders of the layers' gradients."""
+    embedding_peak_bytes: Floats
+    """[choice] what the embedding's backward makes, and placeholders of the layers' gradients, beyond what
+    the embedding kept: its micro-batch's activations are gone then."""
     pipeline_buffer_bytes: Floats
     """[choice] receive buffers, where there is more than one stage."""
     fixed_bytes: Floats
@@ -188,6 +196,8 @@ class Prices:
     """Whether a stage after the first begins to reduce when its last backward has ended."""
     scales_s: Floats | None = None
     """[choice, node_class] what each pass of a chunk takes to agree on its scales; None takes nothing."""
+    step_copy_share: float = 0.0
+    """Gradients that the optimizer's step makes anew in fp32, over its state."""
     slowed_fraction: float = 0.0
     """What hidden synchronisation takes from computation, over the prices of reduction and gathering; the
     optimizer's prices contain it."""

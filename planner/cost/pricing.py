@@ -11,16 +11,14 @@ from functools import reduce
 
 import numpy as np
 
-from planner.cost import memory, placeholders, states
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
 from planner.cost.collectives import send_s
-from planner.cost.communicators import communicator_bytes
 from planner.cost.elementwise import Values, minimum
 from planner.cost.identity import remembered
+from planner.cost.memory_pricing import memory_prices
 from planner.cost.networks import network_of
-from planner.cost.operators import HALF
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_copies,
@@ -30,7 +28,8 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
-from planner.cost.prices import PARTS, STATES, Degrees, Floats, Prices
+from planner.cost.passing_gradients import step_copy_share
+from planner.cost.prices import ENDS, PARTS, Degrees, Floats, Prices
 from planner.cost.profiles import with_profiles
 from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
@@ -38,14 +37,10 @@ from planner.cost.sizes import Sizes
 from planner.cost.states import rank_parameters
 from planner.cost.work import Work, work_of_one
 from planner.data.problem import Problem
-from planner.units import GIB
 
 HIDDEN_FRACTION = 0.9
 """Share of the last backward (first forward) that hides gradient reduction (parameter gathering): the last
 bucket is ready only when the backward ends."""
-
-ENDS = ("embedding", "head", "head_beside_embedding")
-"""Pieces beside layers, as the arrays hold them; the head on a stage without the embedding, and with it."""
 
 STEP_HOST_S = 5e-3
 """Host work of a step that nothing hides: gradient norm, scalars, schedule (guess)."""
@@ -70,13 +65,14 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         **_microbatch_times(classes, len(degrees)),
         **sends_s(problem, sizes, len(degrees)),
         **_once_a_step(problem, classes, sizes, vocab, counts),
-        **_memory(problem, work, sizes, counts, degrees.dp_mode),
+        **memory_prices(problem, work, sizes, counts, degrees.dp_mode),
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
         slowed_fraction=slowdown / (1 - slowdown),
         num_predictions=model.mtp_num_layers,
         last_kind=classes[0].kinds.index(model.kind_of_layer[-1]),
         later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
         scales_s=_scales_s(problem, sizes, len(degrees)),
+        step_copy_share=step_copy_share(problem.stack, degrees.dp_mode),
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=given.limit_bytes,
         error_band=given.error_band,
@@ -209,60 +205,3 @@ def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Values) -> Values:
     width = problem.stack.tied_gradient_bytes or problem.stack.gradient_bytes
     size = width * vocab * problem.model.hidden_size / sizes.tp
     return send_s(size, slowest, max(n.step_latency_s for n in networks))
-
-
-def _memory(
-    problem: Problem, work: Work, sizes: Sizes, counts: ParameterCounts, dp_mode: str
-) -> dict[str, Floats]:
-    """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
-    model, stack = problem.model, problem.stack
-    held = states.state_bytes(
-        counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS), narrow_shards=stack.megatron_groups
-    )
-    precision, rows = problem.workload.precision, held.shape[1]
-    layer = {
-        name: np.empty((rows, len(work.kinds)))
-        for name in ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
-    }
-    last_kind, predicting = model.kind_of_layer[-1], None
-    for k, kind in enumerate(work.kinds):
-        of = memory.layer_activations(model, kind, stack, sizes, precision)
-        if model.mtp_num_layers and kind == last_kind:
-            predicting = of
-        found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
-        for filled, size in zip(layer.values(), found, strict=True):
-            filled[:, k] = size
-    if not stack.narrow_parameters:
-        predictions = mtp_parameters(model)
-        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
-    gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
-    num_kinds = len(work.kinds)
-    layer["working"] += gathered[:num_kinds].T
-    beside_logits = gathered[:num_kinds].max(axis=0)
-    if stack.gradient_placeholders and stack.gradient_accumulation_fusion:
-        held[num_kinds + 1 :, :, STATES.index("gradients")] += placeholders.head_placeholders(work.pieces)
-        of_layers = placeholders.layer_placeholders(work.pieces, work.kinds, rows)
-        layer["working"] += of_layers
-        beside_logits = beside_logits + of_layers.max(axis=1)
-    waiting = states.waiting_bytes(counts, sizes, dp_mode, stack.gradient_bytes, overlap=stack.dp_overlap)
-    layer["waiting"] = waiting[:num_kinds].T
-    num_classes = len(problem.cluster.classes)
-    fixed = np.empty((rows, num_classes))
-    for c in range(num_classes):
-        joined = communicator_bytes(
-            problem, problem.chip_of(c), sizes, network_of(problem, c).domain_chips, dp_mode
-        )
-        fixed[:, c] = stack.context_gib * GIB + joined
-    of_choice = {
-        "embedding_activation_bytes": memory.embedding_activation_bytes(model, stack, sizes),
-        "head_activation_bytes": memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting),
-        "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes) + beside_logits,
-        "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,
-    }
-    return {
-        **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
-        "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
-        **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
-        **{name: np.full(rows, values) for name, values in of_choice.items()},
-        "fixed_bytes": fixed,
-    }

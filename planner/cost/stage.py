@@ -1,4 +1,4 @@
-"""Add up the prices of one stage: its time, its synchronisation, its memory by term.
+"""Add up the prices of one stage: its time and its synchronisation (`stage_memory.py`: its memory).
 
 Used by the referee for a finished plan and by the search for its coefficients; nothing else turns
 prices into a stage.
@@ -7,16 +7,12 @@ prices into a stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from planner.cost.prices import PARTS, STATES, Floats, Prices
-
-OUTSIDE = ("fragmentation", "context")
-"""Terms of memory that no allocation asks for: gaps between them, and what lies outside the allocator."""
+from planner.cost.prices import PARTS, Floats, Prices
 
 REPLICAS = PARTS.index("dp")
 
@@ -49,7 +45,7 @@ class StageContent:
 
     def recomputed(self, chunk: tuple[int, ...]) -> Counter[int]:
         """Layers of each kind that one of its chunks recomputes in full."""
-        return _count(chunk[: self.recompute_layers] if self.recompute == "full" else ())
+        return count_of_kinds(chunk[: self.recompute_layers] if self.recompute == "full" else ())
 
     @property
     def recomputed_kinds(self) -> tuple[int, ...]:
@@ -60,7 +56,7 @@ class StageContent:
 
 
 @lru_cache(maxsize=4096)
-def _count(kinds: tuple[int, ...]) -> Counter[int]:
+def count_of_kinds(kinds: tuple[int, ...]) -> Counter[int]:
     """Layers of each kind; shared, for reading alone, as stages and plans repeat the same chunks."""
     return Counter(kinds)
 
@@ -74,7 +70,7 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
     forward = np.zeros((len(content.chunks), len(PARTS)))
     backward = np.zeros_like(forward)
     for v, chunk in enumerate(content.chunks):
-        for kind, count in _count(chunk).items():
+        for kind, count in count_of_kinds(chunk).items():
             forward[v] += count * prices.layer_forward_s[c, kind, n]
             backward[v] += count * prices.layer_backward_s[c, kind, n]
             if content.recompute == "selective":
@@ -130,7 +126,7 @@ def exposed_reduce_s(prices: Prices, choice: int, content: StageContent, backwar
     if content.has_embedding or not prices.later_stages_have_one_bucket:
         return in_buckets
     if len(content.chunks) > 1:
-        kinds = _count(content.chunks[0])
+        kinds = count_of_kinds(content.chunks[0])
         total = sum(n * float(prices.layer_reduce_s[choice, k, content.node_class]) for k, n in kinds.items())
     return max(in_buckets, total)
 
@@ -180,93 +176,6 @@ def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:
         prices.head_optimizer_s,
         prices.head_beside_embedding_optimizer_s,
     )
-
-
-def memory_bytes(
-    prices: Prices, choice: int, content: StageContent, in_flight: Sequence[float], num_stages: int
-) -> dict[str, float]:
-    """Peak memory of one chip of a stage by term [bytes]; the terms add up to the reserved peak.
-
-    All but `OUTSIDE` is what the framework's allocator hands out.
-
-    Parameters
-    ----------
-    in_flight
-        Micro-batches whose activations each chunk holds at the peak, one number a chunk.
-    num_stages
-        Stages of the pipeline: receive buffers exist where there are several.
-    """
-    c = choice
-    states = np.zeros(len(STATES))
-    for kind, count in content.count_of_kind.items():
-        states = states + count * prices.layer_state_bytes[c, kind]
-    if content.has_embedding:
-        states = states + prices.embedding_state_bytes[c]
-    if content.has_head and content.has_embedding:
-        states = states + prices.head_beside_embedding_state_bytes[c]
-    elif content.has_head:
-        states = states + prices.head_state_bytes[c]
-    kept = kept_bytes(prices, choice, content)
-    activations = sum(held * size for held, size in zip(in_flight, kept, strict=True))
-    working, again = max(
-        (_working_bytes(prices, c, content, k) for k in content.count_of_kind), key=sum, default=(0.0, 0.0)
-    )
-    logits = float(prices.head_peak_bytes[c]) if content.has_head else 0.0
-    if logits > working + again:  # both are passing: the larger counts
-        working = again = 0.0
-    else:
-        logits = 0.0
-    # At the end of a backward the activations of its micro-batch are gone.
-    waiting = sum(
-        count * float(prices.layer_waiting_bytes[c, kind]) for kind, count in content.count_of_kind.items()
-    )
-    if waiting > sum(kept) + working + again + logits:
-        states[STATES.index("gradients")] += waiting
-        activations, working, again, logits = activations - sum(kept), 0.0, 0.0, 0.0
-    buffers = float(prices.pipeline_buffer_bytes[c]) if num_stages > 1 else 0.0
-    terms = {name: float(states[i]) for i, name in enumerate(STATES)}
-    terms |= {"activations": activations, "working": working, "recompute": again, "logits": logits}
-    terms["buffers"] = buffers
-    terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
-    terms["context"] = float(prices.fixed_bytes[c, content.node_class])
-    return terms
-
-
-def kept_bytes(prices: Prices, choice: int, content: StageContent) -> list[float]:
-    """Activations that one micro-batch leaves on each chunk until its backward [bytes]."""
-    c, piece = choice, content.recompute_piece
-    selective = content.recompute == "selective"
-    kept = prices.layer_activation_selective_bytes if selective else prices.layer_activation_bytes
-    sizes = []
-    for chunk in content.chunks:
-        size, recomputed = 0.0, content.recomputed(chunk)
-        for kind, count in _count(chunk).items():
-            in_full = recomputed[kind]
-            inputs = -(-in_full // piece)
-            size += float(
-                (count - in_full) * kept[c, kind] + inputs * prices.layer_activation_full_bytes[c, kind]
-            )
-        sizes.append(size)
-    if content.has_embedding:
-        sizes[0] += float(prices.embedding_activation_bytes[c])
-    if content.has_head:
-        sizes[-1] += float(prices.head_activation_bytes[c])
-    return sizes
-
-
-def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int) -> tuple[float, float]:
-    """Passing buffers of a layer's backward, and what exists again while it is recomputed [bytes]."""
-    again: float = 0.0
-    if content.recompute == "selective":
-        whole, kept = prices.layer_activation_bytes, prices.layer_activation_selective_bytes
-        again = float(whole[choice, kind] - kept[choice, kind])
-    elif kind in content.recomputed_kinds:
-        longest = max(content.recomputed(chunk)[kind] for chunk in content.chunks)
-        piece = min(content.recompute_piece, longest)
-        again = piece * float(prices.layer_recompute_peak_bytes[choice, kind])
-        # Of a piece only the first layer's input was kept.
-        again += (piece - 1) * float(prices.layer_activation_full_bytes[choice, kind])
-    return float(prices.layer_working_bytes[choice, kind]), again
 
 
 def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int) -> int:

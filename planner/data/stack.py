@@ -72,6 +72,9 @@ class SoftwareStack(Data):
     a view that keeps the output of a joined map alive."""
     gradient_bytes: float = Field(default=4.0, gt=0)
     """Bytes of a gradient where it is summed and reduced [bytes]."""
+    step_gradient_bytes: float = Field(default=0.0, ge=0)
+    """Where gradients are summed in fewer bits than fp32: bytes a parameter that the optimizer's step makes
+    of its share of them [bytes]."""
     optimizer_shard_size: int | None = Field(default=None, ge=1)
     """Neighbouring data-parallel ranks that share the optimizer state; null where all of them do (InternEvo's
     zero1.size; data parallelism over Megatron-LM's --num-distributed-optimizer-instances)."""

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData
 from planner.cost.hops import hop_send_s
-from planner.cost.prices import Floats, Prices
+from planner.cost.prices import STATES, Floats, Prices
 from planner.cost.stage import in_flight_1f1b
+from planner.cost.stage_memory import kept_of_layers
 from planner.data.problem import Problem
 from planner.search.kinds import LayerKinds, layer_kinds
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -179,21 +180,30 @@ def _memory(
         main = peaks[:, kinds.main]
         return np.where(lead > 0, np.maximum(main, peaks[:, kinds.lead]), main) if kinds.num_lead else main
 
+    def embedding(recompute: str) -> Floats:
+        """What the embedding's backward makes beyond what is gone by then, as `stage_memory` has it."""
+        gone = -most(-kept_of_layers(prices, recompute)[c])
+        return np.where(first_stage, prices.embedding_peak_bytes[c] - gone, 0.0)
+
     working_of_kind = prices.layer_working_bytes[c]
-    working = most(working_of_kind)
+    working = np.maximum(most(working_of_kind), embedding("none"))
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
-    peaks = working_of_kind + prices.layer_recompute_peak_bytes[c]
+    again = working_of_kind + prices.layer_recompute_peak_bytes[c]
+    peaks = np.maximum(again, embedding("full")[:, None])
     peak = most(peaks)
     again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
-    selective_peak = most(working_of_kind + again)
+    selective_peak = np.maximum(most(working_of_kind + again), embedding("selective"))
     embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
     base = np.where(first_stage, embedding_state + in_flight * prices.embedding_activation_bytes[c], 0.0)
     head_state = prices.head_state_bytes[c].sum(axis=-1)
     beside = prices.head_beside_embedding_state_bytes[c].sum(axis=-1)
     head_state = np.where(first_stage, beside, head_state)
     base = base + np.where(last_stage, head_state + in_flight * prices.head_activation_bytes[c], 0.0)
-    base = base + base_working + (prices.pipeline_buffer_bytes[c] if p > 1 else 0.0)
+    buffers = prices.pipeline_buffer_bytes[c] if p > 1 else np.zeros(len(c))
+    base = base + base_working + buffers
     base = base + lead * (kept(kinds.lead) - kept(kinds.main))
+    stepping, ends = in_step(prices, entries, kinds)
+    ends = ends + most(prices.layer_placeholder_bytes[c]) + buffers
     selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes
     if "recompute=selective" in forbid:
         selective = prices.layer_activation_bytes
@@ -209,5 +219,30 @@ def _memory(
         "lead_full_peak_gib": (np.maximum(base_working, peaks[:, kinds.lead]) - base_working) * scale,
         "selective_peak_gib": (np.maximum(base_working, selective_peak) - base_working) * scale,
         "base_gib": base * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
+        "step_layer_gib": stepping * scale,
+        "step_base_gib": ends * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
         "limit_gib": (prices.limit_bytes[entries.node_class] + MEMORY_TOL_BYTES / 2) / GIB,
     }
+
+
+def in_step(prices: Prices, entries: Entries, kinds: LayerKinds) -> tuple[Floats, Floats]:
+    """What a layer, and all else, holds in the optimizer's step, [entry] in bytes.
+
+    Zeros where the step makes nothing of its own, as a backward then holds more.
+    """
+    c, share = entries.choice, prices.step_copy_share
+    if not share:
+        return np.zeros(len(c)), np.zeros(len(c))
+    first, last = entries.position == 0, entries.position == entries.num_stages - 1
+
+    def stepping(states: Floats) -> Floats:
+        held: Floats = states.sum(axis=-1) + share * states[..., STATES.index("optimizer")]
+        return held
+
+    layer = stepping(prices.layer_state_bytes[c])
+    head = np.where(
+        first, stepping(prices.head_beside_embedding_state_bytes[c]), stepping(prices.head_state_bytes[c])
+    )
+    ends = np.where(first, stepping(prices.embedding_state_bytes[c]), 0.0) + np.where(last, head, 0.0)
+    more = layer[:, kinds.lead] - layer[:, kinds.main]
+    return layer[:, kinds.main], ends + np.where(first, kinds.num_lead, 0) * more

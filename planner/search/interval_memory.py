@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.prices import Floats, Prices
+from planner.cost.prices import STATES, Floats, Prices
+from planner.cost.stage_memory import kept_of_layers
 from planner.tolerances import MEMORY_TOL_BYTES
 
 Bools = NDArray[np.bool_]
@@ -44,24 +45,48 @@ class IntervalMemory:
             base += at.in_flight * float(prices.embedding_activation_bytes[c])
         if at.last:
             base += at.in_flight * float(prices.head_activation_bytes[c])
-            head = prices.head_beside_embedding_state_bytes if at.first else prices.head_state_bytes
-            base += float(head[c].sum())
+            base += float(self._head_states().sum())
         states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
         reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(prices.fixed_bytes[c, n])
         self.room: Floats = reserved * float(prices.allocated_fraction) - base - spans(states)
         """[first, end] what activations and passing buffers may take [bytes]."""
         present = [np.where(kind_of_layer == kind, 1.0, 0.0) for kind in range(len(prices.kinds))]
         self.present = [spans(count) > 0 for count in present]
+        self.step_fits = self._step_fits(reserved, base)
+
+    def _step_fits(self, reserved: float, base: float) -> Bools:
+        """Whether what a run copies for the optimizer's step fits, when all activations are gone."""
+        prices, c = self.prices, self.at.choice
+        optimizer, ends = STATES.index("optimizer"), 0.0
+        if self.at.first:
+            base -= self.at.in_flight * float(prices.embedding_activation_bytes[c])
+            ends += float(prices.embedding_state_bytes[c, optimizer])
+        if self.at.last:
+            base -= self.at.in_flight * float(prices.head_activation_bytes[c])
+            ends += float(self._head_states()[optimizer])
+        layers = prices.layer_state_bytes[c]
+        held = spans((layers.sum(axis=-1) + prices.step_copy_share * layers[:, optimizer])[self.kinds])
+        held = held + self._largest(prices.layer_placeholder_bytes[c]) + prices.step_copy_share * ends
+        fits: Bools = held <= reserved * float(prices.allocated_fraction) - base
+        return fits
+
+    def _head_states(self) -> Floats:
+        """States of the head, beside the embedding where both are on the stage, array [state]."""
+        prices, c = self.prices, self.at.choice
+        states: Floats = prices.head_state_bytes[c]
+        if self.at.first:
+            states = prices.head_beside_embedding_state_bytes[c]
+        return states
 
     def fits_plain(self) -> Bools:
         """Nothing recomputed."""
-        return self._fits(self._kept(self.prices.layer_activation_bytes), self._working(0.0))
+        return self._fits(self._kept(self.prices.layer_activation_bytes), self._working(0.0, "none"))
 
     def fits_selective(self) -> Bools:
         """The core attention of all layers recomputed."""
         whole, kept = self.prices.layer_activation_bytes, self.prices.layer_activation_selective_bytes
         again = whole[self.at.choice] - kept[self.at.choice]
-        return self._fits(self._kept(kept), self._working(again))
+        return self._fits(self._kept(kept), self._working(again, "selective"))
 
     def fits_full(self, layers: int) -> Bools:
         """So many of the first layers recomputed in full; runs shorter than that do not count."""
@@ -70,7 +95,7 @@ class IntervalMemory:
         until = np.minimum(np.arange(count + 1) + layers, count)
         first = np.arange(count + 1)
         less = spans(saved[self.kinds])[first, until][:, None]
-        working = self._working(0.0)
+        working = self._working(0.0, "full")
         for kind, present in enumerate(self.present):
             # Only a kind among the recomputed layers exists again beside its passing buffers.
             peak = float(prices.layer_working_bytes[c, kind] + prices.layer_recompute_peak_bytes[c, kind])
@@ -83,17 +108,24 @@ class IntervalMemory:
         kept: Floats = self.at.in_flight * spans(layer_bytes[self.at.choice][self.kinds])
         return kept
 
-    def _working(self, again: Floats | float) -> Floats:
-        """Passing buffers of the largest kind in a run, with what exists again; or the head's [bytes]."""
+    def _working(self, again: Floats | float, recompute: str) -> Floats:
+        """Passing buffers of the largest kind in a run, with what exists again; or those of the head or of
+        the embedding [bytes]."""
         c = self.at.choice
-        by_kind = self.prices.layer_working_bytes[c] + again
-        largest = np.max(
-            [np.where(present, by_kind[kind], 0.0) for kind, present in enumerate(self.present)], axis=0
-        )
+        largest = self._largest(self.prices.layer_working_bytes[c] + again)
         head = float(self.prices.head_peak_bytes[c]) if self.at.last else 0.0
         working: Floats = np.maximum(largest, head)
+        if self.at.first:
+            gone = -self._largest(-kept_of_layers(self.prices, recompute)[c], without=-np.inf)
+            working = np.maximum(working, float(self.prices.embedding_peak_bytes[c]) - gone)
         return working
 
+    def _largest(self, by_kind: Floats, without: float = 0.0) -> Floats:
+        """The largest value of the kinds in a run; of an empty one `without`."""
+        values = [np.where(present, by_kind[kind], without) for kind, present in enumerate(self.present)]
+        largest: Floats = np.max(values, axis=0)
+        return largest
+
     def _fits(self, kept: Floats, working: Floats) -> Bools:
-        fits: Bools = kept + working <= self.room
+        fits: Bools = (kept + working <= self.room) & self.step_fits
         return fits

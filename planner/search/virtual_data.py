@@ -9,7 +9,7 @@ import numpy as np
 
 from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.hops import block_on_sends, hop_send_s
-from planner.cost.prices import Prices
+from planner.cost.prices import Floats, Prices
 from planner.data.options import RECOMPUTE_KINDS
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
@@ -84,10 +84,19 @@ def _memory(
     p = len(classes)
     again = working + prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
     base, more, more_selective = [], np.zeros(p), np.zeros(p)
+
+    def most(of_layer: Floats, kept_bytes: Floats, present: list[int], s: int) -> float:
+        """The most that passes: in a layer, or in the embedding, where what a layer kept is gone."""
+        largest = max(float(of_layer[kind]) for kind in present)
+        if s > 0:
+            return largest
+        gone = min(float(kept_bytes[kind]) for kind in present)
+        return max(largest, float(prices.embedding_peak_bytes[c]) - gone)
+
     for s in range(p):
         lead = kinds.num_lead if s == 0 else 0
         present = [kinds.main, kinds.lead] if lead else [kinds.main]
-        passing = max(float(working[kind]) for kind in present)
+        passing = most(working, kept[0], present, s)
         held = moments[s]
         total = np.zeros(len(held))
         if s == 0:
@@ -98,8 +107,8 @@ def _memory(
             total += held[:, -1] * float(prices.head_activation_bytes[c])
             passing = max(passing, float(prices.head_peak_bytes[c]))
         total += passing + float(prices.pipeline_buffer_bytes[c])
-        more[s] = (max(passing, max(float(peaks[kind]) for kind in present)) - passing) * scale
-        more_selective[s] = (max(passing, max(float(again[kind]) for kind in present)) - passing) * scale
+        more[s] = (max(passing, most(peaks, kept[2], present, s)) - passing) * scale
+        more_selective[s] = (max(passing, most(again, kept[1], present, s)) - passing) * scale
         fixed = float(prices.fixed_bytes[c, classes[s]]) / GIB
         base.append(total * scale + fixed + lead * float(state[kinds.lead] - state[kinds.main]))
     return {

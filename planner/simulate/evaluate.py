@@ -15,7 +15,8 @@ from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
 from planner.cost.remembered import remembered_price
-from planner.cost.stage import OUTSIDE, StageContent, kept_bytes, memory_bytes
+from planner.cost.stage import StageContent
+from planner.cost.stage_memory import OUTSIDE, kept_bytes, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent

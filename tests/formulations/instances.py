@@ -49,6 +49,8 @@ def random_data(
         full_peak_gib=np.full(p, rng.uniform(0.0, 0.5)),
         selective_peak_gib=activation * 0.1,
         limit_gib=base + layer * num_layers / p * room * rng.uniform(0.8, 1.2, p),
+        step_layer_gib=np.full(p, rng.uniform(1.0, 1.6) * state),
+        step_base_gib=base,
         reduce_ms=rng.uniform(0.0, 1.0, p),
         base_reduce_ms=rng.uniform(0.0, 1.0, p),
         reduce_tail_ms=rng.uniform(0.0, 0.5, p),

@@ -123,6 +123,8 @@ def replica_mix_cp_names(data: StageSelectionData) -> Iterable[str]:
 
 def virtual_selection_names(data: StageSelectionData) -> Iterable[str]:
     instance = random_interleaved(3)
+    stepping = np.full(instance.num_stages, 1e-3)
+    instance = replace(instance, stage=replace(instance.stage, step_layer_gib=stepping))
     table = dealt_table(instance)
     model, var = virtual_selection.build(instance)
     virtual_selection.tighten_recompute(model, instance, table, var)

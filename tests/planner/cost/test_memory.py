@@ -15,7 +15,8 @@ from planner.cost.memory import layer_activations
 from planner.cost.parameters import layer_parameters, total_parameters
 from planner.cost.prices import PARTS, Degrees
 from planner.cost.sizes import Sizes
-from planner.cost.stage import StageContent, memory_bytes
+from planner.cost.stage import StageContent
+from planner.cost.stage_memory import memory_bytes
 from planner.cost.states import state_bytes
 from planner.data.load import build_problem, load_model, load_stack
 from planner.data.model_spec import ModelSpec

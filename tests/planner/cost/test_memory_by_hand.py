@@ -15,7 +15,8 @@ import pytest
 
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
-from planner.cost.stage import StageContent, in_flight_1f1b, memory_bytes
+from planner.cost.stage import StageContent, in_flight_1f1b
+from planner.cost.stage_memory import memory_bytes
 from planner.data.load import load_model
 from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
@@ -270,3 +271,61 @@ def test_more_of_anything_never_takes_less_memory() -> None:
         total = sum(terms(of, least).values()) * (1 - 1e-9)
         for other, setting in more:
             assert sum(terms(other, setting).values()) >= total, (model, stack, setting)
+
+
+def passing_bytes(m: ModelSpec, s: Setting) -> float:
+    """The most that the backward of a dense layer makes for a while: gradients of a gated unit's two halves,
+    once the second map's input is gone and its gradient made, beside two of the residual stream."""
+    f = m.ffn_hidden_size / s.tp
+    tensors = [(2, m.hidden_size, 2.0), (1, f, -2.0), (1, f, 2.0), (2, f, 2.0)]
+    return s.tokens * sum(prod(tensor) for tensor in tensors)
+
+
+def test_a_layers_backward_passes_the_gradients_that_are_there_at_once() -> None:
+    s = Setting(tp=2, sp=True, stages=2, stage=1)
+    of = case("llama3-8b", s, "megatron-flagperf")
+    assert terms(of, replace(s, stages=4))["working"] == pytest.approx(passing_bytes(of.model, s))
+
+
+def test_products_that_do_not_add_to_the_sum_make_a_gradient_of_their_own() -> None:
+    s = Setting(tp=2, sp=True, stages=4, stage=1)
+    of = case("llama3-8b", s)
+    alone = of.model_copy(
+        update={"stack": of.stack.model_copy(update={"gradient_accumulation_fusion": False})}
+    )
+    m = of.model
+    largest = 2 * m.ffn_hidden_size / s.tp * m.hidden_size * 2.0
+    assert terms(alone, s)["working"] == pytest.approx(passing_bytes(m, s) + largest)
+    assert terms(alone, replace(s, dp=8, dp_mode="fsdp"))["working"] == pytest.approx(
+        # Full sharding: gathered weights of two layers, a layer's gradient, and its copy that is scattered.
+        passing_bytes(m, s) + (2 + 2 + 2 + 2) * (dense_parameters(m, replace(s, layers=1)))
+    )
+
+
+def test_a_short_micro_batch_peaks_in_the_embeddings_backward() -> None:
+    """Its table's 16-bit gradient, of those of all ranks' values, when a layer's activations are gone."""
+    s = Setting(tp=2, sp=True, seq=512, stages=4, stage=0, layers=1, recompute="full")
+    of = case("llama3-8b", s)
+    m, found = of.model, terms(of, s)
+    vocab = -(-m.vocab_size // (128 * s.tp)) * 128
+    placeholders = 2 * (dense_parameters(m, replace(s, stage=1)) - 2 * m.hidden_size)
+    made = 2 * vocab * m.hidden_size + 2 * s.tokens * m.hidden_size + placeholders
+    gone = 8 * s.tokens + 2 * s.norm_tokens * m.hidden_size  # token numbers, the layer's input
+    assert found["working"] == pytest.approx(made - gone)
+    assert found["recompute"] == found["logits"] == 0
+    # Near-miss: a stage without the embedding peaks in its layer.
+    assert terms(of, replace(s, stage=1))["recompute"] > 0
+
+
+def test_the_optimizers_step_copies_gradients_that_are_summed_in_16_bits() -> None:
+    s = Setting(tp=1, seq=512, stages=4, stage=1, layers=8, recompute="full", dp=2)
+    of = case("llama3-8b", s, "megatron-bridge")
+    m, n, found = of.model, dense_parameters(case("llama3-8b", s).model, s), terms(of, s)
+    assert found["gradients"] == pytest.approx((2 + 4 / s.dp) * n)
+    assert found["activations"] == found["recompute"] == 0
+    assert found["working"] == pytest.approx(2 * (n / s.layers - 2 * m.hidden_size))  # placeholders stay
+    # Near-misses: sums in fp32 are read as they are, and long sequences peak in a backward.
+    wide = of.model_copy(update={"stack": of.stack.model_copy(update={"gradient_bytes": 4.0})})
+    assert terms(wide, s)["gradients"] == pytest.approx(4 * n)
+    assert terms(of, replace(s, mbs=64))["gradients"] == pytest.approx(2 * n)
+    assert terms(of, replace(s, dp_mode="ddp"))["gradients"] == pytest.approx((2 + 4) * n)

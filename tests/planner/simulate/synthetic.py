@@ -74,6 +74,8 @@ def prices_of(
         "head_activation_bytes": np.array([0.1 * GIB]),
         "layer_working_bytes": np.full((1, k), 0.3 * GIB),
         "layer_waiting_bytes": np.zeros((1, k)),
+        "layer_placeholder_bytes": np.full((1, k), 0.1 * GIB),
+        "embedding_peak_bytes": np.array([0.4 * GIB]),
         "layer_recompute_peak_bytes": np.full((1, k), 0.5 * GIB),
         "head_peak_bytes": np.array([1.0 * GIB]),
         "pipeline_buffer_bytes": np.array([0.1 * GIB]),

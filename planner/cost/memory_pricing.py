@@ -1,0 +1,87 @@
+"""Fill the memory of the table of prices: sizes of every piece of a stage for every choice of degrees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost import memory, placeholders, states
+from planner.cost.communicators import communicator_bytes
+from planner.cost.elementwise import where
+from planner.cost.networks import network_of
+from planner.cost.operators import HALF
+from planner.cost.parameters import ParameterCounts, mtp_parameters
+from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradient_bytes
+from planner.cost.prices import ENDS, STATES, Floats
+from planner.cost.sizes import Sizes
+from planner.cost.work import Work
+from planner.data.problem import Problem
+from planner.units import GIB
+
+
+def memory_prices(
+    problem: Problem, work: Work, sizes: Sizes, counts: ParameterCounts, dp_mode: str
+) -> dict[str, Floats]:
+    """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
+    model, stack, num_kinds = problem.model, problem.stack, len(work.kinds)
+    held = states.state_bytes(
+        counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS), narrow_shards=stack.megatron_groups
+    )
+    precision, rows = problem.workload.precision, held.shape[1]
+    layer = {
+        name: np.empty((rows, num_kinds))
+        for name in ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
+    }
+    last_kind, predicting = model.kind_of_layer[-1], None
+    for k, kind in enumerate(work.kinds):
+        of = memory.layer_activations(model, kind, stack, sizes, precision)
+        if model.mtp_num_layers and kind == last_kind:
+            predicting = of
+        found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
+        for filled, size in zip(layer.values(), found, strict=True):
+            filled[:, k] = size
+    if not stack.narrow_parameters:
+        predictions = mtp_parameters(model)
+        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
+    gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
+    sharded, layer["placeholder"] = gathered[num_kinds] > 0, np.zeros((rows, num_kinds))
+    if stack.gradient_placeholders and stack.gradient_accumulation_fusion:
+        held[num_kinds + 1 :, :, STATES.index("gradients")] += placeholders.head_placeholders(work.pieces)
+        layer["placeholder"] += placeholders.layer_placeholders(work.pieces, work.kinds, rows)
+    beside = gathered[:num_kinds].T + layer["placeholder"]
+    layer["working"] += beside
+    if not stack.gradient_accumulation_fusion:
+        for k, kind in enumerate(work.kinds):
+            # Sharded gradients are among what is gathered.
+            alone = largest_gradient_bytes(work.pieces[kind].matmuls)
+            layer["working"][:, k] += np.where(sharded, 0.0, alone)
+    waiting = states.waiting_bytes(counts, sizes, dp_mode, stack.gradient_bytes, overlap=stack.dp_overlap)
+    layer["waiting"] = waiting[:num_kinds].T
+    kept = memory.embedding_activation_bytes(model, stack, sizes)
+    width = HALF + where(sharded, stack.scattered_gradient_bytes, 0.0)
+    of_choice = {
+        "embedding_activation_bytes": kept,
+        "head_activation_bytes": memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting),
+        "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes) + beside.max(axis=1),
+        "embedding_peak_bytes": embedding_peak_bytes(model, work.vocab, sizes, width)
+        + layer["placeholder"].max(axis=1)
+        - kept,
+        "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,
+    }
+    return {
+        **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
+        "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
+        **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
+        **{name: np.full(rows, values) for name, values in of_choice.items()},
+        "fixed_bytes": _fixed_bytes(problem, sizes, rows, dp_mode),
+    }
+
+
+def _fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str) -> Floats:
+    """Device context and communicators, array [choice, node_class]."""
+    num_classes = len(problem.cluster.classes)
+    fixed = np.empty((rows, num_classes))
+    for c in range(num_classes):
+        domain_chips = network_of(problem, c).domain_chips
+        joined = communicator_bytes(problem, problem.chip_of(c), sizes, domain_chips, dp_mode)
+        fixed[:, c] = problem.stack.context_gib * GIB + joined
+    return fixed
