@@ -188,8 +188,8 @@ def _memory(
     working_of_kind = prices.layer_working_bytes[c]
     working = np.maximum(most(working_of_kind), embedding("none"))
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
-    again = working_of_kind + prices.layer_recompute_peak_bytes[c]
-    peaks = np.maximum(again, embedding("full")[:, None])
+    of_kind = working_of_kind + prices.layer_recompute_peak_bytes[c]
+    peaks = np.maximum(of_kind, embedding("full")[:, None])
     peak = most(peaks)
     again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
     selective_peak = np.maximum(most(working_of_kind + again), embedding("selective"))
