@@ -43,6 +43,9 @@ def _of_chips(problem: Problem, relatives: Sequence[Relative]) -> Iterator[str]:
         factor = problem.stack.time_factor.get(chip.id)
         if factor is not None and not profiled:
             yield f"{chip.id}: computation takes {factor:g} of what tables say (time_factor of the stack)"
+        slower = chip.host_launch_factor
+        if slower != 1.0 and problem.stack.host_layer_floor_ms > 0 and not profiled:
+            yield f"{chip.id}: its host takes {slower:g} times as long to launch as an x86 one"
 
 
 def _of_links(problem: Problem) -> Iterator[str]:

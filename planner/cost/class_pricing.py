@@ -64,6 +64,7 @@ class ClassPricing:
         precision = problem.workload.precision
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
+        self.chip = chip
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
         self.zero = sizes.zeros
         self.sync: Synchronisation = synchronisation(
@@ -188,7 +189,8 @@ class ClassPricing:
         """Parts with the time that a chip waits where the host launches more slowly than it computes."""
         if not self.stack.host_layer_floor_ms:
             return parts
-        return with_host_floor(parts, layers * self.factor * self.stack.host_layer_floor_ms * MS)
+        floor_s = self.factor * self.chip.host_launch_factor * self.stack.host_layer_floor_ms * MS
+        return with_host_floor(parts, layers * floor_s)
 
     def embedding(self) -> tuple[Parts, Parts]:
         """Forward and backward of the embedding [s]."""

@@ -64,6 +64,8 @@ class Chip(Data):
     """Chips that the fast links join where they reach beyond one node (72 in an NVL72 rack)."""
     switch_reduces: bool = False
     """Whether the switches between the chips of a node add up what they pass on (NVLink SHARP)."""
+    host_launch_factor: float = Field(default=1.0, gt=0)
+    """Time that the processor of its usual node takes to launch an operator, over that of an x86 one."""
     compute_capability: float | None = None
     """CUDA compute capability, where there is one."""
     device_name_pattern: str | None = None

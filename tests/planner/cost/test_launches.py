@@ -46,3 +46,14 @@ def test_small_layers_take_what_the_host_needs_for_both_passes() -> None:
     assert forward.sum() == pytest.approx(10e-3)
     assert backward.sum() == pytest.approx(10e-3 * backward_count("gpt3-175b") / 31)
     assert backward[PARTS.index("host")] > 0.5 * backward.sum()
+
+
+def test_a_slow_host_holds_small_layers_up_for_longer() -> None:
+    of = problem(cluster="4x4 gb200-186gb", model="gpt3-175b", seq_length=128)
+    of = of.model_copy(update={"stack": of.stack.model_copy(update={"host_layer_floor_ms": 10.0})})
+    chip = of.chips["gb200-186gb"]
+    assert chip.host_launch_factor > 2
+    quick = of.model_copy(update={"chips": {chip.id: chip.model_copy(update={"host_launch_factor": 1.0})}})
+    slow_s, quick_s = (price(p, Degrees.single()).layer_forward_s[0, 0, 0].sum() for p in (of, quick))
+    assert quick_s == pytest.approx(10e-3)
+    assert slow_s == pytest.approx(10e-3 * chip.host_launch_factor)
