@@ -157,3 +157,57 @@ def test_cp_sat_model_that_may_overflow_is_an_error() -> None:
 def test_same_program_gives_the_same_values_twice(solver: SolverName) -> None:
     first, second = (solvers.solve(two_items(), SolveOptions(solver=solver, seed=3)) for _ in range(2))
     assert first == second
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
+    """Solvers that were started, with their threads."""
+    from ortools.math_opt.python import mathopt
+
+    calls: list[tuple[str, int | None]] = []
+    really = mathopt.solve
+
+    def record(model: Any, kind: Any, params: Any) -> Any:
+        calls.append((kind.name, params.threads))
+        return really(model, kind, params=params)
+
+    monkeypatch.setattr(mathopt, "solve", record)
+    return calls
+
+
+def test_solver_asked_for_is_the_one_that_runs(started: list[tuple[str, int | None]]) -> None:
+    """HiGHS refuses a number of threads: told one, it would fail and SCIP would answer in its place."""
+    for solver in ("highs", "scip"):
+        solvers.solve(two_items(), SolveOptions(solver=solver))  # type: ignore[arg-type]
+    assert started == [("HIGHS", None), ("GSCIP", 1)]
+
+
+def test_scip_takes_over_where_highs_fails_and_nobody_where_scip_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ortools.math_opt.python import mathopt
+
+    really, failing = mathopt.solve, {"HIGHS"}
+
+    def fail(model: Any, kind: Any, params: Any) -> Any:
+        if kind.name in failing:
+            raise AttributeError("canonical_code")
+        return really(model, kind, params=params)
+
+    monkeypatch.setattr(mathopt, "solve", fail)
+    assert solvers.solve(two_items(), SolveOptions(solver="highs")).objective == pytest.approx(5, abs=1e-9)
+    failing.add("GSCIP")
+    with pytest.raises(SolverError, match="scip failed: canonical_code"):
+        solvers.solve(two_items(), SolveOptions(solver="highs"))
+
+
+def test_cp_sat_runs_on_one_worker_with_the_seed_and_the_gap() -> None:
+    """More workers find other plans of the same objective from run to run."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    model.minimize(model.new_int_var(3, 9, "x"))
+    status, solver = solvers.solve_cp(model, SolveOptions(solver="cp_sat", seed=7, gap=0.25))
+    assert status == "optimal"
+    parameters = solver.parameters
+    assert (parameters.num_workers, parameters.random_seed, parameters.relative_gap_limit) == (1, 7, 0.25)

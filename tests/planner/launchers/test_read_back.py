@@ -16,7 +16,12 @@ from planner.errors import InstanceError
 from planner.launchers import run_script
 from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
-from planner.launchers.megatron_arguments import dispatch_arguments, optimizer_arguments, refusals
+from planner.launchers.megatron_arguments import (
+    dispatch_arguments,
+    optimizer_arguments,
+    parallel_arguments,
+    refusals,
+)
 from planner.launchers.megatron_hybrid import hybrid_arguments, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_flags import Flags
@@ -461,3 +466,15 @@ def test_how_tokens_reach_experts_is_written_as_priced_and_read_back(tmp_path: P
     notes: list[str] = []
     read_stack(Flags(("--num-experts", "8")), problem.stack, notes)
     assert "allgather is not priced" in notes[0]
+
+
+def test_exchange_of_context_is_written_wherever_the_sequence_is_split() -> None:
+    """Left out, Megatron-LM would pass keys around a ring, whatever was priced."""
+    problem, plan = plans.context_parallel()
+    stack = problem.stack.model_copy(update={"cp_exchange": "a2a"})
+    exchanging = problem.model_copy(update={"stack": stack})
+    assert plan.context_parallel == 2
+    split = Flags(words(parallel_arguments(exchanging, plan)))
+    assert split.values["--cp-comm-type"] == ("a2a",)
+    whole = plan.model_copy(update={"context_parallel": 1})
+    assert "--cp-comm-type" not in Flags(words(parallel_arguments(exchanging, whole)))
