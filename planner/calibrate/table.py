@@ -30,7 +30,7 @@ def accuracy_table(scores: dict[str, Any]) -> RenderableType:
         parts.append(skipped_table(suites))
     if scores.get("rows"):
         parts.append(rows_table(scores["rows"]))
-    return Group(*parts)
+    return Group(parts[0], *(each for part in parts[1:] for each in ("", part)))
 
 
 def errors_table(title: str, suites: dict[str, Any], what: Literal["step", "memory"]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,21 @@ from planner.units import format_percent, format_seconds
 BANDS = (0.05, 0.15)
 """Relative errors that the figure draws lines at."""
 
+NUM_COLOURS = 10
+"""Colours of plotly's white template; more suites take them again, with another symbol."""
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
+"""Marks of the first ten suites, of the next ten and so on."""
+
+MARGIN = 0.1
+"""Room around the runs, in powers of ten."""
+
 SUFFIXES = (".html", ".htm")
 """Files that a figure is written to; pictures would need a browser."""
 
 
 def accuracy_figure(rows: Sequence[dict[str, Any]]) -> go.Figure:
-    """Measured over predicted step time, one point a run, one colour a suite, both axes logarithmic.
+    """Predicted over measured step time, one point a run, one mark a suite, both axes logarithmic.
 
     Parameters
     ----------
@@ -29,7 +39,7 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> go.Figure:
     """
     shown = [r for r in rows if r["predicted_step_s"] and r["measured_step_s"]]
     figure = go.Figure()
-    for suite in dict.fromkeys(row["source"] for row in shown):
+    for number, suite in enumerate(dict.fromkeys(row["source"] for row in shown)):
         members = [row for row in shown if row["source"] == suite]
         figure.add_trace(
             go.Scatter(
@@ -39,7 +49,7 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> go.Figure:
                 name=f"{suite} ({len(members)})",
                 text=[_label(row) for row in members],
                 hoverinfo="text",
-                marker={"size": 6, "opacity": 0.7},
+                marker={"size": 6, "opacity": 0.7, "symbol": SYMBOLS[number // NUM_COLOURS % len(SYMBOLS)]},
             )
         )
     times = [row[key] for row in shown for key in ("measured_step_s", "predicted_step_s")]
@@ -56,9 +66,14 @@ def accuracy_figure(rows: Sequence[dict[str, Any]]) -> go.Figure:
                 showlegend=False,
             )
         )
-    figure.update_xaxes(type="log", title="measured step [s]")
-    figure.update_yaxes(type="log", title="predicted step [s]", scaleanchor="x")
-    figure.update_layout(title=f"{len(shown)} runs; dotted lines at 5% and 15%", template="plotly_white")
+    # Both axes over the same times, on a square, so that runs as predicted lie on its diagonal.
+    span = [math.log10(ends[0]) - MARGIN, math.log10(ends[1]) + MARGIN]
+    figure.update_xaxes(type="log", title="measured step [s]", range=span, constrain="domain")
+    figure.update_yaxes(
+        type="log", title="predicted step [s]", range=span, constrain="domain", scaleanchor="x"
+    )
+    title = f"{len(shown):,} runs; solid line: as measured, dotted: 5% and 15% off"
+    figure.update_layout(title=title, template="plotly_white")
     return figure
 
 

@@ -247,20 +247,3 @@ def logical_ranks(types_of_ranks: tuple[str, ...], device_types: tuple[str, ...]
     order = sorted(range(len(types_of_ranks)), key=lambda r: (device_types.index(types_of_ranks[r]), r))
     place = {physical: logical for logical, physical in enumerate(order)}
     return tuple(place[r] for r in range(len(types_of_ranks)))
-
-
-def stage_of_logical_rank(config: HeteroConfig, rank: int) -> int:
-    """Pipeline stage that a logical rank runs: meshes take them one after the other, stages outermost.
-
-    Raises
-    ------
-    IndexError
-        For a rank that no mesh has.
-    """
-    stage = 0
-    for tp, cp, _, dp, pp in config.meshes:
-        if rank < tp * cp * dp * pp:
-            return stage + rank // (tp * cp * dp)
-        rank -= tp * cp * dp * pp
-        stage += pp
-    raise IndexError(rank)

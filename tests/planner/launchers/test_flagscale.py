@@ -25,7 +25,6 @@ from planner.rules.flagscale_config import (
     HeteroConfig,
     config_violations,
     logical_ranks,
-    stage_of_logical_rank,
 )
 from planner.rules.megatron import violations
 from planner.rules.meshes import microbatch_size_of
@@ -71,6 +70,17 @@ def test_recomputation_by_stage_covers_all_micro_batches() -> None:
     assert recompute["recompute_num_layers_per_stage_micro_batch"] == [
         "[1,4,4]", "[1,4,0]", "[1,4,0]", "[1,4,13]",
     ]  # fmt: skip
+
+
+def stage_of_logical_rank(config: HeteroConfig, rank: int) -> int:
+    """Stage that a logical rank runs: meshes take them one after the other, stages outermost in each."""
+    stage = 0
+    for tp, cp, _, dp, pp in config.meshes:
+        if rank < tp * cp * dp * pp:
+            return stage + rank // (tp * cp * dp)
+        rank -= tp * cp * dp * pp
+        stage += pp
+    raise IndexError(rank)
 
 
 @pytest.mark.parametrize("case", [degrees_by_stage, plans.stages_share_a_host])

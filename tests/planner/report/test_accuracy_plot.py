@@ -50,3 +50,11 @@ def test_a_picture_is_refused(tmp_path: Path) -> None:
 
 def test_no_scored_run_leaves_an_empty_figure() -> None:
     assert len(accuracy_figure([]).data) == 5
+
+
+def test_no_two_suites_look_alike_and_both_axes_show_the_same_times() -> None:
+    figure = accuracy_figure([row(f"suite{i}", 1.0, 1.0 + i) for i in range(26)])
+    marks = [(number % 10, trace.marker.symbol) for number, trace in enumerate(figure.data[:26])]
+    assert len(set(marks)) == 26
+    assert figure.layout.xaxis.range == figure.layout.yaxis.range
+    assert 10 ** figure.layout.xaxis.range[0] < 1.0 and 10 ** figure.layout.xaxis.range[1] > 26.0
