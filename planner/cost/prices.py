@@ -3,7 +3,7 @@
 A stage costs the sum of its layers, its embedding or head, its share of the gradient
 synchronisation and of the optimizer. All of these are linear in the layers of the stage, so a
 table of prices by (choice of degrees, layer kind, node class) says everything. This file holds the
-shape of that table; `pricing.py` fills it, `stage.py` adds it up.
+shape of that table; `pricing.py` and `memory_pricing.py` fill it, `stage.py` and `stage_memory.py` add it up.
 """
 
 from __future__ import annotations

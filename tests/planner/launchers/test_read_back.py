@@ -358,6 +358,10 @@ def test_how_gradients_are_exchanged_survives_the_way_there_and_back() -> None:
         **problem.stack.model_dump(),
         **changes,
     } | {"dropout": True}
+    # The precision-aware optimizer takes the narrow sums as they are.
+    aware = Flags((*given, "--bf16", "--use-precision-aware-optimizer"))
+    found = read_stack(aware, problem.stack, [], gradient_ranks=4).step_gradient_bytes
+    assert (problem.stack.step_gradient_bytes, found) == (4.0, 0.0)
     uneven = problem.model_copy(update={"stack": stack.model_copy(update={"optimizer_shard_size": 3})})
     assert refusals(changed, plan) == ()
     assert "optimizer_shard_size 3 does not divide the 4" in refusals(uneven, plan)[0]
