@@ -41,12 +41,24 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
         )
     named = str(config.get("_name_or_path") or path.resolve().parent.name)
     name = re.sub(r"[^a-z0-9.\-]+", "-", named.rpartition("/")[2].lower())
+    # Null says as little as nothing.
+    config = {name: value for name, value in config.items() if value is not None}
+    for size in sorted(_SIZES & config.keys()):
+        if type(config[size]) is not int or config[size] < 1:
+            raise InstanceError(f"{size}: must be a whole number above 0, got {config[size]!r}", where)
     try:
         fields = _FAMILIES[family](config)
     except KeyError as error:
         raise InstanceError(f"{error.args[0]} is missing, which model_type {family!r} needs", where) from None
     given = {"id": name.strip("-.") or family.replace("_", "-"), "family": family, "source": where}
     return validated(ModelSpec, {**given, **fields}, where)
+
+
+_SIZES = {
+    "hidden_size", "moe_intermediate_size", "n_embd", "n_head", "num_attention_heads", "qk_nope_head_dim",
+    "qk_rope_head_dim",
+}  # fmt: skip
+"""Fields that we reckon with before the model is checked as a whole."""
 
 
 def _common(config: Config) -> Config:

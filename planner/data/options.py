@@ -30,7 +30,7 @@ class Options(Data):
     """The same for plans with virtual stages, where larger than `gap`: their bounds are looser."""
     top: int = Field(default=3, ge=1, le=100)
     """How many plans to return, the best included."""
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=1024)
     """Processes; the answer does not depend on it."""
     solver: SolverName = "highs"
     """Solver of the mixed-integer programs."""

@@ -97,7 +97,10 @@ def _rows(path: Path, where: str) -> list[dict[str, str]]:
     missing = [name for name in TABLE_COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
         raise InstanceError(f"lacks the columns {', '.join(missing)} of a table of layer times", where)
-    rows = list(reader)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise InstanceError(f"line {reader.line_num}: {error}", where) from None
     if not rows:
         raise InstanceError("holds no layer times", where)
     for number, row in enumerate(rows, start=2):
@@ -114,6 +117,8 @@ def _entry(row: dict[str, str], where: str) -> tuple[tuple[str, int, int], int, 
         index = int(row["layer_index"])
     except ValueError as error:
         raise InstanceError(f"holds no number where one is due: {error}", where) from None
+    if min(key[1:]) < 1 or index < 0:
+        raise InstanceError("tp and mbs must be 1 or more, layer_index 0 or more", where)
     if not all(0 <= value < float("inf") for value in (forward, backward, update)):
         raise InstanceError("times must be finite and >= 0", where)
     return key, index, (forward, backward, update, None)

@@ -137,6 +137,11 @@ def test_unknown_families_and_missing_fields_are_named(tmp_path: Path) -> None:
     short = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
     with pytest.raises(InstanceError, match="hidden_size is missing"):
         load_model(written(tmp_path, short))
+    for value in ("big", 0, [1], 1.5):
+        with pytest.raises(InstanceError, match="num_attention_heads: must be a whole number above 0, got"):
+            load_model(written(tmp_path, {**LLAMA, "num_attention_heads": value}))
+    with pytest.raises(InstanceError, match="hidden_size is missing"):
+        load_model(written(tmp_path, {**LLAMA, "hidden_size": None}))
 
 
 ARGUMENTS = (

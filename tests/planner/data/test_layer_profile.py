@@ -40,8 +40,8 @@ def table(path: Path, *, chip: str = "H100", entries: int = 4, **changes: str) -
     for mbs in (1, 2):
         for i, forward in enumerate([0.0005, 0.001, 0.003, 0.002][:entries]):
             row = {"fwd_s": f"{mbs * forward}", "bwd_s": f"{2 * mbs * forward}", "update_s": "0.0004"}
-            row |= changes
-            lines.append(f"tiny,{chip},{mbs},1,{i},{row['fwd_s']},{row['bwd_s']},{row['update_s']}")
+            row = {"model": "tiny", "chip": chip, "mbs": f"{mbs}", "tp": "1", "layer_index": f"{i}"} | row
+            lines.append(",".join((row | changes).values()))
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -106,6 +106,9 @@ def test_table_of_layer_times_becomes_the_mean_of_its_layers(tmp_path: Path) -> 
         ({"fwd_s": "fast"}, 2, "line 2"),
         ({"bwd_s": "-1"}, 2, "finite and >= 0"),
         ({"update_s": "inf"}, 2, "finite and >= 0"),
+        ({"mbs": "0"}, 2, "line 2: tp and mbs must be 1 or more"),
+        ({"tp": "-1"}, 2, "line 2: tp and mbs must be 1 or more"),
+        ({"model": "m" * 200_000}, 2, "field larger than field limit"),
     ],
 )
 def test_table_that_cannot_be_right_is_refused(

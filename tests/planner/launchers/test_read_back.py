@@ -482,3 +482,14 @@ def test_exchange_of_context_is_written_wherever_the_sequence_is_split() -> None
     assert split.values["--cp-comm-type"] == ("a2a",)
     whole = plan.model_copy(update={"context_parallel": 1})
     assert "--cp-comm-type" not in Flags(words(parallel_arguments(exchanging, whole)))
+
+
+def test_replicas_outermost_with_split_sequences_need_experts() -> None:
+    """Megatron-LM forms expert groups of tp ranks all the same, and wants as many replicas of them."""
+    problem, plan = plans.context_parallel()
+    outermost = plan.model_copy(update={"rank_order": "tp-cp-ep-pp-dp"})
+    assert "needs a model with experts" in refusals(problem, outermost)[0]
+    assert refusals(problem, plan) == ()
+    assert refusals(problem, outermost.model_copy(update={"context_parallel": 1})) == ()
+    with_experts, _ = plans.experts()
+    assert not any("needs a model with experts" in said for said in refusals(with_experts, outermost))
