@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pulp
+
 from formulations import solvers
 from formulations.options import SolveOptions
 
@@ -18,6 +20,14 @@ class BoundedLoop:
         self.deadline = None if limit_s is None else time.monotonic() + limit_s
         self.bound: float | None = None
         """Best bound of all rounds, in the unit of the objective."""
+        self.work = 0
+        """Of all rounds (`Solution.work`)."""
+
+    def solve(self, model: pulp.LpProblem) -> solvers.Solution:
+        """Solve the program of a round in the time that is left."""
+        solution = solvers.solve(model, self.options_left())
+        self.work += solution.work
+        return solution
 
     def options_left(self) -> SolveOptions:
         """The options with the time that is left."""

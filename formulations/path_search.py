@@ -36,6 +36,8 @@ class VirtualSelectionResult:
     layers: Layers | None
     bound_ms: float | None
     rows: tuple[PathRow, ...]
+    work: int = 0
+    """Of all programs solved for it (`Solution.work`)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class PathSearch(BoundedLoop):
         bound = self.bound
         if bound is not None and self.cutoff_ms is not None:
             bound = min(bound, self.cutoff_ms)  # the cut (capacity) leaves nothing above it
-        return VirtualSelectionResult(status, layers, bound, tuple(self.known))
+        return VirtualSelectionResult(status, layers, bound, tuple(self.known), self.work)
 
     def run_relaxed(self) -> VirtualSelectionResult | None:
         """Bound the relaxation; a result only where that already decides the choice.
@@ -86,7 +88,7 @@ class PathSearch(BoundedLoop):
         where sends are slow. They are not added to the end (hundreds of rounds for a thousandth).
         """
         for _ in range(MAX_RELAXED_ROUNDS):
-            solution = solvers.solve(self.model, self.options_left())
+            solution = self.solve(self.model)
             if solution.status == "infeasible":
                 return self.result("infeasible", None)
             if solution.status != "optimal":
@@ -102,7 +104,7 @@ class PathSearch(BoundedLoop):
         """Solve the integer program, adding rows until its answer breaks none."""
         layers = None
         for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self.options_left())
+            solution = self.solve(self.model)
             self.raise_bound(solution)
             if solution.status in ("infeasible", "unknown"):
                 status: Status = solution.status if layers is None else "feasible"

@@ -100,7 +100,7 @@ class RowSearch(BoundedLoop):
     def run_relaxed(self) -> StageSelectionResult | None:
         """Add rows to the relaxation; a result only where that already decides the choice."""
         for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self.options_left())
+            solution = self.solve(self.model)
             if solution.status == "infeasible":
                 return self.result("infeasible")
             if solution.status != "optimal":
@@ -119,7 +119,7 @@ class RowSearch(BoundedLoop):
         """Solve the integer program, adding rows until the best choice is within the gap."""
         gap = max(self.options.gap, ROW_TOL)
         for _ in range(MAX_ROUNDS):
-            solution = solvers.solve(self.model, self.options_left())
+            solution = self.solve(self.model)
             self.raise_bound(solution)
             if solution.status in ("infeasible", "unknown"):
                 return self.result("feasible" if self.best is not None else solution.status)

@@ -362,8 +362,8 @@ def solve(data: VirtualClassesData, options: SolveOptions, *, integral: bool) ->
         with relaxed(model):
             solution = solvers.solve(model, options)
     if solution.status == "infeasible":
-        return VirtualClassesResult(np.inf, None, ())
+        return VirtualClassesResult(np.inf, None, (), solution.work)
     bound = -np.inf if solution.bound is None else solution.bound
     if solution.status == "unknown":
-        return VirtualClassesResult(bound, None, ())
-    return VirtualClassesResult(bound, *extract(data, solution))
+        return VirtualClassesResult(bound, None, (), solution.work)
+    return VirtualClassesResult(bound, *extract(data, solution), solution.work)

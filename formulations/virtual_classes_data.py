@@ -59,6 +59,8 @@ class VirtualClassesResult:
     bound_ms: float
     order: tuple[int, ...] | None
     layers: tuple[int, ...]
+    work: int = 0
+    """Of its program (`Solution.work`)."""
 
 
 def most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> float:

@@ -57,6 +57,7 @@ def plan(
     on_progress: Callable[[Progress], None] | None = None,
     elapsed_s: float = 0.0,
     seeds: Sequence[Plan] = (),
+    beyond_s: float | None = None,
 ) -> Result:
     """The plan with the least predicted step time that fits every chip, with a proven gap.
 
@@ -74,6 +75,9 @@ def plan(
         Plans at hand, such as those of a problem nearly the same. The search begins with those that are
         legal and as asked for, priced anew, so that it is shorter and its answer no worse; the proof owes
         nothing to them.
+    beyond_s
+        A step that the bound is asked to pass, where only that is of interest [s]: the search spares itself
+        what can no longer raise the bound beyond it.
 
     Returns
     -------
@@ -100,7 +104,7 @@ def plan(
     check_expressible(problem)
 
     elapsed_s += time.monotonic() - started_s
-    result = search_target(with_remaining_time(problem, elapsed_s), on_progress, seeds)
+    result = search_target(with_remaining_time(problem, elapsed_s), on_progress, seeds, beyond_s=beyond_s)
     check_again(problem, result)
     return with_problem_inside(result, problem)
 

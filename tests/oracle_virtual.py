@@ -42,7 +42,7 @@ def brute_force_virtual(problem: Problem, most: int) -> Best:
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
             p = len(order)
-            if p == 1 or m % p:
+            if p == 1 or m % p or (problem.options.keep_class_order and list(order) != sorted(order)):
                 continue
             for v in range(2, most + 1):
                 for chunks in _dealings(num_layers, p, v):

@@ -14,6 +14,7 @@ from planner.errors import InstanceError, PlanRefusedError
 from planner.explain.questions import QUESTION_S, Ask, Questions, solved
 from planner.explain.relaxations import first_plan, relaxations
 from planner.explain.stages import critical_stage, stage_reasons
+from planner.search.shared import sharing
 
 
 def explain(
@@ -44,7 +45,11 @@ def explain(
     PlanRefusedError
         Where the given plan breaks a rule.
     """
-    problem = with_named_hosts(problem)
+    with sharing():
+        return _explained(with_named_hosts(problem), plan, question_s, on_question)
+
+
+def _explained(problem: Problem, plan: Plan | None, question_s: float, on_question: Ask) -> Explanation:
     evaluation = None if plan is None else _checked(problem, plan)
     on_question("the best plan")
     result = _best(problem, plan, question_s)

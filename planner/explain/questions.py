@@ -20,10 +20,23 @@ QUESTION_S = 20.0
 Ask = Callable[[str], None]
 
 
-def solved(problem: Problem, question_s: float, seeds: Sequence[Plan] = ()) -> Result:
+def solved(
+    problem: Problem, question_s: float, seeds: Sequence[Plan] = (), beyond_s: float | None = None
+) -> Result:
     """The best plan found in the time of a question, by a search that begins with plans at hand."""
     options = problem.options.model_copy(update={"time_limit_s": question_s, "top": 1})
-    return api.plan(problem, options, seeds=seeds)
+    return api.plan(problem, options, seeds=seeds, beyond_s=beyond_s)
+
+
+def asked_of(problem: Problem, result: Result | None) -> Problem:
+    """The problem as it is asked about: plans with virtual stages no more finely than the best is proven.
+
+    What its own search has left open the searches of its neighbours would leave open too, at the same price.
+    """
+    if result is None or result.gap is None:
+        return problem
+    gap = max(problem.options.virtual_gap, result.gap)
+    return problem.model_copy(update={"options": problem.options.model_copy(update={"virtual_gap": gap})})
 
 
 class Questions:
@@ -38,7 +51,7 @@ class Questions:
         question_s: float,
         on_question: Ask,
     ) -> None:
-        self.problem, self.plan = problem, plan
+        self.problem, self.plan = asked_of(problem, result), plan
         self.question_s, self.on_question = question_s, on_question
         self.best, self.best_s = plan, evaluation.step_s
         if result is not None and result.plan is not None and result.evaluation is not None:
@@ -54,12 +67,16 @@ class Questions:
             self.gains.append(self._gain(change, changed))
         for words, other in other_problems(self.problem, self.best):
             self.on_question(words)
-            self.alternatives.append(alternative(words, other, self.best, self.best_s, self._solve))
+            self.alternatives.append(alternative(words, other, self.best, self.best_s, self._solve_other))
         for c in range(len(self.problem.cluster.classes)):
             self._ask_idle(c)
 
     def _solve(self, problem: Problem) -> Result:
         return solved(problem, self.question_s, [adapted(self.best, self.problem, problem)])
+
+    def _solve_other(self, problem: Problem) -> Result:
+        """Plans that the best one is not among; what their bound is asked is whether all are slower."""
+        return solved(problem, self.question_s, [self.best], self.best_s)
 
     def _gain(self, change: str, changed: Problem) -> Gain:
         """Solve the changed problem; the best plan serves there too, so no change makes anything slower."""
@@ -95,7 +112,7 @@ class Questions:
         else:
             self.on_question(f"the best plan that uses {node_class.name}")
             options = problem.options.model_copy(update={"use": (*problem.options.use, node_class.name)})
-            result = self._solve(problem.model_copy(update={"options": options}))
+            result = self._solve_other(problem.model_copy(update={"options": options}))
             bound_s = result.bound_s
             if result.evaluation is None:
                 words = f"no plan uses it: {result.reason}"

@@ -58,15 +58,22 @@ def search(
     problem: Problem,
     on_progress: Callable[[Progress], None] | None = None,
     seeds: Sequence[Plan] = (),
+    beyond_s: float | None = None,
 ) -> Result:
     """The best plan of a problem within its limits, with a proven bound; `seeds` are plans to begin with.
+
+    Parameters
+    ----------
+    beyond_s
+        A step that the bound is asked to pass [s]: plans with virtual stages are not bounded any better once
+        it is known that it will not. None where it is asked to come as near to the plan as the gap.
 
     Raises
     ------
     SolverError
         Where a bound is broken or a plan fails the referee: our fault.
     """
-    return Search(problem, on_progress, seeds).run()
+    return Search(problem, on_progress, seeds, beyond_s).run()
 
 
 class Search:
@@ -80,8 +87,9 @@ class Search:
         problem: Problem,
         on_progress: Callable[[Progress], None] | None,
         seeds: Sequence[Plan] = (),
+        beyond_s: float | None = None,
     ) -> None:
-        self.problem = problem
+        self.problem, self.beyond_s = problem, beyond_s
         self.use, self.stale_sets = problem.options.use, STALE_SETS
         self.seeds = [plan for plan in seeds if keeps_wishes(problem, plan)]
         self.clock = Clock(problem.options.time_limit_s)
@@ -138,7 +146,7 @@ class Search:
             self.mixed = MixedOpener(*arguments)
         if isinstance(self.opener, Opener):
             self.frontier.queue.turn_of = turn_of
-            self.virtual = VirtualOpener(self.bounds, self.clock, self.opener)
+            self.virtual = VirtualOpener(self.bounds, self.clock, self.opener, self.beyond_s)
             try:
                 self.virtual.begin(0 if cut else FIRST_PAIRS)
             except KeyboardInterrupt:

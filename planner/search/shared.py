@@ -1,15 +1,16 @@
 """Tables that searches of one process share: what a problem's neighbours have worked out already.
 
-Problems that differ in their batch alone price the same pieces, so that a worker which meets them one after
-the other need not work the tables out again. Only values that follow from the key are kept, to the last
-digit: an answer does not depend on what was searched before, or in which order.
+Problems that differ in their batch alone, or in the degrees that are allowed, price the same pieces, so that
+who meets them one after the other need not work the tables out again. Only values that follow from the key
+are kept, to the last digit: an answer does not depend on what was searched before, or in which order.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, cast
 
@@ -28,7 +29,10 @@ _NO_PART_OF_A_TABLE: Any = {
     "name": True,
     "note": True,
     "workload": {"global_batch_size", "train_iters"},
-    "options": {"time_limit_s", "gap", "virtual_gap", "top", "workers", "solver", "seed", "pin"},
+    "options": {
+        *("time_limit_s", "gap", "virtual_gap", "top", "workers", "solver", "seed"),
+        *("pin", "forbid", "use", "keep_class_order"),
+    },
 }
 """What changes which tables are asked for, and none of their values."""
 
@@ -67,6 +71,19 @@ def share(shared: Shared | None) -> None:
     _current = shared
 
 
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Let searches share tables for a while, where they do not share any already."""
+    if current() is not None:
+        yield
+        return
+    share(Shared())
+    try:
+        yield
+    finally:
+        share(None)
+
+
 def current() -> Shared | None:
     """What searches share now."""
     return _current
@@ -75,7 +92,8 @@ def current() -> Shared | None:
 def table_key(problem: Problem) -> str:
     """Hash of all of a problem that tables depend on."""
     file = load.problem_file(problem)
-    text = file.model_dump_json(exclude=_NO_PART_OF_A_TABLE)
+    recomputes = [wish for wish in problem.options.forbid if wish.startswith("recompute=")]
+    text = file.model_dump_json(exclude=_NO_PART_OF_A_TABLE) + ",".join(sorted(recomputes))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
-from planner.search.coefficients import stage_coefficients
+from planner.search.coefficients import Entries, entry_coefficients, stage_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.dual import dual_bounds_ms, in_pieces
 from planner.search.local import first_layers
@@ -117,30 +117,43 @@ class Tables:
 
     def _made(self, choice: int, num_stages: int) -> ClassTables:
         layers = np.arange(self.problem.model.num_layers + 1, dtype=np.float64)
+        used = np.flatnonzero(self.table.max_stages[choice])
         shape = (self.table.max_stages.shape[1], num_stages, len(layers))
-        times, forward, backward, follow, reduce = (np.full(shape, np.inf) for _ in range(5))
-        constant_ms = 0.0
-        for c in np.flatnonzero(self.table.max_stages[choice]):
-            data = stage_coefficients(
-                self.problem,
-                self.prices,
-                choice,
-                int(self.table.stage_size[choice]),
-                int(self.table.num_microbatches[choice]),
-                [int(c)] * num_stages,
-                with_sends=False,
-            )
-            times[c] = stage_times_ms(data, least_recompute(data))
-            forward[c] = _line(data.forward_ms, data.base_forward_ms, layers)
-            backward[c] = times[c] - forward[c]
-            gathering = _line(data.gather_ms, data.base_gather_ms, layers)
-            follow[c] = _line(data.optimizer_ms, data.base_optimizer_ms + data.gather_tail_ms, layers)
-            follow[c] += np.maximum(gathering - data.hidden_fraction * forward[c], 0.0)
-            finite = np.where(np.isfinite(backward[c]), backward[c], 0.0)
-            reduction = exposed_reduction_ms(data, layers[:, None], finite.T) + data.reduce_tail_ms
-            reduce[c] = reduction.T
-            constant_ms = data.constant_ms
-        return ClassTables(times, forward, backward, follow, reduce, constant_ms)
+        data = self._all_stages(choice, num_stages, used)
+        times = stage_times_ms(data, least_recompute(data))
+        forward = _line(data.forward_ms, data.base_forward_ms, layers)
+        backward = times - forward
+        gathering = _line(data.gather_ms, data.base_gather_ms, layers)
+        follow = _line(data.optimizer_ms, data.base_optimizer_ms + data.gather_tail_ms, layers)
+        follow += np.maximum(gathering - data.hidden_fraction * forward, 0.0)
+        finite = np.where(np.isfinite(backward), backward, 0.0)
+        reduction = exposed_reduction_ms(data, layers[:, None], finite.T) + data.reduce_tail_ms
+
+        def by_class(values: Floats) -> Floats:
+            table = np.full(shape, np.inf)
+            table[used] = values.reshape(len(used), *shape[1:])
+            return table
+
+        return ClassTables(
+            times_ms=by_class(times),
+            forward_ms=by_class(forward),
+            backward_ms=by_class(backward),
+            follow_ms=by_class(follow),
+            reduce_ms=by_class(reduction.T),
+            constant_ms=data.constant_ms,
+        )
+
+    def _all_stages(self, choice: int, num_stages: int, used: NDArray[np.int64]) -> StageSelectionData:
+        """Coefficients of a stage of every class at every place, one class after the other; without sends."""
+        number = num_stages * len(used)
+        entries = Entries(
+            choice=np.full(number, choice, dtype=np.int64),
+            node_class=np.repeat(used, num_stages),
+            position=np.tile(np.arange(num_stages), len(used)),
+            num_stages=num_stages,
+        )
+        count, nothing = int(self.table.num_microbatches[choice]), np.zeros(number)
+        return entry_coefficients(self.problem, self.prices, entries, count, nothing, nothing)
 
     def longest_step_s(self, choice: int, num_stages: int, used: Sequence[int]) -> float:
         """What no step of stages on some classes exceeds: all pieces of work one after the other [s]."""

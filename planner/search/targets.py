@@ -21,6 +21,7 @@ def search_target(
     on_progress: Callable[[Progress], None] | None = None,
     seeds: Sequence[Plan] = (),
     proven_s: Mapping[TargetName, float] | None = None,
+    beyond_s: float | None = None,
 ) -> Result:
     """The best plan for the launcher that a problem names, with a proven bound.
 
@@ -31,6 +32,9 @@ def search_target(
         answer is never worse.
     proven_s
         Bounds of launchers that were searched before, by their names [s].
+    beyond_s
+        A step that the bound is asked to pass [s], as `planner.search.driver.search`; the searches of
+        flagscale and unrestricted prove what they can all the same.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def search_target(
         return search_replicas(problem, on_progress, seeds, proven_s)
     from planner.search.driver import search
 
-    return search(problem, on_progress, seeds)
+    return search(problem, on_progress, seeds, beyond_s)
 
 
 def search_all(

@@ -44,8 +44,8 @@ MAX_ORDERS = 6
 """Orders of one part up to which they are listed instead of cut by their first stages."""
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
-EFFORT = 100_000
-"""Terms of all relaxations and programs over classes where nobody asked for virtual stages (some 5 s)."""
+EFFORT = 40_000_000
+"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 4 s)."""
 EFFORT_GAP = 0.01
 """Gap at which that holds; who asks for less proof gets less of it."""
 FIRST_PAIRS = 16
@@ -61,12 +61,16 @@ MAX_SPLITS_OF_PARTS = 60
 class VirtualOpener(VirtualDiver):
     """Opens such parts for one search; what comes of it goes to the frontier and the incumbent."""
 
-    def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
+    def __init__(
+        self, bounds: BoundData, clock: Clock, opener: Opener, beyond_s: float | None = None
+    ) -> None:
         super().__init__(bounds, clock, opener)
-        self.splits = self.terms = 0
+        self.beyond_s = beyond_s
+        """What the bound is asked to pass [s]; None where it is asked to come as near as the gap."""
+        self.splits = 0
         asked = interleaving_is_asked_for(self.problem) or self.is_exact
         share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
-        self.most_terms = np.inf if asked else share * EFFORT
+        self.most_work = np.inf if asked else share * EFFORT
         self.may_anneal = share == 1.0
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         pairs = sorted(self.space.pairs(), key=lambda one: one[0])
@@ -89,7 +93,7 @@ class VirtualOpener(VirtualDiver):
 
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
-        if bound_s >= self.cutoff_s or self.terms >= self.most_terms:
+        if bound_s >= self.cutoff_s or self.work >= self.most_work:
             self.frontier.close_virtual(bound_s)
         elif isinstance(item, VirtualPair):
             self._open_pair(bound_s, item)
@@ -108,7 +112,7 @@ class VirtualOpener(VirtualDiver):
         most = tuple(min(int(k), pair.stages) for k in self.table.max_stages[pair.choice])
         if any(low > high for low, high in zip(fewest, most, strict=True)) or sum(fewest) > pair.stages:
             return
-        limits = VirtualLimits(fewest, most)
+        limits = self._limits(fewest, most, (), pair.stages)
         bounds_s = {v: max(bound_s, part_s) for v, part_s in self._bounds_s(pair).items()}
         least_s = min(bounds_s.values())
         if least_s >= self.cutoff_s:
@@ -141,6 +145,18 @@ class VirtualOpener(VirtualDiver):
         self._opened += 1
         if self._opened >= FIRST_PAIRS and self._opened.bit_count() == 1:
             self._try_likely(FIRST_LIKELY)
+
+    def _limits(
+        self, fewest: tuple[int, ...], most: tuple[int, ...], prefix: tuple[int, ...], stages: int
+    ) -> VirtualLimits:
+        """Limits with what follows from them: numbers that add up, and the order where it is given."""
+        if sum(most) == stages:
+            fewest = most
+        elif sum(fewest) == stages:
+            most = fewest
+        if fewest == most and self.problem.options.keep_class_order:
+            prefix = tuple(c for c, count in enumerate(fewest) for _ in range(count))
+        return VirtualLimits(fewest, most, prefix)
 
     def _bounds_s(self, pair: VirtualPair) -> dict[int, float]:
         """Bounds of a pair by number of virtual stages [s], worked out with those of the pairs behind it."""
@@ -179,6 +195,8 @@ class VirtualOpener(VirtualDiver):
         if bound_s >= self.cutoff_s:
             self.frontier.close_virtual(bound_s)
             return
+        if self._is_settled(bound_s, part):
+            self.most_work = 0.0
         self._look(bound_s, part, self.cutoff_s, integral=False)
 
     def _raise_part(self, bound_s: float, part: VirtualPart) -> None:
@@ -195,6 +213,14 @@ class VirtualOpener(VirtualDiver):
             low_s = max(low_s, found_s)
             high_s = high_s if found_s >= middle_s else middle_s
         self._push(low_s, replace(part, looks=part.looks + 1))
+
+    def _is_settled(self, bound_s: float, part: VirtualPart) -> bool:
+        """Whether the bound of all parts will not pass what it is asked to, as this part keeps it below."""
+        beyond_s = self.beyond_s
+        if beyond_s is None or bound_s >= beyond_s:
+            return False
+        closed_s = min(self.frontier.floor_s, self.frontier.virtual_floor_s)
+        return closed_s < beyond_s or self._relaxed(part, beyond_s, integral=False).bound_ms * MS < beyond_s
 
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large."""
@@ -237,9 +263,10 @@ class VirtualOpener(VirtualDiver):
             sends_block=self._sends_block(part.virtual_stages),
             cutoff_ms=cutoff_s / MS,
         )
+        found = virtual_classes.solve(data, self._solve_options(), integral=integral)
         self.opener.programs += 1
-        self.terms += part.terms
-        return virtual_classes.solve(data, self._solve_options(), integral=integral)
+        self.work += found.work
+        return found
 
     def _split_part(self, bound_s: float, part: VirtualPart) -> None:
         """Halve the widest range of a class; else list the orders, or cut by the next class."""
@@ -249,10 +276,6 @@ class VirtualOpener(VirtualDiver):
         self.splits += 1
         limits, choice = part.limits, part.choice
         fewest, most = np.array(limits.fewest), np.array(limits.most)
-        if most.sum() == part.stages:
-            fewest = most
-        elif fewest.sum() == part.stages:
-            most = fewest
         widest = int(np.argmax(most - fewest))
         if (fewest < most).any():
             middle = int(fewest[widest] + most[widest]) // 2
@@ -260,14 +283,13 @@ class VirtualOpener(VirtualDiver):
             upper[widest], lower[widest] = middle + 1, middle
             for low, high in ((fewest, lower), (upper, most)):
                 if low.sum() <= part.stages <= high.sum():
-                    inner = VirtualLimits(tuple(low.tolist()), tuple(high.tolist()), limits.prefix)
+                    ends = tuple(low.tolist()), tuple(high.tolist())
+                    inner = self._limits(*ends, limits.prefix, part.stages)
                     self._push_part(bound_s, replace(part, limits=inner, looks=0))
             return
         left = fewest.copy()
         np.subtract.at(left, list(limits.prefix), 1)
-        if self.problem.options.keep_class_order:
-            orders = [tuple(c for c, count in enumerate(fewest.tolist()) for _ in range(count))]
-        elif count_orders(left.tolist()) <= MAX_ORDERS or self.is_exact:
+        if count_orders(left.tolist()) <= MAX_ORDERS or self.is_exact:
             orders = [(*limits.prefix, *rest) for rest in all_orders(left.tolist())]
         else:
             for c in np.flatnonzero(left).tolist():

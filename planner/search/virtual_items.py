@@ -27,12 +27,6 @@ class VirtualPart:
     looks: int = 0
     """What was done with it: nothing, the relaxation, relaxations at lower cutoffs, whole numbers as well."""
 
-    @property
-    def terms(self) -> int:
-        """About how many terms a program over its classes has: waits of each stage, and chunks by class."""
-        chunks, classes = self.stages * self.virtual_stages, sum(k > 0 for k in self.limits.most)
-        return chunks * (self.stages * (self.virtual_stages + 1) + 10 * classes)
-
 
 @dataclass(frozen=True)
 class VirtualOrder:

@@ -61,6 +61,8 @@ class VirtualSolver:
         """Size of the programs solved in whole numbers."""
         self.good: dict[tuple[int, int, int], tuple[float, VirtualOrder, VirtualChoice]] = {}
         """By row of degrees, virtual stages and stages: best dealing met without a solver, its value [s]."""
+        self.work = 0
+        """Of all programs solved (`Solution.work`)."""
 
     @property
     def cutoff_s(self) -> float:
@@ -158,6 +160,7 @@ class VirtualSolver:
             integral=integral,
         )
         self.opener.programs += 1
+        self.work += result.work
         if result.status == "infeasible":
             if np.isfinite(cutoff_s):
                 self.frontier.close_virtual(cutoff_s)

@@ -211,3 +211,24 @@ def test_cp_sat_runs_on_one_worker_with_the_seed_and_the_gap() -> None:
     assert status == "optimal"
     parameters = solver.parameters
     assert (parameters.num_workers, parameters.random_seed, parameters.relative_gap_limit) == (1, 7, 0.25)
+
+
+@pytest.mark.parametrize("solver", ["highs", "scip"])
+def test_work_is_the_same_in_every_run_and_counts_what_whole_numbers_take(solver: SolverName) -> None:
+    """Programs in whole numbers once counted as their relaxations, which take a twentieth of the time."""
+
+    def knapsack(cat: str) -> pulp.LpProblem:
+        model = pulp.LpProblem("knapsack", pulp.LpMinimize)
+        items = [pulp.LpVariable(f"x_{i}", 0, 1, cat=cat) for i in range(30)]
+        weights = np.random.default_rng(0).integers(20, 80, (5, 30))
+        for row, weight in enumerate(weights):
+            taken = pulp.lpSum(int(w) * x for w, x in zip(weight, items, strict=True))
+            model += taken <= int(weight.sum()) // 3, f"room_{row}"
+        model += pulp.lpSum(-(20 + i % 7) * x for i, x in enumerate(items))
+        return model
+
+    first, again = (solvers.solve(knapsack("Integer"), SolveOptions(solver=solver)) for _ in range(2))
+    relaxed = solvers.solve(knapsack("Continuous"), SolveOptions(solver=solver))
+    written = 5 * solvers.BUILDING
+    assert first.work == again.work and relaxed.work > written
+    assert first.work - written > 5 * (relaxed.work - written)

@@ -20,7 +20,10 @@ from planner.data.result import Result
 from planner.explain import relaxations
 from planner.explain.explain import explain
 from planner.explain.gains import changed_problems
+from planner.explain.questions import asked_of
 from planner.explain.stages import dealt, stage_reasons, with_layer_moved
+from planner.search import shared
+from planner.search.shared import Shared
 from planner.simulate.evaluate import evaluate
 from planner.units import GIB
 from tests.planner.launchers import plans
@@ -249,3 +252,47 @@ def test_a_given_plan_that_can_be_beaten_is_told_so_and_changes_are_held_against
     for gain in found.gains:
         if gain.gain is not None and gain.step_s is not None and gain.change != "twice the global batch":
             assert gain.gain == pytest.approx(1 - gain.step_s / found.best_step_s)
+
+
+@pytest.mark.slow
+def test_a_question_ends_when_its_bound_cannot_pass_the_best_plan() -> None:
+    """Another tensor parallelism once took 37 programs to be proven 0% slower at least."""
+    problem = api.load_problem("llama3-70b-h100-a100-128")
+    best = api.plan(problem)
+    assert best.plan is not None and best.evaluation is not None
+    forbid = (f"tp={best.plan.tensor_parallel}",)
+    options = problem.options.model_copy(update={"forbid": forbid})
+    other = api.plan(problem, options, beyond_s=best.evaluation.step_s)
+    assert other.evaluation is not None and other.bound_s is not None and best.bound_s is not None
+    assert other.bound_s < best.evaluation.step_s < other.evaluation.step_s
+    assert best.bound_s <= other.bound_s and other.termination == "feasible"
+    assert other.statistics["programs"] < 5
+
+
+@pytest.mark.slow
+def test_a_given_order_of_two_classes_needs_no_program_to_be_proven() -> None:
+    """Bounded over all orders until the last split it took 64 programs, and kept a gap of 7%."""
+    problem = api.load_problem("llama3-70b-h100-a100-128")
+    ordered = api.plan(problem, problem.options.model_copy(update={"keep_class_order": True}))
+    assert ordered.termination == "optimal" and ordered.statistics["programs"] == 0
+
+
+def test_questions_are_asked_no_more_finely_than_the_best_plan_is_proven() -> None:
+    problem = two_nodes(gap=0.01, virtual_gap=0.02)
+    result = answer(problem, feasible=True)
+    for gap, asked in ((None, 0.02), (0.005, 0.02), (0.07, 0.07)):
+        found = asked_of(problem, result.model_copy(update={"gap": gap})).options
+        assert (found.gap, found.virtual_gap) == (0.01, asked)
+
+
+def test_tables_are_shared_between_the_questions_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Shared | None] = []
+
+    def plan(problem: Problem, options: Options | None = None, **_: object) -> Result:
+        seen.append(shared.current())
+        return answer(problem, feasible=False)
+
+    monkeypatch.setattr(api, "plan", plan)
+    explain(two_nodes())
+    assert len(seen) > 1 and seen[0] is not None and all(one is seen[0] for one in seen)
+    assert shared.current() is None

@@ -59,14 +59,16 @@ def test_answers_are_the_same_with_and_without_and_in_any_order(tables: Shared) 
     assert alone == first == warm == again
 
 
-def test_problems_share_where_only_batch_name_and_search_limits_differ() -> None:
+def test_problems_share_where_only_batch_name_degrees_and_search_limits_differ() -> None:
     problem = api.load_problem("llama3-8b-h100-a100-16")
     workload, options = problem.workload, problem.options
     same = problem.model_copy(
         update={
             "name": "other",
             "workload": workload.model_copy(update={"global_batch_size": 8}),
-            "options": options.model_copy(update={"gap": 0.5, "pin": {"tp": 2}, "top": 1}),
+            "options": options.model_copy(
+                update={"gap": 0.5, "pin": {"tp": 2}, "top": 1, "forbid": ("tp=4",), "use": ("a100",)}
+            ),
         }
     )
     assert table_key(same) == table_key(problem)

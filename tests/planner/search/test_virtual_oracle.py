@@ -15,13 +15,17 @@ REL = 1e-9
 
 
 def assert_search_finds_the_best(
-    seed: int, *, most_virtual: int = 3, only: bool = False, experts: bool = False
+    seed: int,
+    *,
+    most_virtual: int = 3,
+    only: bool = False,
+    experts: bool = False,
+    keep_class_order: bool = False,
 ) -> int:
     """Hold one problem against brute force; the virtual stages of its plan, 0 without any plan."""
     problem = random_interleaved_problem(seed, most_virtual=most_virtual, experts=experts)
-    if only:
-        options = problem.options.model_copy(update={"forbid": ("vp=1",)})
-        problem = problem.model_copy(update={"options": options})
+    wishes = {"forbid": ("vp=1",) if only else (), "keep_class_order": keep_class_order}
+    problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
     candidates = [brute_force_virtual(problem, most_virtual)] + ([] if only else [brute_force(problem)])
     best = min(candidates, key=lambda one: one.step_s)
     result = driver.search(problem)
@@ -62,6 +66,14 @@ def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyP
     """With no dealing tried by enumeration every order goes through the mixed-integer program."""
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(560, 575))
+def test_a_given_order_of_classes_is_kept_and_proven(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of one order are bounded as that order, from the first relaxation on."""
+    monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
+    assert_search_finds_the_best(seed, most_virtual=2, only=True, keep_class_order=True)
 
 
 @pytest.mark.slow
