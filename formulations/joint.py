@@ -179,6 +179,7 @@ def _variables(data: JointData) -> Variables:
             forward=times("F"),
             backward=times("B"),
             send=times("c"),
+            wait=[0.0] * data.num_stages,
             after=[own + tail for own, tail in zip(reduction, tails, strict=True)],
             first=times("A"),
             last=times("Y"),

@@ -164,6 +164,7 @@ def _variables(model: Any, data: JointData, ticks: JointTicks) -> Variables:
                 line("layer_backward", "base_backward", s) + sum(extra[s, k] for k in classes) for s in stages
             ],
             send=times("c", int(ticks.send.max())),
+            wait=[0] * data.num_stages,
             after=[sum(reduction[s, k] for k in classes) for s in stages],
             first=times("A", horizon),
             last=times("Y", horizon),

@@ -78,6 +78,7 @@ def order_data(data: JointData, classes: tuple[int, ...]) -> StageSelectionData:
             picked[field.name] = np.array(rows, dtype=value.dtype)
     hops = [float(data.send_ms[k, after]) for k, after in pairwise(classes)]
     picked["send_ms"] = np.array([*hops, 0.0])
+    picked["wait_ms"] = np.zeros(len(classes))  # no sends that block, so that no stage waits for them
     return replace(data.of_class[0], **picked)
 
 

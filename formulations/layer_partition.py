@@ -14,6 +14,7 @@ Data       L, m                           layers, micro-batches
            z[s,a,e]                       gradient reduction that stays exposed, with its tail
            o[s,a,e]                       optimizer and exposed gathering, with what follows all stages
            c[s]                           send to the next stage
+           x[s]                           wait of s between a backward and a forward: w of `pipeline_rows`
            K                              what every split adds (tied embeddings)
            q[s] = p - 1 - s               stages behind s
            k[s], r[s]                     m - 1 = k (q + 1) + r
@@ -29,17 +30,18 @@ Model      min  T + O + K
                 F[s] = sum f w,  B[s] = sum b w,  Z[s] = sum z w           (stage_time)
                 O >= sum_{a,e} o[s,a,e] w[s,a,e]                           (follow_up)
            with t = F + B, D[s] = t[s] + sum_{i>s} t[i] + 2 sum_{i>=s} c[i]
-                C[s] >= m t[s],  C[s] >= r F[s] + (k+1) D[s],
-                C[s] >= r B[s] + (k+1) D[s]                                (window)
+                C[s] >= m t[s] + max(0, m-1-q) x[s],
+                C[s] >= r F[s] + (k+1) D[s] + k x[s],
+                C[s] >= r B[s] + (k+1) D[s] + k x[s]                       (window)
                 A[s] >= D[s],  A[s] >= (q+1) F[s] + B[s],
                 Y[s] >= D[s],  Y[s] >= (q+1) B[s] + F[s],
-                C[s] >= A[s] + Y[s] + rj t[s]
+                C[s] >= A[s] + Y[s] + rj t[s] + (J+rj+1) x[s]
                         + J (sum_{j=s..i} t[j] + 2 sum_{j=s..i-1} c[j])    (partial)
                 U1[s] >= F[s],  U1[s] >= U1[s-1],
                 P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
                 P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
-                T >= P1[s] + P2[s] + rj t[s] + J (as in (partial)) + Z[0],
-                with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
+                T >= P1[s] + P2[s] + Z[0] + what stands beside A, Y in (partial),
+                with m - 1 for q, no B[s] and none of that where m <= q + 1    (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
                 sum over the cuts of s of w <= p - 1 for excluded cuts     (exclude)
@@ -122,6 +124,7 @@ def _variables(data: LayerPartitionData) -> Variables:
             forward=times("F"),
             backward=times("B"),
             send=data.send_ms.tolist(),
+            wait=data.wait_ms.tolist(),
             after=times("Z"),
             first=times("A"),
             last=times("Y"),

@@ -15,24 +15,25 @@ Model      min  T + O
                 F[s] = sum f w,  B[s] = sum b w,  Z[s] = sum z w           (stage_time)
                 O >= sum_{a,e} o[s,a,e] w[s,a,e]                           (follow_up)
            with t = F + B, D[s] = t[s] + sum_{i>s} t[i] + 2 sum_{i>=s} c[i]
-                C[s] >= m t[s],  C[s] >= r F[s] + (k+1) D[s],
-                C[s] >= r B[s] + (k+1) D[s]                                (window)
+                C[s] >= m t[s] + max(0, m-1-q) x[s],
+                C[s] >= r F[s] + (k+1) D[s] + k x[s],
+                C[s] >= r B[s] + (k+1) D[s] + k x[s]                       (window)
                 A[s] >= D[s],  A[s] >= (q+1) F[s] + B[s],
                 Y[s] >= D[s],  Y[s] >= (q+1) B[s] + F[s],
-                C[s] >= A[s] + Y[s] + rj t[s]
+                C[s] >= A[s] + Y[s] + rj t[s] + (J+rj+1) x[s]
                         + J (sum_{j=s..i} t[j] + 2 sum_{j=s..i-1} c[j])    (partial)
                 U1[s] >= F[s],  U1[s] >= U1[s-1],
                 P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
                 P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
-                T >= P1[s] + P2[s] + rj t[s] + J (as in (partial)) + Z[0],
-                with m - 1 for q, no B[s] and no J where m <= q + 1        (through)
+                T >= P1[s] + P2[s] + Z[0] + what stands beside A, Y in (partial),
+                with m - 1 for q, no B[s] and none of that where m <= q + 1    (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + Z[j]                 (end)
                 not all of the w of excluded cuts                          (exclude)
                 T + O <= what the caller can still use                     (cutoff)
 Cuts       `tighten_cutoff`, `tighten_incumbent`: proofs with the functions.
 Size       at most p L^2 / 2 binaries, p L + p^2 + 24 p rows.
-Exact      as `layer_partition`, within 1e-7 of the objective: f, b, z, o and c are rounded *down* to ticks,
+Exact      as `layer_partition`, within 1e-7 of the objective: f, b, z, o, c, x are rounded *down* to ticks,
            each losing less than one. Every row, written out over the times, has factors that are whole and
            not negative (the drain that (end) takes off is part of R), so the objective of each split in
            ticks is at most the true one, and the bound that CP-SAT proves is a true lower bound. It lies
@@ -88,6 +89,8 @@ class Ticks:
     follow: Ints
     send: Ints
     """[stage]"""
+    wait: Ints
+    """[stage]"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Variables:
 
 def times_in_ticks(data: LayerPartitionData) -> Ticks:
     """Every time of the program."""
-    tick = tick_ms(data.num_stages, data.num_microbatches, 1, least_bottleneck(data)[0])
+    bottleneck_ms = least_bottleneck(data)[0]
+    tick = tick_ms(data.num_stages, data.num_microbatches, 1, bottleneck_ms, waits=bool(data.wait_ms.any()))
     allowed = data.allowed()
 
     def whole(times: Floats) -> Ints:
@@ -114,6 +118,7 @@ def times_in_ticks(data: LayerPartitionData) -> Ticks:
         reduction=whole(data.reduction_ms),
         follow=whole(data.follow_ms),
         send=np.floor(data.send_ms / tick).astype(np.int64),
+        wait=np.floor(data.wait_ms / tick).astype(np.int64),
     )
 
 
@@ -139,7 +144,7 @@ def _variables(model: Any, data: LayerPartitionData, ticks: Ticks) -> Variables:
     stages = range(data.num_stages)
     longest = (ticks.forward + ticks.backward).max(axis=(1, 2))
     # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.
-    horizon = data.num_microbatches * int(longest.sum() + 2 * ticks.send.sum())
+    horizon = data.num_microbatches * int(longest.sum() + 2 * ticks.send.sum() + ticks.wait.sum())
     end = horizon + int(ticks.reduction.max())
 
     def times(name: str, most: int) -> list[Any]:
@@ -153,6 +158,7 @@ def _variables(model: Any, data: LayerPartitionData, ticks: Ticks) -> Variables:
             forward=times("F", int(ticks.forward.max())),
             backward=times("B", int(ticks.backward.max())),
             send=ticks.send.tolist(),
+            wait=ticks.wait.tolist(),
             after=times("Z", int(ticks.reduction.max())),
             first=times("A", horizon),
             last=times("Y", horizon),

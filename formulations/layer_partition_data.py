@@ -21,7 +21,7 @@ Cuts = tuple[int, ...]
 class LayerPartitionData:
     """Costs by stage, first layer and end, inf where layers do not fit.
 
-    In the docstring of `layer_partition` these are, in order: m, f, b, z, o, c, K.
+    In the docstring of `layer_partition` these are, in order: m, f, b, z, o, c, x, K.
     """
 
     num_microbatches: int
@@ -35,6 +35,8 @@ class LayerPartitionData:
     """[stage, first, end] optimizer and exposed gathering, with its tail."""
     send_ms: Floats
     """[stage] the last is 0."""
+    wait_ms: Floats
+    """[stage]"""
     constant_ms: float
     """What every plan adds to the step."""
 
@@ -80,9 +82,8 @@ def objective_ms(data: LayerPartitionData, cuts: Cuts) -> float:
     at = tuple(np.array([(s, a, e) for s, (a, e) in enumerate(stages_of(cuts, data.num_layers))]).T)
     if not data.allowed()[at].all():
         return float("inf")
-    end = step_bound(
-        data.forward_ms[at], data.backward_ms[at], data.send_ms, data.num_microbatches, data.reduction_ms[at]
-    )
+    times = data.forward_ms[at], data.backward_ms[at], data.send_ms
+    end = step_bound(*times, data.num_microbatches, data.reduction_ms[at], data.wait_ms)
     return float(end) + float(data.follow_ms[at].max()) + data.constant_ms
 
 

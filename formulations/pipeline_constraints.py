@@ -26,6 +26,8 @@ class PipelineTimes:
     """B[s]"""
     send: Sequence[Any]
     """c[s]; 0 behind the last stage."""
+    wait: Sequence[Any]
+    """w[s]"""
     after: Sequence[Any]
     """Z[s]: what a stage still does when it has ended, its reduction with the tail of that."""
     first: Sequence[Any]
@@ -57,6 +59,11 @@ class PipelineTimes:
         """Sum of c over stages first .. last - 1: the hops from first to last."""
         return sum(self.send[first:last])
 
+    def steady(self, s: int, e: int, windows: int, rest: int) -> Any:
+        """From the first backward of s to its last forward: windows down to e, then plain pairs."""
+        span = self.passes(s, e) + 2 * self.sends(s, e)
+        return windows * span + rest * self.passes(s, s) + (windows + rest + 1) * self.wait[s]
+
     def round_trip(self, s: int) -> Any:
         """D[s]: from the start of a forward of s down to the last stage and back."""
         end = self.num_stages - 1
@@ -68,8 +75,9 @@ def add_window(add: Add, times: PipelineTimes) -> None:
     p, m = times.num_stages, times.num_microbatches
     for s in range(p):
         k, r = divmod(m - 1, p - s)
-        windows = (k + 1) * times.round_trip(s)
-        add(times.core[s] >= m * times.passes(s, s), f"window_work_{s}")
+        windows = (k + 1) * times.round_trip(s) + k * times.wait[s]
+        work = m * times.passes(s, s) + max(m - p + s, 0) * times.wait[s]
+        add(times.core[s] >= work, f"window_work_{s}")
         add(times.core[s] >= r * times.forward[s] + windows, f"window_forward_{s}")
         add(times.core[s] >= r * times.backward[s] + windows, f"window_backward_{s}")
 
@@ -86,8 +94,7 @@ def add_partial(add: Add, times: PipelineTimes) -> None:
         add(times.last[s] >= (q + 1) * b + f, f"partial_last_work_{s}")
         for e in range(s, p):
             windows, rest = divmod(m - 2 - q, e - s + 1)
-            span = times.passes(s, e) + 2 * times.sends(s, e)
-            steady = windows * span + rest * times.passes(s, s)
+            steady = times.steady(s, e, windows, rest)
             add(times.core[s] >= times.first[s] + steady + times.last[s], f"partial_{s}_{e}")
 
 
@@ -114,8 +121,8 @@ def add_through(add: Add, times: PipelineTimes) -> None:
         whole = first[s] + last[s] + times.after[0]
         for e in range(s, p if m >= p - s + 1 else s + 1):
             windows, rest = divmod(max(m - 1 - p + s, 0), e - s + 1)
-            span = times.passes(s, e) + 2 * times.sends(s, e)
-            add(times.end >= whole + windows * span + rest * times.passes(s, s), f"through_{s}_{e}")
+            between = times.steady(s, e, windows, rest) if m >= p - s + 1 else 0
+            add(times.end >= whole + between, f"through_{s}_{e}")
 
 
 def add_end(add: Add, times: PipelineTimes) -> None:

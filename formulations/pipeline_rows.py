@@ -7,6 +7,7 @@ Sets       s in S                   stages 0 .. p-1, in pipeline order
 Data       m                        micro-batches
            q[s] = p - 1 - s         stages behind s
            c[s]                     send between s and s+1; it delays the receiver and occupies neither
+           w[s]                     least time from the end of a backward of s to its next forward
 Given      f[s], b[s], t[s]         forward, backward and both, of one micro-batch on s
            d[s]                     sum_{i>s} t[i] + 2 sum_{i>=s} c[i]: down from s to the last stage and back
            up[s]                    sum_{i<s} (t[i] + 2 c[i]): fill before s and drain after it
@@ -17,25 +18,33 @@ order on s: q[s] + 1 forwards (or all m) run before B(1), then B(j), F(j + q + 1
 q[s] + 1 backwards follow F(m). F(1) starts no earlier than sum_{i<s} (f[i] + c[i]); after B(m) the
 gradient still travels sum_{i<s} (b[i] + c[i]). Both together are up[s], so each row below is up[s] plus a
 bound on the time from the start of F(1) to the end of B(m), called the core of s. Two facts are used:
-(i) B(j) starts at least d[s] after F(j) ends; (ii) F(j + q + 1) starts after B(j) ends.
+(i) B(j) starts at least d[s] after F(j) ends; (ii) F(j + q + 1) starts at least w[s] after B(j) ends.
 
-Rows       (window)   core >= r f[s] + (k + 1) (t[s] + d[s]),  m - 1 = k (q + 1) + r
+Wait       w[s] is 0 but where sends block and a stage receives a gradient before it sends the activation that
+           it made last: c is 0 then, f[s] holds the send to s+1 and b[s] the one to s-1, and w[s] is as long
+           as that hop, from s-1 to s, for s > 0.
+               Proof. Stage s - 1 runs q + 2 forwards before its first backward and sends the first q + 1
+               at once. Any later activation, F(j + q + 1), it sends before its B(j), but only when the
+               gradient of j has come, which s sends at the end of its B(j); then it still takes the hop.
+
+Rows       (window)   core >= r f[s] + (k + 1) (t[s] + d[s]) + k w[s],  m - 1 = k (q + 1) + r
                Proof. r forwards run before F(r + 1). From the start of F(j) to the end of B(j) is at
-               least t + d by (i), and by (ii) F(j + q + 1) comes after it: k + 1 such windows.
-           (mirror)   core >= r b[s] + (k + 1) (t[s] + d[s]): the same read backwards in time.
-           (work)     core >= m t[s]: one stage does one thing at a time.
+               least t + d by (i), and by (ii) F(j + q + 1) comes w after it: k + 1 such windows.
+           (mirror)   core >= r b[s] + (k + 1) (t[s] + d[s]) + k w[s]: the same read backwards in time.
+           (work)     core >= m t[s] + max(0, m - q - 1) w[s]: one stage does one thing at a time, and waits
+               before every forward behind a backward.
            (partial), m >= q + 2, every e >= s, n = e - s + 1, m - 2 - q = J n + r:
-                      core >= A + J W[s,e] + r t[s] + Z,
+                      core >= A + J W[s,e] + r t[s] + (J + r + 1) w[s] + Z,
                       A = max(t + d, (q + 1) f + b),  Z = max(t + d, (q + 1) b + f)
                Proof. B(1) ends A after F(1) starts: by (i), and because q + 1 forwards precede it; in
                the same way Z passes from the start of F(m) to the end of B(m). From the end of B(j)
-               on s to the end of B(j + n) on s passes W[s,e]: F(j + q + 1) comes next on s, travels
+               on s to the end of B(j + n) on s passes w + W[s,e]: F(j + q + 1) comes next on s, travels
                down to e, where the order puts B(j + n) right behind it, which travels up. J windows
-               and r plain pairs (t each) lead from B(1) to B(m - 1 - q), which precedes F(m) by (ii).
-               With e = s this says m t + max(0, d - q f) + max(0, d - q b).
+               and r plain pairs (w + t each) lead from B(1) to B(m - 1 - q), w before F(m) by (ii).
+               With e = s this says m t + (m - 1 - q) w + max(0, d - q f) + max(0, d - q b).
 
            (through), m >= q + 2, every e >= s: from the start to the end of the whole step
-                      P[s] + J W[s,e] + r t[s] + Q[s],
+                      P[s] + J W[s,e] + r t[s] + (J + r + 1) w[s] + Q[s],
                       P[s] = max_{k>=s} (down(k) + q[k] max_{i<=k} f[i] + back(s,k))
                       with down(k) = sum_{i<=k} f[i] + sum_{i<k} c[i] and back(s,k) = sum_{i=s..k} b[i] +
                       sum_{i=s..k-1} c[i], and Q[s] the same with f and b swapped
@@ -66,40 +75,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from formulations.written_rows import RowName
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RowName:
-    """Which row: the family, its stages, and which side of the two maxima it takes."""
-
-    family: str
-    """window, mirror, work, partial, through or flush."""
-    stage: int
-    """s."""
-    last: int
-    """e of a partial row or one through all stages, else s."""
-    wait_first: bool = True
-    """Whether A takes t + d (else (q + 1) f + b)."""
-    wait_last: bool = True
-    """Whether Z takes t + d (else (q + 1) b + f)."""
-    turns: tuple[int, int] = (0, 0)
-    """k of P and of Q."""
-    pacers: tuple[int, int] = (0, 0)
-    """Stages up to them (up to s for a flush) whose forward, and whose backward, is the longest."""
-
-
-@dataclass(frozen=True)
-class RowCoefficients:
-    """Core of one stage as a linear function of f and b, with the sends put in."""
-
-    forward: Floats
-    """[stage] factor of f."""
-    backward: Floats
-    """[stage] factor of b."""
-    constant: float
-    """What the sends add."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +114,13 @@ def _window_counts(
 
 
 def core_values(
-    forward: Floats, backward: Floats, send: Floats, num_microbatches: int, *, spans: bool = True
+    forward: Floats,
+    backward: Floats,
+    send: Floats,
+    num_microbatches: int,
+    wait: Floats | float = 0.0,
+    *,
+    spans: bool = True,
 ) -> CoreValues:
     """Best row of every stage, for many pipelines at once.
 
@@ -145,6 +130,8 @@ def core_values(
         Arrays [..., stage] of one time unit.
     send
         Array [..., stage] of the hops s -> s+1; the last entry is ignored.
+    wait
+        Array [..., stage] of what a stage waits between a backward and a forward.
     spans
         Whether to look at partial rows with e > s, which take time and memory of O(p^2).
     """
@@ -160,20 +147,24 @@ def core_values(
     fill = np.concatenate([zero, np.cumsum(forward + hop, axis=-1)], axis=-1)[..., :-1]
     drain = np.concatenate([zero, np.cumsum(backward + hop, axis=-1)], axis=-1)[..., :-1]
     round_trip = both + down
-    window = r * forward + (k + 1) * round_trip
-    mirror = r * backward + (k + 1) * round_trip
-    work = num_microbatches * both
+    wait = np.broadcast_to(wait, both.shape)
+    window = r * forward + (k + 1) * round_trip + k * wait
+    mirror = r * backward + (k + 1) * round_trip + k * wait
+    between_passes = np.maximum(num_microbatches - 1 - q, 0) * wait
+    work = num_microbatches * both + between_passes
     first = np.maximum(round_trip, (q + 1) * forward + backward)
     last = np.maximum(round_trip, (q + 1) * backward + forward)
     if spans:
         span = time_before[..., None, 1:] - time_before[..., :-1, None]
         span = span + 2 * (hop_before[..., None, :-1] - hop_before[..., :-1, None])
-        steady = np.where(exists, windows * span + rest * both[..., :, None], -np.inf)
+        pairs = rest * both[..., :, None] + (windows + rest + 1) * wait[..., :, None]
+        steady = np.where(exists, windows * span + pairs, -np.inf)
         best_last = np.argmax(steady, axis=-1)
         between = np.take_along_axis(steady, best_last[..., None], axis=-1)[..., 0]
     else:
         best_last = np.broadcast_to(np.arange(p), both.shape)
-        between = np.where(num_microbatches >= q + 2, (num_microbatches - 2 - q) * both, -np.inf)
+        one_by_one = (num_microbatches - 2 - q) * both + between_passes
+        between = np.where(num_microbatches >= q + 2, one_by_one, -np.inf)
     best_partial = first + last + between
     through = _through(forward, backward, hop_before[..., :-1], num_microbatches, between)
     families = np.stack([window, mirror, work, best_partial])
@@ -204,11 +195,12 @@ def step_bound(
     send: Floats,
     num_microbatches: int,
     after: Floats,
+    wait: Floats | float = 0.0,
     *,
     spans: bool = True,
 ) -> Floats:
     """Lower bound on max_j (end of stage j + after[j]), arrays [..., stage] -> [...]."""
-    values = core_values(forward, backward, send, num_microbatches, spans=spans)
+    values = core_values(forward, backward, send, num_microbatches, wait, spans=spans)
     end_first = values.fill + values.core + values.drain
     reach = np.maximum.accumulate(end_first[..., ::-1], axis=-1)[..., ::-1]
     bound: Floats = np.max(reach - values.drain + after, axis=-1)
@@ -249,61 +241,3 @@ def through_name(
     family = "through" if q[stage] <= m - 2 else "flush"
     last = int(values.last[stage]) if family == "through" else stage
     return RowName(family, stage, last, turns=(turns[0], turns[1]), pacers=(pacers[0], pacers[1]))
-
-
-def row_coefficients(name: RowName, num_stages: int, num_microbatches: int, send: Floats) -> RowCoefficients:
-    """Core of `name.stage` written out over f and b."""
-    p, m, s = num_stages, num_microbatches, name.stage
-    q = p - 1 - s
-    forward, backward = np.zeros(p), np.zeros(p)
-    constant = 0.0
-    down_constant = 2 * float(send[s : p - 1].sum())
-
-    def add_round_trips(count: int) -> None:
-        nonlocal constant
-        forward[s:] += count
-        backward[s:] += count
-        constant += count * down_constant
-
-    def add_steady() -> None:
-        """Windows down to e and plain pairs between the first backward and the last forward."""
-        nonlocal constant
-        windows, rest = divmod(m - 2 - q, name.last - s + 1)
-        for passes in (forward, backward):
-            passes[s : name.last + 1] += windows
-            passes[s] += rest
-        constant += 2 * windows * float(send[s : name.last].sum())
-
-    if name.family in ("window", "mirror"):
-        k, r = divmod(m - 1, q + 1)
-        add_round_trips(k + 1)
-        (forward if name.family == "window" else backward)[s] += r
-    elif name.family == "work":
-        forward[s] += m
-        backward[s] += m
-    elif name.family in ("through", "flush"):
-        # Without the way down to s and up from it, as all rows are written.
-        paced = min(q, m - 1)
-        for there, back, turn, pacer in (
-            (forward, backward, name.turns[0], name.pacers[0]),
-            (backward, forward, name.turns[1], name.pacers[1]),
-        ):
-            if name.family == "through":
-                paced = p - 1 - turn
-                back[s : turn + 1] += 1
-                constant += float(send[s:turn].sum())
-            there[s : turn + 1] += 1
-            there[pacer] += paced
-            constant += float(send[s:turn].sum())
-        if name.family == "through":
-            add_steady()
-    else:
-        add_round_trips(int(name.wait_first) + int(name.wait_last))
-        if not name.wait_first:
-            forward[s] += q + 1
-            backward[s] += 1
-        if not name.wait_last:
-            backward[s] += q + 1
-            forward[s] += 1
-        add_steady()
-    return RowCoefficients(forward, backward, constant)

@@ -17,7 +17,7 @@ import pulp
 from formulations import solvers
 from formulations.bounded_loop import BoundedLoop
 from formulations.options import SolveOptions, Status
-from formulations.pipeline_rows import Floats, RowName
+from formulations.pipeline_rows import Floats
 from formulations.stage_selection_data import (
     ROW_TOL,
     PipelineRow,
@@ -29,6 +29,7 @@ from formulations.stage_selection_data import (
     times_ms,
     violated_rows,
 )
+from formulations.written_rows import RowName
 
 MAX_ROUNDS = 60
 """Rounds of added rows after which the bound at hand is taken: more only tighten it."""

@@ -11,6 +11,7 @@ Data       L                              layers of the model
            f0[s], b0[s]                   the same of the embedding and the head, where s holds them
            g1[s], g2[s]                   more backward of a layer: core attention or all of it recomputed
            c[s]                           send to the next stage
+           w[s]                           wait of s between a backward and a forward, part of the rows
            a[s], a0[s]                    memory of a layer with its micro-batches in flight; of all else
            v1[s], v2[s]                   memory that recomputing core attention, or all, of a layer saves
            w2[s], w1[s]                   more passing memory where any layer is recomputed in full; in part
@@ -86,7 +87,6 @@ import pulp
 
 from formulations import solvers
 from formulations.options import SolveOptions
-from formulations.pipeline_rows import RowName, row_coefficients
 from formulations.row_search import RowProgram, RowSearch, first_rows, relaxed
 from formulations.stage_constraints import (
     add_backward_time,
@@ -110,6 +110,7 @@ from formulations.stage_selection_data import (
     least_layers,
     most_layers,
 )
+from formulations.written_rows import RowName, row_coefficients
 
 TIGHTENINGS = ("recompute", "bottleneck")
 """The functions `tighten_*`, each of which may be left out."""
@@ -177,7 +178,7 @@ def add_pipeline(
 ) -> None:
     """One row of `pipeline_rows` for stage `name.stage`, followed down to the end of `end_stage`."""
     p, s, j = data.num_stages, name.stage, end_stage
-    row = row_coefficients(name, p, data.num_microbatches, data.send_ms)
+    row = row_coefficients(name, p, data.num_microbatches, data.send_ms, data.wait_ms)
     forward, backward = row.forward.copy(), row.backward.copy()
     forward[:s] += 1
     backward[j:s] += 1

@@ -6,7 +6,7 @@ big-M, no tolerance on feasibility, every row from the start.
 Sets       s in S                         stages 0 .. p-1, in pipeline order
            e in S, e >= s                 last stage of a partial row of s
            j in S, j <= s                 stage whose end s delays
-Data       L, m, c[s]                     layers, micro-batches, sends: as in `stage_selection`
+Data       L, m, c[s], w[s]               layers, micro-batches, sends, waits: as in `stage_selection`
            q[s] = p - 1 - s               stages behind s
            k[s], r[s]                     m - 1 = k (q + 1) + r
            J[s,e], r[s,e]                 m - 2 - q = J (e - s + 1) + r, where m >= q + 2
@@ -33,16 +33,17 @@ Model      min  T + o
                 n not among the excluded n'                                (exclude)
                 T + o <= what the caller can still use                     (cutoff)
            with F = f n + f0, B = b n + b0 + x, t = F + B, and d, W as in `pipeline_rows`
-                C[s] >= m t[s],  C[s] >= r F[s] + (k+1) (t[s] + d[s]),
-                C[s] >= r B[s] + (k+1) (t[s] + d[s])                       (window)
+                C[s] >= m t[s] + max(0, m-1-q) w[s],
+                C[s] >= r F[s] + (k+1) (t[s] + d[s]) + k w[s],
+                C[s] >= r B[s] + (k+1) (t[s] + d[s]) + k w[s]              (window)
                 A[s] >= t[s] + d[s],  A[s] >= (q+1) F[s] + B[s],
                 Y[s] >= t[s] + d[s],  Y[s] >= (q+1) B[s] + F[s],
-                C[s] >= A[s] + Y[s] + J[s,e] W[s,e] + r[s,e] t[s]          (partial)
+                C[s] >= A[s] + Y[s] + J W[s,e] + r t[s] + (J + r + 1) w[s]     (partial)
                 U1[s] >= F[s],  U1[s] >= U1[s-1],
                 P1[s] >= sum_{i<=s} F[i] + sum_{i<s} c[i] + q U1[s] + B[s],
                 P1[s] >= P1[s+1] + c[s] + B[s], and U2, P2 with F and B swapped,
-                T >= P1[s] + P2[s] + r[s,e] t[s] + J[s,e] W[s,e] + z[0],
-                with m - 1 for q, no B[s], J, r where m <= q + 1           (through)
+                T >= P1[s] + P2[s] + z[0] + what stands beside A, Y in (partial),
+                with m - 1 for q, no B[s] and none of that where m <= q + 1    (through)
                 R[s] >= R[s+1],  R[s] >= C[s] + sum_{i<s} (t[i] + 2 c[i]),
                 T >= R[j] - sum_{i<j} (B[i] + c[i]) + z[j]                 (end)
 Cuts       `tighten_bottleneck`, `tighten_incumbent`: proofs in `stage_selection_cp_cuts`; M stands there.
@@ -51,7 +52,7 @@ Exact      as `stage_selection` is, within 1e-7 of the objective (below).
 Leaves out what `stage_selection` leaves out; its constant is added to objective and bound afterwards.
 Source     as `stage_selection`.
 
-Rounding   f, b, f0, b0, c and every X, Z, O are computed in floats and rounded *down* to ticks. Memory is
+Rounding   f, b, f0, b0, c, w and every X, Z, O are computed in floats and rounded *down* to ticks. Memory is
            not rounded: D and the least recomputation are found in floats, so the choice that comes back
            always fits. Every row, written out over the times, has factors that are whole and not negative
            (the drain that (end) takes off is part of R), so the program's objective of each choice is at
@@ -123,7 +124,7 @@ def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
 
     stages = range(data.num_stages)
     # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.
-    horizon = data.num_microbatches * int(ticks.longest().sum() + 2 * ticks.send.sum())
+    horizon = data.num_microbatches * int(ticks.longest().sum() + 2 * ticks.send.sum() + ticks.wait.sum())
     longest = horizon + int(np.where(ticks.fits, ticks.reduction, 0).max())
     counts = [cp_model.Domain.from_values(np.flatnonzero(ticks.fits[s]).tolist()) for s in stages]
     n = [model.new_int_var_from_domain(counts[s], f"n_{s}") for s in stages]
@@ -140,6 +141,7 @@ def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
             forward=[ticks.forward(s, n[s]) for s in stages],
             backward=[ticks.backward(s, n[s], extra[s]) for s in stages],
             send=ticks.send.tolist(),
+            wait=ticks.wait.tolist(),
             after=[_from_table(model, ticks, s, ticks.reduction, f"z_{s}") for s in stages],
             first=times("A", horizon),
             last=times("Y", horizon),

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.options import Status
-from formulations.pipeline_rows import Floats, RowName, core_values, row_name, step_bound, through_name
+from formulations.pipeline_rows import Floats, core_values, row_name, step_bound, through_name
+from formulations.written_rows import RowName
 
 ROW_TOL = 1e-7
 """Relative violation of a row below which it is not added."""
@@ -22,8 +23,8 @@ class StageSelectionData:
     """Coefficients of one outer choice; all arrays are [stage].
 
     In the docstring of `stage_selection` these are, in order: L, m, f, f0, b, b0, g1, g2, c (the last entry
-    is not used), a, a0, v1, v2, w2, w1, M, r, r0, rt, rb, rb0, h, h0, ht, o, o0 (without ht), e, K; then l
-    and what it costs, of which l1 and lv are made; A and A'. Base terms are of embedding and head.
+    is not used), w, a, a0, v1, v2, w2, w1, M, r, r0, rt, rb, rb0, h, h0, ht, o, o0 (without ht), e, K; then
+    l and what it costs, of which l1 and lv are made; A and A'. Base terms are of embedding and head.
     """
 
     num_layers: int
@@ -35,6 +36,7 @@ class StageSelectionData:
     selective_ms: Floats
     full_ms: Floats
     send_ms: Floats
+    wait_ms: Floats
     layer_gib: Floats
     base_gib: Floats
     selective_saves_gib: Floats
@@ -170,7 +172,7 @@ def objective_ms(data: StageSelectionData, choice: StageChoice) -> float:
     forward, backward = times_ms(data, choice)
     gathering = np.maximum(data.gather_ms * n + data.base_gather_ms - data.hidden_fraction * forward, 0.0)
     after = reductions_ms(data, choice) + data.reduce_tail_ms
-    end = step_bound(forward, backward, data.send_ms, data.num_microbatches, after)
+    end = step_bound(forward, backward, data.send_ms, data.num_microbatches, after, data.wait_ms)
     follow = data.optimizer_ms * n + data.base_optimizer_ms + gathering + data.gather_tail_ms
     return float(end) + float(follow.max()) + data.constant_ms
 
@@ -205,7 +207,7 @@ def violated_rows(
         Arrays [stage]: passes of one micro-batch, and what follows the end of each stage [ms].
     """
     p = len(forward)
-    values = core_values(forward, backward, data.send_ms, data.num_microbatches)
+    values = core_values(forward, backward, data.send_ms, data.num_microbatches, data.wait_ms)
     reached = values.fill + values.core + values.drain
     claims = reached[:, None] - values.drain[None, :] + after[None, :]
     claims = np.where(np.arange(p)[None, :] <= np.arange(p)[:, None], claims, -np.inf)

@@ -179,6 +179,6 @@ def objectives_ms(
     gathering = np.maximum(data.gather_ms * n + data.base_gather_ms - hidden * forward, 0.0)
     send = np.broadcast_to(data.send_ms, forward.shape)
     after = exposed_reduction_ms(data, n, backward) + data.reduce_tail_ms
-    end = step_bound(forward, backward, send, data.num_microbatches, after, spans=spans)
+    end = step_bound(forward, backward, send, data.num_microbatches, after, data.wait_ms, spans=spans)
     follow = (data.optimizer_ms * n + data.base_optimizer_ms + gathering + data.gather_tail_ms).max(axis=-1)
     return np.where(unfit, np.inf, end + follow + data.constant_ms)

@@ -36,6 +36,8 @@ class Ticks:
     """[stage, n] optimizer, exposed gathering and its tail."""
     send: Ints
     """Hop to the next stage; 0 behind the last."""
+    wait: Ints
+    """What a stage waits between a backward and a forward."""
     fits: NDArray[np.bool_]
     """[stage, n] whether n >= 1 layers fit with some recomputation."""
 
@@ -55,7 +57,9 @@ class Ticks:
         return times
 
 
-def tick_ms(num_stages: int, num_microbatches: int, loss: int, bottleneck_ms: float) -> float:
+def tick_ms(
+    num_stages: int, num_microbatches: int, loss: int, bottleneck_ms: float, *, waits: bool = False
+) -> float:
     """The largest power of two [ms] with which rounding costs at most ROUNDING_SHARE of the objective.
 
     The rows at one tick everywhere give the largest sum of factors of a row, being linear between the maxima.
@@ -66,9 +70,11 @@ def tick_ms(num_stages: int, num_microbatches: int, loss: int, bottleneck_ms: fl
         Ticks that the time of a stage loses at most.
     bottleneck_ms
         What the slowest stage takes at least; times the micro-batches, no choice undercuts it.
+    waits
+        Whether stages wait between a backward and a forward.
     """
     one = np.ones(num_stages)
-    factors = float(step_bound(one, one, one, num_microbatches, one)) + 1
+    factors = float(step_bound(one, one, one, num_microbatches, one, one if waits else 0.0)) + 1
     least = num_microbatches * bottleneck_ms
     if not math.isfinite(least) or least <= 0:
         return 1.0
@@ -90,7 +96,8 @@ def times_in_ticks(data: StageSelectionData, table: RecomputeTable, tick: float 
     """
     if tick is None:
         bottleneck_ms = least_bottleneck_ms(data, table)
-        tick = tick_ms(data.num_stages, data.num_microbatches, most_loss(data.num_layers), bottleneck_ms)
+        waits, loss = bool(data.wait_ms.any()), most_loss(data.num_layers)
+        tick = tick_ms(data.num_stages, data.num_microbatches, loss, bottleneck_ms, waits=waits)
     fits = np.isfinite(table.extra_ms)
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
 
@@ -118,5 +125,6 @@ def times_in_ticks(data: StageSelectionData, table: RecomputeTable, tick: float 
         reduction=whole(reduction + data.reduce_tail_ms[:, None]),
         follow=whole(follow),
         send=whole(send),
+        wait=whole(data.wait_ms),
         fits=fits,
     )

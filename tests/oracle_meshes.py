@@ -12,15 +12,13 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from planner.cost.hops import block_on_sends
 from planner.cost.prices import Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.resharding import message_latency_s
 from planner.data.problem import Problem
 from planner.rules.chips import chip_supports
 from planner.rules.tensor import tp_is_legal
-from planner.simulate.pipeline import stage_ends_s
-from tests.oracle_plans import MAX_PLANS, Best, Option, options_of_stage
+from tests.oracle_plans import MAX_PLANS, Best, Option, ends_of_stages_s, options_of_stage
 
 Shape = tuple[int, int, int]
 """Node class, tensor parallel, data parallel."""
@@ -152,14 +150,7 @@ def _score(problem, prices, stage, num_microbatches, together, sequence, best) -
 
         table = partial(_table, options, picks)
         hops = _hops(problem, prices, together, sequence)
-        none = np.zeros((p, 1))
-        blocked = block_on_sends(none, none, hops, p2p_overlap=problem.stack.p2p_overlap)
-        ends = stage_ends_s(
-            (table("forward_s") + blocked[0][:, 0])[:, :, None],
-            (table("backward_s") + blocked[1][:, 0])[:, :, None],
-            np.broadcast_to(blocked[2], picks.shape),
-            num_microbatches,
-        )
+        ends = ends_of_stages_s(problem, table("forward_s"), table("backward_s"), hops, num_microbatches)
         tied = max(float(prices[sequence[i]].tied_sync_s[0]) for i in (0, -1)) if p > 1 else 0.0
         step = (ends + table("reduce_s")).max(axis=1) + tied + table("follow_s").max(axis=1)
         i = int(np.argmin(step))

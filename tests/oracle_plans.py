@@ -35,6 +35,7 @@ from planner.rules.experts import (
 from planner.rules.sequence import context_splits, experts_have_sequence_parallel
 from planner.rules.target import TARGETS
 from planner.rules.tensor import tp_is_legal
+from planner.simulate.deferred import deferred_stage_ends_s
 from planner.simulate.pipeline import stage_ends_s
 from planner.tolerances import MEMORY_TOL_BYTES
 
@@ -268,13 +269,7 @@ def _score_order(
         )
 
     forward, backward = table("forward_s"), table("backward_s")
-    blocked = block_on_sends(np.zeros((p, 1)), np.zeros((p, 1)), hops, p2p_overlap=problem.stack.p2p_overlap)
-    ends = stage_ends_s(
-        (forward + blocked[0][:, 0])[:, :, None],
-        (backward + blocked[1][:, 0])[:, :, None],
-        np.broadcast_to(blocked[2], forward.shape),
-        num_microbatches,
-    )
+    ends = ends_of_stages_s(problem, forward, backward, hops, num_microbatches)
     tied = float(prices.tied_sync_s[0]) if p > 1 else 0.0
     step = (ends + table("reduce_s")).max(axis=1) + tied + table("follow_s").max(axis=1)
     i = int(np.argmin(step))
@@ -291,3 +286,20 @@ def _score_order(
             order,
             [(o.layers, o.recompute, o.recompute_layers) for o in chosen],
         )
+
+
+def ends_of_stages_s(
+    problem: Problem, forward_s: np.ndarray, backward_s: np.ndarray, hops_s: np.ndarray, num_microbatches: int
+) -> np.ndarray:
+    """End of every stage of many pipelines, [pipeline, stage], with the sends as the stack makes them."""
+    stack, nothing = problem.stack, np.zeros((len(hops_s), 1))
+    if stack.p2p_after_gradient and not stack.p2p_overlap:
+        hops_s = np.broadcast_to(hops_s, forward_s.shape)
+        return deferred_stage_ends_s(forward_s, backward_s, hops_s, num_microbatches)
+    blocked = block_on_sends(nothing, nothing, hops_s, p2p_overlap=stack.p2p_overlap)
+    return stage_ends_s(
+        (forward_s + blocked[0][:, 0])[:, :, None],
+        (backward_s + blocked[1][:, 0])[:, :, None],
+        np.broadcast_to(blocked[2], forward_s.shape),
+        num_microbatches,
+    )

@@ -67,14 +67,15 @@ def objective_in_words(data: StageSelectionData, choice: StageChoice) -> float:
     end = 0.0
     for s in range(p):
         fill = sum(f[:s]) + sum(send[:s])
-        core = max(_core_rows(f, b, t, send, s, m))
+        wait = float(data.wait_ms[s])
+        core = max(_core_rows(f, b, t, send, wait, s, m))
         for j in range(s + 1):
             end = max(end, fill + core + sum(b[j:s]) + sum(send[j:s]) + after[j])
-        end = max(end, _through_rows(f, b, send, s, m) + after[0])
+        end = max(end, _through_rows(f, b, send, wait, s, m) + after[0])
     return end + max(follow) + data.constant_ms
 
 
-def _through_rows(f: list[float], b: list[float], send: list[float], s: int, m: int) -> float:
+def _through_rows(f: list[float], b: list[float], send: list[float], wait: float, s: int, m: int) -> float:
     """The best row (through) of stage s, or (flush), over every k, i and e."""
     p = len(f)
     q = p - 1 - s
@@ -96,27 +97,27 @@ def _through_rows(f: list[float], b: list[float], send: list[float], s: int, m: 
     def between(e: int) -> float:
         windows, rest = divmod(m - 2 - q, e - s + 1)
         span = sum(f[s : e + 1]) + sum(b[s : e + 1]) + 2 * sum(send[s:e])
-        return windows * span + rest * (f[s] + b[s])
+        return windows * (wait + span) + rest * (wait + f[s] + b[s]) + wait
 
     return side(f, b) + side(b, f) + max(between(e) for e in range(s, p))
 
 
 def _core_rows(
-    f: list[float], b: list[float], t: list[float], send: list[float], s: int, m: int
+    f: list[float], b: list[float], t: list[float], send: list[float], wait: float, s: int, m: int
 ) -> Iterator[float]:
     p = len(f)
     q = p - 1 - s
     d = sum(t[s + 1 :]) + 2 * sum(send[s : p - 1])
     k, r = divmod(m - 1, q + 1)
-    yield m * t[s]
-    yield r * f[s] + (k + 1) * (t[s] + d)
-    yield r * b[s] + (k + 1) * (t[s] + d)
+    yield m * t[s] + max(0, m - q - 1) * wait
+    yield r * f[s] + (k + 1) * (t[s] + d) + k * wait
+    yield r * b[s] + (k + 1) * (t[s] + d) + k * wait
     if m >= q + 2:
         first, last = max(t[s] + d, (q + 1) * f[s] + b[s]), max(t[s] + d, (q + 1) * b[s] + f[s])
         for e in range(s, p):
             windows, rest = divmod(m - 2 - q, e - s + 1)
             down_and_up = sum(t[s : e + 1]) + 2 * sum(send[s:e])
-            yield first + windows * down_and_up + rest * t[s] + last
+            yield first + windows * (wait + down_and_up) + rest * (wait + t[s]) + wait + last
 
 
 def best_by_layers(data: StageSelectionData) -> dict[tuple[int, ...], float]:

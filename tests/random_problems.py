@@ -84,6 +84,20 @@ def random_problem(
     )
 
 
+def with_deferred_sends(problem: Problem) -> Problem:
+    """The same where stages wait for a gradient before they send an activation, over slower links."""
+    changes = {"p2p_overlap": False, "p2p_after_gradient": True}
+    classes = tuple(
+        c.model_copy(update={"nic_gbit_per_s": c.nic_gbit_per_s / 10}) for c in problem.cluster.classes
+    )
+    return problem.model_copy(
+        update={
+            "stack": problem.stack.model_copy(update=changes),
+            "cluster": problem.cluster.model_copy(update={"classes": classes}),
+        }
+    )
+
+
 def random_interleaved_problem(seed: int, *, most_virtual: int = 3, experts: bool = False) -> Problem:
     """The same where virtual stages are free: 4 to 8 layers, a batch that often divides by the stages."""
     problem = random_problem(seed, experts=experts)

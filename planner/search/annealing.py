@@ -7,8 +7,9 @@ the step is kept with a probability that falls with the loss and, as the search 
 then the worst walkers go on from the places of the best ones. All change and are valued together, as arrays.
 The random numbers come from the user's seed, so that runs repeat.
 
-Short pipelines are valued by their events, long ones by the pipeline rows without spans, which take less
-time and say as much there. Whatever comes of it the referee judges.
+Short pipelines are valued by their events, long ones, and those whose activations wait for gradients, by
+the pipeline rows without spans, which take less time and say as much there. Whatever comes of it the referee
+judges.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class OrderTimes:
     is_inside: Bools
     """[class, place] whether the hop behind a place of a run of stages of one class stays within a host."""
     sends_block: bool
+    waits: bool
+    """Whether stages wait for their sends between a backward and a forward."""
 
     def values_ms(self, order: Ints, layers: Ints) -> Floats:
         """Step times, [walker, stage] -> [walker]; inf where a stage does not fit."""
@@ -66,19 +69,20 @@ class OrderTimes:
         forward = tables.forward_ms[order, stages, layers]
         backward = tables.backward_ms[order, stages, layers]
         hops = self._hops_ms(order)
+        wait = np.zeros_like(hops)
         if self.sends_block:
             forward = forward + hops
-            backward = backward.copy()
-            backward[:, 1:] += hops[:, :-1]
-            hops = np.zeros_like(hops)
+            returning = np.concatenate([wait[:, :1], hops[:, :-1]], axis=1)
+            backward, hops = backward + returning, wait
+            wait = returning if self.waits else wait
         fits = np.asarray(np.isfinite(backward).all(axis=1))
         forward, backward = (np.where(fits[:, None], times, 0.0) for times in (forward, backward))
         after = tables.reduce_ms[order, stages, layers]
         m = self.num_microbatches
-        if m + len(stages) <= MOST_WAVES:
+        if m + len(stages) <= MOST_WAVES and not self.waits:
             end = (alternating_stage_ends_s(forward, backward, hops, m) + after).max(axis=1)
         else:
-            end = step_bound(forward, backward, hops, m, after, spans=False)
+            end = step_bound(forward, backward, hops, m, after, wait, spans=False)
         values = end + tables.follow_ms[order, stages, layers].max(axis=1) + tables.constant_ms
         return np.where(fits, values, np.inf)
 
@@ -109,6 +113,7 @@ def order_times(
         inside_ms=prices.send_inside_s[choice] / MS,
         is_inside=np.array(is_inside),
         sends_block=not problem.stack.p2p_overlap,
+        waits=not problem.stack.p2p_overlap and problem.stack.p2p_after_gradient,
     )
 
 

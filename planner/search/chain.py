@@ -42,6 +42,8 @@ class Chain:
     kind_class: Ints
     kind_blocked_ms: Floats
     """[kind] what the hops beside it add to a stage where sends block."""
+    kind_wait_ms: Floats
+    """[kind] what a stage waits between a backward and a forward."""
     may_end: NDArray[np.bool_]
     """[state] whether the class has changed often enough for the last stage."""
     new_hosts: Ints
@@ -56,6 +58,7 @@ def build_chain(
     least_changes: int,
     *,
     sends_block: bool,
+    waits: bool = False,
 ) -> Chain:
     """The walk over some classes.
 
@@ -67,6 +70,8 @@ def build_chain(
         [class] within a host.
     least_changes
         The class changes so often at least along the pipeline.
+    waits
+        Whether a stage waits for its sends between a backward and a forward (`formulations.pipeline_rows`).
     """
     num_classes = len(inside_ms)
     inside = [_inside_run(stage_size, chips) for chips in chips_per_node]
@@ -82,7 +87,7 @@ def build_chain(
         return index[key]
 
     first = [state_of(c, 0, 0.0, 0) for c in range(num_classes)]
-    kinds: dict[tuple[int, float], int] = {}
+    kinds: dict[tuple[int, float, float], int] = {}
     done = 0
     while done < len(states):
         c, place, entered_ms, changes = states[done]
@@ -92,9 +97,11 @@ def build_chain(
             ahead = (place + 1) % len(inside[c]) if to == c else 0
             target = state_of(to, ahead, hop, changes + (to != c))
             blocked = entered_ms + hop if sends_block else 0.0
-            steps.append((done, target, hop, kinds.setdefault((c, blocked), len(kinds))))
+            kind = c, blocked, entered_ms if waits else 0.0
+            steps.append((done, target, hop, kinds.setdefault(kind, len(kinds))))
         done += 1
-    last_kind = [kinds.setdefault((c, entered), len(kinds)) for c, _, entered, _ in states]
+    ends = [(c, entered, entered if waits else 0.0) for c, _, entered, _ in states]
+    last_kind = [kinds.setdefault(kind, len(kinds)) for kind in ends]
     into: list[list[int]] = [[] for _ in states]
     for number, (_, target, _, _) in enumerate(steps):
         into[target].append(number)
@@ -107,8 +114,9 @@ def build_chain(
         kind=np.array([kind for _, _, _, kind in steps] + [0]),
         last_kind=np.array(last_kind),
         into=np.array([found + [len(steps)] * (width - len(found)) for found in into]),
-        kind_class=np.array([c for c, _ in kinds]),
-        kind_blocked_ms=np.array([blocked for _, blocked in kinds]),
+        kind_class=np.array([c for c, _, _ in kinds]),
+        kind_blocked_ms=np.array([blocked for _, blocked, _ in kinds]),
+        kind_wait_ms=np.array([wait for _, _, wait in kinds]),
         may_end=np.array([changes >= least_changes for _, _, _, changes in states]),
         new_hosts=np.array([_new_hosts(place, stage_size, chips_per_node[c]) for c, place, _, _ in states]),
     )

@@ -109,9 +109,10 @@ def entry_coefficients(
     pieces = prices.end_tasks_s[:, :, c, classes] / MS
     base_once = ends(pieces[0], np.where(only_stage, pieces[2], pieces[1])) + lead * (leading_once - once)
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
-    hops, blocked = hops / MS, np.zeros((2, len(c)))
+    hops, blocked, wait = hops / MS, np.zeros((2, len(c))), np.zeros(len(c))
     if not problem.stack.p2p_overlap:
-        hops, blocked = blocked[0], np.array([hops, returning / MS])
+        hops, blocked = np.zeros(len(c)), np.array([hops, returning / MS])
+        wait = blocked[1] if problem.stack.p2p_after_gradient else wait
     hidden = prices.hidden_fraction
     one_bucket = ~first_stage & prices.later_stages_have_one_bucket
     memory = _memory(prices, entries, kinds, num_microbatches, problem.options.forbid)
@@ -125,6 +126,7 @@ def entry_coefficients(
         selective_ms=layer[2],
         full_ms=layer[3],
         send_ms=hops,
+        wait_ms=wait,
         reduce_ms=once[0],
         base_reduce_ms=base_once[0] + hidden * blocked[1],
         reduce_tail_ms=prices.reduce_tail_s[c, classes] / MS,

@@ -52,11 +52,13 @@ class Intervals:
         tables = [self.of_stage(choice, order, s) for s in range(len(order))]
         forward = np.array([table.forward_ms for table in tables])
         backward = np.array([table.backward_ms for table in tables])
-        hops = self.hops_s(choice, order) / MS
+        hops, wait = self.hops_s(choice, order) / MS, np.zeros(len(order))
         if not self.problem.stack.p2p_overlap:
+            returning = np.concatenate([[0.0], hops[:-1]])
             forward = forward + hops[:, None, None]
-            backward = backward + np.concatenate([[0.0], hops[:-1]])[:, None, None]
+            backward = backward + returning[:, None, None]
             hops = np.zeros_like(hops)
+            wait = returning if self.problem.stack.p2p_after_gradient else wait
         return LayerPartitionData(
             num_microbatches=int(self.table.num_microbatches[choice]),
             forward_ms=forward,
@@ -64,6 +66,7 @@ class Intervals:
             reduction_ms=np.array([table.reduction_ms for table in tables]),
             follow_ms=np.array([table.follow_ms for table in tables]),
             send_ms=hops,
+            wait_ms=wait,
             constant_ms=float(self.prices.tied_sync_s[choice]) / MS if len(order) > 1 else 0.0,
         )
 

@@ -32,7 +32,7 @@ class OneSidedWalks(Walks):
         times = np.where(np.isfinite(self.times), self.times, 0.0)
         shorter = times - np.where(np.isfinite(longer), longer, 0.0)
         one_side = np.where(np.isfinite(self.times), m * times - q * shorter, np.inf)
-        slowest = np.where(q <= m - 2, one_side, slowest)
+        slowest = np.where(q <= m - 2, one_side + self._waits_ms(), slowest)
         self.is_short = np.ones(self.num_stages, dtype=np.bool_)
         return once, twice, slowest
 
@@ -43,8 +43,10 @@ class WeighedWalks(Walks):
     counts_sync = False
 
     def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
-        factors = row_factors(self.num_stages, self.num_microbatches)[:, None, None]
+        p, m = self.num_stages, self.num_microbatches
+        factors = row_factors(p, m)[:, None, None]
         counted = np.where(np.isfinite(self.times), factors, 1.0) * self.times
+        counted = counted + row_weights(p, m)[:, None, None] * self._waits_ms()
         slowest = np.full_like(counted, np.inf)
         slowest[-1] = counted[-1]
         self.is_short = np.zeros(self.num_stages, dtype=np.bool_)
@@ -57,11 +59,17 @@ class WeighedWalks(Walks):
         return super().shortest(mu, price, np.zeros_like(low_ms), high_ms, allowed)
 
 
+def row_weights(num_stages: int, num_microbatches: int) -> Floats:
+    """Weight of the row of every stage, [stage]."""
+    weights = (num_stages - 1 - np.arange(num_stages) <= num_microbatches - 2).astype(np.float64)
+    weights /= max(weights.sum(), 1.0)
+    return weights
+
+
 def row_factors(num_stages: int, num_microbatches: int) -> Floats:
     """How often the time of every stage counts in the weighed rows, [stage]."""
     m, q = num_microbatches, num_stages - 1 - np.arange(num_stages)
-    weights = (q <= m - 2).astype(np.float64)
-    weights /= max(weights.sum(), 1.0)
+    weights = row_weights(num_stages, num_microbatches)
     before = np.cumsum(weights) - weights
     behind = weights.sum() - before - weights
     factors: Floats = weights * (m - q) + behind + 2 * before

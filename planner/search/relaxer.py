@@ -171,23 +171,24 @@ class Relaxer:
     def _chain(
         self, choice: int, used: Sequence[int], fewest: Ints, most: Ints, stages: int, entries: int
     ) -> tuple[Chain, Counter]:
-        blocks = not self.problem.stack.p2p_overlap
-        classes = self.problem.cluster.classes
+        stack, classes = self.problem.stack, self.problem.cluster.classes
+        sends = {"sends_block": not stack.p2p_overlap}
+        sends["waits"] = sends["sends_block"] and stack.p2p_after_gradient
         hops = self.prices.send_s[choice][np.ix_(used, used)] / MS
         inside = self.prices.send_inside_s[choice][list(used)] / MS
         size, chips = int(self.table.stage_size[choice]), [classes[c].chips_per_node for c in used]
-        chain = build_chain(hops, inside, size, chips, 0, sends_block=blocks)
+        chain = build_chain(hops, inside, size, chips, 0, **sends)
         if len(chain.kind_class) > MAX_KINDS:
             between = ~np.eye(len(used), dtype=np.bool_)
             hops = np.where(between, hops[between].min(initial=np.inf), hops)
-            chain = build_chain(hops, inside, size, chips, 0, sends_block=blocks)
+            chain = build_chain(hops, inside, size, chips, 0, **sends)
         if np.prod(most + 1.0) * len(chain.class_of_state) <= entries:
             return chain, self._counter(chain, used, fewest, most, stages, size, entries)
         room = np.cumsum(np.sort(most)[::-1])
         changes = max(int(np.argmax(room >= stages)), int((fewest > 0).sum()) - 1)
         changes = min(changes, MAX_STATES // len(chain.class_of_state) - 1)
         if changes > 0:
-            chain = build_chain(hops, inside, size, chips, changes, sends_block=blocks)
+            chain = build_chain(hops, inside, size, chips, changes, **sends)
         return chain, count_nothing(stages, chain)
 
     def _counter(

@@ -71,7 +71,7 @@ class VirtualOpener(VirtualDiver):
         asked = interleaving_is_asked_for(self.problem) or self.is_exact
         share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
         self.most_work = np.inf if asked else share * EFFORT
-        self.may_anneal = share == 1.0
+        self.may_anneal = share == 1.0 and beyond_s is None
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         pairs = sorted(self.space.pairs(), key=lambda one: one[0])
         self._pairs = {pair: i for i, (_, pair) in enumerate(pairs)}

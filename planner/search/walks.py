@@ -3,7 +3,7 @@
 Let M be the time of the slowest stage, s a stage that takes it, and a <= M <= b. Every other stage is
 no slower than b, and the row of `formulations.pipeline_rows` for s reads
 
-    (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + (m - q) t[s] + 2 sum_{i>s} t[i] + sends
+    (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + (m - q) t[s] + 2 sum_{i>s} t[i] + sends + waits
     (window, k = 0),  m <= q + 1    T >= sum_i t[i] + (m - 1) max(f[s], b[s]) + sends
 
 so that for a given s each stage adds its own term. What follows the pipeline is at least F, what the layers
@@ -139,7 +139,14 @@ class Walks:
         self.is_short = m < q[:, 0, 0] + 2
         short = self.times + (m - 1) * longer if m > 1 else self.times
         slowest = np.where(q <= m - 2, np.maximum(m - q, 1) * self.times, short)
-        return self.times, 2 * self.times, slowest
+        return self.times, 2 * self.times, slowest + self._waits_ms()
+
+    def _waits_ms(self) -> Floats:
+        """What s waits between its backwards and its forwards, [stage, kind, 1]: the w of (partial)."""
+        q = self.num_stages - 1 - np.arange(self.num_stages)
+        times = np.maximum(self.num_microbatches - 1 - q, 0)
+        waits: Floats = times[:, None, None] * self.chain.kind_wait_ms[None, :, None]
+        return waits
 
     def _sources(self, before: Ints) -> Ints:
         """Entry of the values before, for every step into a point and state: [point, state, k]."""

@@ -64,6 +64,7 @@ def random_data(
         bucket_ms=np.where(np.arange(p) > 0, rng.uniform(0.0, 2.0), 0.0),
         base_bucket_ms=np.where(np.arange(p) > 0, rng.uniform(0.0, 2.0), 0.0),
         **leading_layers(p, 0, forward, activation),
+        wait_ms=rng.choice([0.0, 0.0, 0.5]) * rng.random(p),
     )
 
 

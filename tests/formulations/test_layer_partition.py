@@ -34,6 +34,7 @@ def partition_data(
         "reduction_ms": zero,
         "follow_ms": zero,
         "send_ms": np.zeros(len(speed)),
+        "wait_ms": np.zeros(len(speed)),
         "constant_ms": 0.0,
     }
     return LayerPartitionData(**(plain | more))  # type: ignore[arg-type]

@@ -9,13 +9,13 @@ import pytest
 
 from formulations.pipeline_rows import (
     Floats,
-    RowName,
     core_values,
-    row_coefficients,
     row_name,
     step_bound,
     through_name,
 )
+from formulations.written_rows import RowName, row_coefficients
+from planner.simulate.deferred import deferred_stage_ends_s
 from planner.simulate.pipeline import makespan_1f1b
 
 
@@ -77,6 +77,28 @@ def check_against_events(rng: np.random.Generator, cases: int, p: int, m: int) -
     assert (whole <= (ends[:, 0] + after[:, 0]) * (1 + 1e-12)).all(), (p, m)
 
 
+def test_no_row_exceeds_the_events_where_activations_wait_for_gradients() -> None:
+    """DeepSpeed's order of sends: to receive an activation takes part of every round, and of no pass."""
+    rng = np.random.default_rng(21)
+    closer = 0
+    for p, m in itertools.product(range(1, 8), range(1, 20)):
+        forward, backward, send, after = wild(rng, 60, p)
+        send[:, -1] = 0.0
+        ends = deferred_stage_ends_s(forward, backward, send, m)
+        returning = np.concatenate([np.zeros((len(send), 1)), send[:, :-1]], axis=1)
+        blocked = forward + send, backward + returning, np.zeros_like(send), m
+        values = core_values(*blocked, returning)
+        reached = values.fill + values.core + values.drain
+        for s, j in itertools.combinations_with_replacement(range(p), 2):
+            # Stage s <= j here: the row of j, followed up to the end of s.
+            assert (reached[:, j] - values.drain[:, s] <= ends[:, s] * (1 + 1e-12)).all(), (p, m, s, j)
+        step = (ends + after).max(axis=1)
+        bound = step_bound(*blocked, after, returning)
+        assert (bound <= step * (1 + 1e-12)).all(), (p, m)
+        closer += int((bound > step_bound(*blocked, after) * (1 + 1e-6)).sum())
+    assert closer > 2000
+
+
 def test_no_row_exceeds_the_events_of_twenty_thousand_wild_pipelines() -> None:
     rng = np.random.default_rng(12)
     for p, m in itertools.product(range(1, 9), range(1, 25)):
@@ -128,16 +150,17 @@ def test_written_out_coefficients_reproduce_the_best_core_of_every_stage() -> No
     for _ in range(300):
         p, m = int(rng.integers(1, 9)), int(rng.integers(1, 25))
         forward, backward, send, _ = (x[0] for x in wild(rng, 1, p))
-        values = core_values(forward, backward, send, m)
+        wait = rng.choice([0.0, 0.5]) * rng.random(p)
+        values = core_values(forward, backward, send, m, wait)
         for s in range(p):
             name = row_name(values, s, forward, backward, send)
             seen.add(name.family)
-            row = row_coefficients(name, p, m, send)
+            row = row_coefficients(name, p, m, send, wait)
             value = row.forward @ forward + row.backward @ backward + row.constant
             assert value == pytest.approx(values.core[s], rel=1e-12)
             name = through_name(values, s, m, forward, backward, send)
             seen.add(name.family)
-            row = row_coefficients(name, p, m, send)
+            row = row_coefficients(name, p, m, send, wait)
             value = row.forward @ forward + row.backward @ backward + row.constant
             assert values.fill[s] + value + values.drain[s] == pytest.approx(values.through[s], rel=1e-12)
             assert min(row.forward.min(), row.backward.min(), row.constant) >= 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulations.pipeline_rows import Floats, RowName, row_coefficients, step_bound
+from formulations.pipeline_rows import Floats, step_bound
 from formulations.stage_selection_cuts import lower_hull
 from formulations.stage_selection_data import (
     StageChoice,
@@ -25,6 +25,7 @@ from formulations.stage_selection_tables import (
     with_least_recompute,
 )
 from formulations.stage_selection_ticks import ROUNDING_SHARE, times_in_ticks
+from formulations.written_rows import RowName, row_coefficients
 from tests.formulations.instances import by_hand, random_data
 from tests.oracles import best_by_layers, choices, layer_counts, recomputes_that_fit
 
@@ -132,7 +133,7 @@ def test_violated_rows_are_none_at_the_end_they_force_and_lead_with_the_one_that
         choice = StageChoice((3,) * p, ("none",) * p, (0,) * p)
         forward, backward = times_ms(data, choice)
         after = reductions_ms(data, choice) + data.reduce_tail_ms
-        end = float(step_bound(forward, backward, data.send_ms, data.num_microbatches, after))
+        end = float(step_bound(forward, backward, data.send_ms, data.num_microbatches, after, data.wait_ms))
         assert violated_rows(data, forward, backward, after, end) == []
         found = violated_rows(data, forward, backward, after, 0.9 * end)
         assert 1 <= len(found) <= 6
@@ -144,7 +145,7 @@ def claim(
     data: StageSelectionData, forward: Floats, backward: Floats, after: Floats, name: RowName, j: int
 ) -> float:
     """When a row says that stage j has ended and reduced its gradients."""
-    row = row_coefficients(name, data.num_stages, data.num_microbatches, data.send_ms)
+    row = row_coefficients(name, data.num_stages, data.num_microbatches, data.send_ms, data.wait_ms)
     s, send = name.stage, data.send_ms
     fill = forward[:s].sum() + send[:s].sum()
     drain = backward[j:s].sum() + send[j:s].sum()

@@ -9,15 +9,21 @@ from planner.search import driver
 from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
 from tests.oracle_plans import MAX_PLANS, brute_force
-from tests.random_problems import random_problem
+from tests.random_problems import random_problem, with_deferred_sends
 
 REL = 1e-9
 
 
 def assert_search_finds_the_best(
-    seed: int, *, experts: bool = False, most_context: int = 1, target: TargetName = "megatron-lm"
+    seed: int,
+    *,
+    experts: bool = False,
+    most_context: int = 1,
+    target: TargetName = "megatron-lm",
+    deferred: bool = False,
 ) -> None:
     problem = random_problem(seed, experts=experts, most_context=most_context)
+    problem = with_deferred_sends(problem) if deferred else problem
     problem = problem.model_copy(update={"target": target})
     best = brute_force(problem)
     result = driver.search(problem)
@@ -50,6 +56,16 @@ def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyP
     """With no split tried by enumeration every order goes through the mixed-integer program."""
     monkeypatch.setattr(Solver, "max_splits", 0)
     assert_search_finds_the_best(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300, 330))
+def test_search_equals_brute_force_where_activations_wait_for_gradients(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no split tried by enumeration, so that bounds, walks and programs know of the wait."""
+    monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, deferred=True)
 
 
 @pytest.mark.parametrize("seed", [400, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (401, 402))])

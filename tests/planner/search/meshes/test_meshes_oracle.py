@@ -7,13 +7,14 @@ import pytest
 from planner.search.meshes.driver import MeshSearch
 from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
-from tests.random_problems import random_problem
+from tests.random_problems import random_problem, with_deferred_sends
 
 REL = 1e-9
 
 
-def assert_search_finds_the_best(seed: int, most_layers: int) -> None:
+def assert_search_finds_the_best(seed: int, most_layers: int, *, deferred: bool = False) -> None:
     problem = random_problem(seed, most_layers=most_layers).model_copy(update={"target": "flagscale"})
+    problem = with_deferred_sends(problem) if deferred else problem
     best = brute_force_meshes(problem)
     result = MeshSearch(problem, None).run()
     if best.what == ():
@@ -36,3 +37,9 @@ def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20, 50))
 def test_search_equals_brute_force(seed: int) -> None:
     assert_search_finds_the_best(seed, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50, 60))
+def test_search_equals_brute_force_where_activations_wait_for_gradients(seed: int) -> None:
+    assert_search_finds_the_best(seed, 3, deferred=True)
