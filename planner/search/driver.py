@@ -6,9 +6,6 @@ classes, with memory, whole layers and hops; then cut by the number of stages on
 classes of the first stages, down to single orders, which become programs (`formulations.stage_selection`).
 Every plan is judged by the referee. The search ends when the least bound left comes within the gap of
 the best plan: no plan of the space can beat it by more.
-
-For one order and one split of the layers the least recomputation that fits is best, so each split is
-judged once and then excluded; the program goes on until its bound passes the best plan.
 """
 
 from __future__ import annotations
@@ -62,11 +59,8 @@ def search(
 ) -> Result:
     """The best plan of a problem within its limits, with a proven bound; `seeds` are plans to begin with.
 
-    Parameters
-    ----------
-    beyond_s
-        A step that the bound is asked to pass [s]: plans with virtual stages are not bounded any better once
-        it is known that it will not. None where it is asked to come as near to the plan as the gap.
+    Where the bound is only asked to pass `beyond_s` [s], plans with virtual stages are not bounded any better
+    once it is known that it will not.
 
     Raises
     ------
@@ -96,11 +90,11 @@ class Search:
         self.reporter = Reporter(self.clock, on_progress)
         self.table = list_degrees(problem, mixes=may_mix_stages(problem))
         self.incumbent = Incumbent(max(problem.options.top, 1))
-        self.frontier: Frontier[Item] = Frontier(self.incumbent, max(problem.options.gap, GAP_TOL))
+        self.opened, self.gap = 0, max(problem.options.gap, GAP_TOL)
+        self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap)
         self.opener: Opener | PartitionOpener | None = None
         self.virtual: VirtualOpener | None = None
         self.mixed: MixedOpener | None = None
-        self.opened = 0
 
     def run(self) -> Result:
         """List, bound, open, judge."""
@@ -141,8 +135,7 @@ class Search:
         except KeyboardInterrupt:  # the rest is listed all the same, so that the plan has its bound
             cut = True
         if may_mix_stages(self.problem):
-            gap = max(self.problem.options.gap, GAP_TOL)
-            arguments = self.problem, prices, self.table, self.bounds, self.incumbent, gap, self.clock
+            arguments = self.problem, prices, self.table, self.bounds, self.incumbent, self.gap, self.clock
             self.mixed = MixedOpener(*arguments)
         if isinstance(self.opener, Opener):
             self.frontier.queue.turn_of = turn_of
@@ -256,9 +249,8 @@ class Search:
 
     def _is_proven(self, step_s: float) -> bool:
         """Whether both bounds have come within their gaps of the best plan."""
-        gap = max(self.problem.options.gap, GAP_TOL)
         wanted = (
-            (self.whole_bound_s, gap),
+            (self.whole_bound_s, self.gap),
             (self.bound_s, virtual_gap(self.problem.options)),
         )
         return all(

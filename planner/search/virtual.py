@@ -150,10 +150,8 @@ class VirtualOpener(VirtualDiver):
         self, fewest: tuple[int, ...], most: tuple[int, ...], prefix: tuple[int, ...], stages: int
     ) -> VirtualLimits:
         """Limits with what follows from them: numbers that add up, and the order where it is given."""
-        if sum(most) == stages:
-            fewest = most
-        elif sum(fewest) == stages:
-            most = fewest
+        if stages in (sum(most), sum(fewest)):
+            fewest = most = most if sum(most) == stages else fewest
         if fewest == most and self.problem.options.keep_class_order:
             prefix = tuple(c for c, count in enumerate(fewest) for _ in range(count))
         return VirtualLimits(fewest, most, prefix)
@@ -219,8 +217,9 @@ class VirtualOpener(VirtualDiver):
         beyond_s = self.beyond_s
         if beyond_s is None or bound_s >= beyond_s:
             return False
-        closed_s = min(self.frontier.floor_s, self.frontier.virtual_floor_s)
-        return closed_s < beyond_s or self._relaxed(part, beyond_s, integral=False).bound_ms * MS < beyond_s
+        if min(self.frontier.floor_s, self.frontier.virtual_floor_s) < beyond_s:
+            return True
+        return self._relaxed(part, beyond_s, integral=False).bound_ms * MS < beyond_s
 
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large."""
@@ -287,19 +286,15 @@ class VirtualOpener(VirtualDiver):
                     inner = self._limits(*ends, limits.prefix, part.stages)
                     self._push_part(bound_s, replace(part, limits=inner, looks=0))
             return
-        left = fewest.copy()
+        left, counts = fewest.copy(), limits.fewest
         np.subtract.at(left, list(limits.prefix), 1)
-        if count_orders(left.tolist()) <= MAX_ORDERS or self.is_exact:
-            orders = [(*limits.prefix, *rest) for rest in all_orders(left.tolist())]
-        else:
+        if count_orders(left.tolist()) > MAX_ORDERS and not self.is_exact:
             for c in np.flatnonzero(left).tolist():
-                inner = VirtualLimits(tuple(fewest.tolist()), tuple(fewest.tolist()), (*limits.prefix, c))
+                inner = VirtualLimits(counts, counts, (*limits.prefix, c))
                 self._push_part(bound_s, replace(part, limits=inner, looks=0))
             return
-        for order in orders:
+        for order in ((*limits.prefix, *rest) for rest in all_orders(left.tolist())):
             if self.opener.is_allowed(choice, order):
-                whole = replace(
-                    part, limits=VirtualLimits(tuple(fewest.tolist()), tuple(fewest.tolist()), order)
-                )
+                whole = replace(part, limits=VirtualLimits(counts, counts, order))
                 order_s = self._capacity_s(bound_s, whole)
                 self._push(order_s, VirtualOrder(choice, part.virtual_stages, order))
