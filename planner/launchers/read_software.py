@@ -96,6 +96,8 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         notes.append("no waiting for the host: CUDA graphs are captured")
     if "--ddp-bucket-size" in flags:
         changes["bucket_parameters"] = float(flags.number("--ddp-bucket-size"))
+    if "--use-precision-aware-optimizer" in flags:
+        changes["step_gradient_bytes"] = 0.0
     widths = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
     if "--bf16" in flags:
         changes["gradient_bytes"] = 2.0 if "--grad-reduce-in-bf16" in flags else 4.0
