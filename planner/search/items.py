@@ -82,8 +82,6 @@ class Lengths:
     stages: tuple[int, ...]
     bounds_s: tuple[float, ...]
     """Bound of each number of stages."""
-    fine: bool = False
-    """Whether they have been looked at before."""
 
 
 @dataclass(frozen=True)

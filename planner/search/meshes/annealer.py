@@ -11,6 +11,8 @@ WORTH_A_GAP = 0.02
 """How far below the best plan the bound must lie for pipelines to be annealed."""
 EVERY, LATER = 3, 1.2
 """Parts opened between two annealings: at least so many, and so many times those before."""
+IN_VAIN = 2
+"""By how much longer the wait grows behind one that found nothing better."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_STARTS = 6
@@ -22,7 +24,7 @@ class MeshAnnealer:
 
     def __init__(self, opener: MeshOpener) -> None:
         self._opener = opener
-        self._next, self._rounds = EVERY, 0
+        self._next, self._wait, self._rounds = EVERY, EVERY, 0
         self._done: set[int] = set()
         self.blocks: list[Place] = []
         """Pipelines of one shape a class, the most promising first."""
@@ -37,7 +39,6 @@ class MeshAnnealer:
         far = max(WORTH_A_GAP, 2 * opener.problem.options.gap)
         if step_s is not None and bound_s >= (1 - far) * step_s:
             return
-        self._next = max(opened + EVERY, int(opened * LATER))
         self._rounds += 1
         fresh = [choice for choice in opener.promising if choice not in self._done]
         best = opener.best
@@ -46,6 +47,8 @@ class MeshAnnealer:
         elif best is not None:
             self._begun = best[1:]
             self._improve(best[1])
+        self._wait = EVERY if opener.incumbent.step_s != step_s else self._wait * IN_VAIN
+        self._next = max(opened + self._wait, int(opened * LATER))
 
     def _improve(self, choice: int) -> None:
         opener = self._opener

@@ -1,10 +1,10 @@
-"""Batches bounded together: those that run as many sequences at a time, whatever else they share.
+"""Batches bounded together: those that differ in nothing but the tensor parallelism that all stages share.
 
-A *family* lets every stage be as in any of its members, and so holds all their pipelines: its shapes are
-those of all members. A shape that another one of its class beats is left out: one with no more chips, whose
-passes, sends, reduction and what follows take no longer at any place and for any number of layers. With the
-better one in its place no row of `formulations.pipeline_rows` grows, so that a bound over pipelines of the
-others holds for all. Few are left beyond those of one member.
+Without sequence parallelism each such degree is a batch of its own. A *family* lets every stage be as in any
+of its members, and so holds all their pipelines: its shapes are those of all members. A shape that another
+one of its class beats is left out: one with no more chips, whose passes, sends, reduction and what follows
+take no longer at any place and for any number of layers. With the better one in its place no row of
+`formulations.pipeline_rows` grows, so that a bound over pipelines of the others holds for all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.meshes.places import Ints, Places, PlaceTables, Stages
 from planner.search.meshes.shapes import Batch
+
+COLUMNS = 24
+"""Entries of a table by which shapes are held against each other at first."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,10 @@ class Family:
 
 def list_families(batches: Sequence[Batch]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the batches that are bounded together."""
-    found: dict[tuple[int, int, int | None], list[int]] = {}
+    found: dict[tuple[int, bool, int, int | None, bool | None], list[int]] = {}
     for number, batch in enumerate(batches):
-        key = batch.sequences, batch.expert_parallel, batch.expert_tensor_parallel
-        # Sequence parallelism with all shapes first: orders are told by the first batch that has them.
-        found.setdefault(key, []).append(number)
-    return tuple(
-        tuple(sorted(members, key=lambda number: (not batches[number].sequence_parallel, number)))
-        for members in found.values()
-    )
+        found.setdefault((batch.sequences, *batch.shared, batch.selective), []).append(number)
+    return tuple(tuple(members) for members in found.values())
 
 
 def make_family(
@@ -56,8 +54,9 @@ def make_family(
         if is_up():
             return None
         # One at a time: the tables of all members together would take gigabytes.
+        known = len(family[0].shapes) if family is not None else 0
         both = _joined(family, (batches[member], tables.make(member, longest)))
-        kept = _unbeaten(*both)
+        kept = _unbeaten(*both, known)
         family = (
             replace(both[0], shapes=tuple(both[0].shapes[k] for k in kept.tolist())),
             _some(both[1], kept),
@@ -95,23 +94,28 @@ def passes(layer_ms: Floats, base_ms: Floats, n: Ints) -> Floats:
     return both
 
 
-def _unbeaten(batch: Batch, places: Places) -> Ints:
-    """Shapes that no other one beats; of equal ones the first."""
+def _unbeaten(batch: Batch, places: Places, known: int) -> Ints:
+    """Shapes that no other one beats, of equal ones the first; the first `known` do not beat each other."""
     n = np.arange(places.inner.times_ms.shape[2])
-    tables = []
+    tables = [places.hop_ms[:, None]]
     for stages in (places.inner, places.first):
         forward = passes(stages.forward_ms, stages.base_forward_ms, n)
         tables += [forward, stages.times_ms - forward, stages.follow_ms, stages.reduce_ms]
-    flat = np.concatenate([table.reshape(len(table), -1) for table in tables], axis=1)
-    flat = np.concatenate([places.hop_ms[:, None], batch.num_chips[:, None].astype(float), flat], axis=1)
+    flat = [table.reshape(len(table), -1) for table in tables]
     # A few columns rule most pairs out before all are looked at.
-    few = flat[:, :: max(flat.shape[1] // 16, 1)]
-    kept = np.ones(len(flat), dtype=np.bool_)
-    for k in range(len(flat)):
-        others = kept & (batch.node_class == batch.node_class[k]) & (few <= few[k]).all(axis=1)
-        others[k] = False
-        for other in np.flatnonzero(others).tolist():
-            if (flat[other] <= flat[k]).all() and (other < k or (flat[other] < flat[k]).any()):
-                kept[k] = False
-                break
+    few = np.concatenate([table[:, :: max(table.shape[1] // COLUMNS, 1)] for table in flat], axis=1)
+    numbers, chips = np.arange(len(few)), batch.num_chips
+
+    def beats(other: int, k: int) -> bool:
+        return all((table[other] <= table[k]).all() for table in flat)
+
+    kept = np.ones(len(few), dtype=np.bool_)
+    for k in range(len(few)):
+        others = kept & (batch.node_class == batch.node_class[k]) & (chips <= chips[k]) & (numbers != k)
+        others &= (numbers >= known) | (k >= known)
+        others[others] = (few[others] <= few[k]).all(axis=1)
+        kept[k] = not any(
+            beats(other, k) and (other < k or chips[other] < chips[k] or not beats(k, other))
+            for other in np.flatnonzero(others).tolist()
+        )
     return np.flatnonzero(kept)

@@ -84,7 +84,7 @@ class MeshOpener(Opener):
             super().open(bound_s, item)
 
     def _look_at_lengths(self, bound_s: float, part: Lengths) -> None:
-        """Bound some numbers of stages together, then cut them; one is bounded better, then by batches."""
+        """Bound some numbers of stages together, then cut them; one is bounded by batches."""
         stages, known_s = np.array(part.stages), np.array(part.bounds_s)
         stages, known_s = self._open_lengths(stages, known_s)
         if not len(stages):
@@ -93,20 +93,20 @@ class MeshOpener(Opener):
         if family is None:
             self.frontier.push(bound_s, part)
             return
-        work, halvings = (FINE_WORK, FINE_HALVINGS) if part.fine else (COARSE_WORK, COARSE_HALVINGS)
+        lengths, key = stages.tolist(), (part.choice, True)
         found_s, found = self._walked(
-            bound_s, (part.choice, True), family.batch, family.places, stages.tolist(), work, halvings
+            bound_s, key, family.batch, family.places, lengths, COARSE_WORK, COARSE_HALVINGS
         )
         if found_s.min() < self.frontier.cutoff_s:
             self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
-        if len(part.stages) > 1 or not part.fine:
+        if len(part.stages) > 1:
             for piece in np.array_split(np.arange(len(stages)), PIECES):
                 if len(piece):
-                    bounds = tuple(float(b) for b in known_s[piece])
-                    lengths = tuple(int(p) for p in stages[piece])
-                    is_fine = len(part.stages) == 1
-                    self.frontier.push(min(bounds), Lengths(part.choice, lengths, bounds, is_fine))
+                    bounds = tuple(known_s[piece].tolist())
+                    self.frontier.push(
+                        min(bounds), Lengths(part.choice, tuple(stages[piece].tolist()), bounds)
+                    )
             return
         for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
             for member in family.members:
