@@ -33,7 +33,9 @@ class BoundedLoop:
         """The options with the time that is left."""
         if self.deadline is None:
             return self.options
-        return replace(self.options, time_limit_s=max(self.deadline - time.monotonic(), 1e-3))
+        return replace(
+            self.options, time_limit_s=max(self.deadline - time.monotonic(), solvers.LEAST_LIMIT_S)
+        )
 
     def closed(self) -> bool:
         """Whether the bound has reached the cutoff."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from formulations.options import Status
 from formulations.pipeline_rows import Floats, core_values, row_name, step_bound, through_name
 from formulations.written_rows import RowName
+from planner.tolerances import COUNT_TOL, NO_ZERO
 
 ROW_TOL = 1e-7
 """Relative violation of a row below which it is not added."""
@@ -110,7 +111,7 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
     saved = np.maximum(np.maximum(most_full_saves_gib(data), most_selective_saves_gib(data)), 0.0)
     least = data.layer_gib - saved
     room = data.limit_gib - data.base_gib
-    by_memory = np.where(least > 0, np.floor(room / np.maximum(least, 1e-12) + 1e-9), data.num_layers)
+    by_memory = np.where(least > 0, np.floor(room / np.maximum(least, NO_ZERO) + COUNT_TOL), data.num_layers)
     by_memory = np.minimum(by_memory, most_layers_in_step(data))
     most = np.clip(by_memory, 0, data.num_layers - data.num_stages + 1)
     return most.astype(np.int64)
@@ -119,7 +120,9 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
 def most_layers_in_step(data: StageSelectionData) -> Floats:
     """Most layers with which the optimizer's step of every stage fits, whatever is recomputed."""
     layer, room = data.step_layer_gib, data.limit_gib - data.step_base_gib
-    most: Floats = np.where(layer > 0, np.floor(room / np.maximum(layer, 1e-12) + 1e-9), data.num_layers)
+    most: Floats = np.where(
+        layer > 0, np.floor(room / np.maximum(layer, NO_ZERO) + COUNT_TOL), data.num_layers
+    )
     return most
 
 

@@ -11,5 +11,11 @@ BOUND_TOL = 1e-9
 MEMORY_TOL_BYTES = 1024.0
 """Excess over a memory limit that is rounding, not a violation [bytes]."""
 
+COUNT_TOL = 1e-9
+"""What a division may take off a number of layers, which is then rounded down."""
+
+NO_ZERO = 1e-12
+"""Stands for 0 in a divisor whose quotient is not used."""
+
 GAP_TOL = 1e-9
 """A relative gap below this counts as proven optimal."""

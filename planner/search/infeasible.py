@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
+from formulations.stage_selection_data import most_layers
 from planner.cost.parameters import mtp_parameters, total_parameters
 from planner.cost.states import OPTIMIZER_BYTES, WEIGHT_BYTES
 from planner.data.problem import Problem
@@ -86,11 +89,10 @@ def _layouts(problem: Problem, table: DegreeTable) -> list[tuple[int, tuple[int,
 def _shortage_gib(tables: Tables, choice: int, order: tuple[int, ...]) -> tuple[float, int]:
     """Least extra memory on every chip that lets an order hold all layers, and the stage that needs it."""
     data = tables.data(choice, order)
-    least = data.layer_gib - np.maximum(np.maximum(data.full_saves_gib, data.selective_saves_gib), 0.0)
-    room = data.limit_gib - data.base_gib
 
-    def held(extra_gib: float) -> np.ndarray:
-        return np.floor((room + extra_gib) / np.maximum(least, 1e-9) + 1e-9)
+    def held(extra_gib: float) -> NDArray[np.int64]:
+        """Most layers of every stage, [stage]."""
+        return most_layers(replace(data, limit_gib=data.limit_gib + extra_gib))
 
     low, high = 0.0, 1.0
     while held(high).min() < 1 or held(high).sum() < data.num_layers:
