@@ -16,6 +16,7 @@ from planner.calibrate.patterns import SkipRun
 from planner.calibrate.runs import Run, RunGroup
 from planner.calibrate.shapes import model_of
 from planner.calibrate.stacks import stack_id, stack_of
+from planner.cost.checkpointing import policy_of
 from planner.data.chip import Chip, Precision
 from planner.data.layer_profile import LayerProfile
 from planner.data.model_spec import MoeSpec
@@ -250,7 +251,7 @@ def _recompute(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
     if stack_id(run) in NO_RECOMPUTE_STACKS:
         assumptions.append("nothing recomputed")
         return ("none",)
-    if "all_but_qkv" in stack_of(run).selective_modules:
+    if policy_of(stack_of(run).selective_modules):
         return ("selective",)
     if stack_id(run) in NO_WHOLE_LAYER_STACKS:
         return ("none", "selective")

@@ -46,17 +46,26 @@ def release_year(software: str) -> float:
 def stack_of(run: Run) -> SoftwareStack:
     """Properties of the run's software, with what its notes, model and chip say changed."""
     chips = " ".join(group.chip for group in run.cluster.groups)
-    changed = _overrides(run.text, run.source, run.model.name, chips)
+    num_chips = str(sum(group.num_chips for group in run.cluster.groups))
+    changed = _overrides(run.text, run.source, run.model.name, chips, num_chips)
     if run.plan.dp_mode == "distopt" and run.plan.optimizer_shard_size is not None:
         changed += (("optimizer_shard_size", run.plan.optimizer_shard_size),)
     return _stack(stack_id(run), changed)
 
 
 @lru_cache(maxsize=4096)
-def _overrides(text: str, source: str, model: str, chips: str) -> tuple[tuple[str, Setting], ...]:
+def _overrides(
+    text: str, source: str, model: str, chips: str, num_chips: str
+) -> tuple[tuple[str, Setting], ...]:
     changed: dict[str, Setting] = {}
     for rule in table("stack_patterns")["overrides"]:
-        asked = (("pattern", text), ("source", source), ("model", model), ("chip", chips))
+        asked = (
+            ("pattern", text),
+            ("source", source),
+            ("model", model),
+            ("chip", chips),
+            ("num_chips", num_chips),
+        )
         if all(occurs(rule.get(name), words) for name, words in asked):
             changed.update((k, tuple(v) if isinstance(v, list) else v) for k, v in rule["set"].items())
     return tuple(changed.items())

@@ -1,5 +1,9 @@
 """Selective checkpointing by operator: what of a layer is kept, and what is computed again.
 
+A policy under XLA names products whose output is kept; of the rest whatever a gradient needs runs again,
+attention, norms and the activation among it. No gradient needs the output of the last map, so that it is
+neither kept nor made again (praxis/layers/checkpoint_policy.py; MaxText's remat_policy).
+
 torchtitan keeps the output of every second matrix product, counted in the order of their calls, and of
 attention; everything else, pointwise operators above all, runs again in the backward
 (torchtitan/models/llama3/infra/parallelize.py, `_apply_ac_to_transformer_block`, BSD-3-Clause).
@@ -7,10 +11,40 @@ attention; everything else, pointwise operators above all, runs again in the bac
 
 from __future__ import annotations
 
-from planner.cost.elementwise import Values
+from collections.abc import Sequence
+
+from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
+
+KEPT_BY_POLICY = {
+    "all_but_qkv": ("qkv",),
+    "all_but_qkv_proj": ("qkv", "proj"),
+    "all_but_products": ("qkv", "proj", "fc1"),
+}
+"""Products of `operators.py` whose output a policy keeps: MaxText's save_qkv_proj; Praxis' SAVE_QKV_OUT_PROJ
+and SAVE_DOT_ONLY, where fused attention is no dot."""
+
+
+def policy_of(modules: Sequence[str]) -> str | None:
+    """The policy under XLA among the modules of selective recomputation, or null."""
+    return next((name for name in modules if name in KEPT_BY_POLICY), None)
+
+
+def policy_bytes(model: ModelSpec, policy: str, s: Sizes) -> Values:
+    """Bytes that a dense layer keeps beside its input under a policy of XLA."""
+    groups = maximum(model.num_query_groups / s.tp, 1.0)
+    per_gate = 2 if model.gated_mlp else 1
+    bytes_of = {
+        "qkv": s.tokens * (model.num_attention_heads / s.tp + 2 * groups) * model.head_dim,
+        "proj": s.norm_tokens * model.hidden_size,
+        "fc1": s.tokens * per_gate * model.ffn_hidden_size / s.tp,
+    }
+    kept: Values = s.zeros
+    for name in KEPT_BY_POLICY[policy]:
+        kept = kept + HALF * bytes_of[name]
+    return kept
 
 
 def calls_in_order(model: ModelSpec, kind: LayerKind) -> list[tuple[str, int, bool]]:

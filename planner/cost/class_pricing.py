@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.checkpointing import repeated_shares
+from planner.cost.checkpointing import policy_of, repeated_shares
 from planner.cost.collectives import inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
 from planner.cost.elementwise import Values, exists, maximum, total, where
@@ -175,7 +175,7 @@ class ClassPricing:
             shares = repeated_shares(self.model, kind)
         times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
         compute = zero + total(shares.get(product.name, 0.0) * time for product, time in times)
-        has_core = "core_attn" in modules or "all_but_qkv" in modules
+        has_core = "core_attn" in modules or policy_of(modules) is not None
         if has_core:
             compute = compute + core
         moved = selective_traffic(self.model, kind, self.stack, self.sizes)

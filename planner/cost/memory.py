@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.checkpointing import kept_bytes
+from planner.cost.checkpointing import kept_bytes, policy_bytes, policy_of
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
@@ -92,21 +92,14 @@ def layer_activations(
             saved = saved + shared - input_again
     if "every_second_product" in modules:
         saved = whole - values * HALF - kept_bytes(model, kind, s)
-    if "all_but_qkv" in modules:
-        saved = whole - values * HALF - _projected_bytes(model, s)
+    if policy := policy_of(modules):
+        saved = whole - values * HALF - policy_bytes(model, policy, s)
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 
 def _norm_outputs(model: ModelSpec, kind: LayerKind) -> int:
     """Norms of a layer whose output a product keeps."""
     return 1 if kind in ("mlp", "mamba", "attention") else 2
-
-
-def _projected_bytes(model: ModelSpec, s: Sizes) -> Values:
-    """Queries, keys and values as their map makes them."""
-    groups = maximum(model.num_query_groups / s.tp, 1.0)
-    width: Values = (model.num_attention_heads / s.tp + 2 * groups) * model.head_dim
-    return s.tokens * HALF * width
 
 
 def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Values:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.cost.checkpointing import KEPT_BY_POLICY
 from planner.cost.elementwise import Values
 from planner.cost.launches import DENSE_LAUNCHES, MLP_LAUNCHES, SHARED_LAUNCHES, moe_launches
 from planner.cost.sizes import Sizes
@@ -19,6 +20,7 @@ PRODUCTS = {
     "mla_up_proj": ("kv_up", "q_up"),
     "mlp": ("fc1", "fc2"),
     "all_but_qkv": ("proj", "fc1"),
+    "all_but_qkv_proj": ("fc1",),
     "moe": ("router", "expert1", "expert2", "shared1", "shared2"),
     "shared_experts": ("shared1", "shared2"),
 }
@@ -34,7 +36,7 @@ def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tup
         "mla_up_proj": has_attention and model.mla is not None,
         "layernorm": True,
         "mlp": kind in ("dense", "mlp"),
-        "all_but_qkv": kind == "dense",
+        **{policy: kind == "dense" for policy in KEPT_BY_POLICY},
         "every_second_product": kind in ("dense", "mlp", "attention"),
         "moe": moe is not None,
         "moe_act": moe is not None and "moe" not in modules,

@@ -4,7 +4,9 @@ PyTorch FSDP, DeepSpeed ZeRO-3 and Megatron-FSDP keep 1 / n of each layer's para
 its forward and again before its backward, and scatter its gradients after it, each on a stream beside
 computation (arXiv 2304.11277, sections 3.2 and 3.3; arXiv 1910.02054, section 7.2.2). ZeRO-2 keeps whole
 parameters, gathers them once a step and scatters the gradients of every micro-batch. With one layer ahead
-in flight, what a layer exposes is what its own computation cannot hide.
+in flight, what a layer exposes is what its own computation cannot hide. Hybrid sharding keeps the shards
+among neighbours, within a node say; the gradient's shards are then all-reduced among all that hold the same
+(arXiv 2304.11277, section 3.2.2).
 
 PyTorch's also copy on the stream of the computation. FSDP cuts a layer's parameters out of a flat one, so
 that autograd joins their gradients (torch/distributed/fsdp/_flat_param.py, torch.split). FSDP2 gathers the
@@ -66,12 +68,16 @@ class Sharding:
             groups.append((counts.expert / (s.ep * s.etp), s.expert_gradient_ranks, s.ep * s.etp))
         gather, scatter, copied_out, copied_in = zero, zero, zero, zero
         for parameters, ranks, stride in groups:
-            spread = spread_group(ranks, stride, self.network.domain_chips)
-            sharing = minimum(stride, self.network.domain_chips)
+            domain, sharers = self.network.domain_chips, s.sharers(ranks)
+            spread = spread_group(sharers, stride, domain)
+            sharing = minimum(stride, domain)
             if self.gathers:
                 gather = gather + self._once("all_gather", self.parameter_bytes * parameters, spread, sharing)
             size = self.stack.scattered_gradient_bytes * parameters
             scatter = scatter + self._once("reduce_scatter", size, spread, sharing)
+            far = spread_group(ranks / sharers, stride * sharers, domain)
+            across = minimum(sharing * spread.inside, domain)
+            scatter = scatter + self._once("all_reduce", size / sharers, far, across)
             several = where(ranks > 1, parameters, 0.0)
             if self.gathers and self.stack.shard_copies == "all":
                 copied_out = copied_out + 2 * self.parameter_bytes * several

@@ -114,6 +114,14 @@ class Sizes:
         """Ranks that share the gradient of an expert's parameter."""
         return self.stage_chips / (self.ep * self.etp)
 
+    def sharers(self, ranks: Values) -> Values:
+        """Ranks that share a state, of those that share a gradient.
+
+        As many groups share the experts' as share the rest (megatron-core 0.19.2, parallel_state.py:1447).
+        """
+        some = minimum(self.gradient_ranks, self.optimizer_shard_size)
+        return maximum(ranks * (some / self.gradient_ranks), 1.0)
+
     def expert_rows(self, top_k: int) -> Values:
         """Routed rows that the busiest rank's experts process."""
         return self.tokens * top_k * self.etp / self.tp * self.expert_load

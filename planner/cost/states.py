@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.elementwise import maximum, minimum
 from planner.cost.memory import INPUT_BYTES
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts
@@ -56,15 +55,13 @@ def state_bytes(
     dense, expert = rank_parameters(counts, sizes)
     shard, expert_shard = s.gradient_ranks, s.expert_gradient_ranks
     one = s.ones
-    some = minimum(shard, s.optimizer_shard_size)
-    # As many groups share for experts as for the rest (megatron-core 0.19.2, parallel_state.py:1447).
-    some_expert = maximum(expert_shard * (some / shard), 1.0)
+    some, some_expert = s.sharers(shard), s.sharers(expert_shard)
     by_mode = {
         "ddp": (one, one, one, one, one, one),
         "distopt": (one, one, some, one, one, some_expert),
         "zero2": (one, shard, shard, one, expert_shard, expert_shard),
-        "zero3": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
-        "fsdp": (shard, shard, shard, expert_shard, expert_shard, expert_shard),
+        "zero3": (some, some, some, some_expert, some_expert, some_expert),
+        "fsdp": (some, some, some, some_expert, some_expert, some_expert),
     }
     w, g, o, we, ge, oe = by_mode[dp_mode]
     weights = WEIGHT_BYTES * (dense / w + expert / we)

@@ -83,6 +83,7 @@ of Ring with LL128 over NVLink and network)."""
 def gradient_group(
     network: Network,
     ranks: Values,
+    sharers: Values,
     stride: Values,
     sharing: Values,
     dp_mode: str,
@@ -98,7 +99,9 @@ def gradient_group(
     if dp_mode == "ddp":
         reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
         gather: Values = 0.0
-    elif stack.optimizer_shard_size is not None or stack.parameters_broadcast:
+    elif dp_mode not in GATHERS_IN_FORWARD and (
+        stack.optimizer_shard_size is not None or stack.parameters_broadcast
+    ):
         return _shared_group(network, spread, stride, sharing, bucket, stack)
     else:
         width = parameter_bytes(stack, precision)
@@ -110,7 +113,8 @@ def gradient_group(
         gather = 0.0
     alone = ranks <= 1
     reduce, gather = where(alone, 0.0, reduce), where(alone, 0.0, gather)
-    shard, nothing = ranks if dp_mode != "ddp" else 1.0 + 0.0 * ranks, 0.0 * ranks
+    nothing = 0.0 * ranks
+    shard = sharers if dp_mode != "ddp" else 1.0 + nothing
     return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard, nothing, nothing)
 
 
@@ -214,12 +218,17 @@ def synchronisation(
 ) -> Synchronisation:
     """Gradient groups of a stage on one node class."""
     s = sizes
-    dense = gradient_group(network, s.gradient_ranks, s.tp, s.tp, dp_mode, stack, precision)
+
+    def group(ranks: Values, stride: Values, sharing: Values) -> GradientGroup:
+        sharers = s.sharers(ranks) if dp_mode in GATHERS_IN_FORWARD else ranks
+        return gradient_group(network, ranks, sharers, stride, sharing, dp_mode, stack, precision)
+
+    dense = group(s.gradient_ranks, s.tp, s.tp)
     expert = dense
     if has_experts:
         stride = s.ep * s.etp
         sharing = minimum(stride, network.domain_chips)
-        expert = gradient_group(network, s.expert_gradient_ranks, stride, sharing, dp_mode, stack, precision)
+        expert = group(s.expert_gradient_ranks, stride, sharing)
     cast = 0.0
     if network.relative.gemm_precision != "bf16":
         is_narrow = parameter_bytes(stack, precision) < WEIGHT_BYTES

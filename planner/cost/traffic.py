@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.cost.checkpointing import policy_of
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
@@ -231,7 +232,8 @@ def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s
     moe = model.moe
     if "every_second_product" in modules:
         return layer_traffic(model, kind, stack, s).forward_bytes
-    if "layernorm" in modules or "all_but_qkv" in modules:
+    policy = policy_of(modules)
+    if "layernorm" in modules or policy:
         moved = moved + s.norm_tokens * model.hidden_size * 4 * HALF
     if "moe" in modules:
         moved = moved + _moe_traffic(model, stack, s).forward_bytes
@@ -241,7 +243,7 @@ def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s
     if "shared_experts" in modules and moe is not None:
         inner = s.tokens * moe.shared_ffn_hidden_size / s.tp
         moved = moved + _activation_traffic(model, stack, inner).forward_bytes
-    if "mlp" in modules or "all_but_qkv" in modules:
+    if "mlp" in modules or policy:
         inner = s.tokens * model.ffn_hidden_size / s.tp
         moved = moved + _activation_traffic(model, stack, inner).forward_bytes
     return moved

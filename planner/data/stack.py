@@ -12,9 +12,11 @@ from planner.data.model_spec import ModelSpec
 SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
 """Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
 
-CheckpointedModule = SelectiveModule | Literal["every_second_product", "all_but_qkv"]
+CheckpointedModule = (
+    SelectiveModule | Literal["every_second_product", "all_but_qkv", "all_but_qkv_proj", "all_but_products"]
+)
 """These, or what torchtitan's checkpointing by operator runs again (all but attention and every second
-product), or MaxText's save_qkv_proj under XLA: all but the first map, and the last that no gradient needs."""
+product), or what policies under XLA do (`KEPT_BY_POLICY` in `cost/checkpointing.py`)."""
 
 
 class SoftwareStack(Data):
@@ -76,8 +78,9 @@ class SoftwareStack(Data):
     """Where gradients are summed in fewer bits than fp32: bytes a parameter that the optimizer's step makes
     of its share of them [bytes]."""
     optimizer_shard_size: int | None = Field(default=None, ge=1)
-    """Neighbouring data-parallel ranks that share the optimizer state; null where all of them do (InternEvo's
-    zero1.size; data parallelism over Megatron-LM's --num-distributed-optimizer-instances)."""
+    """Neighbouring data-parallel ranks that share the optimizer state, and with full sharding the parameters;
+    null where all of them do (InternEvo's zero1.size; data parallelism over Megatron-LM's
+    --num-distributed-optimizer-instances; hybrid sharding)."""
     parameters_broadcast: bool = False
     """Whether the distributed optimizer's step ends with each rank's parameters broadcast in turn, nothing
     hidden, and gradients are all-reduced; else they are gathered and scattered."""

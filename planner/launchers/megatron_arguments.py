@@ -81,7 +81,7 @@ def _sharing_refusals(problem: Problem, plan: Plan) -> list[str]:
     """Why the optimizer state cannot be shared among as few ranks as the software says."""
     size = problem.stack.optimizer_shard_size
     ranks = plan.data_parallel * plan.context_parallel
-    if plan.dp_mode != "distopt" or size is None or size >= ranks:
+    if plan.dp_mode not in ("distopt", "fsdp") or size is None or size >= ranks:
         return []
     if ranks % size:
         return [

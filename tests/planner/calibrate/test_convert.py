@@ -432,3 +432,23 @@ def test_maxtext_recomputes_all_but_the_first_map() -> None:
     found = convert(run(software="MaxText (JAX) dgxc-benchmarking v25.02", plan__recompute=None))
     assert [plan.stages[0].recompute for plan in found.plans] == ["selective"]
     assert found.problem.stack.selective_modules == ("all_but_qkv",)
+
+
+def test_paxml_saves_dots_and_shards_over_the_nodes_of_its_script() -> None:
+    small, large = (
+        convert(run(software="PaxML (JAX) v24.11.1", plan__recompute=None, model__name=name))
+        for name in ("GPT3-5B", "GPT3-175B")
+    )
+    assert [plan.stages[0].recompute for plan in small.plans] == ["selective"]
+    stacks = [found.problem.stack for found in (small, large)]
+    assert [stack.selective_modules for stack in stacks] == [("all_but_products",), ("all_but_qkv_proj",)]
+    assert [stack.optimizer_shard_size for stack in stacks] == [8, 128]
+
+
+def test_maxtext_shards_over_sixteen_nodes_from_sixty_four_on() -> None:
+    def size(num_chips: int) -> int | None:
+        groups = [{"chip": "h100-sxm-80gb", "num_chips": num_chips, "chips_per_node": 8}]
+        of = run(software="MaxText (JAX) dgxc-benchmarking v25.02", cluster__groups=groups)
+        return stack_of(of).optimizer_shard_size
+
+    assert [size(n) for n in (128, 256, 512, 2048)] == [None, None, 128, 128]

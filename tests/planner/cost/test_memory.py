@@ -198,6 +198,23 @@ def test_checkpointing_by_operator_keeps_every_second_product_and_attention() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("policy", "widths"),
+    [
+        ("all_but_qkv", 6144),
+        ("all_but_qkv_proj", 6144 + 4096),
+        ("all_but_products", 6144 + 4096 + 2 * 14336),
+    ],
+)
+def test_a_policy_of_xla_keeps_outputs_of_products(policy: str, widths: int) -> None:
+    of = problem(model="llama3-8b")
+    stack = of.stack.model_copy(update={"selective_modules": (policy,)})
+    s = sizes(of)
+    found = layer_activations(of.model, "dense", stack, s)
+    assert found.selective[0] == pytest.approx(s.tokens[0] * 2 * (4096 + widths))
+    assert found.whole[0] > found.selective[0]
+
+
 def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 

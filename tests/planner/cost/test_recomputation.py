@@ -161,3 +161,14 @@ def test_layers_that_predict_further_tokens_recompute_the_same_modules() -> None
         evaluate(p, some).stages[0].backward_s - evaluate(p, none).stages[0].backward_s for p in (of, one)
     ]
     assert more[1] == pytest.approx(more[0] * 33 / 32)
+
+
+def test_policies_of_xla_run_fewer_products_again_the_more_they_keep() -> None:
+    def again(policy: str) -> float:
+        return float(recomputing(problem(), policy, expert_parallel=1).layer_selective_s[0, 0, 0].sum())
+
+    core = float(recomputing(problem(), "core_attn", expert_parallel=1).layer_selective_s[0, 0, 0].sum())
+    pointwise, fc1, proj = (again(f"all_but_{kept}") for kept in ("products", "qkv_proj", "qkv"))
+    assert core < pointwise < fc1 < proj
+    # A gated first map of 4096 to 2 x 14336 has seven times the work of the output map.
+    assert 5 < (fc1 - pointwise) / (proj - fc1) < 8

@@ -146,6 +146,32 @@ def test_an_optimizer_shared_by_all_costs_what_it_does_unsaid() -> None:
         np.testing.assert_allclose(getattr(said, name), getattr(all_, name), rtol=1e-9)
 
 
+def test_shards_within_a_node_are_gathered_there_and_their_gradients_summed_across() -> None:
+    of = with_stack(problem(cluster="16x8 a100-sxm-80gb"), dp_overlap=False)
+    near = with_stack(of, optimizer_shard_size=8)
+    all_, some = (prices(x, data_parallel=128, dp_mode="fsdp") for x in (of, near))
+    assert np.all(some.layer_forward_s[..., DP] < all_.layer_forward_s[..., DP])
+    # Adapters carry the sum of the gradients' shards alone, which the backward waits for.
+    slow = prices(without_assumptions_of_nics(near, 10.0), data_parallel=128, dp_mode="fsdp")
+    np.testing.assert_allclose(slow.layer_forward_s, some.layer_forward_s)
+    assert np.all(slow.layer_backward_s[..., DP] > some.layer_backward_s[..., DP])
+    one_node = prices(near, data_parallel=8, dp_mode="fsdp")
+    np.testing.assert_allclose(one_node.layer_forward_s, some.layer_forward_s)
+    assert np.all(one_node.layer_backward_s[..., DP] < some.layer_backward_s[..., DP])
+    np.testing.assert_allclose(some.layer_state_bytes, one_node.layer_state_bytes)
+    np.testing.assert_allclose(some.layer_state_bytes, all_.layer_state_bytes * 16)
+    np.testing.assert_allclose(some.layer_optimizer_s, one_node.layer_optimizer_s)
+
+
+def test_shards_of_all_ranks_cost_what_they_do_unsaid() -> None:
+    of = problem(cluster="16x8 a100-sxm-80gb")
+    all_, said = (
+        prices(x, data_parallel=128, dp_mode="fsdp") for x in (of, with_stack(of, optimizer_shard_size=128))
+    )
+    for name in ("layer_forward_s", "layer_backward_s", "layer_optimizer_s", "layer_state_bytes"):
+        np.testing.assert_allclose(getattr(said, name), getattr(all_, name), rtol=1e-9)
+
+
 def test_broadcasts_in_turn_cost_a_ring_for_every_sharer() -> None:
     of = with_stack(problem(cluster="128x8 a100-sxm-80gb"), parameters_broadcast=True)
     tails = [
