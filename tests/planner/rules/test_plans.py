@@ -9,7 +9,7 @@ import pytest
 from planner.data.load import build_problem
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
-from planner.rules import experts, hosts, pipeline, target
+from planner.rules import experts, hosts, pipeline, target, versions
 from planner.rules.megatron import violations
 from planner.simulate.step import schedulable_group
 from tests.planner.simulate.synthetic import packed_plan
@@ -137,6 +137,35 @@ def test_recomputed_layers_go_with_full_recomputation(
 def test_world_is_whole_replicas() -> None:
     assert hosts.world_is_whole(64, 4, 4, 1) is None
     assert str(hosts.world_is_whole(50, 4, 1, 1)).endswith("use 48 of them")
+    # 12 chips are whole sixes, but 2 x 2 chips that share a sequence by twos are eights.
+    assert hosts.world_is_whole(16, 2, 2, 2) is None
+    assert str(hosts.world_is_whole(12, 2, 2, 2)).endswith("= 8; use 8 of them")
+
+
+def test_a_group_meets_over_tcp_on_all_nodes_or_on_none() -> None:
+    for meet in (["rdma", "rdma"], ["tcp", "tcp"], ["rdma", "host_staged"], []):
+        assert hosts.transports_meet(meet)
+    assert not hosts.transports_meet(["rdma", "tcp"])
+
+
+def test_key_value_heads_are_copied_from_core_016_on(problem: Problem) -> None:
+    """Eight heads: sixteen ranks share them by twos."""
+    for tp, refused in ((4, False), (8, False), (16, True)):
+        plan = packed_plan(problem, [(1, 16), (0, 16)], tensor_parallel=tp)
+        assert (versions.kv_heads_are_not_copied(problem, plan, "0.15") is not None) == refused
+
+
+def test_whole_layers_of_hybrids_are_recomputed_from_core_018_on() -> None:
+    problem = build_problem(
+        cluster="1x8 h100-sxm-80gb", model="nemotron-h-8b", seq_length=4096, global_batch_size=64
+    )
+    plan = packed_plan(problem, [(0, problem.model.num_layers)], tensor_parallel=8)
+    full = spoil(plan, 0, recompute="full", recompute_layers=4)
+    assert "does not recompute" in str(versions.hybrids_recompute(problem, full, "0.17"))
+    assert versions.hybrids_recompute(problem, full, "0.18") is None
+    assert versions.hybrids_recompute(problem, plan, "0.17") is None
+    assert "cannot say which" in str(versions.hybrids_end_stages(problem, "0.16"))
+    assert versions.hybrids_end_stages(problem, "0.17") is None
 
 
 def test_stage_names_a_class_and_its_chip(problem: Problem, plan: Plan) -> None:
