@@ -24,7 +24,7 @@ def random_data(
     memory
         Room of a stage over what its even share of the layers needs; None draws it.
     """
-    p = num_stages
+    p, (waits,) = num_stages, rng.spawn(1)
     speed = rng.uniform(0.5, 1.5, p)
     forward = rng.uniform(0.5, 2.0) / speed
     activation = rng.uniform(0.2, 1.0) * np.minimum(num_microbatches, p - np.arange(p))
@@ -64,7 +64,7 @@ def random_data(
         bucket_ms=np.where(np.arange(p) > 0, rng.uniform(0.0, 2.0), 0.0),
         base_bucket_ms=np.where(np.arange(p) > 0, rng.uniform(0.0, 2.0), 0.0),
         **leading_layers(p, 0, forward, activation),
-        wait_ms=rng.choice([0.0, 0.0, 0.5]) * rng.random(p),
+        wait_ms=waits.choice([0.0, 0.0, 0.5]) * waits.random(p),
     )
 
 

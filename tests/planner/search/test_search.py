@@ -274,3 +274,12 @@ def test_the_answer_does_not_depend_on_the_number_of_workers() -> None:
     alone = driver.search(problem).model_dump(exclude={"seconds"})
     for workers in (2, 3):
         assert driver.search(with_options(problem, workers=workers)).model_dump(exclude={"seconds"}) == alone
+
+
+@pytest.mark.slow
+def test_waits_for_activations_are_part_of_the_bound() -> None:
+    """Once 469 programs left it unproven: no row knew that DeepSpeed's stages wait for the incoming hop."""
+    result = driver.search(load_problem("opt-350m-a100-v100-320"))
+    assert result.evaluation is not None and result.whole_bound_s is not None
+    assert result.termination == "optimal" and result.statistics["programs"] < 60
+    assert result.whole_bound_s >= result.evaluation.step_s * (1 - 0.01 - 1e-9)
