@@ -105,14 +105,14 @@ class PlaceTables:
             times_ms=times.reshape(*shape, -1),
             forward_ms=data.forward_ms.reshape(shape),
             base_forward_ms=data.base_forward_ms.reshape(shape),
-            follow_ms=_follow(data, times.shape[1]).reshape(*shape, -1),
+            follow_ms=following_ms(data, times.shape[1]).reshape(*shape, -1),
             plain=plain.reshape(shape),
             reduce_ms=_reduce(data, times).reshape(*shape, -1),
         )
 
 
-def _follow(data: StageSelectionData, width: int) -> Floats:
-    """[entry, n]"""
+def following_ms(data: StageSelectionData, width: int) -> Floats:
+    """Optimizer, exposed gathering and what else follows the pipeline on each stage, [entry, n]."""
     n = np.arange(width, dtype=np.float64)[None, :]
     forward = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
     gathering = data.gather_ms[:, None] * n + data.base_gather_ms[:, None] - data.hidden_fraction * forward

@@ -29,6 +29,11 @@ class Boxes:
     """y: what a micro-batch's worth of chips counts [ms]."""
     fill: Floats
     """phi: share of the rows that count what lies behind the slow stage; (work) has the rest."""
+    late: Floats
+    """theta: share of what follows the slow stage; what follows the first one has the rest."""
+
+    adapters: Floats
+    """omega: rate of a pipeline's adapters at which the exchange is taken for linear; 0 for the least one."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -41,7 +46,7 @@ class Boxes:
     def none() -> Boxes:
         """No boxes."""
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Boxes(whole, whole, whole, real, real, real, real)
+        return Boxes(whole, whole, whole, real, real, real, real, real, real)
 
     @staticmethod
     def join(parts: Sequence[Boxes]) -> Boxes:
@@ -65,7 +70,8 @@ class Column:
     """Micro-batches that it has the memory for."""
     stages_ms: tuple[float, ...]
     before_ms: tuple[float, ...]
-    """By stage: what fills and drains the pipeline before it, and what follows the pipeline."""
+    """By stage: what fills and drains the pipeline before it, and what follows the first stage; or what
+    fills it, and what follows this one. In it is what the pipeline exchanges beyond the least of all."""
     behind_ms: tuple[float, ...]
     """By stage: the way from it to the last one and back."""
 
@@ -73,11 +79,8 @@ class Column:
     def times_ms(self) -> Floats:
         """Least times of 1, 2, .. micro-batches by (partial) or (window) and (work), not falling [m]."""
         m = np.arange(1, self.most_m + 1)[:, None]
-        stage, behind = np.array(self.stages_ms), np.array(self.behind_ms)
-        q = np.arange(len(stage))[::-1]
-        partial, window = m * stage + 2 * behind - q * stage, (m + 1) / 2 * stage + behind
-        core = np.maximum(np.where(m >= q + 2, partial, window), m * stage)
-        times: Floats = np.maximum.accumulate((core + np.array(self.before_ms)).max(axis=1))
+        stage, before, behind = (np.array(v) for v in (self.stages_ms, self.before_ms, self.behind_ms))
+        times: Floats = np.maximum.accumulate(rows_ms(stage, before, behind, m))
         return times
 
     @property
@@ -100,14 +103,32 @@ class Column:
         return float(self.times_ms[m - 1]) if m <= self.most_m else float("inf")
 
 
+def rows_ms(stages_ms: Floats, before_ms: Floats, behind_ms: Floats, m: int | Ints) -> Floats:
+    """Time of m micro-batches by the rows of all stages: (partial) or (window), and (work), [..., stage]."""
+    q = np.arange(stages_ms.shape[-1])[::-1]
+    partial = m * stages_ms + 2 * behind_ms - q * stages_ms
+    window = (m + 1) / 2 * stages_ms + behind_ms
+    core = np.maximum(np.where(m >= q + 2, partial, window), m * stages_ms)
+    times: Floats = (core + before_ms).max(axis=-1)
+    return times
+
+
 @dataclass(frozen=True)
 class Found:
     """The chain of a box, and the row that it is bounded by there."""
 
     column: Column
+    worth: float
+    """Sequences that its chips are worth."""
     slow: int
     """Its stage."""
     by_partial: bool
+    adapters: float
+    """Rate of its adapters."""
+    gain_ms: float
+    """How much more the end of the slow stage says than that of the first one, as `Boxes.late` rises."""
+    loss_ms: float
+    """By how much it is slower with any one number of replicas than with the best for each number."""
 
 
 @dataclass(frozen=True)
@@ -116,5 +137,3 @@ class Picked:
 
     item: int
     layers: int
-    time_ms: float
-    hop_ms: float

@@ -55,6 +55,8 @@ SHARE_OF_PART = 0.4
 """Share of the time that is left that the search for one launcher, or that for mixes, may take."""
 SHARE_OF_LAST = 0.6
 """The same where only mixes may go on after it."""
+SHARE_OF_LOOKS = 0.7
+"""Share of that time after which mixes are chosen for the first time."""
 MOST_PROGRAMS = 40
 """Programs among which the time that is left is divided."""
 NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
@@ -182,7 +184,7 @@ class ReplicaSearch(MeshSearch):
         opener = self.make_opener()
         if len(self.table) == 0:
             return np.inf
-        self.share_up_s = (1 - SHARE_OF_PART) * (self.clock.left_s or 0.0)
+        left_s = self.clock.left_s or 0.0
 
         def is_up() -> bool:
             """Whether the rest of the time is that of the search for FlagScale."""
@@ -194,8 +196,9 @@ class ReplicaSearch(MeshSearch):
         known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
         places = [place for place in known if place is not None]
         least_s = work_bound_s(self.whole) or 0.0
-        for _ in range(ROUNDS):
+        for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = self.incumbent.step_s
+            self.share_up_s = (1 - share * SHARE_OF_PART) * left_s
             if before_s is None:
                 bound_s = max(least_s, mixes.improve_from(least_s))
             else:
@@ -205,7 +208,8 @@ class ReplicaSearch(MeshSearch):
                 # Not one chain holds the model, however long it may take.
                 self.mixes = None
                 return np.inf
-            if bound_s >= self.frontier.cutoff_s or is_up():
+            was_cut = is_up()
+            if bound_s >= self.frontier.cutoff_s or (was_cut and share == 1):
                 break
             for shared in dict.fromkeys(batch.shared for batch in opener.batches):
                 own = [
@@ -218,7 +222,7 @@ class ReplicaSearch(MeshSearch):
                 for number in NUMBERS_OF_PIPELINES:
                     if self._mix(opener, candidates, number) < number:
                         break
-            if self.incumbent.step_s is None or self.incumbent.step_s == before_s:
+            if not was_cut and (self.incumbent.step_s is None or self.incumbent.step_s == before_s):
                 break
         return bound_s
 

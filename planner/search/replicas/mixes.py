@@ -27,7 +27,6 @@ from planner.data.problem import Problem
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.pricing import Pricing
-from planner.search.replicas.space import exchange_floor_s
 from planner.units import MS
 
 ROUNDS = 60
@@ -52,11 +51,12 @@ class Mixes:
         self.pricing = Pricing(chains, is_up)
         self.is_up = is_up
         self.available = np.array([node_class.num_chips for node_class in problem.cluster.classes])
-        self.exchange_ms = exchange_floor_s(problem, 2) / MS
+        self.exchange_ms = chains.exchange_ms
         self.batch = problem.workload.global_batch_size
         self.columns: list[Column] = []
         self.speed = self._speed()
-        self.best_price = self._worth_the_batch(self.speed)
+        self.price = self.best_price = self._worth_the_batch(self.speed)
+        """Prices to look at next, and those of the best bound so far."""
         self.bound_ms = 0.0
         """What chains bound, without the exchange."""
         self.looks = 0
@@ -69,11 +69,11 @@ class Mixes:
     def improve(self, most_s: float) -> float:
         """Raise the bound up to a time, as far as prices can [s]."""
         most_ms = most_s / MS - self.exchange_ms
-        price, reach_ms = self.best_price, np.inf
+        reach_ms = np.inf
         for _ in range(ROUNDS):
             if self.is_up() or self.bound_ms >= min(most_ms, reach_ms * (1 - NEAR)):
                 break
-            limit_ms = min(most_ms, reach_ms)
+            limit_ms, price = min(most_ms, reach_ms), self.price
             self.looks += 1
             found = self.pricing.soonest(price, limit_ms, self.bound_ms)
             if found.bound_ms > self.bound_ms:
@@ -82,9 +82,8 @@ class Mixes:
             if not self.columns or self.is_up():
                 break
             reach_ms, program = self._reach(limit_ms)
-            last = price
-            price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
-            if np.allclose(price, last, rtol=SAME):
+            self.price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
+            if np.allclose(self.price, price, rtol=SAME):
                 break
         return most_s if self.bound_ms >= most_ms else self.bound_s
 
@@ -149,10 +148,12 @@ class Mixes:
 
     def _speed(self) -> Floats:
         """Layers a second of a chip of each class at its best, [class]."""
-        best = np.full(len(self.available), 1e-12)
-        for number, kind in enumerate(self.chains.kinds):
-            times = self.chains.least_times(number)[:, 1:]
-            n = np.arange(1, times.shape[1] + 1)
-            rate = (np.where(np.isfinite(times), n / times, 0.0)).max(axis=1) * kind.microbatch_size
-            np.maximum.at(best, kind.node_class, rate / kind.tensor_parallel)
+        best, chains = np.full(len(self.available), 1e-12), self.chains
+        for size in chains.replicas:
+            number = chains.kind_of(size, 1)
+            if number is not None:
+                times = chains.least_times(number)[:, 1:]
+                n = np.arange(1, times.shape[1] + 1)
+                rate = np.where(np.isfinite(times), n / times, 0.0).max(axis=1) * size
+                np.maximum.at(best, chains.node_class, rate / chains.tensor_parallel)
         return best

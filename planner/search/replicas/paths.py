@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.replicas.boxes import Boxes, Column, Found, Picked
-from planner.search.replicas.chains import Chains
+from planner.search.replicas.boxes import Boxes, Found, Picked
+from planner.search.replicas.chains import Chains, StageTimes
+from planner.search.replicas.columns import Least, found_chain
 from planner.search.replicas.space import Ints
 from planner.search.replicas.steps import (
     AHEAD,
@@ -38,25 +39,32 @@ class Paths:
 
     def __init__(self, chains: Chains, is_up: Callable[[], bool] = lambda: False) -> None:
         self.chains, self.num_layers, self.is_up = chains, chains.num_layers, is_up
-        kinds = chains.kinds
-        self.num_items = max((len(kind.rows) for kind in kinds), default=0)
-        shape = len(kinds), self.num_items
-        self.sizes = np.array([kind.microbatch_size for kind in kinds], dtype=np.float64)
-        self.node_class = np.zeros(shape, dtype=np.int64)
-        self.tensor_parallel = np.zeros(shape)
-        self.hops_ms = np.zeros(shape)
-        self.least_ms = np.full((*shape, self.num_layers + 1), np.inf)
-        """[kind, item, n] least time of a stage at any place."""
-        for k, kind in enumerate(kinds):
-            i = len(kind.rows)
-            self.node_class[k, :i], self.tensor_parallel[k, :i] = kind.node_class, kind.tensor_parallel
-            self.hops_ms[k, :i] = chains.hops_ms[k]
-            self.least_ms[k, :i] = chains.least_times(k)
+        self._least: list[Least] = []
+
+    def least(self, kind: int) -> Least:
+        """Least times of the stages of a kind."""
+        while len(self._least) <= kind:
+            self._least.append(Least(self.chains, len(self._least)))
+        return self._least[kind]
 
     def worth(self, price: Floats) -> Floats:
-        """Micro-batches that the chips of a stage are worth, [kind, item]."""
-        worth: Floats = price[self.node_class] * self.tensor_parallel / self.sizes[:, None]
+        """Sequences that the chips of a stage are worth, [item]."""
+        worth: Floats = price[self.chains.node_class] * self.chains.tensor_parallel
         return worth
+
+    def paid(self, boxes: Boxes, price: Floats) -> Floats:
+        """What the chips of a stage count at a box's weight, less what its adapters save, [box, item]."""
+        kinds = self.chains.kinds
+        sizes = np.array([kinds[k].microbatch_size for k in boxes.kind.tolist()], dtype=np.float64)
+        paid: Floats = self.worth(price) * (boxes.weight / sizes)[:, None]
+        return paid - self.chains.adapters * self._saved_ms(boxes)[:, None]
+
+    def _saved_ms(self, boxes: Boxes) -> Floats:
+        """By how much a rate of adapters lessens the exchange where that is taken for linear, [box]."""
+        replicas = np.array([self.chains.most_replicas(k) for k in boxes.kind.tolist()])
+        rate = np.where(boxes.adapters > 0, boxes.adapters, 1.0)
+        saved: Floats = np.where(boxes.adapters > 0, 1 / (replicas * rate**2), 0.0)
+        return saved
 
     def soonest(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, list[Found | None]]:
         """Least time of a chain of each box by its weight and fill, and the chain; the limit without one.
@@ -81,7 +89,11 @@ class Paths:
     def _walk(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, Ints, list[Trail]]:
         """Values of all boxes, stages of their best chains (0 for none), and the states on the way."""
         num, num_layers, longest = len(boxes), self.num_layers, self.chains.longest
-        constant = self.chains.after_ms[boxes.kind] + at_low(boxes, np.ones(num))
+        after = np.array([self.least(k).after_ms for k in boxes.kind.tolist()])
+        # 1 / (d w) is no less than its tangent at omega; beside it stands what any mix exchanges.
+        exchange = 2 * boxes.adapters * self._saved_ms(boxes)
+        exchange = np.where(boxes.adapters > 0, exchange - self.chains.exchange_ms, 0.0)
+        constant = after + exchange + at_low(boxes, np.ones(num))
         best, stages = limit_ms - constant, np.zeros(num, dtype=np.int64)
         rows, alive = np.arange(num), boxes
         partial = np.full((num, num_layers + 1), np.inf)
@@ -134,12 +146,11 @@ class Paths:
                 is_slow = (before == AHEAD) & (was[at] != AHEAD)
                 slow[at[is_slow]] = stages[at[is_slow]] - 1 - q
                 by_partial[at[is_slow]] = step.by_partial[own][is_slow]
-                taken = step.times[own][np.arange(len(at)), item, layers]
-                hops = step.hops[own][np.arange(len(at)), item, 0]
                 for j, row in enumerate(at.tolist()):
-                    picks[row].append(Picked(int(item[j]), int(layers[j]), float(taken[j]), float(hops[j])))
+                    picks[row].append(Picked(int(item[j]), int(layers[j])))
+        worth = self.worth(price)
         return [
-            Found(column_of(self.chains, boxes, row, picks[row]), int(slow[row]), bool(by_partial[row]))
+            found_chain(self.chains, boxes, row, picks[row], worth, int(slow[row]), bool(by_partial[row]))
             if stages[row]
             else None
             for row in range(num)
@@ -149,39 +160,41 @@ class Paths:
         """Costs of a stage that the pipeline begins with, and of one that others come before."""
         held = np.minimum(boxes.least_m, behind + 1)
         keys, index = np.unique(boxes.kind * (self.num_layers + 1) + held, return_inverse=True)
+        numbers, held = np.divmod(keys, self.num_layers + 1)
         both = [
-            self._padded(int(k), behind, int(h))
-            for k, h in zip(*divmod(keys, self.num_layers + 1), strict=True)
+            self.chains.stages(k, behind, h) for k, h in zip(numbers.tolist(), held.tolist(), strict=True)
         ]
+        least_ms = [self.least(k).after_ms for k in numbers.tolist()]
         highest = float(boxes.high.max())
-        paid = self.worth(price)[boxes.kind] * boxes.weight[:, None]
-        hops = self.hops_ms[boxes.kind]
+        paid, own = self.paid(boxes, price)[:, :, None], boxes.kind.tolist()
+        hops = np.stack([self.chains.hops_ms[self.chains.kinds[k].microbatch_size] for k in own])[:, :, None]
         found = []
         for place in (0, 1):
-            times = np.stack([tables[place] for tables in both])
-            width = int(np.flatnonzero((times <= highest).any(axis=(0, 1))).max(initial=0))
-            taken = times[:, :, : width + 1][index]
-            step = make_step(boxes, paid[:, :, None], taken, hops[:, :, None], behind, is_first=place == 0)
-            found.append(step)
+            there = [stages[place] for stages in both]
+            times = np.stack([stages.times for stages in there])
+            width = int(np.flatnonzero((times <= highest).any(axis=(0, 1))).max(initial=0)) + 1
+            after = forward = np.zeros((1, 1, 1))
+            if place == 0 or boxes.late.any():
+                more = [stages.after[:, :width] - ms for stages, ms in zip(there, least_ms, strict=True)]
+                after = np.stack(more)[index]
+            if boxes.late.any():
+                forward = np.stack([stages.forward[:, :width] for stages in there])[index]
+            stages = StageTimes(times[:, :, :width][index], after, forward)
+            found.append(make_step(boxes, paid, hops, stages, behind, is_first=place == 0))
         return found[0], found[1]
-
-    def _padded(self, kind: int, behind: int, held: int) -> tuple[Floats, Floats]:
-        first, inner = self.chains.times(kind, behind, held)
-        missing = self.num_items - len(first)
-        if not missing:
-            return first, inner
-        unfit = np.full((missing, self.num_layers + 1), np.inf)
-        return np.concatenate([first, unfit]), np.concatenate([inner, unfit])
 
     def _floors(self, boxes: Boxes, price: Floats) -> tuple[Floats, Floats, Floats]:
         """Least cost of a layer that is still to be placed, by the three states, [box]."""
-        times = self.least_ms[boxes.kind][:, :, 1:]
+        times = np.stack([self.least(k).times_ms[:, 1:] for k in boxes.kind.tolist()])
+        forward = np.stack([self.least(k).forward_ms[:, 1:] for k in boxes.kind.tolist()])
         width = int(np.flatnonzero((times <= boxes.high.max()).any(axis=(0, 1))).max(initial=0)) + 1
-        times = times[:, :, :width]
+        times, forward = times[:, :, :width], forward[:, :, :width]
         n = np.arange(1, width + 1)
-        paid = (self.worth(price)[boxes.kind] * boxes.weight[:, None])[:, :, None]
+        paid = self.paid(boxes, price)[:, :, None]
         fits = times <= boxes.high[:, None, None]
         taken = np.where(fits, times, 0.0)
+        late = boxes.late[:, None, None]
+        ahead = (1 - late) * taken + late * forward
 
         def least(more: Floats | float) -> Floats:
             found: Floats = np.where(fits, (paid + more) / n, np.inf).min(axis=(1, 2))
@@ -190,33 +203,5 @@ class Paths:
         return (
             least(boxes.fill[:, None, None] * np.minimum(2 * taken - boxes.low[:, None, None], 0.0)),
             least(0.0),
-            least(taken),
+            least(ahead),
         )
-
-
-def column_of(chains: Chains, boxes: Boxes, row: int, picked: list[Picked]) -> Column:
-    """A chain of a box by its stages, in pipeline order."""
-    number, p = int(boxes.kind[row]), len(picked)
-    kind = chains.kinds[number]
-    chips = np.zeros(len(chains.problem.cluster.classes))
-    for stage in picked:
-        chips[kind.node_class[stage.item]] += kind.tensor_parallel[stage.item]
-    taken = np.array([stage.time_ms for stage in picked])
-    hop = np.array([stage.hop_ms for stage in picked])
-    ahead, back = hop * (np.arange(p) > 0), hop * (np.arange(p) < p - 1)
-    both = taken + ahead + back
-    before = np.concatenate([[0.0], np.cumsum(both)[:-1]]) + ahead + chains.after_ms[number]
-    behind = np.concatenate([np.cumsum(both[::-1])[::-1][1:], [0.0]]) + back
-    # With no more stages than micro-batches no stage ever holds more of them.
-    is_full = p <= int(boxes.least_m[row])
-    return Column(
-        kind=number,
-        items=tuple(stage.item for stage in picked),
-        layers=tuple(stage.layers for stage in picked),
-        chips=tuple(chips.tolist()),
-        microbatch_size=kind.microbatch_size,
-        most_m=chains.batch // kind.microbatch_size if is_full else int(boxes.most_m[row]),
-        stages_ms=tuple(taken.tolist()),
-        before_ms=tuple(before.tolist()),
-        behind_ms=tuple(behind.tolist()),
-    )

@@ -14,6 +14,23 @@ stage, and q the stages behind s. The rows (partial, e = s), (work) and, for m =
     T >= m tau[s] + up                                                        (work)
     up = sum_{i<s} (t[i] + h[i]) + h[s]
 
+Here what follows the end of stage 0 adds to up. What follows the end of s adds instead where the step is
+followed to there, with the forward f[i] alone of the stages ahead:
+
+    up' = sum_{i<s} (f[i] + h[i] / 2) + h[s] / 2
+
+A box counts theta of that and 1 - theta of the other. What follows a stage is its exposed reduction, the
+tied embeddings and its part of the tail, all with the replicas of the kind.
+
+The pipelines of a mix then exchange their gradients P. With d replicas, whose stages send w[s] bytes a
+second each, a pipeline takes no less than P / (d sum_s w[s]) (`planner.search.replicas.space`), and by the
+tangent of that convex function at any omega > 0
+
+    exchange >= 2 P / (d omega) - sum_s P w[s] / (d omega^2)
+
+with the most replicas of the kind: a term of each stage again. A box may count it in the place of what all
+pipelines of any mix exchange, which is added to every bound.
+
 ((window) is the mean of that row and its mirror for one window, k = 0, at m' <= q + 1; more micro-batches
 take no less.) For m in [m', m''] a box counts phi of (partial), or of (window) where m' < q + 2, and 1 - phi
 of (work). Of what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - phi) m a
@@ -24,9 +41,10 @@ with (window), any y >= 0 leaves at least
 All of it is a sum over the stages, so that the least over all chains,
 with whole layers and memory by the place in the pipeline, is a shortest path over (stages behind, layers
 placed, where s is). A box is refined where its best chain asks for it: another y towards the highest bound,
-as a concave function of it, less phi where what lies behind would shorten the chain, and else two pieces, cut
-where the chain leaves most between this and what it takes itself: at the micro-batches that its chips are
-worth, which are to be whole, or in the middle of [a, a'].
+as a concave function of it, other phi, theta or omega where they say more of the chain found, and else two
+pieces, cut where the chain leaves most between this and what it takes itself with one number of replicas: by
+those numbers, at the micro-batches that its chips are worth, which are to be whole, or in the middle of
+[a, a'].
 
 References
 ----------
@@ -87,16 +105,12 @@ class _Look:
         """Least bound of the boxes that are closed."""
         self._found: dict[tuple[object, ...], tuple[float, Column]] = {}
 
-    def worth(self, column: Column) -> float:
-        """Sequences that the chips of a chain are worth."""
-        return float(np.dot(self.price, column.chips))
-
     def take(self, chain: Found | None) -> None:
         """Keep a chain."""
         if chain is None:
             return
         column = chain.column
-        time_ms = column.time_ms(self.worth(column))
+        time_ms = column.time_ms(chain.worth)
         self.best_ms = min(self.best_ms, time_ms)
         known = self._found.get(column.key)
         if known is None or column.most_m > known[1].most_m:
@@ -127,7 +141,13 @@ def _least_of(pool: _Open, look: _Look) -> tuple[_Open, _Open]:
     return of(order[:TOGETHER]), of(order[TOGETHER:])
 
 
+def _joined(one: _Open, other: _Open) -> _Open:
+    """All boxes of two lists."""
+    return Boxes.join([one[0], other[0]]), np.append(one[1], other[1]), one[2] + other[2]
+
+
 def _pieces(
+    of: Chains,
     boxes: Boxes,
     values: Floats,
     now: Floats,
@@ -140,8 +160,8 @@ def _pieces(
     for row, chain in enumerate(chains):
         pieces: list[Boxes] = []
         if values[row] < look.cutoff_ms and chain is not None:
-            box, worth = boxes.at(np.array([row])), look.worth(chain.column)
-            pieces, line = refined(box, float(now[row]), chain, worth, lines[row])
+            box = boxes.at(np.array([row]))
+            pieces, line = refined(of, box, float(now[row]), chain, lines[row], look.cutoff_ms)
             asked += [line] * len(pieces)
         if not pieces:
             look.shut_ms = min(look.shut_ms, float(values[row]))
@@ -158,9 +178,11 @@ class Pricing:
         self.paths = Paths(chains, is_up)
         self.first = self._first_boxes()
         self.evaluated = 0
+        self._left: tuple[_Open, _Look] | None = None
+        """Where the last look ended."""
 
     def soonest(self, price: Floats, limit_ms: float, enough_ms: float = 0.0) -> Priced:
-        """Least time of a chain that runs what its chips are worth.
+        """Least time of a chain that runs what its chips are worth, with what it exchanges beyond any mix.
 
         Parameters
         ----------
@@ -171,21 +193,40 @@ class Pricing:
         enough_ms
             Time below which it is enough to know some chain.
         """
-        look = _Look(price, limit_ms)
-        pool = self._open(self.first, np.zeros(len(self.first)), [Asked()] * len(self.first), look)
+        pool, look = self._begin(price, limit_ms)
         looked = 0
-        while len(pool[0]) and looked < MOST_BOXES and look.best_ms >= enough_ms and not self.is_up():
+        while self._goes_on(pool, look, enough_ms) and looked < MOST_BOXES:
             taken, rest = _least_of(pool, look)
+            pool = _joined(taken, rest)
             boxes, values, asked = taken
             looked += len(boxes)
-            now, chains = self.paths.soonest(boxes, price, limit_ms)
+            now, chains = self.paths.soonest(boxes, price, look.cutoff_ms)
+            if self.is_up():
+                # Boxes that no time was left for stay open.
+                break
             values = np.maximum(values, now)
             for chain in chains:
                 look.take(chain)
-            pieces = self._open(*_pieces(boxes, values, now, chains, asked, look), look)
-            pool = Boxes.join([pieces[0], rest[0]]), np.append(pieces[1], rest[1]), pieces[2] + rest[2]
+            pieces = _pieces(self.chains, boxes, values, now, chains, asked, look)
+            pool = _joined(self._open(*pieces, look), rest)
         self.evaluated += looked
+        self._left = pool, look
         return Priced(min(look.shut_ms, float(pool[1].min(initial=np.inf))), look.columns())
+
+    def _begin(self, price: Floats, limit_ms: float) -> tuple[_Open, _Look]:
+        """The open boxes of a look, where it ended if the last one was at the same prices."""
+        if self._left is not None:
+            pool, look = self._left
+            if limit_ms <= look.limit_ms and np.array_equal(look.price, price):
+                look.limit_ms = limit_ms
+                return pool, look
+        look = _Look(price, limit_ms)
+        return self._open(self.first, np.zeros(len(self.first)), [Asked()] * len(self.first), look), look
+
+    def _goes_on(self, pool: _Open, look: _Look, enough_ms: float) -> bool:
+        """Whether open boxes may still raise the bound above that of the closed ones."""
+        least_ms = float(pool[1].min(initial=np.inf))
+        return least_ms < look.shut_ms and look.best_ms >= enough_ms and not self.is_up()
 
     def _open(self, boxes: Boxes, values: Floats, lines: list[Asked], look: _Look) -> _Open:
         """Boxes that the least worth of a layer leaves open, with their bounds."""
@@ -194,10 +235,10 @@ class Pricing:
         return boxes.at(rows), values[rows], [lines[row] for row in rows.tolist()]
 
     def _first_boxes(self) -> Boxes:
-        """Intervals of micro-batches and of time."""
+        """Intervals of micro-batches and of time, with any number of replicas that they leave room for."""
         parts = [Boxes.none()]
         chains = self.chains
-        for size in dict.fromkeys(kind.microbatch_size for kind in chains.kinds):
+        for size in chains.replicas:
             least, most = 1, chains.batch // size
             while least <= most:
                 last = min(least * WIDE[0] // WIDE[1], most)
@@ -208,7 +249,7 @@ class Pricing:
         return Boxes.join(parts)
 
     def _boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
-        times = self.paths.least_ms[kind][:, 1:]
+        times = self.paths.least(kind).times_ms[:, 1:]
         finite = times[np.isfinite(times)]
         if not len(finite):
             return Boxes.none()
@@ -219,21 +260,18 @@ class Pricing:
         edges.append(edges[-1] * LONGEST)
         low, same = np.array(edges[:-1]), np.ones(len(edges) - 1, dtype=np.int64)
         high = np.array(edges[1:])
-        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, np.ones(len(low)))
+        one, none = np.ones(len(low)), np.zeros(len(low))
+        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, one, none, none)
 
     def _quick(self, boxes: Boxes, price: Floats) -> Floats:
         """Bound of every box by the least worth of a layer, inf where its chips are worth too much, [box]."""
         values = np.full(len(boxes), np.inf)
         worth, num_layers = self.paths.worth(price), self.paths.num_layers
-        for kind in np.unique(boxes.kind).tolist():
-            rows = np.flatnonzero(boxes.kind == kind)
-            times = self.paths.least_ms[kind][:, 1:]
-            each = (worth[kind][:, None] / np.arange(1, num_layers + 1)).ravel()
-            order = np.argsort(times, axis=None)
-            least = np.minimum.accumulate(each[order])
-            at = np.searchsorted(times.ravel()[order], boxes.high[rows], side="right") - 1
+        for number in np.unique(boxes.kind).tolist():
+            rows = np.flatnonzero(boxes.kind == number)
+            least, size = self.paths.least(number), self.chains.kinds[number].microbatch_size
             part = boxes.at(rows)
-            m = np.where(at >= 0, num_layers * least[np.maximum(at, 0)], np.inf)
-            time = self.chains.after_ms[kind] + part.low * np.maximum(m, part.least_m)
+            m = num_layers * least.worth_of_layer(worth / size, part.high)
+            time = least.after_ms + part.low * np.maximum(m, part.least_m)
             values[rows] = np.where(m > part.most_m * (1 + 1e-9), np.inf, time)
         return values

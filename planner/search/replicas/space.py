@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.exchange import exchange_link, exchanged_parameters
-from planner.cost.prices import Degrees
+from planner.cost.prices import Degrees, Floats
 from planner.cost.resharding import StageShape
 from planner.data.problem import Problem
 from planner.rules.experts import expert_ranks_divide_stage, expert_replicas_match
@@ -117,12 +117,18 @@ def exchange_floor_s(problem: Problem, num_pipelines: int) -> float:
 
         exchange >= 2 (G - 1) P / W
     """
-    classes, model = problem.cluster.classes, problem.model
-    adapters = sum(
-        node_class.num_nodes * max(exchange_link(problem, a, b)[0] for b in range(len(classes)))
-        for a, node_class in enumerate(classes)
-    )
-    size_bytes = problem.stack.gradient_bytes * exchanged_parameters(
-        problem, 0, model.num_layers, copies=False
-    )
-    return 2 * (num_pipelines - 1) * size_bytes / adapters
+    nodes = [node_class.num_nodes for node_class in problem.cluster.classes]
+    adapters = float(np.dot(nodes, adapter_rates(problem)))
+    return 2 * (num_pipelines - 1) * exchanged_bytes(problem) / adapters
+
+
+def exchanged_bytes(problem: Problem) -> float:
+    """P: gradients of the model [bytes]."""
+    parameters = exchanged_parameters(problem, 0, problem.model.num_layers, copies=False)
+    return problem.stack.gradient_bytes * parameters
+
+
+def adapter_rates(problem: Problem) -> Floats:
+    """Most that a host of each class sends a second, [class] in bytes."""
+    classes = range(len(problem.cluster.classes))
+    return np.array([max(exchange_link(problem, a, b)[0] for b in classes) for a in classes])

@@ -1,7 +1,8 @@
 """What a stage adds to a chain of a box, by where it stands to the slow stage.
 
 The rows of `planner.search.replicas.pricing`, stage by stage, with the share phi (`Boxes.fill`) of (partial)
-or (window) and the rest of (work); y (`Boxes.weight`) counts what its chips are worth.
+or (window) and the rest of (work), and the share theta (`Boxes.late`) of the end of the slow stage; y
+(`Boxes.weight`) counts what its chips are worth.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Bools, Boxes
+from planner.search.replicas.chains import StageTimes
 from planner.search.replicas.space import Ints
 
 State = tuple[Floats, Floats, Floats]
@@ -25,8 +27,6 @@ class Step:
     """Costs of the stages that some stages lie behind, [box, item, n], n = 0 unused."""
 
     times: Floats
-    hops: Floats
-    """[box, item, 1]"""
     costs: tuple[Floats, Floats, Floats, Floats]
     """By what the stage is; a first stage is the slow one or ahead of it."""
     by_partial: Bools
@@ -50,13 +50,17 @@ def lent(boxes: Boxes) -> Floats:
     return at_low(boxes, 1 - boxes.fill) - at_low(boxes, np.ones(len(boxes)))
 
 
-def make_step(boxes: Boxes, paid: Floats, times: Floats, hop: Floats, behind: int, *, is_first: bool) -> Step:
-    """Costs of stages of given times.
+def make_step(
+    boxes: Boxes, paid: Floats, hop: Floats, stages: StageTimes, behind: int, *, is_first: bool
+) -> Step:
+    """Costs of stages.
 
     Parameters
     ----------
-    paid, times, hop
-        [box, item, ...]: what the chips count, times by layers, and the send to one side, one way [ms].
+    paid, hop
+        [box, item, 1]: what the chips count, and the send to one side, one way [ms].
+    stages
+        Arrays [box, item, n].
     behind
         Stages behind them.
     """
@@ -65,27 +69,31 @@ def make_step(boxes: Boxes, paid: Floats, times: Floats, hop: Floats, behind: in
         return np.asarray(values, dtype=np.float64)[:, None, None]
 
     ends, starts = int(behind > 0), int(not is_first)
-    low, fill, least_m = wide(boxes.low), wide(boxes.fill), wide(boxes.least_m)
-    fits = times <= wide(boxes.high)
-    taken = np.where(fits, times, 0.0)
-    is_slow = fits & (times >= low)
+    low, fill, late, least_m = wide(boxes.low), wide(boxes.fill), wide(boxes.late), wide(boxes.least_m)
+    fits = stages.times <= wide(boxes.high)
+    taken, after = np.where(fits, stages.times, 0.0), np.where(fits, stages.after, 0.0)
+    is_slow = fits & (stages.times >= low)
     free = np.where(fits, paid, np.inf)
-    own, by_partial = taken + (ends + starts) * hop, behind <= boxes.least_m - 2
+    by_partial = behind <= boxes.least_m - 2
     # The slow stage: by (partial) times - low counts m' - phi q times, by (window) both parts of it.
     counted = np.where(
         wide(by_partial) > 0, least_m - fill * behind, (1 - fill) * least_m + fill * (least_m + 1) / 2
     )
     beside = np.where(wide(by_partial) > 0, 0.0, fill * (least_m + 1) / 2 * low + wide(lent(boxes)))
-    hops = (np.where(wide(by_partial) > 0, 2 * fill, fill) * ends + starts) * hop
+    hops = (np.where(wide(by_partial) > 0, 2 * fill, fill) * ends + (1 - late / 2) * starts) * hop
     slow = np.where(is_slow, paid + hops + beside + counted * (taken - low), np.inf)
-    ahead = free + own
+    # Up to the end of the slow stage only the forward of those ahead of it counts.
+    ahead = free + taken + (ends + starts) * hop
+    if boxes.late.any():
+        ahead -= late * (taken - np.where(fits, stages.forward, 0.0) + (ends + starts) / 2 * hop)
     if is_first:
-        return Step(times, hop, (ahead, ahead, ahead, slow), by_partial)
+        ahead, slow = ahead + (1 - late) * after, slow + after
+        return Step(stages.times, (ahead, ahead, ahead, slow), by_partial)
+    slow = slow + late * after
     beyond = np.where(is_slow, np.inf, free)
-    behind_it = fill * own
-    return Step(
-        times, hop, (beyond + 2 * behind_it - fill * low, beyond + behind_it, ahead, slow), by_partial
-    )
+    behind_it = fill * (taken + (ends + starts) * hop)
+    costs = beyond + 2 * behind_it - fill * low, beyond + behind_it, ahead, slow
+    return Step(stages.times, costs, by_partial)
 
 
 def closing(state: State, step: Step, num_layers: int) -> Floats:

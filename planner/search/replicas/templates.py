@@ -50,9 +50,8 @@ def chains_of(chains: Chains, columns: Sequence[Column]) -> list[Chain]:
     """Chains of columns, those found last first."""
     found: dict[Chain, None] = {}
     for column in reversed(columns):
-        kind = chains.kinds[column.kind]
-        stages = tuple((int(kind.node_class[i]), int(kind.tensor_parallel[i])) for i in column.items)
-        found[kind.microbatch_size, stages] = None
+        stages = tuple((int(chains.node_class[i]), int(chains.tensor_parallel[i])) for i in column.items)
+        found[column.microbatch_size, stages] = None
     return list(found)
 
 

@@ -17,6 +17,7 @@ from planner.search.replicas.boxes import Boxes, Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.pricing import Pricing
+from planner.search.replicas.refining import _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees
 from planner.simulate.evaluate import evaluate
 from planner.simulate.pipelines import exchange_s, share_of, tail_s
@@ -56,6 +57,8 @@ class Timed:
     chips: tuple[int, int]
     ends_s: tuple[float, ...]
     tail_s: float
+    beyond_s: float
+    """What it exchanges with a pipeline like itself beyond what any mix does."""
 
 
 def all_pipelines(problem: Problem) -> list[Timed]:
@@ -81,7 +84,9 @@ def all_pipelines(problem: Problem) -> list[Timed]:
                     )
                     timed = timed_pipeline(problem, plan, batch // (dp * mbs))
                     if timed is not None:
-                        found.append(Timed(plan, chips, *timed))  # type: ignore[arg-type]
+                        beyond_s = exchange_s(problem, (plan, plan)) - exchange_floor_s(problem, 2)
+                        ends_s, tail = timed
+                        found.append(Timed(plan, chips, ends_s, tail, max(beyond_s, 0.0)))  # type: ignore[arg-type]
     return found
 
 
@@ -148,10 +153,11 @@ def test_no_pipeline_runs_what_its_chips_are_worth_before_pricing_says(seed: int
 
 
 def end_ms(timed: Timed, price: np.ndarray) -> float:
-    """When a pipeline has run what its chips are worth, with its tail."""
+    """When a pipeline has run what its chips are worth, with its tail and what it exchanges."""
     size = timed.plan.data_parallel * timed.plan.microbatch_size
     m = max(int(np.ceil(float(price @ np.array(timed.chips)) / size * (1 - 1e-9))), 1)
-    return (timed.ends_s[m - 1] + timed.tail_s) / MS if m <= len(timed.ends_s) else np.inf
+    whole_s = [end_s + timed.tail_s + timed.beyond_s for end_s in timed.ends_s]
+    return whole_s[m - 1] / MS if m <= len(whole_s) else np.inf
 
 
 @pytest.mark.slow
@@ -166,22 +172,24 @@ def test_every_weight_and_fill_bounds_all_pipelines_that_boxes_hold(seed: int) -
     price *= problem.workload.global_batch_size / float(price @ mixes.available)
     for _ in range(8):
         edges = np.concatenate([[1e-6], np.sort(random.uniform(1.0, 400.0, 3)), [1e9]])
-        least = {(size, m): np.inf for size in (1, 2) for m in range(1, 13)}
+        sizes = [(size, m) for size in (1, 2) for m in range(1, 13)]
+        least = {(size, m): np.inf for size, m in sizes if chains.kind_of(size, m) is not None}
         for size, m in least:
-            kind = chains.kind_of(size, m)
-            assert kind is not None
             same, low = np.ones(4, dtype=np.int64), edges[:-1]
             weights, fill = low * random.uniform(0.0, 2.0, 4), random.uniform(0.0, 1.0, 4)
+            late = random.uniform(0.0, 1.0, 4)
+            adapters = random.choice([0.0, 1.0], 4) * random.uniform(0.2, 4.0, 4) * chains.adapters.max()
             first = int(random.integers(max(m - 2, 1), m + 1))
             kind = chains.kind_of(size, first)
             assert kind is not None
-            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, fill)
+            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, fill, late, adapters)
             least[size, m] = float(mixes.pricing.paths.soonest(boxes, price, 1e7)[0].min())
         for timed in pipelines:
             size = timed.plan.microbatch_size
             worth = float(price @ np.array(timed.chips)) / (size * timed.plan.data_parallel)
             for m in range(max(int(np.ceil(worth * (1 - 1e-9))), 1), min(len(timed.ends_s), 12) + 1):
-                assert least[size, m] <= (timed.ends_s[m - 1] + timed.tail_s) / MS * (1 + 1e-9)
+                end = timed.ends_s[m - 1] + timed.tail_s + timed.beyond_s
+                assert least[size, m] <= end / MS * (1 + 1e-9)
 
 
 def test_a_chain_is_bounded_by_the_rows_of_all_its_stages() -> None:
@@ -190,6 +198,25 @@ def test_a_chain_is_bounded_by_the_rows_of_all_its_stages() -> None:
     assert column.times_ms.tolist() == [4.0, 6.0, 9.0, 12.0]
     assert (column.sequences(8.9), column.sequences(9.0)) == (2, 3)
     assert column.time_ms(2.2) == 9.0 and column.time_ms(5) == np.inf
+
+
+def test_shares_of_rows_rise_again_where_they_say_more_of_another_chain() -> None:
+    """A share that fell for a short chain once kept long ones 10% below their times."""
+    assert _share(1.0, -5.0, 1.0) == 0.5 and _share(0.25, -5.0, 1.0) == 0.0
+    assert _share(0.25, 5.0, 1.0) == 0.5 and _share(0.0, 5.0, 1.0) == 1.0
+    assert _share(1.0, 5.0, 1.0) is None and _share(0.5, 1.0, 1.0) is None
+
+
+def test_a_look_that_was_cut_goes_on_where_it_ended() -> None:
+    mixes = mixes_of(small_problem(0))
+    price, limit_ms = mixes.best_price, 1e6
+    whole = mixes.pricing.soonest(price, limit_ms)
+    calls = iter(range(4))
+    cut = Pricing(mixes.chains, lambda: next(calls, None) is None)
+    assert cut.soonest(price, limit_ms).bound_ms < whole.bound_ms
+    cut.is_up = cut.paths.is_up = lambda: False
+    assert cut.soonest(price, limit_ms).bound_ms == whole.bound_ms
+    assert cut.evaluated == mixes.pricing.evaluated
 
 
 def test_what_pipelines_exchange_is_never_less_than_the_floor() -> None:

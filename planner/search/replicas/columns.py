@@ -1,0 +1,122 @@
+"""Chains as columns: the stages of a box's best chain, with the replicas that suit them best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.search.replicas.boxes import Boxes, Column, Found, Picked, rows_ms
+from planner.search.replicas.chains import Chains, Kind
+
+UNFIT_MS = 1e15
+"""Time of stages that do not fit with some number of replicas."""
+
+
+class Least:
+    """Least times of the stages of a kind."""
+
+    def __init__(self, chains: Chains, number: int) -> None:
+        self.times_ms = chains.least_times(number)
+        """[item, n] at any place."""
+        stages = [*chains.stages(number, 0, 1), *(chains.stages(number, 1, 1) if chains.longest > 1 else ())]
+        self.forward_ms: Floats = np.min([place.forward for place in stages], axis=0)
+        """[item, n] forward at any place."""
+        self.after_ms = chains.least_after_ms(number)
+        """What follows the pipeline."""
+        times = self.times_ms[:, 1:]
+        order = np.argsort(times, axis=None, kind="stable")
+        self._item, self._layers = np.divmod(order, times.shape[1])
+        self._sorted_ms = times.ravel()[order]
+
+    def worth_of_layer(self, worth: Floats, most_ms: Floats) -> Floats:
+        """Least worth of a layer on stages no slower than some times, inf where there is none.
+
+        Parameters
+        ----------
+        worth
+            [item] what the chips of a stage are worth.
+        """
+        least = np.minimum.accumulate(worth[self._item] / (self._layers + 1))
+        at = np.searchsorted(self._sorted_ms, most_ms, side="right") - 1
+        found: Floats = np.where(at >= 0, least[np.maximum(at, 0)], np.inf)
+        return found
+
+
+def found_chain(
+    chains: Chains,
+    boxes: Boxes,
+    row: int,
+    picked: Sequence[Picked],
+    worth: Floats,
+    slow: int,
+    by_partial: bool,
+) -> Found:
+    """The chain of a box by its stages, in pipeline order; `worth` is that of the chips of each item."""
+    number, least_m = int(boxes.kind[row]), int(boxes.least_m[row])
+    kind, p = chains.kinds[number], len(picked)
+    size = kind.microbatch_size
+    # The chain with any number of replicas, and with the fewest and the most.
+    ends = sorted({kind.first, kind.end - 1})
+    own = [chains.number(Kind(size, degree, degree + 1)) for degree in ends]
+    degrees = np.array([chains.most_replicas(k) for k in (number, *own)])
+    places = np.array(
+        [
+            [
+                chains.stages(k, p - 1 - s, min(least_m, p - s))[int(s > 0)].of(stage.item, stage.layers)
+                for s, stage in enumerate(picked)
+            ]
+            for k in (number, *own)
+        ]
+    )
+    unfit = ~np.isfinite(places[:, :, 0]).all(axis=1)
+    places[unfit, :, :2] = UNFIT_MS
+    stages_ms, after_ms, forward_ms = places[:, :, 0], places[:, :, 1], places[0, :, 2]
+    items = [stage.item for stage in picked]
+    hop = chains.hops_ms[size][items]
+    before_ms, behind_ms, gain_ms = _ways(stages_ms, forward_ms, after_ms, hop)
+    adapters = float(chains.adapters[items].sum())
+    exchange_ms = np.maximum(1 / (adapters * degrees) - chains.exchange_ms, 0.0)
+    before_ms = before_ms + exchange_ms[:, None]
+    asked = float(worth[items].sum())
+    m = max(int(np.ceil(asked / size * (1 - 1e-12))), 1)
+    times = rows_ms(stages_ms, before_ms, behind_ms, m)
+    times[unfit | (degrees * size * m > chains.batch)] = np.inf
+    best = 1 + int(np.argmin(times[1:]))
+    chips = np.zeros(len(chains.problem.cluster.classes))
+    np.add.at(chips, chains.node_class[items], chains.tensor_parallel[items])
+    # With no more stages than micro-batches no stage ever holds more of them.
+    most_m = chains.batch // (size * int(degrees[best]))
+    if p > least_m:
+        most_m = min(most_m, int(boxes.most_m[row]))
+    column = Column(
+        kind=own[best - 1],
+        items=tuple(items),
+        layers=tuple(stage.layers for stage in picked),
+        chips=tuple(chips.tolist()),
+        microbatch_size=size,
+        most_m=most_m,
+        stages_ms=tuple(stages_ms[best].tolist()),
+        before_ms=tuple(before_ms[best].tolist()),
+        behind_ms=tuple(behind_ms[best].tolist()),
+    )
+    whole_ms = rows_ms(stages_ms[0], before_ms[0], behind_ms[0], m)
+    loss_ms = float(times[best] - whole_ms) if not kind.is_single else 0.0
+    return Found(column, asked, slow, by_partial, adapters, float(gain_ms[best, slow]), loss_ms)
+
+
+def _ways(
+    stages_ms: Floats, forward_ms: Floats, after_ms: Floats, hop: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """What comes before each stage and after the pipeline, and the way from it to the last one and back.
+
+    The third array is by how much the end of the stage itself leaves more than that of the first one.
+    """
+    p = stages_ms.shape[1]
+    ahead, back = hop * (np.arange(p) > 0), hop * (np.arange(p) < p - 1)
+    both, into = stages_ms + ahead + back, forward_ms + (ahead + back) / 2
+    whole = np.cumsum(both, axis=1) - both + ahead + after_ms[:, :1]
+    own = np.cumsum(into) - into + ahead / 2 + after_ms
+    behind = np.cumsum(both[:, ::-1], axis=1)[:, ::-1] - both + back
+    return np.maximum(whole, own), behind, own - whole
