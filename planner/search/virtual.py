@@ -93,7 +93,11 @@ class VirtualOpener(VirtualDiver):
 
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
-        if bound_s >= self.cutoff_s or self.work >= self.most_work:
+        if bound_s >= self.cutoff_s:
+            self.frontier.close_virtual(bound_s)
+        elif self.work >= self.most_work:
+            if isinstance(item, VirtualPart) and item.looks == 0:
+                bound_s = self._raised_s(bound_s, item)
             self.frontier.close_virtual(bound_s)
         elif isinstance(item, VirtualPair):
             self._open_pair(bound_s, item)
@@ -183,6 +187,13 @@ class VirtualOpener(VirtualDiver):
             return bound_s
         return max(bound_s, self._capacity(part).bound_ms(bound_s / MS, cutoff_s / MS) * MS)
 
+    def _raised_s(self, bound_s: float, part: VirtualPart) -> float:
+        """Bound of what the stages of a part hold and of the mean row, at most the cutoff."""
+        cutoff_s = self.cutoff_s
+        if not bound_s < cutoff_s < np.inf:
+            return bound_s
+        return max(bound_s, self._capacity(part).raised_ms(bound_s / MS, cutoff_s / MS) * MS)
+
     def _relax_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
         self._try_likely(LIKELY)
@@ -190,6 +201,7 @@ class VirtualOpener(VirtualDiver):
         if self.may_anneal:
             self.may_anneal = False
             self._anneal_good(bound_s)
+        bound_s = self._raised_s(bound_s, part)
         if bound_s >= self.cutoff_s:
             self.frontier.close_virtual(bound_s)
             return

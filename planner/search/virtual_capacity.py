@@ -13,18 +13,30 @@ a layer takes on the fastest classes that there are.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formulations.interleaved_rows import dealt_factors
 from planner.cost.prices import Floats
 from planner.search.virtual_tables import StageTimes
 
+ROUNDING = 1e-9
+"""Part of a limit by which the row must exceed it, and of the layers by which the stages must miss them."""
 UNFIT = -1e6
 """Layers of a stage that not even the fewest fit: no sum with it reaches the model's layers."""
 SECTIONS = 16
 """Pieces of the interval between a part's bound and the cutoff, and again of the piece that decides."""
+HALVINGS = 6
+"""Halvings of the interval that is left for the row (dealt)."""
+PRICES = 8
+"""Prices of a layer that are tried at once, and again between the neighbours of the best."""
+BARRED = 1e3
+"""Cost of a stage that holds nothing below a limit, by the limit."""
+WALKS, WALK_SHRINKS = 40, 0.9
+"""Steps of all prices together, where a bound is worth it, and by how much each is shorter than the last."""
 SWEEPS = 3
 """Times that every price is set where there are more than two classes."""
 
@@ -52,14 +64,18 @@ class Capacity:
         *,
         sends_block: bool,
     ) -> None:
-        self.fewest, self.most = np.array(limits.fewest), np.array(limits.most)
         num_stages, self.num_layers = tables.times_ms.shape[1], tables.times_ms.shape[2] - 1
+        fewest, most = np.array(limits.fewest), np.array(limits.most)
+        # Stages that the other classes cannot have are left to a class, and the other way round.
+        self.fewest = np.maximum(fewest, num_stages - (most.sum() - most))
+        self.most = np.minimum(most, num_stages - (self.fewest.sum() - self.fewest))
         self.allowed = np.repeat((self.most > 0)[:, None], num_stages, axis=1)
         for s, c in enumerate(limits.prefix):
             self.allowed[:, s] = np.arange(len(self.most)) == c
         self.blocked_ms = self._blocked_ms(tables, sends_block=sends_block)
         fill = self._fill_ms(tables, limits.prefix, sends_block=sends_block)
-        after = tables.follow_ms + float(tables.tail_ms[self.allowed[:, 0]].min()) + tables.constant_ms
+        tail = float(tables.tail_ms[self.allowed[:, 0]].min())
+        after = tables.follow_ms + tail + tables.constant_ms
         blocked = tables.virtual_stages * self.blocked_ms[:, None].repeat(num_stages, axis=1)
         blocked[:, [0, -1]] -= self.blocked_ms[
             :, None
@@ -73,6 +89,16 @@ class Capacity:
         self.likely_ms = self.values_ms + np.maximum(even - fill[None, :, None], 0.0)
         """The same if chunks of the stages before take as long as its own: no bound, but near."""
         self._or_more: dict[bool, Floats] = {}
+        used = np.flatnonzero(self.most > 0)
+        hop = 0.0 if sends_block else float(tables.hop_ms[np.ix_(used, used)].min())
+        of_stage, of_send = dealt_factors(num_stages, num_microbatches, tables.virtual_stages)
+        self.mean_ms = of_stage[:, None] * times + tables.follow_ms / num_stages
+        """[class, stage, n] w, of the row (dealt)."""
+        held = np.where(np.isfinite(self.mean_ms), self.mean_ms, 0.0)
+        self.most_price_ms = 2 * float((held[:, :, 1:] / np.arange(1, self.num_layers + 1)).max())
+        """Price of a layer beyond which the row is surely no larger."""
+        self.beside_ms = hop * float(of_send.sum()) + tail + tables.constant_ms
+        """What that row counts beside it."""
 
     def _blocked_ms(self, tables: StageTimes, *, sends_block: bool) -> Floats:
         """Least time that the sends of a chunk keep a stage busy, [class]: one forth and one back."""
@@ -120,6 +146,39 @@ class Capacity:
         held: Bools = most_layers(most, self.fewest, self.most) >= self.num_layers
         return held
 
+    def raised_ms(self, low_ms: float, high_ms: float) -> float:
+        """The same with more prices tried and the row (dealt), which takes longer."""
+        for _ in range(HALVINGS):
+            middle_ms = (low_ms + high_ms) / 2
+            if self._may_keep_below(middle_ms):
+                high_ms = middle_ms
+            else:
+                low_ms = middle_ms
+        return low_ms
+
+    def _may_keep_below(self, limit_ms: float) -> bool:
+        """Whether neither the layers nor the row (dealt) say that no plan does."""
+        fits = self.fits(limit_ms)
+        layers = np.arange(self.num_layers + 1)
+        most = np.where(fits, layers, UNFIT).max(axis=2)
+        if most_layers(most, self.fewest, self.most, WALKS) < self.num_layers * (1 - ROUNDING):
+            return False
+        return self.least_mean_ms(limit_ms) <= limit_ms * (1 + ROUNDING)
+
+    def least_mean_ms(self, limit_ms: float) -> float:
+        """Row (dealt) at its least over all stages that keep below a limit; never too large."""
+        layers = np.arange(self.num_layers + 1)
+        mean_ms = np.where(self.fits(limit_ms), self.mean_ms, BARRED * limit_ms)
+        low, high, best = 0.0, self.most_price_ms, 0.0
+        for _ in range(2):
+            prices = np.linspace(low, high, PRICES + 1)
+            costs = np.min(mean_ms - prices[:, None, None, None] * layers, axis=3)
+            values = prices * self.num_layers - most_layers(-costs, self.fewest, self.most, WALKS)
+            at = int(np.argmax(values))
+            best = max(best, float(values[at]))
+            low, high = float(prices[max(at - 1, 0)]), float(prices[min(at + 1, PRICES)])
+        return best + self.beside_ms
+
     def bound_ms(self, low_ms: float, high_ms: float, *, likely: bool = False) -> float:
         """Least step for which the stages may hold all layers, between a bound that is known and a limit."""
         for _ in range(2):
@@ -132,13 +191,13 @@ class Capacity:
         return low_ms
 
 
-def most_layers(layers: Floats, fewest: Ints, most: Ints) -> Floats:
+def most_layers(layers: Floats, fewest: Ints, most: Ints, walks: int = 0) -> Floats:
     """Most layers of all stages, [..., class, stage], between so many stages of each class; never too small.
 
     For two classes the stages that gain most by the first take it. Beyond, an assignment problem, bounded by
     its dual: for any prices on the classes every stage takes its best class at those prices, and the prices
     are paid back for the stages that each class may have. Each price in turn is set so that its class is
-    chosen as often as it may be.
+    chosen as often as it may be; then all walk together `walks` times, up where a class is chosen too often.
     """
     num_classes, num_stages = layers.shape[-2:]
     if num_classes == 2:
@@ -162,6 +221,27 @@ def most_layers(layers: Floats, fewest: Ints, most: Ints) -> Floats:
                 wanted > most[c], first_too_many, np.where(wanted < fewest[c], last_needed, 0.0)
             )
             best = np.minimum(best, value())
+    if walks and num_classes > 1:
+        best = np.minimum(best, _walked(layers, price, fewest, most, walks))
+    return best
+
+
+def _walked(layers: Floats, price: Floats, fewest: Ints, most: Ints, walks: int) -> Floats:
+    """Least value met on a walk of the prices against the stages that are too many or too few [...]."""
+    reach = np.where(layers > UNFIT / 2, layers, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        step = np.nan_to_num(np.nanmax(reach, axis=(-2, -1)) - np.nanmin(reach, axis=(-2, -1)))[..., None] / 4
+    best = np.full(layers.shape[:-2], np.inf)
+    for _ in range(walks):
+        worth = layers - price[..., None]
+        paid_back = np.where(price > 0, price * most, price * fewest).sum(axis=-1)
+        best = np.minimum(best, worth.max(axis=-2).sum(axis=-1) + paid_back)
+        chosen = worth.argmax(axis=-2)
+        counts = (chosen[..., None, :] == np.arange(len(most))[:, None]).sum(axis=-1)
+        excess = np.maximum(counts - most, 0) + np.minimum(counts - fewest, 0)
+        price = price + step * excess / np.maximum(np.abs(excess).sum(axis=-1, keepdims=True), 1)
+        step = step * WALK_SHRINKS
     return best
 
 

@@ -67,6 +67,8 @@ def check_part(part: Part) -> bool:
         return False
     assert part.capacity.holds(best * (1 + REL)), part
     assert part.capacity.bound_ms(0.0, 2 * best) <= best * (1 + REL), part
+    for limit in (best * (1 + REL), 1.1 * best, 1.5 * best, 3 * best):
+        assert part.capacity.raised_ms(0.0, limit) <= best * (1 + REL), (part, limit)
     for cutoff in (best * (1 + REL), 1.3 * best, 10 * best):
         relaxed, whole = (
             virtual_classes.solve(part.data(cutoff), SolveOptions(), integral=integral).bound_ms
@@ -113,8 +115,11 @@ def test_most_layers_is_no_less_than_the_best_assignment() -> None:
             )
         ]
         found = most_layers(np.stack([layers, layers + 1]), fewest, most)
+        walked = float(most_layers(layers, fewest, most, 20))
+        assert walked <= found[0]
         if totals:
             assert found[0] >= max(totals)
+            assert walked >= max(totals) * (1 - REL)
         if classes == 2:
             expected = max(totals, default=-np.inf)
             assert found.tolist() == [expected, expected + stages]
