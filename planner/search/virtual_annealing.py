@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.interleaved_rows import stage_ends
+from formulations.stage_selection_data import most_layers_in_step
 from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.prices import Floats
 from planner.search.virtual_local import SHORT_GROUPS
@@ -67,6 +68,8 @@ class _Stages:
     """[..., stage, moment] memory beside all but the layers."""
     selective_peak_gib: Floats
     full_peak_gib: Floats
+    most_layers: Floats
+    """With which the optimizer's step fits."""
 
     def of(self, order: Ints) -> _Stages:
         """Those of the stages of each walker, [walker, stage]."""
@@ -97,6 +100,7 @@ def _stages(data: VirtualSelectionData, num_moments: int) -> dict[str, Floats]:
         "room_gib": data.limit_gib[:, None] - base,
         "selective_peak_gib": data.selective_peak_gib,
         "full_peak_gib": data.full_peak_gib,
+        "most_layers": most_layers_in_step(stage),
     }
 
 
@@ -143,6 +147,7 @@ class DealingTimes:
         gathering = np.maximum(gathering - hidden * forward.sum(axis=2), 0.0)
         follow = (stages.optimizer_ms * total + stages.after_ms + gathering).max(axis=1)
         end = self._end_ms(forward, backward, send, reduction)
+        fits &= np.asarray((total <= stages.most_layers).all(axis=1))
         values: Floats = np.where(fits, end + follow + self.one.stage.constant_ms, np.inf)
         return values
 
