@@ -181,19 +181,6 @@ class VirtualOpener(VirtualDiver):
         m = int(self.table.num_microbatches[pair.choice])
         return Capacity(times, limits, m, sends_block=True).holds(self.cutoff_s / MS)
 
-    def _capacity_s(self, bound_s: float, part: VirtualPart) -> float:
-        cutoff_s = self.cutoff_s
-        if not np.isfinite(cutoff_s):
-            return bound_s
-        return max(bound_s, self._capacity(part).bound_ms(bound_s / MS, cutoff_s / MS) * MS)
-
-    def _raised_s(self, bound_s: float, part: VirtualPart) -> float:
-        """Bound of what the stages of a part hold and of the mean row, at most the cutoff."""
-        cutoff_s = self.cutoff_s
-        if not bound_s < cutoff_s < np.inf:
-            return bound_s
-        return max(bound_s, self._capacity(part).raised_ms(bound_s / MS, cutoff_s / MS) * MS)
-
     def _relax_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
         self._try_likely(LIKELY)

@@ -150,6 +150,20 @@ class VirtualDiver(VirtualSolver):
         one = replace(part, limits=VirtualLimits(counts, counts, order))
         return best_s is None or self._capacity(one).holds(best_s / MS, likely=True)
 
+    def _capacity_s(self, bound_s: float, part: VirtualPart) -> float:
+        """Bound of what the stages of a part hold, at most the cutoff."""
+        cutoff_s = self.cutoff_s
+        if not np.isfinite(cutoff_s):
+            return bound_s
+        return max(bound_s, self._capacity(part).bound_ms(bound_s / MS, cutoff_s / MS) * MS)
+
+    def _raised_s(self, bound_s: float, part: VirtualPart) -> float:
+        """Bound of what the stages of a part hold and of the mean row, at most the cutoff."""
+        cutoff_s = self.cutoff_s
+        if not bound_s < cutoff_s < np.inf:
+            return bound_s
+        return max(bound_s, self._capacity(part).raised_ms(bound_s / MS, cutoff_s / MS) * MS)
+
     def _made_capacity(self, part: VirtualPart) -> Capacity:
         return Capacity(
             self.tables.of_classes(part.choice, part.virtual_stages, part.stages).times,
