@@ -25,6 +25,11 @@ BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
 CAST_BY_NORM = ("mxfp8", "nvfp4")
 """Formats of small blocks that the norm before a product writes itself (with_quantized_norm)."""
 
+RESCALE_BYTES = 4.0
+"""Bytes moved for each value of a gradient's product with scales by rows: without the faster accumulation
+torchao calls the product of one scale, and multiplies what it wrote by the scales in a kernel of its own
+(float8_ops.py, addmm_float8_unwrapped; pytorch/ao, issue 2184)."""
+
 ROW_CAST_BYTES, COLUMN_CAST_BYTES = 5.0, 7.0
 """Bytes moved to cast one 16-bit operand with a scale for each row, or for each column: it is read for the
 maxima (2) and read and written again (3); a column's cast is then turned round for the product (2). torchao
@@ -51,18 +56,28 @@ def cast_bytes(products: Products, precision: Precision, stack: SoftwareStack, *
     return np.where(products.weight, moved, 0.0)
 
 
+def _inputs(products: Products) -> Floats:
+    """Values of the inputs that a rank casts, array [product, choice]: shared ones once."""
+    return np.where(products.input_again, 0.0, products.count * products.own_inputs * products.k)
+
+
 def _by_rows(products: Products) -> Floats:
     row, column, count = ROW_CAST_BYTES, COLUMN_CAST_BYTES, products.count
-    inputs, weights = count * products.m * products.k, count * products.n * products.k
+    whole, weights = count * products.m * products.k, count * products.n * products.k
+    inputs = np.where(products.input_again, 0.0, whole)
     gradients = count * products.m * products.n
     return np.array(
-        [row * (inputs + weights), row * gradients + column * weights, column * (gradients + inputs)]
+        [
+            row * (inputs + weights),
+            row * gradients + column * weights + RESCALE_BYTES * whole,
+            column * (gradients + inputs) + RESCALE_BYTES * weights,
+        ]
     )
 
 
 def _by_blocks(products: Products, precision: Precision) -> Floats:
     cast = BLOCK_CAST_BYTES[precision]
-    inputs = cast * products.count * products.own_inputs * products.k
+    inputs = cast * _inputs(products)
     if precision in CAST_BY_NORM:
         inputs = np.where(products.after_norm, 0.0, inputs)
     gradients = cast * products.count * products.own_gradients * products.n
@@ -75,14 +90,15 @@ def _by_tensors(products: Products, stack: SoftwareStack, *, turned: bool) -> Fl
     cast = largest + HALF + 1.0
     # Cast and turned in one kernel where both happen on the same rows.
     gathers_input = p.own_inputs < p.m
-    inputs = np.where(gathers_input | p.after_norm, cast, cast + turn) * p.own_inputs * p.k
+    inputs = np.where(gathers_input | p.after_norm, cast, cast + turn) * _inputs(p)
     if not stack.current_scaling:
         inputs = np.where(p.after_norm, 0.0, inputs)
-    turned_later = np.where(gathers_input | p.after_norm, TURN_BYTES * turn * p.m * p.k, 0.0)
+    turns_later = (gathers_input | p.after_norm) & ~p.input_again
+    turned_later = np.where(turns_later, TURN_BYTES * turn * p.count * p.m * p.k, 0.0)
     gathers_gradient = p.own_gradients < p.m
     gradients = np.where(
         gathers_gradient,
         cast * p.own_gradients + TURN_BYTES * turn * p.m,
         (cast + turn) * p.m,
     )
-    return np.array(np.broadcast_arrays(p.count * inputs, p.count * gradients * p.n, p.count * turned_later))
+    return np.array(np.broadcast_arrays(inputs, p.count * gradients * p.n, turned_later))

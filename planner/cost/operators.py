@@ -44,6 +44,8 @@ class Matmul:
     """Whether B is a weight; without one both gradients are activations'."""
     after_norm: bool = False
     """Whether a norm makes its input."""
+    input_again: bool = False
+    """Whether the product before has read the same input, so that it is cast already."""
     own_rows: Values | None = None
     """Rows of the input of a column-parallel product (of the output's gradient of a row-parallel one) that a
     rank has before they are gathered; None where they are not."""
@@ -67,6 +69,7 @@ class Products:
         self.m, self.n, self.k, self.count = values.reshape(len(matmuls), 4, -1).transpose(1, 0, 2)
         self.weight = np.array([x.has_weight for x in matmuls])[:, None]
         self.after_norm = np.array([x.after_norm for x in matmuls])[:, None]
+        self.input_again = np.array([x.input_again for x in matmuls])[:, None]
         # Rows of inputs and of outputs' gradients that a rank casts, the rest being gathered.
         self.own_inputs, self.own_gradients = self.m.copy(), self.m.copy()
         for i, x in enumerate(matmuls):
@@ -121,35 +124,54 @@ def column_maps(model: ModelSpec, kind: LayerKind) -> int:
     return attention + ((2 if model.gated_mlp else 1) if kind in ("dense", "mlp") else 0)
 
 
-def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> list[Matmul]:
-    """Products with weights of one layer."""
+def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes, joined_maps: str = "all") -> list[Matmul]:
+    """Products with weights of one layer.
+
+    Parameters
+    ----------
+    joined_maps
+        Which maps of one input are one product (`SoftwareStack.joined_maps`).
+    """
     if kind == "mamba":
         return _mamba_matmuls(model, sizes)
     out: list[Matmul] = []
     if kind != "mlp":
-        out += _latent_matmuls(model, sizes) if model.mla else _attention_matmuls(model, sizes)
+        joined = joined_maps != "none"
+        out += _latent_matmuls(model, sizes) if model.mla else _attention_matmuls(model, sizes, joined)
     if kind in ("dense", "mlp"):
-        out += _mlp_matmuls(model, model.ffn_hidden_size, sizes, "fc")
+        out += _mlp_matmuls(model, model.ffn_hidden_size, sizes, "fc", joined_maps == "all")
     elif kind == "moe":
         out += _moe_matmuls(model, sizes)
     return out
 
 
-def _attention_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
+def _maps_of_one_input(
+    name: str, widths: Sequence[Values], hidden: Values, s: Sizes, joined: bool, after_norm: bool
+) -> list[Matmul]:
+    """Column-parallel maps to these widths, as one product or several."""
+    parts = [sum(widths)] if joined else widths
+    return [
+        Matmul(
+            name,
+            s.tokens,
+            n,
+            hidden,
+            s.ones,
+            "column",
+            after_norm=after_norm,
+            input_again=i > 0,
+            own_rows=s.norm_tokens,
+        )
+        for i, n in enumerate(parts)
+    ]
+
+
+def _attention_matmuls(model: ModelSpec, s: Sizes, joined: bool) -> list[Matmul]:
     queries = model.num_attention_heads * model.head_dim / s.tp
     groups = maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
     hidden = model.hidden_size * s.ones
     return [
-        Matmul(
-            "qkv",
-            s.tokens,
-            queries + 2 * groups,
-            hidden,
-            s.ones,
-            "column",
-            after_norm=True,
-            own_rows=s.norm_tokens,
-        ),
+        *_maps_of_one_input("qkv", (queries, groups, groups), hidden, s, joined, True),
         Matmul("proj", s.tokens, hidden, queries, s.ones, "row", own_rows=s.norm_tokens),
     ]
 
@@ -182,20 +204,12 @@ def _latent_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     return out
 
 
-def _mlp_matmuls(model: ModelSpec, width: int, s: Sizes, name: str) -> list[Matmul]:
+def _mlp_matmuls(model: ModelSpec, width: int, s: Sizes, name: str, joined: bool = True) -> list[Matmul]:
     inner = width / s.tp
     hidden = model.hidden_size * s.ones
+    widths = (inner,) * (2 if model.gated_mlp else 1)
     return [
-        Matmul(
-            f"{name}1",
-            s.tokens,
-            (2 if model.gated_mlp else 1) * inner,
-            hidden,
-            s.ones,
-            "column",
-            after_norm=name == "fc",
-            own_rows=s.norm_tokens,
-        ),
+        *_maps_of_one_input(f"{name}1", widths, hidden, s, joined, name == "fc"),
         Matmul(f"{name}2", s.tokens, hidden, inner, s.ones, "row", own_rows=s.norm_tokens),
     ]
 

@@ -63,7 +63,17 @@ def layer_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes
         out = out + _activation_traffic(model, stack, s.tokens * model.ffn_hidden_size / s.tp)
     elif kind == "moe":
         out = out + _moe_traffic(model, stack, s)
+    if stack.joined_maps != "all":
+        out = out + Traffic(s.zeros, s.tokens * model.hidden_size * _summed_input_bytes(model, kind, stack))
     return out
+
+
+def _summed_input_bytes(model: ModelSpec, kind: LayerKind, stack: SoftwareStack) -> float:
+    """Bytes for each value of an input of which several maps make a gradient each: all are read and their sum
+    written by one kernel, or two by two as autograd adds them."""
+    maps = [3] if kind != "mlp" and stack.joined_maps == "none" and model.mla is None else []
+    maps += [2] if kind in ("dense", "mlp") and model.gated_mlp else []
+    return sum(HALF * (n + 1 if stack.fused_pointwise else 3 * (n - 1)) for n in maps)
 
 
 PLAIN_NORM = (1.5, 2.6)

@@ -87,7 +87,9 @@ class Work:
         """What a problem's pieces do."""
         model, stack = problem.model, problem.stack
         kinds = model.layer_kinds
-        groups: dict[str, list[Matmul]] = {kind: layer_matmuls(model, kind, sizes) for kind in kinds}
+        groups: dict[str, list[Matmul]] = {
+            kind: layer_matmuls(model, kind, sizes, stack.joined_maps) for kind in kinds
+        }
         groups["head"] = [head_matmul(model, vocab, sizes)]
         if model.mtp_num_layers:
             groups["merge"] = [merge_matmul(model, sizes)]

@@ -68,6 +68,9 @@ class SoftwareStack(Data):
     plain_modules: bool = False
     """Whether norms work in fp32 by plain operators, a gated unit multiplies by the activation it keeps, and
     grouped keys and values are repeated for every head, as in Megatron-LM before Transformer Engine."""
+    joined_maps: Literal["all", "attention", "none"] = "all"
+    """Whether queries, keys and values are one product, and gate and first map another, or the former alone.
+    Maps of their own are a product each, and the gradients of the input that they share are added."""
     column_input_copies: bool = False
     """Whether queries, keys, values, gate and first map are maps of their own, each of which copies its input
     and reduces its input's gradient, where tensor-parallel ranks do not split the sequence. No value is then

@@ -34,6 +34,11 @@ def prices(of: Problem, **degrees: int | bool | str) -> Prices:
     return price(of, Degrees.single(**degrees))  # type: ignore[arg-type]
 
 
+def with_stack(of: Problem, **changes: object) -> Problem:
+    """The same problem with fields of its software changed."""
+    return of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
+
+
 def without_assumptions_of_nics(of: Problem, nic_gbit_per_s: float) -> Problem:
     """The same problem with other adapters in every node."""
     classes = tuple(c.model_copy(update={"nic_gbit_per_s": nic_gbit_per_s}) for c in of.cluster.classes)

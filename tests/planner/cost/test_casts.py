@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,3 +64,29 @@ def test_scales_of_blocks_are_written_along_both_dimensions_before_gathering(
 
 def test_products_of_activations_are_not_cast() -> None:
     assert moved(Matmul("scores", ROWS, 4.0, 6.0, 1.0, has_weight=False)) == [0.0, 0.0, 0.0]
+
+
+def test_a_product_that_reads_what_another_read_casts_its_weight_and_gradient_alone() -> None:
+    again = replace(COLUMN, input_again=True)
+    for of in (COLUMN, again):
+        assert moved(of, current=True)[1] == 6.0 * ROWS * 4
+    assert moved(again, current=True) == [0.0, 6.0 * ROWS * 4, 0.0]
+    assert moved(again, "fp8_block") == [0.0, 4.0 * ROWS * 4, 0.0]
+
+
+def test_scales_by_rows_cast_both_ways_and_scale_what_gradients_products_wrote() -> None:
+    stack = load_stack("torchtitan").model_copy(update={"row_scales": True})
+    inputs, weights, gradients = ROWS * 6, 6.0 * 4, ROWS * 4
+    once, again = (
+        cast_bytes(Products([x]), "fp8", stack, turned=True).ravel()
+        for x in (COLUMN, replace(COLUMN, input_again=True))
+    )
+    np.testing.assert_allclose(
+        once,
+        [
+            5 * (inputs + weights),
+            5 * gradients + 7 * weights + 4 * inputs,
+            7 * (gradients + inputs) + 4 * weights,
+        ],
+    )
+    np.testing.assert_allclose(once - again, [5 * inputs, 0, 7 * inputs])

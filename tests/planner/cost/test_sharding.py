@@ -8,14 +8,9 @@ import pytest
 from planner.cost.class_pricing import with_host_floor
 from planner.cost.networks import network_of
 from planner.cost.prices import PARTS
-from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
+from tests.planner.cost.problems import prices, problem, with_stack, without_assumptions_of_nics
 
 DP, HOST = PARTS.index("dp"), PARTS.index("host")
-
-
-def with_stack(of, **changes):  # type: ignore[no-untyped-def]
-    """The problem on a stack that differs in some fields."""
-    return of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
 
 
 @pytest.mark.parametrize("mode", ["zero3", "fsdp"])

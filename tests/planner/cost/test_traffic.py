@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost.operators import layer_matmuls
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
 from planner.cost.traffic import Traffic, head_traffic, layer_traffic, ring_traffic, score_traffic
-from tests.planner.cost.problems import prices, problem
+from tests.planner.cost.problems import prices, problem, with_stack
 
 SIXTEEN_BITS = {"fused_softmax": False, "softmax_in_fp32": False}
 
@@ -115,3 +116,24 @@ def test_dropout_of_its_own_reads_and_writes_both_ways() -> None:
     # In either of two blocks: read, written, and the mask of a byte.
     assert with_dropout.forward_bytes - without.forward_bytes == 2 * (4 + 1) * VALUES
     assert with_dropout.backward_bytes - without.backward_bytes == 2 * (4 + 1) * VALUES
+
+
+def test_maps_of_their_own_do_the_same_work_and_add_the_gradients_of_their_input() -> None:
+    of = problem(stack="torchtitan")
+    joined = with_stack(of, joined_maps="all")
+    s = Sizes.single(of, Degrees.single())
+    apart, together = (layer_matmuls(of.model, "dense", s, kept) for kept in ("none", "all"))
+    assert [x.name for x in apart] == ["qkv"] * 3 + ["proj"] + ["fc1"] * 2 + ["fc2"]
+    assert [x.input_again for x in apart] == [False, True, True, False, False, True, False]
+    assert sum(x.flop for x in apart) == pytest.approx(sum(x.flop for x in together))
+    gate = layer_matmuls(of.model, "dense", s, "attention")
+    assert [x.name for x in gate] == ["qkv", "proj", "fc1", "fc1", "fc2"]
+    # Three gradients and two are read, their sums written.
+    more = [layer_traffic(x.model, "dense", x.stack, s).backward_bytes for x in (of, joined)]
+    assert more[0] - more[1] == pytest.approx(s.tokens * of.model.hidden_size * 2 * (4 + 3))
+    eager = [
+        layer_traffic(x.model, "dense", with_stack(x, fused_pointwise=False).stack, s).backward_bytes
+        for x in (of, joined)
+    ]
+    assert eager[0] - eager[1] == pytest.approx(s.tokens * of.model.hidden_size * 2 * 3 * (2 + 1))
+    assert prices(of).layer_forward_s[0, 0, 0, 0] > prices(joined).layer_forward_s[0, 0, 0, 0]
