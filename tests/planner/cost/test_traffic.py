@@ -136,4 +136,8 @@ def test_maps_of_their_own_do_the_same_work_and_add_the_gradients_of_their_input
         for x in (of, joined)
     ]
     assert eager[0] - eager[1] == pytest.approx(s.tokens * of.model.hidden_size * 2 * 3 * (2 + 1))
-    assert prices(of).layer_forward_s[0, 0, 0, 0] > prices(joined).layer_forward_s[0, 0, 0, 0]
+    # Narrow maps wait for their input, which each of them reads.
+    narrow = [
+        prices(x, tensor_parallel=8, microbatch_size=8).layer_forward_s[0, 0, 0, 0] for x in (of, joined)
+    ]
+    assert narrow[0] > 1.02 * narrow[1]
