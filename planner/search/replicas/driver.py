@@ -49,6 +49,7 @@ from planner.search.replicas.templates import (
     uniform_chains,
 )
 from planner.search.space import Pairs
+from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
 
 SHARE_OF_PART = 0.4
@@ -99,7 +100,8 @@ class ReplicaSearch(MeshSearch):
         seeds: Sequence[Plan] = (),
         proven_s: Mapping[TargetName, float] | None = None,
     ) -> None:
-        super().__init__(problem, on_progress, seeds)
+        super().__init__(problem, on_progress)
+        self.seeds = [plan for plan in seeds if keeps_wishes(problem, plan)]
         self.whole = problem
         """The problem with every degree that the narrower launchers may use."""
         launchers: tuple[TargetName, ...] = ("megatron-lm", "flagscale")

@@ -59,6 +59,17 @@ def test_no_launcher_beats_a_wider_one(results: dict[str, Result]) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+def test_a_plan_beyond_what_flagscale_may_use_is_begun_with(problem: Problem) -> None:
+    """Stage-by-stage plans have no context parallelism; Megatron-LM's have, and are legal here."""
+    options = Options(gap=0.5, max_pipeline_parallel=1, pin={"cp": 2, "mbs": 1}, least_context_tokens=1024)
+    plan = api.plan(problem, options).plan
+    assert plan is not None and plan.context_parallel == 2
+    search = ReplicaSearch(problem.model_copy(update={"target": "unrestricted"}), None, [plan])
+    assert search.seeds == [plan]
+    search.offer_seeds()
+    assert search.incumbent.ranked()[0].plan.context_parallel == 2
+
+
 def test_work_alone_bounds_every_plan(problem: Problem, results: dict[str, Result]) -> None:
     bound = work_bound_s(problem)
     assert bound is not None
