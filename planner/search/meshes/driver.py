@@ -100,7 +100,7 @@ class MeshSearch(Search):
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
         opener = self.make_opener()
         self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
-        lengths = list_lengths(self.pairs, opener.families)
+        lengths = list_lengths(self.pairs, opener.families[: opener.num_wide])
         opener.longest = longest_of(self.pairs)
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)

@@ -5,6 +5,9 @@ of its members, and so holds all their pipelines: its shapes are those of all me
 one of its class beats is left out: one with no more chips, whose passes, sends, reduction and what follows
 take no longer at any place and for any number of layers. With the better one in its place no row of
 `formulations.pipeline_rows` grows, so that a bound over pipelines of the others holds for all.
+
+Families that run as many sequences at a time are looked at as one at first, for the same reasons: that bounds
+all of them in the time of two, though no plan takes the memory of one and the times of another.
 """
 
 from __future__ import annotations
@@ -33,12 +36,13 @@ class Family:
     places: Places
 
 
-def list_families(batches: Sequence[Batch]) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the batches that are bounded together."""
-    found: dict[tuple[int, bool, int, int | None, bool | None], list[int]] = {}
+def list_families(batches: Sequence[Batch]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Numbers of the batches of every family, families that run as many sequences at a time together."""
+    wide: dict[tuple[int, int, int | None], dict[tuple[bool, bool | None], list[int]]] = {}
     for number, batch in enumerate(batches):
-        found.setdefault((batch.sequences, *batch.shared, batch.selective), []).append(number)
-    return tuple(tuple(members) for members in found.values())
+        same = wide.setdefault((batch.sequences, batch.expert_parallel, batch.expert_tensor_parallel), {})
+        same.setdefault((batch.sequence_parallel, batch.selective), []).append(number)
+    return tuple(tuple(tuple(members) for members in same.values()) for same in wide.values())
 
 
 def make_family(

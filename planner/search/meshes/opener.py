@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageChoice
 from planner.cost.prices import Floats, Prices
-from planner.data.plan import Plan, Recompute, Stage
+from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
-from planner.search.assemble import hosts_of_stages
 from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
+from planner.search.meshes.assemble import assemble_meshes
 from planner.search.meshes.families import Family, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found, Known, relax
@@ -34,8 +35,10 @@ COARSE_WORK, FINE_WORK = 200_000, 200_000
 MOST_POINTS = 2000
 PIECES = 4
 """Into how many pieces numbers of stages are cut that stay open together."""
+MANY_LENGTHS = 12
+"""Numbers of stages from which brackets stay whole, so that all parts are soon looked at once."""
 COARSE_HALVINGS, FINE_HALVINGS = 1, 3
-"""How often brackets are halved, at first and in the end."""
+"""How often brackets are halved, of fewer lengths and in the end."""
 TRIED_MEMBERS = 2
 """Batches of a family in which what its walks come to is tried."""
 
@@ -60,7 +63,14 @@ class MeshOpener(Opener):
         self.tables = self.meshes  # type: ignore[assignment]
         self.places = PlaceTables(problem, prices, batches)
         self.chips_of_class = [node_class.num_chips for node_class in problem.cluster.classes]
-        self.families = list_families(batches)
+        same = list_families(batches)
+        self.families = [tuple(sorted(chain(*families))) for families in same]
+        """Batches of what is bounded together: all that run as many sequences at a time, then by families."""
+        self.num_wide = len(same)
+        self._narrower: dict[int, range] = {}
+        for number, families in enumerate(same):
+            self._narrower[number] = range(len(self.families), len(self.families) + len(families))
+            self.families += families
         self._made: dict[int, Family] = {}
         self.known: dict[tuple[int, bool], Known] = {}
         """Good prices of every batch, and of every family."""
@@ -94,12 +104,21 @@ class MeshOpener(Opener):
             self.frontier.push(bound_s, part)
             return
         lengths, key = stages.tolist(), (part.choice, True)
+        halvings = COARSE_HALVINGS if len(lengths) < MANY_LENGTHS else 0
         found_s, found = self._walked(
-            bound_s, key, family.batch, family.places, lengths, COARSE_WORK, COARSE_HALVINGS
+            bound_s, key, family.batch, family.places, lengths, COARSE_WORK, halvings
         )
         if found_s.min() < self.frontier.cutoff_s:
             self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
+        if part.choice in self._narrower:
+            for narrow in self._narrower[part.choice]:
+                longest = max((self.longest.get(member, 0) for member in self.families[narrow]), default=0)
+                mine = stages <= longest
+                if mine.any():
+                    bounds = tuple(known_s[mine].tolist())
+                    self.frontier.push(min(bounds), Lengths(narrow, tuple(stages[mine].tolist()), bounds))
+            return
         if len(part.stages) > 1:
             for piece in np.array_split(np.arange(len(stages)), PIECES):
                 if len(piece):
@@ -121,6 +140,8 @@ class MeshOpener(Opener):
             made = make_family(self.places, self.batches, members, longest, lambda: self.clock.is_up)
             if made is None:
                 return None
+            if number in self._narrower:
+                return made
             self._made[number] = made
         return self._made[number]
 
@@ -258,41 +279,3 @@ class MeshOpener(Opener):
             self.best = evaluation.step_s, choice, order
             self.best_layers = stage_choice.layers
         return confirmed(plan, evaluation)
-
-
-def assemble_meshes(problem: Problem, batch: Batch, order: Sequence[int], stage_choice: StageChoice) -> Plan:
-    """The plan of one batch, one sequence of shapes and one answer of `stage_selection`."""
-    shapes = [batch.shapes[k] for k in order]
-    hosts = hosts_of_stages(
-        problem, [shape.node_class for shape in shapes], [shape.num_chips for shape in shapes]
-    )
-    stages, first = [], 0
-    for s, (shape, count) in enumerate(zip(shapes, stage_choice.layers, strict=True)):
-        node_class = problem.cluster.classes[shape.node_class]
-        recompute: Recompute = "selective" if batch.selective else stage_choice.recompute[s]  # type: ignore[assignment]
-        stages.append(
-            Stage(
-                layers=(first, first + count - 1),
-                chip=node_class.chip,
-                node_class=node_class.name,
-                hosts=hosts[s],
-                tensor_parallel=shape.tensor_parallel,
-                data_parallel=shape.data_parallel,
-                recompute=recompute,
-                recompute_layers=stage_choice.recompute_layers[s],
-            )
-        )
-        first += count
-    tp, dp = shapes[0].tensor_parallel, shapes[0].data_parallel
-    return Plan(
-        target=problem.target,
-        tensor_parallel=tp,
-        expert_parallel=batch.expert_parallel,
-        expert_tensor_parallel=tp if batch.expert_tensor_parallel is None else batch.expert_tensor_parallel,
-        data_parallel=dp,
-        microbatch_size=batch.sequences // dp,
-        num_microbatches=batch.num_microbatches,
-        sequence_parallel=batch.sequence_parallel and any(shape.tensor_parallel > 1 for shape in shapes),
-        dp_mode="distopt",
-        stages=tuple(stages),
-    )

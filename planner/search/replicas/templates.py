@@ -19,8 +19,9 @@ from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.local import first_layers, improve_layers
+from planner.search.meshes.assemble import assemble_meshes
 from planner.search.meshes.neighbours import Place, most_stages
-from planner.search.meshes.opener import MeshOpener, assemble_meshes
+from planner.search.meshes.opener import MeshOpener
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.space import Shared
