@@ -452,3 +452,9 @@ def test_maxtext_shards_over_sixteen_nodes_from_sixty_four_on() -> None:
         return stack_of(of).optimizer_shard_size
 
     assert [size(n) for n in (128, 256, 512, 2048)] == [None, None, 128, 128]
+
+
+def test_mindspeed_adds_gradients_apart_and_overlaps_their_sums_where_the_script_says_so() -> None:
+    plain = stack_of(run(software="MindSpeed-LLM 1.0.RC3 (Mcore)", notes="script enables mc2"))
+    asked = stack_of(run(software="MindSpeed-LLM 1.0.RC3 (Mcore)", notes="mc2; overlap-grad-reduce; x"))
+    assert (plain.gradient_accumulation_fusion, plain.dp_overlap, asked.dp_overlap) == (False, False, True)
