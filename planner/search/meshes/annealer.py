@@ -11,8 +11,8 @@ WORTH_A_GAP = 0.02
 """How far below the best plan the bound must lie for pipelines to be annealed."""
 EVERY, LATER = 3, 1.2
 """Parts opened between two annealings: at least so many, and so many times those before."""
-IN_VAIN = 2
-"""By how much longer the wait grows behind one that found nothing better."""
+IN_VAIN = 1.5
+"""How many times longer the wait grows behind one that found nothing better, once no batch is new."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_STARTS = 6
@@ -47,7 +47,8 @@ class MeshAnnealer:
         elif best is not None:
             self._begun = best[1:]
             self._improve(best[1])
-        self._wait = EVERY if opener.incumbent.step_s != step_s else self._wait * IN_VAIN
+        in_vain = not fresh and opener.incumbent.step_s == step_s
+        self._wait = int(self._wait * IN_VAIN) if in_vain else EVERY
         self._next = max(opened + self._wait, int(opened * LATER))
 
     def _improve(self, choice: int) -> None:

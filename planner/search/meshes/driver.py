@@ -38,7 +38,7 @@ from planner.search.space import Pairs
 
 BLOCKS, LOOKS = 400, 120
 """Choices of one shape a class that are listed, and pipelines of them that are looked at for first plans."""
-GAP_OF_UNIFORM = 0.05
+GAP_OF_UNIFORM = 0.01
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
 SHARE_OF_UNIFORM = 0.2
 """Share of the time limit that the search for equal degrees may take."""
