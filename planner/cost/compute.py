@@ -105,18 +105,24 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
     isolated = isolated * relative.compute_scale
     latency = isolated * factors
     at = products.grouped
+    apart = [] if _has_grouped_wgrad(relative) else at
     if at:
-        grouped = np.array([_grouped_factor(relative, name, m[at], sums) for name in PASSES])
-        if stack.experts_as_single_products:
+        grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
+        if stack.experts_as_single_products and _grouped_training(relative) == "h100_sxm":
             single = _gemm_factors(relative.measured, relative.gemm_precision, sums)[:, 0]
             grouped = np.minimum(grouped, single[:, None])
         latency[:, at] = isolated[:, at] * grouped
     if relative.sustained_flop_per_s is not None:
-        limited = 2.0 * m * n * k / relative.sustained_flop_per_s
-        latency = np.maximum(latency, limited * np.array([1.0, 1.0, sums])[:, None, None])
+        limited = np.array([1.0, 1.0, sums])[:, None, None] * (
+            2.0 * m * n * k / relative.sustained_flop_per_s
+        )
+        limited[2, apart] /= sums
+        latency = np.maximum(latency, limited)
     rate = relative.memory_bytes_per_s
     element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
-    latency = count * np.maximum(latency, products.moved_bytes(element, stack.gradient_bytes) / rate)
+    moved_s = products.moved_bytes(element, stack.gradient_bytes) / rate
+    latency[2, apart] += ((2 * stack.gradient_bytes - HALF) * n * k / rate)[apart]
+    latency = count * np.maximum(latency, moved_s)
     if relative.gemm_precision != "bf16":
         turned = relative.measured.table not in UNTURNED
         latency = latency + cast_bytes(products, precision, stack, turned=turned) / rate
@@ -159,13 +165,28 @@ def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str, sums: f
     return split * over_forward * tables.relation(source, "gemm", "fp8_forward")
 
 
-def _grouped_factor(relative: Relative, name: str, rows: Floats, sums: float) -> Values:
-    """The same for grouped products over as many single ones, by the rows of one."""
+def _grouped_training(relative: Relative) -> str:
+    """Table of grouped products: H100's ran in one grouped kernel, the others as Transformer Engine's do."""
     training = relative.measured.products or relative.measured.training
-    training = "h100_sxm" if training == "h200_sxm" else training
-    if tables.has_relation(training, "grouped_gemm", name):
-        return tables.grouped_relation(training, name, rows)
-    return sums * tables.grouped_relation(training, "dgrad", rows)
+    return "h100_sxm" if training == "h200_sxm" else training
+
+
+def _grouped_factor(relative: Relative, name: str, rows: Floats) -> Values:
+    """The same for grouped products over as many single ones, by the rows of one."""
+    training = _grouped_training(relative)
+    if name == "wgrad" and not _has_grouped_wgrad(relative):
+        return np.ones_like(rows)
+    return tables.grouped_relation(training, name, rows)
+
+
+def _has_grouped_wgrad(relative: Relative) -> bool:
+    """Whether grouped wgrad was measured where the kernel set its rate.
+
+    On B200 it never was. There it takes as long as single products at the power limit and then, nothing
+    hidden, to read the sums and write them wide: over what was measured 1.01 with sums in fp32 (median of 20
+    products of 128 to 9,832 rows, 0.87 to 1.23), 0.91 in 16 bits (of 16; SimuMax, general_grouped_gemm).
+    """
+    return tables.has_relation(_grouped_training(relative), "grouped_gemm", "wgrad")
 
 
 FLASH2_ON_HOPPER = (1.95, 1.66)
