@@ -13,7 +13,7 @@ Data       y[j]     value            value of the function at j
            l[i], h[i]                the box, within what the coordinate may be
 Variables  x[i]     in [l[i], h[i]]  where to look next
            t                         how high the function may be there
-Model      max  t
+Model      min  -t
            s.t. t - sum_i g[j,i] x[i] <= y[j] - sum_i g[j,i] x0[j,i]      for all j        (plane)
                 sum_{i in p} x[i] <= 1                                    for all p        (whole)
 Size       |I| + 1 variables, |J| + |P| rows.
@@ -27,10 +27,11 @@ Source     R. E. Marsten, W. W. Hogan, J. W. Blankenship, "The boxstep method fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from formulations.solvers import GrowingProgram
 
 Floats = NDArray[np.float64]
 
@@ -39,8 +40,9 @@ FIRST_RADIUS, LEAST_RADIUS, MOST_RADIUS = 0.15, 1e-3, 2.0
 GROWS, WAITS, SHRINKS = 2.0, 0.9, 0.6
 """What it is multiplied by where a point is about as high as promised, no better, and far lower."""
 ABOUT = 0.3
-"""Share of what was promised from which the box grows, and whose loss times `FAR` shrinks it more."""
+"""Share of what was promised from which the box grows (guess)."""
 FAR = 1.0
+"""Loss over what was promised from which the box shrinks more (guess)."""
 
 
 class BoxPlanes:
@@ -48,16 +50,9 @@ class BoxPlanes:
 
     def __init__(self, unit: Floats, most: Floats, wholes: tuple[tuple[int, ...], ...]) -> None:
         """`unit` are sizes of the coordinates by which the box is measured."""
-        from ortools.linear_solver import pywraplp
-
-        # One small program that only gains rows: built once, as building costs more than solving it.
-        self.solver = pywraplp.Solver.CreateSolver("GLOP")
-        self._unit, self._most = unit, most
-        self._x = [self.solver.NumVar(0.0, 0.0, f"x_{i}") for i in range(len(unit))]
-        self._top = self.solver.NumVar(-np.inf, np.inf, "t")
-        self.solver.Objective().SetCoefficient(self._top, 1.0)
-        self.solver.Objective().SetMaximization()
-        add_whole(self.solver, self._x, wholes)
+        self._unit, self._most, self._top = unit, most, len(unit)
+        self._program = GrowingProgram([0.0] * len(unit) + [-1.0])
+        add_whole(self._program, wholes)
         self._radius = FIRST_RADIUS
         self.best, self.best_at = -np.inf, np.zeros(len(unit))
         self._limit = np.inf
@@ -75,17 +70,18 @@ class BoxPlanes:
         self._resize(value)
         if value > self.best:
             self.best, self.best_at = value, point
-        add_plane(self.solver, self._x, self._top, point, value, slope)
+        add_plane(self._program, point, value, slope)
         reach = self._radius * self._unit
         low = self.best_at - reach
         low[1:] = np.maximum(low[1:], 0.0)
         high = np.maximum(np.minimum(self.best_at + reach, self._most), low)
-        for one, lower, upper in zip(self._x, low.tolist(), high.tolist(), strict=True):
-            one.SetBounds(lower, upper)
-        if self.solver.Solve() != self.solver.OPTIMAL:
+        for i, (lower, upper) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+            self._program.set_bounds(i, lower, upper)
+        values = self._program.solve()
+        if values is None:
             return self.best_at
-        self._limit = self._top.solution_value()
-        found: Floats = np.clip([one.solution_value() for one in self._x], low, high)
+        self._limit = values[self._top]
+        found: Floats = np.clip(values[: self._top], low, high)
         return found
 
     def _resize(self, value: float) -> None:
@@ -101,17 +97,13 @@ class BoxPlanes:
             self._radius = max(shrunk, LEAST_RADIUS)
 
 
-def add_plane(solver: Any, x: Sequence[Any], top: Any, point: Floats, value: float, slope: Floats) -> None:
-    """The function lies below the plane of every point that was looked at."""
-    row = solver.Constraint(-np.inf, value - float(slope @ point), "plane")
-    row.SetCoefficient(top, 1.0)
-    for one, along in zip(x, slope.tolist(), strict=True):
-        row.SetCoefficient(one, -along)
+def add_plane(program: GrowingProgram, point: Floats, value: float, slope: Floats) -> None:
+    """The function, the last variable, lies below the plane of every point that was looked at."""
+    row = dict(enumerate((-slope).tolist())) | {len(slope): 1.0}
+    program.add_row("plane", row, value - float(slope @ point))
 
 
-def add_whole(solver: Any, x: Sequence[Any], wholes: Sequence[Sequence[int]]) -> None:
+def add_whole(program: GrowingProgram, wholes: Sequence[Sequence[int]]) -> None:
     """Coordinates that share one whole are no more than 1 together."""
     for number, whole in enumerate(wholes):
-        row = solver.Constraint(-np.inf, 1.0, f"whole_{number}")
-        for k in whole:
-            row.SetCoefficient(x[k], 1.0)
+        program.add_row(f"whole_{number}", dict.fromkeys(whole, 1.0), 1.0)

@@ -3,9 +3,10 @@
 PuLP builds the programs. HiGHS and SCIP run through OR-Tools' MathOpt (`model_proto`), which, unlike
 OR-Tools' ModelBuilder (9.15), keeps the bound when a limit or a gap stops the solver. CBC is the one that
 PuLP ships; it gives no bound unless it proves the optimum. CP-SAT runs the integer twins of the
-formulations, never the linear programs: it would round the continuous variables.
+formulations, never the linear programs: it would round the continuous variables. GLOP runs the one linear
+program that only gains rows and is solved after each (`GrowingProgram`), as it goes on from its last basis.
 
-Left out: warm starts; every program here is small.
+Left out: other warm starts; every program here is small.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import datetime
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,6 +151,40 @@ def _solve_cbc(model: pulp.LpProblem, options: SolveOptions) -> Solution:
         bound = objective * (1 - options.gap) if objective > 0 else objective
         return Solution("optimal", values, objective, bound, work)
     return Solution("feasible", values, objective, None, work)
+
+
+class GrowingProgram:
+    """A linear program that gains rows and is solved after each, minimising, variables by number.
+
+    Built once: for a handful of variables building costs more than solving.
+    """
+
+    def __init__(self, costs: Sequence[float]) -> None:
+        """`costs` are what a unit of each variable adds to the objective; no variable has bounds yet."""
+        from ortools.linear_solver import pywraplp
+
+        self._solver = pywraplp.Solver.CreateSolver("GLOP")
+        self._variables = [self._solver.NumVar(-math.inf, math.inf, f"x_{i}") for i in range(len(costs))]
+        objective = self._solver.Objective()
+        for variable, cost in zip(self._variables, costs, strict=True):
+            objective.SetCoefficient(variable, cost)
+        objective.SetMinimization()
+
+    def add_row(self, name: str, coefficients: Mapping[int, float], most: float) -> None:
+        """The sum of coefficients times variables is at most so much."""
+        row = self._solver.Constraint(-math.inf, most, name)
+        for i, coefficient in coefficients.items():
+            row.SetCoefficient(self._variables[i], coefficient)
+
+    def set_bounds(self, i: int, low: float, high: float) -> None:
+        """Let a variable lie between two values."""
+        self._variables[i].SetBounds(low, high)
+
+    def solve(self) -> list[float] | None:
+        """Values of the variables at the optimum; None where the solver finds none."""
+        if self._solver.Solve() != self._solver.OPTIMAL:
+            return None
+        return [variable.solution_value() for variable in self._variables]
 
 
 def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
