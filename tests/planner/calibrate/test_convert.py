@@ -428,10 +428,12 @@ def test_latent_attention_on_blackwell_goes_through_memory_before_its_kernel_cam
     ).flash_attention
 
 
-def test_maxtext_recomputes_all_but_the_first_map() -> None:
+def test_maxtext_recomputes_all_but_what_its_script_names() -> None:
     found = convert(run(software="MaxText (JAX) dgxc-benchmarking v25.02", plan__recompute=None))
     assert [plan.stages[0].recompute for plan in found.plans] == ["selective"]
     assert found.problem.stack.selective_modules == ("all_but_qkv",)
+    llama2 = stack_of(run(software="MaxText (JAX) dgxc-benchmarking v24.11.1", plan__recompute=None))
+    assert llama2.selective_modules == ("all_but_qkv_proj",)
 
 
 def test_paxml_saves_dots_and_shards_over_the_nodes_of_its_script() -> None:
