@@ -91,16 +91,19 @@ def _alternatives(explanation: Explanation) -> Table:
         table.add_row(
             other.kind,
             "-" if other.step_s is None else format_seconds(other.step_s),
-            _range(other.slower_at_least, other.slower),
+            format_slower(other.slower_at_least, other.slower),
             other.words,
         )
     return table
 
 
-def _range(least: float | None, most: float | None) -> str:
-    """A proven range of shares: `0.0 to 1.2%`."""
+def format_slower(least: float | None, most: float | None) -> str:
+    """A proven range of shares: `0.0 to 1.2%`; `0.4% faster` where it beats the plan in hand in its gap."""
     if most is None:
         return "-"
+    if most <= -0.0005:
+        return f"{-100 * most:.1f}% faster"
+    most = max(most, 0.0)
     return f"{100 * (least or 0.0):.1f} to {100 * most:.1f}%"
 
 
