@@ -51,8 +51,8 @@ class BoxPlanes:
     def __init__(self, unit: Floats, most: Floats, wholes: tuple[tuple[int, ...], ...]) -> None:
         """`unit` are sizes of the coordinates by which the box is measured."""
         self._unit, self._most, self._top = unit, most, len(unit)
-        self._program = GrowingProgram([0.0] * len(unit) + [-1.0])
-        add_whole(self._program, wholes)
+        self.program = GrowingProgram([0.0] * len(unit) + [-1.0])
+        add_whole(self.program, wholes)
         self._radius = FIRST_RADIUS
         self.best, self.best_at = -np.inf, np.zeros(len(unit))
         self._limit = np.inf
@@ -70,14 +70,14 @@ class BoxPlanes:
         self._resize(value)
         if value > self.best:
             self.best, self.best_at = value, point
-        add_plane(self._program, point, value, slope)
+        add_plane(self.program, point, value, slope)
         reach = self._radius * self._unit
         low = self.best_at - reach
         low[1:] = np.maximum(low[1:], 0.0)
         high = np.maximum(np.minimum(self.best_at + reach, self._most), low)
         for i, (lower, upper) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-            self._program.set_bounds(i, lower, upper)
-        values = self._program.solve()
+            self.program.set_bounds(i, lower, upper)
+        values = self.program.solve()
         if values is None:
             return self.best_at
         self._limit = values[self._top]

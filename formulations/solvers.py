@@ -176,6 +176,11 @@ class GrowingProgram:
         for i, coefficient in coefficients.items():
             row.SetCoefficient(self._variables[i], coefficient)
 
+    @property
+    def row_names(self) -> list[str]:
+        """Names of the rows, in the order in which they were added."""
+        return [row.name() for row in self._solver.constraints()]
+
     def set_bounds(self, i: int, low: float, high: float) -> None:
         """Let a variable lie between two values."""
         self._variables[i].SetBounds(low, high)

@@ -74,7 +74,7 @@ def fleet_split_names(data: StageSelectionData) -> Iterable[str]:
 def box_planes_names(data: StageSelectionData) -> Iterable[str]:
     planes = box_planes.BoxPlanes(np.ones(2), np.ones(2), ((0, 1),))
     planes.next_point(np.zeros(2), 0.0, np.ones(2))
-    return [row.name() for row in planes.solver.constraints()]
+    return planes.program.row_names
 
 
 def chip_prices_names(data: StageSelectionData) -> Iterable[str]:
