@@ -19,7 +19,15 @@ from planner.cost.prices import Floats
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
-BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": 4.0, "nvfp4": 3.5}
+MXFP8_CAST_RATE = 0.91
+"""Rate of Transformer Engine's cast with scales of 32 values along both dimensions over that of copies:
+52.3 us for 8,192 x 8,192 values on B200, scales included (ROCm/TransformerEngine, pull request 598)."""
+
+MXFP8_CAST_BYTES = (4.0 + 2 / 32) / MXFP8_CAST_RATE + 4 / 32
+"""Scales, a byte each, are written, and a kernel of its own reads them and writes them as products want them
+(NVIDIA/Megatron-LM, docs/discussions, deepseek-v3-gb200-optimization.md, section 2.1.3)."""
+
+BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": MXFP8_CAST_BYTES, "nvfp4": 3.5}
 """To cast one 16-bit value with scales of small blocks: read 2, write it along both at 1 (0.75) each."""
 
 CAST_BY_NORM = ("mxfp8", "nvfp4")

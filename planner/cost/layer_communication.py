@@ -7,12 +7,14 @@ them beside the products that they overlap with:
 - backward: the gather of the saved input runs behind dgrad, the reduction of the input's gradient
   behind wgrad (core/tensor_parallel/layers.py); two gathers with sequence parallelism are exposed;
 - context parallel: over a ring the next block's keys and values travel behind this one's attention;
-- expert parallel: exchanges are exposed.
+- expert parallel: exchanges are exposed; HybridEP runs kernels of its own where fast links join all ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from planner.cost.collectives import Network, collective_s, send_s
 from planner.cost.compute import traffic_s
@@ -201,6 +203,16 @@ and 51 GB/s, of which 3/4 and 7/8 cross adapters of 50 GB/s (github.com/deepseek
 internode kernels on H800)."""
 
 
+HYBRIDEP_RANKS = (8.0, 16.0, 24.0, 32.0, 36.0)
+
+HYBRIDEP_SHARE = (0.729, 0.715, 0.695, 0.671, 0.663)
+"""Share of one chip's link that HybridEP reaches among so many ranks that fast links join: GB200, 32
+multiprocessors as Megatron-Bridge's recipes set them, kernels alone, the mean of 16-bit dispatch and combine
+over what crosses the link (764 and 737 GB/s of all that 8 ranks receive, 632 and 597 of 36;
+deepseek-ai/DeepEP, branch hybrid-ep, docs/README_Hybrid-EP.md). That more ranks reach what 36 do, and other
+links as much, is a guess."""
+
+
 def distinct_share(top_k: int, groups: Values) -> Values:
     """Copies of a token that groups of ranks receive over those that its experts do, experts spread evenly.
 
@@ -209,12 +221,19 @@ def distinct_share(top_k: int, groups: Values) -> Values:
     return groups * (1 - (1 - 1 / groups) ** top_k) / top_k
 
 
+def hybridep_s(network: Network, received_bytes: Values, ranks: Values) -> Values:
+    """Dispatch or combination of tokens by HybridEP among ranks that fast links join, weights along [s]."""
+    share = np.interp(ranks, HYBRIDEP_RANKS, HYBRIDEP_SHARE)
+    return received_bytes * (1 - 1 / ranks) / (share * network.link_bytes_per_s)
+
+
 def expert_layer_s(
     network: Network, model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes
 ) -> tuple[Values, Values]:
     """Forward and backward of the exchanges of one mixture-of-experts layer, nothing hidden [s].
 
-    Forward: tokens, probabilities, results, and the counts; with expert tensor parallelism two gathers and
+    Forward: tokens, probabilities, results, and the counts (of HybridEP, which sends probabilities along with
+    tokens, the map of all ranks' choices); with expert tensor parallelism two gathers and
     one reduction more. Backward: three exchanges; one gather and two reductions.
     """
     s = sizes
@@ -236,6 +255,12 @@ def expert_layer_s(
     )
     counts = collective_s(network, "all_gather", 8.0 * moe.num_experts * s.ep, spread, sharing)
     exchange = 2 * tokens + probabilities
+    if once_a_node and stack.dispatcher_library == "hybridep":
+        near = spread.nodes <= 1
+        once = hybridep_s(network, sent * model.hidden_size * HALF, spread.ranks)
+        exchange = where(near, 2 * once, exchange)
+        routed = s.norm_tokens * moe.num_experts * s.ep  # every rank learns who goes where, a byte each
+        counts = where(near, collective_s(network, "all_gather", routed, spread, sharing), counts)
     gathered = s.expert_rows(moe.top_k)
     expert_spread = spread_group(s.etp, s.ones, network.domain_chips)
     gather, scatter = (

@@ -7,12 +7,14 @@ import pytest
 
 from planner.cost.compute import MatmulTimes, matmul_times
 from planner.cost.launches import launches
-from planner.cost.layer_communication import distinct_share
+from planner.cost.layer_communication import distinct_share, hybridep_s
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul, Products
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
+from planner.cost.relatives import relative_of
 from planner.cost.sizes import Sizes
+from planner.data.chip import Precision
 from planner.data.problem import Problem
 from planner.units import MS
 from tests.planner.cost.problems import problem
@@ -98,3 +100,39 @@ def test_single_products_make_up_for_slow_grouped_kernels_where_those_were_measu
             float(expert_times(chip, experts_as_single_products=how).dgrad_s[0]) for how in (True, False)
         )
         assert (single < grouped) == gains
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dispatch_gb_per_s", "combine_gb_per_s"), [(8, 764.0, 737.1), (36, 632.3, 597.0)]
+)
+def test_hybridep_takes_what_it_was_measured_to_take_within_fast_links(
+    ranks: int, dispatch_gb_per_s: float, combine_gb_per_s: float
+) -> None:
+    network = network_of(problem(cluster="9x4 gb200-186gb"), 0)
+    received = 4096 * 8 * 7168 * 2.0 * float(distinct_share(8, float(ranks)))
+    both = 2 * float(hybridep_s(network, received, float(ranks)))
+    assert both == pytest.approx(received / 1e9 * (1 / dispatch_gb_per_s + 1 / combine_gb_per_s), rel=0.01)
+
+
+def test_hybridep_serves_where_fast_links_join_all_ranks_alone() -> None:
+    for cluster, faster in (("16x4 gb200-186gb", True), ("8x8 h100-sxm-80gb", False)):
+        of = problem(cluster=cluster, model="deepseek-v3")
+        deepep, hybridep = (
+            on_stack(of, ep=32, moe_dispatcher="deduplicating", dispatcher_library=library)
+            for library in ("deepep", "hybridep")
+        )
+        moe = deepep.kinds.index("moe")
+        times = [float(x.layer_forward_s[0, moe, 0, EP]) for x in (hybridep, deepep)]
+        assert times[0] < times[1] if faster else times[0] == times[1]
+
+
+@pytest.mark.parametrize("chip", ["gb200-186gb", "b200-180gb"])
+def test_scales_of_small_blocks_cost_blackwell_no_rate(chip: str) -> None:
+    of = problem(cluster=f"1x8 {chip}")
+    grouped = Products([Matmul("expert1", 4096.0, 4096.0, 7168.0, 8.0, grouped=True)])
+    formats: tuple[Precision, ...] = ("fp8", "mxfp8")
+    narrow, blocks = (
+        float(matmul_times(relative_of(of.chips[chip], p, 900.0), grouped, p, of.stack).forward_s[0])
+        for p in formats
+    )
+    assert blocks < narrow
