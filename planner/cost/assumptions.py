@@ -7,7 +7,7 @@ from itertools import combinations
 
 from planner.cost.relatives import Relative, has_own_tables
 from planner.data.problem import Problem
-from planner.units import format_percent
+from planner.units import BYTES_PER_GBIT, format_percent
 
 
 def assumptions(problem: Problem, relatives: Sequence[Relative]) -> tuple[str, ...]:
@@ -57,9 +57,13 @@ def _of_links(problem: Problem) -> Iterator[str]:
         if node_class.num_nodes > 1 and node_class.transport != "rdma":
             yield f"{node_class.name}: what {node_class.transport} leaves of the adapters' rate is a guess"
     listed = [set(link.between) for link in cluster.links]
-    for first, second in combinations(cluster.classes, 2):
+    for (a, first), (b, second) in combinations(enumerate(cluster.classes), 2):
         if {first.name, second.name} not in listed:
-            yield f"{first.name} to {second.name}: no link stated; the slower side's adapters"
+            rate = cluster.link_between(a, b)[0] / BYTES_PER_GBIT
+            yield (
+                f"{first.name} to {second.name}: no link stated; {rate:g} Gbit/s a node, "
+                "the slower side's adapters"
+            )
         if first.nic_make and second.nic_make and first.nic_make != second.nic_make:
             yield (
                 f"{first.name} to {second.name}: adapters of two makers ({first.nic_make}, "

@@ -127,9 +127,11 @@ def _links(classes: list[NodeClass], chips: list[Chip]) -> tuple[list[Link], lis
         first, second = classes[a], classes[b]
         slower = min(first, second, key=lambda c: c.node_bandwidth_bytes_per_s)
         rate = slower.nics_per_node * slower.nic_gbit_per_s
-        text = f"{first.name} to {second.name}: {rate:g} Gbit/s a node, the slower side's adapters"
         if chips[a].backend != chips[b].backend:
-            text += ", staged through the host (two platforms)"
+            notes.append(
+                f"{first.name} to {second.name}: {rate:g} Gbit/s a node, the slower side's adapters, "
+                "staged through the host (two platforms)"
+            )
             links.append(
                 Link(
                     between=(first.name, second.name),
@@ -139,5 +141,4 @@ def _links(classes: list[NodeClass], chips: list[Chip]) -> tuple[list[Link], lis
                     note="two platforms share no device-direct path; a guess",
                 )
             )
-        notes.append(text)
     return links, notes

@@ -6,6 +6,7 @@ import pytest
 
 from planner.data.load import load_cluster
 from planner.errors import InstanceError
+from tests.planner.cost.problems import prices, problem
 
 
 def test_short_form_gives_classes_with_the_usual_adapters():
@@ -24,8 +25,14 @@ def test_short_form_gives_classes_with_the_usual_adapters():
 
 def test_everything_taken_for_granted_is_listed():
     text = "\n".join(load_cluster("2x8 h100, 2x8 a100-80").assumptions)
-    for part in ("8 x 400 Gbit/s", "8 x 200 Gbit/s", "450 GB/s", "300 GB/s", "5 us", "1600 Gbit/s a node"):
+    for part in ("8 x 400 Gbit/s", "8 x 200 Gbit/s", "450 GB/s", "300 GB/s", "5 us"):
         assert part in text
+
+
+def test_the_link_between_two_classes_is_listed_once_with_its_rate():
+    noted = prices(problem("2x8 h100, 2x8 a100-80"), tensor_parallel=8, data_parallel=2).assumptions
+    of_pair = [note for note in noted if " to a100" in note]
+    assert len(of_pair) == 1 and "1600 Gbit/s a node" in of_pair[0]
 
 
 def test_half_a_node_has_half_the_adapters():
