@@ -103,7 +103,7 @@ class _Economy:
     ) -> None:
         self.problem, self.objective, self.reach_s, self.on_search = problem, objective, reach_s, on_search
         self.budget = budget
-        self.weights = _weights(problem, objective)
+        self.weights = _weights(problem, objective, is_reach=reach_s is not None)
         self.known: dict[Counts, tuple[float, Result]] = {}
         """Bound on the step time [s] and result for every corner searched."""
         self.best: tuple[float, Result, Counts] | None = None
@@ -255,15 +255,16 @@ class _Economy:
         )
 
 
-def _weights(problem: Problem, objective: Objective) -> NDArray[np.float64]:
-    """Price or power of a node of every class, [node_class]."""
+def _weights(problem: Problem, objective: Objective, *, is_reach: bool) -> NDArray[np.float64]:
+    """Price or power of a node of every class, [node_class]; `is_reach` where a step time is asked for."""
+    asked = "--reach-step-s" if is_reach and objective == "cost" else f"--objective {objective}"
     key = {"cost": "price_usd_per_hour", "energy": "power_kw"}[objective]
     values = []
     for i, node_class in enumerate(problem.cluster.classes):
         value = getattr(node_class, key)
         if value is None and node_class.name not in problem.options.spare:
             raise InstanceError(
-                f"class {node_class.name} has no {key}, which `--objective {objective}` needs; add it",
+                f"class {node_class.name} has no {key}, which `{asked}` needs; add it",
                 f"{problem.name}: cluster.classes[{i}]",
             )
         values.append(float(value or 0.0))

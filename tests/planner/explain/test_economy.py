@@ -150,8 +150,11 @@ def test_the_cheapest_nodes_that_reach_a_step_time_are_those_of_all_plans(seed: 
 
 def test_a_class_without_a_price_is_named() -> None:
     problem = with_class(priced(1), 1, price_usd_per_hour=None)
-    with pytest.raises(InstanceError, match=r"class a100-sxm-80gb has no price_usd_per_hour"):
+    named = r"class a100-sxm-80gb has no price_usd_per_hour, which `"
+    with pytest.raises(InstanceError, match=named + "--objective cost`"):
         cheapest(problem, "cost")
+    with pytest.raises(InstanceError, match=named + "--reach-step-s`"):
+        cheapest(problem, "cost", reach_s=1.0)
 
 
 def test_the_command_prints_nodes_and_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
