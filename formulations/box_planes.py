@@ -40,9 +40,8 @@ FIRST_RADIUS, LEAST_RADIUS, MOST_RADIUS = 0.15, 1e-3, 2.0
 GROWS, WAITS, SHRINKS = 2.0, 0.9, 0.6
 """What it is multiplied by where a point is about as high as promised, no better, and far lower."""
 ABOUT = 0.3
-"""Share of what was promised from which the box grows (guess)."""
-FAR = 1.0
-"""Loss over what was promised from which the box shrinks more (guess)."""
+"""Share of what was promised from which the box grows. All of these
+are guesses: they say how soon the top is reached, never what is proven."""
 
 
 class BoxPlanes:
@@ -93,7 +92,7 @@ class BoxPlanes:
             grown = self._radius * (GROWS if gained > ABOUT * promised else 1.0)
             self._radius = min(grown, MOST_RADIUS)
         else:
-            shrunk = self._radius * (SHRINKS if gained < -FAR * promised else WAITS)
+            shrunk = self._radius * (SHRINKS if gained < -promised else WAITS)
             self._radius = max(shrunk, LEAST_RADIUS)
 
 

@@ -6,6 +6,8 @@ same stage or of another. Every stage recomputes what takes it least time where 
 steps are read off two short ones, as in `planner.search.virtual_local`. The random numbers come from the
 user's seed, so that runs repeat; whatever comes of it the referee judges.
 
+The constants are guesses: they say what is looked at, never what is proven.
+
 Left out: models whose first layers are of another kind.
 """
 

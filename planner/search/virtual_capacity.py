@@ -8,7 +8,7 @@ for every stage s, so that a limit on T is one on the layers of each stage, by c
 recomputation included (`formulations.virtual_selection_tables`). Where sends block, every chunk of a stage
 also takes its quickest sends forth and back, instead of the c[i]. Where the stages together cannot hold the
 model's layers in any order of the classes no plan beats the limit. Chunk 0 of the stages before s takes what
-a layer takes on the fastest classes that there are.
+a layer takes on the fastest classes that there are. How many prices are tried is a guess; any of them bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Good plans with virtual stages before anything is proven: classes as blocks, stages swapped, then annealed.
 
 Parts are looked at by what their stages are likely to hold (`planner.search.virtual_capacity`), so that the
-cutoff is near its last value when the first relaxation is solved.
+cutoff is near its last value when the first relaxation is solved. The constants are guesses: they say what is
+looked at, never what is proven.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Open one part of the space of pipelines of free shapes: bound it, split it, or solve it."""
+"""Open one part of the space of pipelines of free shapes: bound it, split it, or solve it.
+
+The constants are guesses: they say what is looked at, never what is proven.
+"""
 
 from __future__ import annotations
 

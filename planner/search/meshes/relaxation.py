@@ -9,7 +9,8 @@ Sigma the least sum of all stages and rho the least share of the longer pass, it
 
     T / m,   (T - Sigma) / ((m - 1) rho),   and where m > p + 1 for all lengths  (T - 2 Sigma) / (m - p - 1)
 
-for a plan no slower than T (the rows work, path and paced of `planner.search.bounds`).
+for a plan no slower than T (the rows work, path and paced of `planner.search.bounds`). The constants are
+guesses: they say what is looked at, never what is proven.
 """
 
 from __future__ import annotations

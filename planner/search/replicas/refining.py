@@ -1,6 +1,7 @@
 """How a box is refined whose best chain is bounded lower than it takes itself.
 
-`planner.search.replicas.pricing` has what weight and fill of a box mean.
+`planner.search.replicas.pricing` has what weight and fill of a box mean. The constants are guesses: they say
+what is looked at, never what is proven.
 """
 
 from __future__ import annotations
