@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from planner.cost.checkpointing import policy_of, repeated_shares
 from planner.cost.collectives import inside_s
 from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
-from planner.cost.elementwise import Values, exists, maximum, total, where
+from planner.cost.elementwise import Values, exists, total, where
+from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.identity import remembered
 from planner.cost.launches import HEAD_LAUNCHES
 from planner.cost.layer_communication import (
@@ -23,7 +24,6 @@ from planner.cost.memory import gathered_heads_bytes
 from planner.cost.networks import network_of
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
-from planner.cost.prices import PARTS
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.sharding import Sharding
 from planner.cost.sizes import Sizes, context_levels
@@ -33,14 +33,9 @@ from planner.cost.userbuffers import PieceTimes, piece_times
 from planner.cost.work import Piece, Work, work_of_one
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
-from planner.units import MS
 
 EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
-
-
-Parts = list[Values]
-"""A time in the order of PARTS."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +59,9 @@ class ClassPricing:
         precision = problem.workload.precision
         self.network = network_of(problem, class_index)
         self.relative = self.network.relative
-        self.chip = chip
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
         self.zero = sizes.zeros
+        self.host = HostWaits(self.stack, chip, sizes)
         self.sync: Synchronisation = synchronisation(
             self.network, sizes, dp_mode, self.stack, precision, self.model.moe is not None
         )
@@ -142,15 +137,18 @@ class ClassPricing:
         dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:
             dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
-        count = work.launches
-        once = self._launched(_parts(compute[0], tp[0], cp[0], ep[0], dp[0]), count)
+        times = self.stack.forwards_per_layer
+        ran = (times * compute[0], times * tp[0], times * cp[0], times * ep[0])
+        launched, reduced = times * work.launches, times * work.blocks
         # FSDP keeps what it gathered for the recomputation until the backward is done, ZeRO-3 lets go of it.
         again = dp[0] if self.sharding.releases_after_forward else 0.0
         return LayerTimes(
-            forward=once,
-            backward=self._launched(_parts(compute[1], tp[1], cp[1], ep[1], dp[1]), work.backward_launches),
+            forward=self._launched(parts_of(*ran, dp[0]), launched, reduced),
+            backward=self._launched(
+                parts_of(compute[1], tp[1], cp[1], ep[1], dp[1]), work.backward_launches, work.reductions
+            ),
             selective=self._selective(kind, piece, core[0], cp[0], ep[0]),
-            full=self._launched(_parts(compute[0], tp[0], cp[0], ep[0], again), count),
+            full=self._launched(parts_of(*ran, again), launched, reduced),
         )
 
     def _pieces(self, piece: Piece) -> PieceTimes | None:
@@ -167,7 +165,7 @@ class ClassPricing:
         """Forward of the modules that selective recomputation runs again, with their collectives."""
         zero = self.zero
         if self.stack.selective_modules == ("core_attn",):
-            return _parts(self.factor * core, zero, cp, zero)
+            return parts_of(self.factor * core, zero, cp, zero)
         modules = modules_of(self.model, kind, self.stack.selective_modules)
         again = products_again(modules)
         shares = dict.fromkeys(again, 1.0)
@@ -182,15 +180,12 @@ class ClassPricing:
         compute = self.factor * (compute + traffic_s(self.relative, moved))
         blocks = tensor_blocks_again(self.model, modules)
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
-        parts = _parts(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
+        parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
         return self._launched(parts, launches_again(self.model, modules, self.sizes))
 
-    def _launched(self, parts: Parts, layers: Values) -> Parts:
-        """Parts with the time that a chip waits where the host launches more slowly than it computes."""
-        if not self.stack.host_layer_floor_ms:
-            return parts
-        floor_s = self.factor * self.chip.host_launch_factor * self.stack.host_layer_floor_ms * MS
-        return with_host_floor(parts, layers * floor_s)
+    def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
+        """Parts with the time that the chip waits for its host."""
+        return self.host.launched(parts, layers, reductions)
 
     def embedding(self) -> tuple[Parts, Parts]:
         """Forward and backward of the embedding [s]."""
@@ -200,8 +195,8 @@ class ClassPricing:
         learned = self.model.position_embedding == "learned"
         scatter = t.all_reduce_s if learned else t.reduce_scatter_s
         return (
-            _parts(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero),
-            _parts(traffic.backward_bytes / rate, where(sp, t.all_gather_s, 0.0), zero, zero),
+            parts_of(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero),
+            parts_of(traffic.backward_bytes / rate, where(sp, t.all_gather_s, 0.0), zero, zero),
         )
 
     def head(self) -> tuple[Parts, Parts]:
@@ -219,8 +214,8 @@ class ClassPricing:
         once = self.factor * merge.rows(self.times.forward_s)[0]
         twice = self.factor * (merge.rows(self.times.dgrad_s)[0] + merge.rows(self.times.wgrad_s)[0])
         return (
-            _with_predictions(forward, layer.forward, _parts(once, zero, zero, zero), predictions),
-            _with_predictions(backward, layer.backward, _parts(twice, zero, zero, zero), predictions),
+            _with_predictions(forward, layer.forward, parts_of(once, zero, zero, zero), predictions),
+            _with_predictions(backward, layer.backward, parts_of(twice, zero, zero, zero), predictions),
         )
 
     def _one_head(self) -> tuple[Parts, Parts]:
@@ -247,9 +242,9 @@ class ClassPricing:
             counts = head_parameters(self.model, self.vocab)  # type: ignore[arg-type]
             dp = self.sharding.layer_s(counts, (forward, backward))
         return (
-            self._launched(_parts(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
+            self._launched(parts_of(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
             self._launched(
-                _parts(backward, partly_hidden(behind, 1.0), zero, zero, dp[1]), 2 * HEAD_LAUNCHES
+                parts_of(backward, partly_hidden(behind, 1.0), zero, zero, dp[1]), 2 * HEAD_LAUNCHES
             ),
         )
 
@@ -264,22 +259,6 @@ def _times_of_one(problem: Problem, sizes: Sizes, vocab: float, class_index: int
     return matmul_times(relative, products, problem.workload.precision, problem.stack)
 
 
-def _parts(compute: Values, tp: Values, cp: Values, ep: Values, dp: Values = 0.0) -> Parts:
-    """A time in the order of PARTS, the host's part zero."""
-    assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
-    return [compute, tp, cp, ep, dp, 0.0]
-
-
 def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:
     """A head and further predictions, each of which is a layer, the map of two states to one, and a head."""
     return [a + predictions * (a + b + c) for a, b, c in zip(once, layer, merge, strict=True)]
-
-
-def with_host_floor(parts: Parts, floor_s: Values) -> Parts:
-    """Parts that take at least as long as the host needs to launch them; the rest of it is the host's part.
-
-    Collectives are launched by the same host, so that they count towards the same floor.
-    """
-    if not exists(floor_s > 0):
-        return parts
-    return [*parts[:-1], maximum(floor_s - total(parts), 0.0)]

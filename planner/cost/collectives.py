@@ -23,8 +23,9 @@ from planner.data.cluster import Transport
 WIRE_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Times that (n - 1) / n of the full buffer crosses a rank's link (nccl-tests, doc/PERFORMANCE.md)."""
 
-TCP_EFFICIENCY = 0.9
-"""Share of an adapter's rate that TCP leaves after its headers and acknowledgements (guess)."""
+TCP_EFFICIENCY = 1448 / 1538
+"""Share of an adapter's rate that TCP leaves: of a frame of 1,500 bytes, with preamble, gap, header and check
+1,538 on the wire, IP (20) and TCP with its time stamps (32) leave 1,448 (IEEE 802.3; RFC 7323)."""
 
 TCP_NODE_BYTES_PER_S = 5e9
 """Most that a node moves over TCP [bytes/s]: NCCL's socket transport tops out at some 40 Gbit/s, as the
@@ -101,6 +102,8 @@ class Network:
     peer_bytes_per_s: float
     """What of it reaches a single other chip; less than all where links join pairs [bytes/s]."""
 
+    shares_bridges: bool = True
+    """Whether pairs that work at once share bridges, where chips reach each other over PCIe alone."""
     tree_channels_bytes_per_s: tuple[float, float] = (float("inf"), float("inf"))
     """What all channels of its trees move, between two nodes and among more [bytes/s]."""
     nodes_per_switch: float = float("inf")
@@ -171,10 +174,13 @@ def inside_s(network: Network, op: str, size_bytes: Values, ranks: Values) -> Va
     relative = network.relative
     of = _measured(relative.collective_table, op)
     n = maximum(ranks, 2.0)
-    measured = minimum(n, float(of.most_ranks))
+    bridged = relative.collective_table in BRIDGED
+    # With lanes of its own each chip of a larger group reaches what those of a pair do.
+    most_ranks = of.most_ranks if network.shares_bridges or not bridged else 2
+    measured = minimum(n, float(most_ranks))
     size = maximum(size_bytes, 1.0)
     latency, floor = (of.scale * of.grid.latency_s(measured, x) for x in (size, SMALLEST_BYTES))
-    if relative.collective_table in BRIDGED:
+    if bridged and network.shares_bridges:
         # All groups of the node work at once and share its bridges: the rate is that of one group of all.
         everyone = maximum(measured, min(network.chips_per_node, float(of.most_ranks)))
         shared, shared_floor = (of.scale * of.grid.latency_s(everyone, x) for x in (size, SMALLEST_BYTES))

@@ -62,6 +62,8 @@ class Chip(Data):
     """Chips that a usual node of this chip has."""
     scale_up_chips: int | None = Field(default=None, ge=1)
     """Chips that the fast links join where they reach beyond one node (72 in an NVL72 rack)."""
+    own_lanes: bool = False
+    """Whether chips of a usual node reach its processor over PCIe lanes that no switch shares among them."""
     switch_reduces: bool = False
     """Whether the switches between the chips of a node add up what they pass on (NVLink SHARP)."""
     host_launch_factor: float = Field(default=1.0, gt=0)

@@ -161,6 +161,11 @@ class SoftwareStack(Data):
     p2p_sends_mask: bool = False
     """Whether the attention mask travels forward with an activation: a 16-bit value for every pair of
     positions, the same for all sequences, whole from every tensor-parallel rank."""
+    forwards_per_layer: int = Field(default=1, ge=1)
+    """Times that a layer's forward runs for each micro-batch, of which the backward knows the last alone."""
+    tp_collectives_synchronise: bool = False
+    """Whether the host waits for the chip before and after each reduction among tensor-parallel ranks, as
+    timers around it do, so that it launches nothing while one runs."""
     host_layer_floor_ms: float = Field(default=0.0, ge=0)
     """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
     context_gib: float = Field(default=1.0, ge=0)

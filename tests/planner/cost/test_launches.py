@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from planner.cost.launches import DENSE_LAUNCHES, EXPERT_LAUNCHES, backward_launches, launches
+from planner.cost.host_waits import LAUNCHES_BESIDE_REDUCTION
+from planner.cost.launches import (
+    DENSE_LAUNCHES,
+    EXPERT_LAUNCHES,
+    backward_launches,
+    launches,
+)
 from planner.cost.operators import layer_matmuls
 from planner.cost.prices import PARTS, Degrees
 from planner.cost.pricing import price
@@ -57,3 +64,34 @@ def test_a_slow_host_holds_small_layers_up_for_longer() -> None:
     slow_s, quick_s = (price(p, Degrees.single()).layer_forward_s[0, 0, 0].sum() for p in (of, quick))
     assert quick_s == pytest.approx(10e-3)
     assert slow_s == pytest.approx(10e-3 * chip.host_launch_factor)
+
+
+def test_a_forward_that_runs_twice_takes_twice_as_long_and_its_backward_as_long_as_once() -> None:
+    of = problem(model="gpt3-175b", seq_length=2048)
+    twice = of.model_copy(update={"stack": of.stack.model_copy(update={"forwards_per_layer": 2})})
+    degrees = Degrees.single(tensor_parallel=4)
+    once, again = price(of, degrees), price(twice, degrees)
+    np.testing.assert_allclose(again.layer_forward_s, 2 * once.layer_forward_s)
+    np.testing.assert_allclose(again.layer_full_s, 2 * once.layer_full_s)
+    np.testing.assert_allclose(again.layer_backward_s, once.layer_backward_s)
+    np.testing.assert_allclose(again.head_forward_s, once.head_forward_s)
+
+
+@pytest.mark.parametrize("floor_ms", [0.1, 50.0])
+def test_a_host_that_waits_for_reductions_launches_nothing_while_they_run(floor_ms: float) -> None:
+    of = problem(model="gpt3-175b", seq_length=2048)
+    stack = of.stack.model_copy(update={"host_layer_floor_ms": floor_ms, "tp_backward_overlap": False})
+    waits = stack.model_copy(update={"tp_collectives_synchronise": True})
+    degrees = Degrees.single(tensor_parallel=4)
+    found = [price(of.model_copy(update={"stack": s}), degrees) for s in (stack, waits)]
+    for name, layers in (("forward", 1.0), ("backward", backward_count("gpt3-175b") / 31)):
+        plain, slow = (getattr(prices, f"layer_{name}_s")[0, 0, 0] for prices in found)
+        reduction, computed = plain[PARTS.index("tp")], plain[PARTS.index("compute")]
+        assert reduction > 0
+        floor = layers * floor_ms / 1000
+        assert plain.sum() == pytest.approx(max(floor, computed + reduction))
+        # Two reductions a pass, each with its own launch and that of the kernel behind it.
+        idle = 2 * LAUNCHES_BESIDE_REDUCTION * floor_ms / 1000
+        assert slow.sum() == pytest.approx(max(floor, computed) + reduction + idle)
+    alone = [price(of.model_copy(update={"stack": s}), Degrees.single()) for s in (stack, waits)]
+    np.testing.assert_array_equal(alone[0].layer_forward_s, alone[1].layer_forward_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.cost.class_pricing import with_host_floor
+from planner.cost.host_waits import with_host_floor
 from planner.cost.networks import network_of
 from planner.cost.prices import PARTS
 from tests.planner.cost.problems import prices, problem, with_stack, without_assumptions_of_nics

@@ -104,11 +104,24 @@ def test_of_two_measurements_of_a_collective_the_slower_counts() -> None:
 
 
 def test_pairs_that_share_bridges_reach_what_a_group_of_all_does() -> None:
-    network = network_of(problem(cluster="1x4 t4-16gb", precision="fp16"), 0)
+    network = network_of(problem(cluster="1x4 a10-24gb"), 0)
     size = np.array([64.0 * 2**20] * 2)
     pair, all_four = inside_s(network, "all_reduce", size, np.array([2.0, 4.0]))
     # Two pairs at once: each sends half of what a ring of four sends over 3/4, at the same rate.
     assert pair / all_four == pytest.approx((1 / 2) / (3 / 4), rel=0.02)
+
+
+def test_chips_with_lanes_of_their_own_reach_in_any_group_what_a_pair_does() -> None:
+    of = problem(cluster="1x4 t4-16gb", precision="fp16")
+    size = np.array([64.0 * 2**20] * 2)
+    pair, all_four = inside_s(network_of(of, 0), "all_reduce", size, np.array([2.0, 4.0]))
+    assert pair / all_four == pytest.approx((1 / 2) / (3 / 4), rel=0.02)
+    shared = of.chips["t4-16gb"].model_copy(update={"own_lanes": False})
+    network = network_of(of.model_copy(update={"chips": {shared.id: shared}}), 0)
+    # 36.5 GB/s of a pair against 25.0 among four, both of 64 MiB (the table's two rows).
+    assert inside_s(network, "all_reduce", size, np.array([2.0, 4.0]))[1] / all_four == pytest.approx(
+        36.47 / 24.97, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(("chip", "peer"), [("mi300x-192gb", 64e9), ("ascend-910b-64gb", 28e9)])

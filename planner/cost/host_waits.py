@@ -1,0 +1,75 @@
+"""The time that a chip waits for its host, which launches too slowly, or waits for the chip itself.
+
+How many launches a piece has stands in `launches.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cost.elementwise import Values, exists, maximum, total, where
+from planner.cost.launches import DENSE_LAUNCHES
+from planner.cost.prices import PARTS
+from planner.cost.sizes import Sizes
+from planner.data.chip import Chip
+from planner.data.stack import SoftwareStack
+from planner.units import MS
+
+Parts = list[Values]
+"""A time in the order of PARTS."""
+
+TENSOR_PARALLEL = PARTS.index("tp")
+
+LAUNCHES_BESIDE_REDUCTION = 2.0 / DENSE_LAUNCHES
+"""Launches of a reduction and of the kernel behind it, over those of a dense layer: for them a chip idles
+where the host waits for it before and after."""
+
+
+@dataclass(frozen=True)
+class HostWaits:
+    """What the chips of one class wait for."""
+
+    stack: SoftwareStack
+    chip: Chip
+    sizes: Sizes
+
+    def launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
+        """Parts of a piece with the time that the chip waits.
+
+        The host launches it more slowly than the chip works, or, with `tp_collectives_synchronise`, launches
+        each reduction among tensor-parallel ranks and what follows it only when the chip is idle.
+
+        Parameters
+        ----------
+        layers
+            Launches of the piece over those of a dense layer's forward.
+        reductions
+            Its reductions among tensor-parallel ranks.
+        """
+        stack = self.stack
+        if not stack.host_layer_floor_ms:
+            return parts
+        layer_s = stack.time_factor.get(self.chip.id, 1.0) * self.chip.host_launch_factor
+        layer_s = layer_s * stack.host_layer_floor_ms * MS
+        floor_s = layers * layer_s
+        if stack.tp_collectives_synchronise:
+            alone = parts[TENSOR_PARALLEL]
+            idle = where(self.sizes.tp > 1, reductions * LAUNCHES_BESIDE_REDUCTION * layer_s, 0.0)
+            floor_s = maximum(floor_s, total(parts) - alone) + alone + idle
+        return with_host_floor(parts, floor_s)
+
+
+def parts_of(compute: Values, tp: Values, cp: Values, ep: Values, dp: Values = 0.0) -> Parts:
+    """A time in the order of PARTS, the host's part zero."""
+    assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
+    return [compute, tp, cp, ep, dp, 0.0]
+
+
+def with_host_floor(parts: Parts, floor_s: Values) -> Parts:
+    """Parts that take at least as long as the host needs to launch them; the rest of it is the host's part.
+
+    Collectives are launched by the same host, so that they count towards the same floor.
+    """
+    if not exists(floor_s > 0):
+        return parts
+    return [*parts[:-1], maximum(floor_s - total(parts), 0.0)]
