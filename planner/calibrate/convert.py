@@ -36,6 +36,10 @@ NO_WHOLE_LAYER_STACKS = ("megatron-bridge",)
 """Stacks whose recipes recompute modules or move activations to the host, and never whole layers (all recipes
 that the published rows show)."""
 
+SHARES_OF_BLOCKS = {"fms-fsdp": (1 / 3, 1 / 2, 2 / 3, 1.0)}
+"""Stacks whose selective recomputation is of whole layers: the shares of them that the software names, as
+rows do not state theirs (foundation-model-stack/fms-fsdp, fms_fsdp/policies/ac_handler.py)."""
+
 WHOLE_EXPERT_STACKS = ("megatron-bridge",)
 """Stacks whose recipes never split an expert where they do not say so (every other row of their tables, and
 NVIDIA's own, github.com/yanring/Megatron-MoE-ModelZoo, column ETP)."""
@@ -146,6 +150,9 @@ def _refuse_what_cannot_be_scored(run: Run) -> None:
         raise SkipRun("failed")
     if run.measured.step_s is None and run.measured.peak_memory_gib is None:
         raise SkipRun("nothing measured")
+    moe = run.model.moe
+    if moe is not None and (moe.local_experts or 1) > moe.num_experts:
+        raise SkipRun("model shape: more experts on a chip than there are")
     if run.plan.microbatch_size is None:
         raise SkipRun("microbatch_size")
     if run.workload.global_batch_size is None:
@@ -202,7 +209,7 @@ def _plans(run: Run, problem: Problem, assumptions: list[str]) -> tuple[Plan, ..
     if batch % (microbatch * dp):
         raise SkipRun("batch not divisible by data_parallel x microbatch_size")
     plans: list[Plan] = []
-    for recompute in _recompute(run, assumptions):
+    for recompute, share in _recompute(run, assumptions):
         stages, note = stages_of(
             run,
             problem.model,
@@ -211,6 +218,7 @@ def _plans(run: Run, problem: Problem, assumptions: list[str]) -> tuple[Plan, ..
             data_parallel=dp,
             stage_size=tp * cp * dp,
             recompute=recompute,
+            recompute_share=share,
         )
         plans.append(
             Plan(
@@ -241,8 +249,15 @@ def _expert_tensor_parallel(run: Run, tp: int, moe: MoeSpec | None) -> int:
     return run.plan.expert_tensor_parallel or usual
 
 
-def _recompute(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
-    """What is recomputed; every setting where the source does not say."""
+def _recompute(run: Run, assumptions: list[str]) -> tuple[tuple[Recompute, float], ...]:
+    """What is recomputed, and of which share of the layers; every setting where the source does not say."""
+    if run.plan.recompute == "selective" and stack_id(run) in SHARES_OF_BLOCKS:
+        return tuple(("full", share) for share in SHARES_OF_BLOCKS[stack_id(run)])
+    return tuple((kind, 1.0) for kind in _recompute_kinds(run, assumptions))
+
+
+def _recompute_kinds(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
+    """The same without shares."""
     stated = run.plan.recompute
     if stated in get_args(Recompute):
         return (cast(Recompute, stated),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -68,8 +69,14 @@ def stages_of(
     data_parallel: int,
     stage_size: int,
     recompute: Recompute,
+    recompute_share: float = 1.0,
 ) -> tuple[tuple[Stage, ...], str | None]:
     """Stages of a run in pipeline order, and what was assumed of the split.
+
+    Parameters
+    ----------
+    recompute_share
+        Of the layers of a stage, those that are recomputed whole where any are.
 
     Raises
     ------
@@ -110,7 +117,7 @@ def stages_of(
                 tensor_parallel=tensor_parallel if replicas is None else replicas[s][0].tensor_parallel,
                 data_parallel=data_parallel,
                 recompute=recompute,
-                recompute_layers=most if recompute == "full" else 0,
+                recompute_layers=math.floor(recompute_share * most + 0.5) if recompute == "full" else 0,
                 replicas=replicas[s] if mixes and replicas is not None else None,
             )
         )

@@ -26,7 +26,8 @@ def model_of(run: Run) -> tuple[ModelSpec, tuple[str, ...]]:
     Raises
     ------
     SkipRun
-        Where the vocabulary or the shape of the experts is unknown, or the sizes fit no model.
+        Where the vocabulary, the shape of the experts or the order of a hybrid's layers is unknown, or the
+        sizes fit no model.
     """
     if run.model.moe is None and (run.plan.expert_parallel or 1) > 1:
         raise SkipRun("model shape: experts unknown")
@@ -81,16 +82,16 @@ def _model(
 
 def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
     """Traits that the name implies; sizes of a named model under `named_...`."""
-    rules = table("model_patterns")
+    rules, name = table("model_patterns"), shape.name.lower().replace("_", "-")
     for rule in rules["families"]:
-        if not occurs(rule["pattern"], shape.name.lower()):
+        if not occurs(rule["pattern"], name):
             continue
         if "model" not in rule:
             return dict(rule["traits"])
         named = load_model(rule["model"])
-        values = named.model_dump(
-            exclude={"published_params", "hybrid", "note", "verified", "sliding_window"}
-        )
+        if named.hybrid is not None and named.num_layers != shape.num_layers:
+            raise SkipRun("model shape: order of the kinds of layers unknown")
+        values = named.model_dump(exclude={"published_params", "note", "verified"})
         values["named_vocab_size"] = named.vocab_size
         if named.hidden_size == shape.hidden_size:
             values["named_ffn_hidden_size"] = named.ffn_hidden_size

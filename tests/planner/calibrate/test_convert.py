@@ -50,6 +50,14 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
             "model shape: feed-forward width unknown",
         ),
         ({"model__num_query_groups": 7}, "model shape: impossible sizes"),
+        (
+            {"model__moe": {**MOE, "local_experts": 16}, "plan__shard_of_one_rank_only": True},
+            "model shape: more experts on a chip than there are",
+        ),
+        (
+            {"model__name": "Nemotron-H-56B", "model__num_layers": 32},
+            "model shape: order of the kinds of layers unknown",
+        ),
         ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
         ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),
         ({"plan__pipeline_parallel": 8}, "layout: needs more chips than the run had"),
@@ -101,6 +109,31 @@ def test_missing_recompute_gives_every_setting_but_none_on_megatron_deepspeed() 
     candidate = converted(plan__recompute=None, software="Megatron-DeepSpeed")
     assert [plan.stages[0].recompute for plan in candidate.plans] == ["none"]
     assert "nothing recomputed" in candidate.assumptions
+
+
+def test_share_of_whole_layers_that_fits_is_recomputed_where_selective_means_that() -> None:
+    # fms-fsdp checkpoints a share of the blocks; its Llama 2 70B would not fit otherwise.
+    found = converted(
+        software="fms-fsdp torch.compile", plan__recompute="selective", plan__pipeline_parallel=1
+    )
+    stages = [plan.stages[0] for plan in found.plans]
+    assert [stage.recompute for stage in stages] == ["full"] * 4
+    assert [stage.recompute_layers for stage in stages] == [11, 16, 21, 32]  # 1/3, 1/2, 2/3, all of 32
+
+
+def test_order_of_a_hybrids_layers_and_windows_come_from_the_named_model() -> None:
+    hybrid = converted(
+        model__name="Nemotron_H 56B",
+        model__num_layers=118,
+        model__hidden_size=8192,
+        model__ffn_hidden_size=32768,
+        model__num_attention_heads=64,
+        plan__pipeline_parallel=1,
+    ).problem.model
+    kinds = hybrid.kind_of_layer
+    assert [kinds.count(kind) for kind in ("mamba", "mlp", "attention")] == [54, 54, 10]
+    windowed = converted(model__name="GPT-OSS-120B", model__head_dim=64).problem.model
+    assert (windowed.sliding_window, windowed.global_layer_every) == (128, 2)
 
 
 def test_latent_attention_and_prediction_layers_come_from_the_named_model() -> None:

@@ -30,6 +30,8 @@ ROUNDED = {
     "glm-4.5-air",
     "nemotron-4-340b",
     "nemotron-h-8b",
+    "nemotron-h-47b",
+    "nemotron-h-56b",
     "gemma3-12b-text",
     "gemma3-27b-text",
     "aquila2-7b",
