@@ -493,3 +493,25 @@ def test_mindspeed_adds_gradients_apart_and_overlaps_their_sums_where_the_script
     plain = stack_of(run(software="MindSpeed-LLM 1.0.RC3 (Mcore)", notes="script enables mc2"))
     asked = stack_of(run(software="MindSpeed-LLM 1.0.RC3 (Mcore)", notes="mc2; overlap-grad-reduce; x"))
     assert (plain.gradient_accumulation_fusion, plain.dp_overlap, asked.dp_overlap) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("software", "script", "fused"),
+    [
+        ("MindSpeed-LLM 1.0.RC3 (Legacy)", "examples/llama/pretrain_llama_33B_ptd_32p.sh", False),
+        ("MindSpeed-LLM 1.0.RC3 (Mcore)", "examples/mcore/gemma/pretrain_gemma_2b_ptd.sh", False),
+        ("MindSpeed-LLM 1.0.RC3 (Mcore)", "examples/mcore/llama2/pretrain_llama2_70b_ptd.sh", True),
+    ],
+)
+def test_mindspeed_fuses_activations_where_the_script_asks_for_it(
+    software: str, script: str, fused: bool
+) -> None:
+    stack = stack_of(run(software=software, notes=f"config from {script}"))
+    assert stack.fused_pointwise == fused
+
+
+def test_llama_of_flagperf_on_40_gb_has_no_fused_norm() -> None:
+    small = {"groups": [{"chip": "a100-sxm-40gb", "num_chips": 16, "chips_per_node": 8}]}
+    words = {"software": "PaddleNLP (FlagPerf) fp16 O2, flash attention", "model__name": "LLaMA1-7B"}
+    assert stack_of(run(**words, cluster=small)).plain_modules
+    assert not stack_of(run(**words)).plain_modules
