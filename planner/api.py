@@ -20,6 +20,7 @@ from planner.data.result import Evaluation, Result
 from planner.errors import InstanceError, PlanRefusedError
 
 if TYPE_CHECKING:
+    from planner.search.floors import Floors
     from planner.search.progress import Progress
 
 KNOWN_TARGETS: tuple[str, ...] = get_args(TargetName)
@@ -58,6 +59,7 @@ def plan(
     elapsed_s: float = 0.0,
     seeds: Sequence[Plan] = (),
     beyond_s: float | None = None,
+    floors: Floors | None = None,
 ) -> Result:
     """The plan with the least predicted step time that fits every chip, with a proven gap.
 
@@ -78,6 +80,8 @@ def plan(
     beyond_s
         A step that the bound is asked to pass, where only that is of interest [s]: the search spares itself
         what can no longer raise the bound beyond it.
+    floors
+        Bounds that other searches have proven; takes those that this one proves (`planner.search.floors`).
 
     Returns
     -------
@@ -104,7 +108,9 @@ def plan(
     check_expressible(problem)
 
     elapsed_s += time.monotonic() - started_s
-    result = search_target(with_remaining_time(problem, elapsed_s), on_progress, seeds, beyond_s=beyond_s)
+    result = search_target(
+        with_remaining_time(problem, elapsed_s), on_progress, seeds, beyond_s=beyond_s, floors=floors
+    )
     check_again(problem, result)
     return with_problem_inside(result, problem)
 

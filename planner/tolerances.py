@@ -19,3 +19,6 @@ NO_ZERO = 1e-12
 
 GAP_TOL = 1e-9
 """A relative gap below this counts as proven optimal."""
+
+PRICE_TOL = 1e-12
+"""Relative difference of two sums of the same prices in another order that is rounding."""

@@ -14,6 +14,7 @@ from planner.errors import InstanceError, PlanRefusedError
 from planner.explain.questions import QUESTION_S, Ask, Questions, solved
 from planner.explain.relaxations import first_plan, relaxations
 from planner.explain.stages import critical_stage, stage_reasons
+from planner.search.floors import Floors
 from planner.search.shared import sharing
 
 
@@ -52,7 +53,8 @@ def explain(
 def _explained(problem: Problem, plan: Plan | None, question_s: float, on_question: Ask) -> Explanation:
     evaluation = None if plan is None else _checked(problem, plan)
     on_question("the best plan")
-    result = _best(problem, plan, question_s)
+    floors = Floors()
+    result = _best(problem, plan, question_s, floors)
     if plan is None or evaluation is None:
         assert result is not None
         if result.plan is None or result.evaluation is None:
@@ -60,7 +62,7 @@ def _explained(problem: Problem, plan: Plan | None, question_s: float, on_questi
         plan, evaluation = result.plan, result.evaluation
     on_question("what binds each stage")
     stages = stage_reasons(problem, plan, evaluation)
-    questions = Questions(problem, plan, evaluation, result, question_s, on_question)
+    questions = Questions(problem, plan, evaluation, result, question_s, on_question, floors)
     interrupted = False
     try:
         questions.ask()
@@ -91,10 +93,10 @@ def _checked(problem: Problem, plan: Plan) -> Evaluation:
     return evaluation
 
 
-def _best(problem: Problem, plan: Plan | None, question_s: float) -> Result | None:
+def _best(problem: Problem, plan: Plan | None, question_s: float, floors: Floors) -> Result | None:
     """The search's answer, no worse than a plan at hand; None where that one is beyond what is searched."""
     try:
-        return solved(problem, question_s, () if plan is None else (plan,))
+        return solved(problem, question_s, () if plan is None else (plan,), floors=floors)
     except InstanceError:
         if plan is None:
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from planner import api
 from planner.data.explanation import Alternative, Gain, IdleReason
@@ -11,7 +11,9 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation, Result
 from planner.errors import InstanceError
 from planner.explain.alternatives import alternative, other_problems
-from planner.explain.gains import changed_problems
+from planner.explain.gains import faster_links, more_memory_or_batch, more_nodes, with_faster_links
+from planner.search.floors import Floors
+from planner.search.prover import prove_again
 from planner.tolerances import GAP_TOL
 
 QUESTION_S = 20.0
@@ -21,11 +23,15 @@ Ask = Callable[[str], None]
 
 
 def solved(
-    problem: Problem, question_s: float, seeds: Sequence[Plan] = (), beyond_s: float | None = None
+    problem: Problem,
+    question_s: float,
+    seeds: Sequence[Plan] = (),
+    beyond_s: float | None = None,
+    floors: Floors | None = None,
 ) -> Result:
     """The best plan found in the time of a question, by a search that begins with plans at hand."""
     options = problem.options.model_copy(update={"time_limit_s": question_s, "top": 1})
-    return api.plan(problem, options, seeds=seeds, beyond_s=beyond_s)
+    return api.plan(problem, options, seeds=seeds, beyond_s=beyond_s, floors=floors)
 
 
 def asked_of(problem: Problem, result: Result | None) -> Problem:
@@ -50,29 +56,48 @@ class Questions:
         result: Result | None,
         question_s: float,
         on_question: Ask,
+        floors: Floors,
     ) -> None:
         self.problem, self.plan = asked_of(problem, result), plan
         self.question_s, self.on_question = question_s, on_question
         self.best, self.best_s = plan, evaluation.step_s
         if result is not None and result.plan is not None and result.evaluation is not None:
             self.best, self.best_s = result.plan, result.evaluation.step_s
+        self.known = [floors]
+        """What is proven of parts, of this problem and of one with all links faster."""
         self.gains: list[Gain] = []
         self.alternatives: list[Alternative] = []
         self.idle: list[IdleReason] = []
 
     def ask(self) -> None:
         """Ask everything."""
-        for change, changed in changed_problems(self.problem):
-            self.on_question(change)
-            self.gains.append(self._gain(change, changed))
+        self._ask_gains(more_nodes(self.problem))
+        self._prove_with_faster_links()
+        self._ask_gains(faster_links(self.problem))
+        self._ask_gains(more_memory_or_batch(self.problem))
         for words, other in other_problems(self.problem, self.best):
             self.on_question(words)
             self.alternatives.append(alternative(words, other, self.best, self.best_s, self._solve_other))
         for c in range(len(self.problem.cluster.classes)):
             self._ask_idle(c)
 
+    def _ask_gains(self, changes: Iterable[tuple[str, Problem]]) -> None:
+        for change, changed in changes:
+            self.on_question(change)
+            self.gains.append(self._gain(change, changed))
+
+    def _prove_with_faster_links(self) -> None:
+        """What holds with all links faster holds with each of them, so that it is proven once."""
+        faster = with_faster_links(self.problem)
+        if faster is not None:
+            self.on_question("what faster links do not change")
+            options = faster.options.model_copy(update={"time_limit_s": self.question_s})
+            faster = faster.model_copy(update={"options": options})
+            self.known.append(prove_again(faster, self.known[0], self.best_s))
+
     def _solve(self, problem: Problem) -> Result:
-        return solved(problem, self.question_s, [adapted(self.best, self.problem, problem)])
+        seeds = [adapted(self.best, self.problem, problem)]
+        return solved(problem, self.question_s, seeds, floors=Floors(self.known))
 
     def _solve_other(self, problem: Problem) -> Result:
         """Plans that the best one is not among; what their bound is asked is whether all are slower."""

@@ -59,6 +59,7 @@ def build_chain(
     *,
     sends_block: bool,
     waits: bool = False,
+    keeps_order: bool = False,
 ) -> Chain:
     """The walk over some classes.
 
@@ -72,6 +73,8 @@ def build_chain(
         The class changes so often at least along the pipeline.
     waits
         Whether a stage waits for its sends between a backward and a forward (`formulations.pipeline_rows`).
+    keeps_order
+        Whether no class comes again behind a later one.
     """
     num_classes = len(inside_ms)
     inside = [_inside_run(stage_size, chips) for chips in chips_per_node]
@@ -91,7 +94,7 @@ def build_chain(
     done = 0
     while done < len(states):
         c, place, entered_ms, changes = states[done]
-        for to in range(num_classes):
+        for to in range(c if keeps_order else 0, num_classes):
             stays = to == c and inside[c][place]
             hop = float(inside_ms[c] if stays else hops_ms[c, to])
             ahead = (place + 1) % len(inside[c]) if to == c else 0

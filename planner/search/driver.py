@@ -10,11 +10,11 @@ the best plan: no plan of the space can beat it by more.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from planner.cost.prices import Prices
 from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -24,6 +24,8 @@ from planner.rules.target import TARGETS
 from planner.search.alike import spread
 from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees, may_mix_stages
+from planner.search.dive import dive
+from planner.search.floors import Floors
 from planner.search.infeasible import why_infeasible
 from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
@@ -32,7 +34,7 @@ from planner.search.openings import Opener
 from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_data
 from planner.search.progress import Progress
 from planner.search.referee import Referee
-from planner.search.space import fill_fastest, list_pairs
+from planner.search.space import list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter
 from planner.search.virtual import FIRST_PAIRS, VirtualOpener
 from planner.search.virtual_items import VirtualItem, turn_of
@@ -41,12 +43,6 @@ from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import GAP_TOL
 
-LOOKS = 400
-"""Pairs looked at for a first plan before the search begins."""
-DIVES = 120
-"""Orders tried in them that some split fits."""
-DIVES_OF_A_KIND = 10
-"""Those of them with the same tensor and context parallelism."""
 STALE_SETS = 2000
 """Sets of orders split without a better plan after which the search ends with the bound it has."""
 
@@ -56,18 +52,19 @@ def search(
     on_progress: Callable[[Progress], None] | None = None,
     seeds: Sequence[Plan] = (),
     beyond_s: float | None = None,
+    floors: Floors | None = None,
 ) -> Result:
     """The best plan of a problem within its limits, with a proven bound; `seeds` are plans to begin with.
 
     Where the bound is only asked to pass `beyond_s` [s], plans with virtual stages are not bounded any better
-    once it is known that it will not.
+    once it is known that it will not. `floors` are bounds to begin with, and take those that are proven.
 
     Raises
     ------
     SolverError
         Where a bound is broken or a plan fails the referee: our fault.
     """
-    return Search(problem, on_progress, seeds, beyond_s).run()
+    return Search(problem, on_progress, seeds, beyond_s, floors).run()
 
 
 class Search:
@@ -82,6 +79,7 @@ class Search:
         on_progress: Callable[[Progress], None] | None,
         seeds: Sequence[Plan] = (),
         beyond_s: float | None = None,
+        floors: Floors | None = None,
     ) -> None:
         self.problem, self.beyond_s = problem, beyond_s
         self.use, self.stale_sets = problem.options.use, STALE_SETS
@@ -91,7 +89,7 @@ class Search:
         self.table = list_degrees(problem, mixes=may_mix_stages(problem))
         self.incumbent = Incumbent(max(problem.options.top, 1))
         self.opened, self.gap = 0, max(problem.options.gap, GAP_TOL)
-        self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap)
+        self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap, floors)
         self.opener: Opener | PartitionOpener | None = None
         self.virtual: VirtualOpener | None = None
         self.mixed: MixedOpener | None = None
@@ -109,29 +107,13 @@ class Search:
 
     def _search(self) -> bool:
         """The search itself; whether the time limit cut it."""
-        self.is_listed = False
-        self.reporter.report("listing choices", None, None, 0, 0)
-        prices = price(self.problem, self.table.degrees)
-        referee = Referee(self.problem, prices)
-        if not TARGETS[self.problem.target].recompute_per_stage:
-            self.table, prices, referee = spread(self.problem, self.table, prices)
-        kinds = layer_kinds(self.problem.model)
-        if kinds is None:
-            self.bounds = partition_bound_data(self.problem, prices)
-        else:
-            sends_block = not self.problem.stack.p2p_overlap
-            self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
-        self.pairs = list_pairs(self.problem, self.table, prices, self.bounds)
-        self.frontier.queue.stream(self.pairs.bound_s, self._pair)
-        opener = PartitionOpener if kinds is None else Opener
-        self.opener = opener(
-            self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
-        )
+        prices = self.list_parts()
+        assert self.opener is not None
         self.offer_seeds()
         cut = False
         try:
             if not self.incumbent.is_full:
-                self._dive(self.opener)
+                dive(self.opener, self.pairs, self._dived)
         except KeyboardInterrupt:  # the rest is listed all the same, so that the plan has its bound
             cut = True
         if may_mix_stages(self.problem):
@@ -146,6 +128,32 @@ class Search:
                 cut = True
         self.is_listed = True
         return cut or self._loop(self.opener, *([self.mixed] if self.mixed else []))
+
+    def list_parts(self) -> Prices:
+        """Price all rows of degrees and queue them with their numbers of stages."""
+        self.is_listed = False
+        self.reporter.report("listing choices", None, None, 0, 0)
+        prices = price(self.problem, self.table.degrees)
+        referee = Referee(self.problem, prices)
+        if not TARGETS[self.problem.target].recompute_per_stage:
+            self.table, prices, referee = spread(self.problem, self.table, prices)
+        kinds = layer_kinds(self.problem.model)
+        if kinds is None:
+            self.bounds = partition_bound_data(self.problem, prices)
+        else:
+            sends_block = not self.problem.stack.p2p_overlap
+            self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
+            self.frontier.floors.begin(self.problem, self.table, prices)
+        self.pairs = list_pairs(self.problem, self.table, prices, self.bounds, self.frontier.floors)
+        self.frontier.queue.stream(self.pairs.bound_s, self._pair)
+        opener = PartitionOpener if kinds is None else Opener
+        self.opener = opener(
+            self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
+        )
+        return prices
+
+    def _dived(self) -> None:
+        self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
     def _pair(self, i: int) -> Pair:
         return Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
@@ -176,35 +184,6 @@ class Search:
                 evaluation = evaluate(self.problem, made_for)
                 if not evaluation.violations:
                     self.incumbent.offer(made_for, evaluation)
-
-    def _dive(self, opener: Opener | PartitionOpener) -> None:
-        """First good plans: the most promising pairs, the classes as blocks, the slow ones first or last."""
-        degrees = self.table.degrees
-        tried: Counter[tuple[int, int]] = Counter()
-        looked = 0
-        pairs = zip(
-            self.pairs.bound_s.tolist(), self.pairs.choice.tolist(), self.pairs.stages.tolist(), strict=True
-        )
-        for bound_s, choice, stages in pairs:
-            if bound_s >= self.incumbent.worth_judging_s:
-                return
-            kind = int(degrees.tensor_parallel[choice]), int(degrees.context_parallel[choice])
-            if tried[kind] >= DIVES_OF_A_KIND:
-                continue
-            looked += 1
-            if self.clock.is_up or tried.total() > DIVES or looked > LOOKS:
-                return
-            counts = fill_fastest(self.table, self.bounds, choice, stages)
-            if counts is None:
-                continue
-            blocks = [c for c, count in enumerate(counts) if count]
-            blocks.sort(key=lambda c: (-self.bounds.layer_s[choice, c], c))
-            sequences = [sorted(blocks)] if self.problem.options.keep_class_order else [blocks, blocks[::-1]]
-            for sequence in sequences[: len(blocks)]:
-                order = tuple(c for c in sequence for _ in range(counts[c]))
-                if opener.is_allowed(choice, order) and opener.try_order(choice, order):
-                    tried[kind] += 1
-            self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
     def _loop(self, *openers: Opener | PartitionOpener) -> bool:
         """Open parts, those of least bound first, until the bound is reached; whether a limit cut it.

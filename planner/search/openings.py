@@ -21,6 +21,7 @@ from planner.search.annealer import Annealer
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
 from planner.search.degrees import DegreeTable
+from planner.search.floors import Cell
 from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
 from planner.search.orders import all_orders, count_orders
 from planner.search.programs import Solver
@@ -59,7 +60,7 @@ class Opener(Solver):
         self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
         self.workers = Workers(self.relaxer, problem.options.workers)
         self._tried: set[tuple[int, tuple[int, ...]]] = set()
-        self.annealer: Annealer | None = Annealer(self, self._limits, bounds, lambda: self.clock.is_up)
+        self.annealer: Annealer | None = Annealer(self, self.pair_limits, bounds, lambda: self.clock.is_up)
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -94,10 +95,10 @@ class Opener(Solver):
             pairs.append((bound_s, item))
         parts = []
         for _, pair in pairs:
-            limits = Limits(*self._limits(pair.choice, pair.stages))
+            limits = self.limits_of(pair.choice, pair.stages)
             parts.append(Part(pair.choice, pair.stages, limits, self._is_tiny(pair.stages)))
         tasks = [
-            Task(part.choice, part.limits, part.stages, self._finite_cutoff_s(bound_s))
+            Task(part.choice, part.limits, part.stages, self.cutoff_beyond_s(bound_s))
             for (bound_s, _), part in zip(pairs, parts, strict=True)
             if not part.fine
         ]
@@ -120,12 +121,14 @@ class Opener(Solver):
 
     def _push_part(self, bound_s: float, part: Part) -> None:
         """Bound a part by shortest walks, and try the orders that come up."""
-        cutoff_s = self._finite_cutoff_s(bound_s)
+        cutoff_s = self.cutoff_beyond_s(bound_s)
         found = self.relaxer.bound(part.choice, part.limits, part.stages, cutoff_s, fine=part.fine)
         self._push_found(bound_s, part, found)
 
     def _push_found(self, bound_s: float, part: Part, found: PartBound) -> None:
         bound_s = max(bound_s, found.bound_s)
+        if part.limits == self.limits_of(part.choice, part.stages):
+            self.frontier.floors.note(Cell(part.choice, part.stages), bound_s)
         if bound_s < self.frontier.cutoff_s:
             self._try_orders(part.choice, found.found)
         self.frontier.push(bound_s, part)
@@ -134,7 +137,7 @@ class Opener(Solver):
         """Whether all splits of an order are tried at once, which costs less than to bound it."""
         return comb(self.problem.model.num_layers - 1, stages - 1) <= self.max_splits
 
-    def _finite_cutoff_s(self, bound_s: float) -> float:
+    def cutoff_beyond_s(self, bound_s: float) -> float:
         """Just beyond the cutoff, so that no rounding reopens a part; twice the bound without a plan."""
         cutoff_s = self.frontier.cutoff_s * (1 + CLOSING)
         return cutoff_s if np.isfinite(cutoff_s) else 2 * bound_s
@@ -177,7 +180,7 @@ class Opener(Solver):
         """Bound a group again, with memory, whole layers and hops."""
         counts = tuple(int(count) for count in part.groups.counts[part.start])
         if not self._is_tiny(sum(counts)):
-            cutoff_s = self._finite_cutoff_s(bound_s)
+            cutoff_s = self.cutoff_beyond_s(bound_s)
             found = self.relaxer.bound(part.choice, Limits(counts, counts), sum(counts), cutoff_s, fine=True)
             bound_s = max(bound_s, found.bound_s)
             if bound_s < self.frontier.cutoff_s:
@@ -223,7 +226,7 @@ class Opener(Solver):
         if len(limits.prefix) == sum(limits.most):
             self._push_order(bound_s, choice, limits.prefix)
             return
-        cutoff_s = self._finite_cutoff_s(bound_s)
+        cutoff_s = self.cutoff_beyond_s(bound_s)
         found = self.relaxer.split(choice, limits, sum(limits.most), cutoff_s)
         bound_s = max(bound_s, found.bound_s)
         if found.bound_s >= cutoff_s or bound_s >= self.frontier.cutoff_s:
@@ -247,7 +250,11 @@ class Opener(Solver):
                 further = replace(limits, prefix=(*limits.prefix, c), banned=())
                 self.frontier.push(bound_s, OrderSet(choice, further))
 
-    def _limits(self, choice: int, stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def limits_of(self, choice: int, stages: int) -> Limits:
+        """The same as limits of a part: those of the whole pair."""
+        return Limits(*self.pair_limits(choice, stages))
+
+    def pair_limits(self, choice: int, stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Fewest and most stages of each class in a pair."""
         room = self.table.max_stages[choice].tolist()
         fewest = tuple(int(c in self.table.busy) for c in range(len(room)))
@@ -274,6 +281,6 @@ class Opener(Solver):
         """Bound of an order by its shortest walk, and the layers of that."""
         counts = tuple(part.order.count(c) for c in range(self.table.max_stages.shape[1]))
         limits = Limits(counts, counts, prefix=part.order)
-        cutoff_s = self._finite_cutoff_s(bound_s)
+        cutoff_s = self.cutoff_beyond_s(bound_s)
         found = self.relaxer.bound(part.choice, limits, len(part.order), cutoff_s, fine=True)
         return max(bound_s, found.bound_s), found.found[0][1] if found.found else None

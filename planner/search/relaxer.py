@@ -174,6 +174,7 @@ class Relaxer:
         stack, classes = self.problem.stack, self.problem.cluster.classes
         sends = {"sends_block": not stack.p2p_overlap}
         sends["waits"] = sends["sends_block"] and stack.p2p_after_gradient
+        sends["keeps_order"] = self.problem.options.keep_class_order
         hops = self.prices.send_s[choice][np.ix_(used, used)] / MS
         inside = self.prices.send_inside_s[choice][list(used)] / MS
         size, chips = int(self.table.stage_size[choice]), [classes[c].chips_per_node for c in used]

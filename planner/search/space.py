@@ -13,6 +13,7 @@ from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages, one_virtual_stage_is_allowed
+from planner.search.floors import Floors
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,13 @@ class Groups:
         return len(self.counts)
 
 
-def list_pairs(problem: Problem, table: DegreeTable, prices: Prices, data: BoundData) -> Pairs:
-    """Every row of degrees with every number of stages that its classes can hold, and that can hold it."""
+def list_pairs(
+    problem: Problem, table: DegreeTable, prices: Prices, data: BoundData, floors: Floors | None = None
+) -> Pairs:
+    """Every row of degrees with every number of stages that its classes can hold, and that can hold it.
+
+    Bounds are no less than what is known of them (`floors`).
+    """
     most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
     limits = np.minimum(table.max_stages.sum(axis=1), most)
     allowed = [allowed_stages(problem.options, int(limit)) for limit in limits]
@@ -56,6 +62,8 @@ def list_pairs(problem: Problem, table: DegreeTable, prices: Prices, data: Bound
         choice, stages = choice[:0], stages[:0]
         return Pairs(choice, stages, np.zeros(0))
     bounds = relaxed_bounds(data, choice, table.num_microbatches[choice], table.max_stages[choice], stages)
+    if floors is not None:
+        bounds = floors.raised(choice, stages, bounds)
     order = np.argsort(bounds, kind="stable")
     return Pairs(choice[order], stages[order], bounds[order])
 

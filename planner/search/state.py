@@ -14,6 +14,7 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.data.plan import Plan
 from planner.data.result import Evaluation, RunnerUp
+from planner.search.floors import Floors
 from planner.search.progress import Progress
 
 T = TypeVar("T")
@@ -186,8 +187,10 @@ class Reporter:
 class Frontier(Generic[T]):
     """What is open, what is closed, and what that proves: no plan undercuts `bound_s`."""
 
-    def __init__(self, incumbent: Incumbent, gap: float) -> None:
+    def __init__(self, incumbent: Incumbent, gap: float, floors: Floors | None = None) -> None:
         self.incumbent, self._gap = incumbent, gap
+        self.floors = floors or Floors()
+        """What was known of parts before, and what is proven of them."""
         self.queue: Queue[T] = Queue()
         self.floor_s = float("inf")
         """Least bound of the parts that were closed, or will not be opened."""

@@ -9,6 +9,7 @@ import numpy as np
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
+from planner.search.floors import Floors
 from planner.search.progress import Progress
 from planner.search.state import Clock
 
@@ -22,6 +23,7 @@ def search_target(
     seeds: Sequence[Plan] = (),
     proven_s: Mapping[TargetName, float] | None = None,
     beyond_s: float | None = None,
+    floors: Floors | None = None,
 ) -> Result:
     """The best plan for the launcher that a problem names, with a proven bound.
 
@@ -35,6 +37,8 @@ def search_target(
     beyond_s
         A step that the bound is asked to pass [s], as `planner.search.driver.search`; the searches of
         flagscale and unrestricted prove what they can all the same.
+    floors
+        Bounds to begin with; takes those that are proven. The same two searches begin without.
 
     Raises
     ------
@@ -51,7 +55,7 @@ def search_target(
         return search_replicas(problem, on_progress, seeds, proven_s)
     from planner.search.driver import search
 
-    return search(problem, on_progress, seeds, beyond_s)
+    return search(problem, on_progress, seeds, beyond_s, floors)
 
 
 def search_all(

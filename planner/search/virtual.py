@@ -4,12 +4,13 @@ A pair of degrees and stages is split by the number of virtual stages; such a pa
 of classes, first by what its stages hold below the cutoff (`planner.search.virtual_capacity`), then by the
 relaxation of a program over classes and whole layers (`formulations.virtual_classes`), whose answer is an
 order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both;
-before the first relaxation the best parts met are annealed (`planner.search.virtual_annealing`).
-Only when that has been done for all parts below the cutoff those left open are bounded again, by relaxations
-at lower cutoffs, then in whole numbers, and are split by the stages on each class, then by the classes of the
-first stages, down to single orders, which become programs (`formulations.virtual_selection`); the referee
-judges their answers. Every dealing of the layers to chunks of at least one layer is covered, very uneven ones
-too; leading layers of another kind lie on the first chunk.
+before the first relaxation (the first split, where a neighbour's search has left its best plan) the best
+parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done for all parts below
+the cutoff those left open are bounded again, by relaxations at lower cutoffs, then in whole numbers, and are
+split by the stages on each class, then by the classes of the first stages, down to single orders, which
+become programs (`formulations.virtual_selection`); the referee judges their answers. Every dealing of the
+layers to chunks of at least one layer is covered, very uneven ones too; leading layers of another kind lie on
+the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
 by more than `virtual_gap`, and after so many programs those that are left keep their bound; sooner where
@@ -19,13 +20,13 @@ classes are mixed and nobody asked for virtual stages.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
 from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
 from planner.search.bound_data import BoundData
 from planner.search.degrees import interleaving_is_asked_for
+from planner.search.floors import ANY_VIRTUAL, Cell
 from planner.search.openings import Opener
 from planner.search.orders import all_orders, count_orders
 from planner.search.state import Clock
@@ -48,12 +49,12 @@ EFFORT = 40_000_000
 """Work of all programs where nobody asked for virtual stages (`Solution.work`; some 4 s)."""
 EFFORT_GAP = 0.01
 """Gap at which that holds; who asks for less proof gets less of it."""
+NEIGHBOUR = 0.5
+"""Share of it behind the search of a neighbour. A guess: on three problems the other half raised no bound."""
 FIRST_PAIRS = 16
 """Pairs opened before whole stages are: a good plan of theirs spares much of both searches."""
 FIRST_LIKELY = 6
 """Parts tried then, the most likely ones; and again each time that twice as many pairs have been opened."""
-PAIRS_AT_ONCE = 128
-"""Pairs whose parts are bounded together."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
@@ -70,15 +71,12 @@ class VirtualOpener(VirtualDiver):
         self.splits = 0
         asked = interleaving_is_asked_for(self.problem) or self.is_exact
         share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
-        self.most_work = np.inf if asked else share * EFFORT
+        self.anneals_late = self.frontier.floors.has_neighbour
+        effort = EFFORT * (NEIGHBOUR if self.anneals_late else 1.0)
+        self.most_work = np.inf if asked else share * effort
         self.may_anneal = share == 1.0 and beyond_s is None
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
-        pairs = sorted(self.space.pairs(), key=lambda one: one[0])
-        self._pairs = {pair: i for i, (_, pair) in enumerate(pairs)}
-        """In the order in which they are opened."""
-        self._parts_s: dict[VirtualPair, dict[int, float]] = {}
-        self._opened = 0
-        self._waiting = pairs
+        self._opened, self._waiting = 0, self.space.pairs()
 
     def begin(self, most: int) -> None:
         """Open so many pairs and queue the others; an interrupted one too, so that the bound counts it."""
@@ -111,18 +109,21 @@ class VirtualOpener(VirtualDiver):
 
     def _open_pair(self, bound_s: float, pair: VirtualPair) -> None:
         """One part for each number of virtual stages."""
-        num_classes = self.table.max_stages.shape[1]
-        fewest = tuple(int(c in self.table.busy) for c in range(num_classes))
-        most = tuple(min(int(k), pair.stages) for k in self.table.max_stages[pair.choice])
-        if any(low > high for low, high in zip(fewest, most, strict=True)) or sum(fewest) > pair.stages:
+        limits = self.limits_of(pair)
+        if limits is None:
             return
-        limits = self._limits(fewest, most, (), pair.stages)
-        bounds_s = {v: max(bound_s, part_s) for v, part_s in self._bounds_s(pair).items()}
+        floors, cell = self.frontier.floors, Cell(pair.choice, pair.stages, ANY_VIRTUAL)
+        bound_s = max(bound_s, floors.known_s(cell))
+        bounds_s = {
+            v: max(bound_s, part_s, floors.known_s(replace(cell, virtual_stages=v)))
+            for v, part_s in self.space.bounds_of(pair).items()
+        }
         least_s = min(bounds_s.values())
         if least_s >= self.cutoff_s:
             self.frontier.close_virtual(least_s)
             return
         if not self._may_win(pair, limits):
+            floors.note(cell, self.cutoff_s)
             self.frontier.close_virtual(self.cutoff_s)
             return
         promising = []
@@ -136,7 +137,7 @@ class VirtualOpener(VirtualDiver):
             if not np.isfinite(high_ms):
                 high_ms = 2 * low_ms
             elif not capacity.holds(high_ms):
-                self.frontier.close_virtual(self.cutoff_s)
+                self._push(self.cutoff_s, part)
                 continue
             promising.append((capacity.bound_ms(low_ms, high_ms, likely=True), part))
             self._push_part(part_s, part)
@@ -150,6 +151,13 @@ class VirtualOpener(VirtualDiver):
         if self._opened >= FIRST_PAIRS and self._opened.bit_count() == 1:
             self._try_likely(FIRST_LIKELY)
 
+    def limits_of(self, pair: VirtualPair) -> VirtualLimits | None:
+        """Limits of all orders of a pair; None where there is none."""
+        fewest, most = self.opener.pair_limits(pair.choice, pair.stages)
+        if any(low > high for low, high in zip(fewest, most, strict=True)) or sum(fewest) > pair.stages:
+            return None
+        return self._limits(fewest, most, (), pair.stages)
+
     def _limits(
         self, fewest: tuple[int, ...], most: tuple[int, ...], prefix: tuple[int, ...], stages: int
     ) -> VirtualLimits:
@@ -159,14 +167,6 @@ class VirtualOpener(VirtualDiver):
         if fewest == most and self.problem.options.keep_class_order:
             prefix = tuple(c for c, count in enumerate(fewest) for _ in range(count))
         return VirtualLimits(fewest, most, prefix)
-
-    def _bounds_s(self, pair: VirtualPair) -> dict[int, float]:
-        """Bounds of a pair by number of virtual stages [s], worked out with those of the pairs behind it."""
-        if pair not in self._parts_s:
-            at = self._pairs[pair]
-            behind = list(islice(self._pairs, at, at + PAIRS_AT_ONCE))
-            self._parts_s = dict(zip(behind, self.space.parts(behind), strict=True))
-        return self._parts_s[pair]
 
     def _push_part(self, bound_s: float, part: VirtualPart) -> None:
         """Keep a part with the bound of what its stages hold."""
@@ -185,12 +185,11 @@ class VirtualOpener(VirtualDiver):
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
         self._try_likely(LIKELY)
         self.likely = []
-        if self.may_anneal:
-            self.may_anneal = False
+        if not self.anneals_late:
             self._anneal_good(bound_s)
         bound_s = self._raised_s(bound_s, part)
         if bound_s >= self.cutoff_s:
-            self.frontier.close_virtual(bound_s)
+            self._push(bound_s, part)
             return
         if self._is_settled(bound_s, part):
             self.most_work = 0.0
@@ -272,6 +271,7 @@ class VirtualOpener(VirtualDiver):
             self.frontier.close_virtual(bound_s)
             return
         self.splits += 1
+        self._anneal_good(bound_s)
         limits, choice = part.limits, part.choice
         fewest, most = np.array(limits.fewest), np.array(limits.most)
         widest = int(np.argmax(most - fewest))
@@ -283,17 +283,17 @@ class VirtualOpener(VirtualDiver):
                 if low.sum() <= part.stages <= high.sum():
                     ends = tuple(low.tolist()), tuple(high.tolist())
                     inner = self._limits(*ends, limits.prefix, part.stages)
-                    self._push_part(bound_s, replace(part, limits=inner, looks=0))
+                    self._push_part(bound_s, replace(part, limits=inner, looks=0, is_split=True))
             return
         left, counts = fewest.copy(), limits.fewest
         np.subtract.at(left, list(limits.prefix), 1)
         if count_orders(left.tolist()) > MAX_ORDERS and not self.is_exact:
             for c in np.flatnonzero(left).tolist():
                 inner = VirtualLimits(counts, counts, (*limits.prefix, c))
-                self._push_part(bound_s, replace(part, limits=inner, looks=0))
+                self._push_part(bound_s, replace(part, limits=inner, looks=0, is_split=True))
             return
         for order in ((*limits.prefix, *rest) for rest in all_orders(left.tolist())):
             if self.opener.is_allowed(choice, order):
-                whole = replace(part, limits=VirtualLimits(counts, counts, order))
+                whole = replace(part, limits=VirtualLimits(counts, counts, order), is_split=True)
                 order_s = self._capacity_s(bound_s, whole)
                 self._push(order_s, VirtualOrder(choice, part.virtual_stages, order))

@@ -53,6 +53,7 @@ class VirtualDiver(VirtualSolver):
         self.bounds = bounds
         self._capacity = lru_cache(maxsize=16)(self._made_capacity)
         self.dives = self.swaps = 0
+        self.may_anneal = True
         self.tried: set[VirtualPart] = set()
         self.likely: list[tuple[float, VirtualPart]] = []
         """Parts that wait to be tried, with the step that they are likely to reach [ms]."""
@@ -105,7 +106,10 @@ class VirtualDiver(VirtualSolver):
                 return
 
     def _anneal_good(self, bound_s: float) -> None:
-        """Anneal orders and dealings of the best parts met, where the bound leaves room for a better plan."""
+        """Anneal orders and dealings of the best parts met, once, where the bound leaves room for better."""
+        if not self.may_anneal:
+            return
+        self.may_anneal = False
         best_s = self.frontier.incumbent.step_s or np.inf
         if self.problem.options.keep_class_order or bound_s >= (1 - FAR) * best_s:
             return

@@ -26,6 +26,8 @@ class VirtualPart:
     limits: VirtualLimits
     looks: int = 0
     """What was done with it: nothing, the relaxation, relaxations at lower cutoffs, whole numbers as well."""
+    is_split: bool = False
+    """Whether it is a piece of a larger one."""
 
 
 @dataclass(frozen=True)

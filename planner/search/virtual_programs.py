@@ -18,10 +18,11 @@ from formulations.virtual_selection_data import (
 from planner.data.options import Options
 from planner.errors import SolverError
 from planner.search.assemble import assemble_virtual_plan
+from planner.search.floors import Cell
 from planner.search.local import all_splits
 from planner.search.openings import Opener
 from planner.search.state import Clock
-from planner.search.virtual_items import VirtualItem, VirtualOrder, VirtualProgram
+from planner.search.virtual_items import VirtualItem, VirtualOrder, VirtualPart, VirtualProgram
 from planner.search.virtual_local import Dealer
 from planner.search.virtual_tables import VirtualTables
 from planner.tolerances import BOUND_TOL, GAP_TOL
@@ -72,6 +73,9 @@ class VirtualSolver:
 
     def _push(self, bound_s: float, part: VirtualItem) -> None:
         """Keep a part open, or note its bound where it cannot win any more; an infinite one holds no plan."""
+        if isinstance(part, VirtualPart) and not part.is_split:
+            cell = Cell(part.choice, part.stages, part.virtual_stages)
+            self.frontier.floors.note(cell, bound_s, whole_numbers=part.looks > 2)
         if bound_s == float("inf"):
             return
         if bound_s >= self.cutoff_s:

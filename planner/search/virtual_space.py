@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +18,21 @@ from planner.search.space import fewest_stages
 from planner.search.virtual_bounds import virtual_bounds
 from planner.search.virtual_items import VirtualPair
 
+PAIRS_AT_ONCE = 128
+"""Pairs whose parts are bounded together."""
+
 
 class VirtualSpace:
     """The pairs of one problem, with their bounds."""
 
     def __init__(self, problem: Problem, prices: Prices, table: DegreeTable, bounds: BoundData) -> None:
         self.problem, self.prices, self.table, self.bounds = problem, prices, table, bounds
+        self._at: dict[VirtualPair, int] = {}
+        """Pairs in the order of their bounds."""
+        self._parts_s: dict[VirtualPair, dict[int, float]] = {}
 
     def pairs(self) -> list[tuple[float, VirtualPair]]:
-        """Every row of degrees with every number of stages that can interleave, with its bound [s]."""
+        """Every row of degrees with every number of stages that can interleave, by ascending bound [s]."""
         if not TARGETS[self.problem.target].virtual_stages:
             return []
         most = min(self.problem.model.num_layers, self.problem.options.max_pipeline_parallel or 1 << 30)
@@ -44,7 +51,19 @@ class VirtualSpace:
         choice, stages = np.array(found).T
         most_virtual = np.array([max(self.virtual_stages(p)) for _, p in found])
         bounds_s = self._bounds_s(choice, stages, np.full(len(found), 2), most_virtual)
-        return [(bound_s, VirtualPair(*one)) for bound_s, one in zip(bounds_s.tolist(), found, strict=True)]
+        pairs = [(bound_s, VirtualPair(*one)) for bound_s, one in zip(bounds_s.tolist(), found, strict=True)]
+        pairs.sort(key=lambda one: one[0])
+        self._at = {pair: i for i, (_, pair) in enumerate(pairs)}
+        return pairs
+
+    def bounds_of(self, pair: VirtualPair) -> dict[int, float]:
+        """Bounds of a pair by number of virtual stages [s], worked out with those of the pairs behind it."""
+        if pair not in self._at:
+            return {}
+        if pair not in self._parts_s:
+            behind = list(islice(self._at, self._at[pair], self._at[pair] + PAIRS_AT_ONCE))
+            self._parts_s = dict(zip(behind, self.parts(behind), strict=True))
+        return self._parts_s[pair]
 
     def parts(self, pairs: Sequence[VirtualPair]) -> list[dict[int, float]]:
         """Bounds of pairs by number of virtual stages [s]."""

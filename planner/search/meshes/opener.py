@@ -197,7 +197,7 @@ class MeshOpener(Opener):
         """The same of a batch, or of a family as `key` says."""
         points = int(np.clip(work // (max(lengths) * len(batch.shapes)), 1, MOST_POINTS))
         units = count_units(batch, self.chips_of_class, points)
-        cutoff_s = self._finite_cutoff_s(bound_s)
+        cutoff_s = self.cutoff_beyond_s(bound_s)
         walks = MeshWalks(
             places,
             batch,

@@ -89,6 +89,40 @@ def test_no_plan_undercuts_the_bound_of_a_part(
                     assert held[0] <= value_s * (1 + REL)
 
 
+@pytest.mark.parametrize("seed", [508, 507])
+def test_where_the_order_is_kept_others_lower_no_bound(seed: int) -> None:
+    """The bound holds for the orders that keep it, and is that of the one order where counts are fixed."""
+    problem = random_problem(seed, most_layers=12, num_classes=3)
+    kept = problem.model_copy(
+        update={"options": problem.options.model_copy(update={"keep_class_order": True})}
+    )
+    table = list_degrees(problem)
+    prices = price(problem, table.degrees)
+    tables = Tables(problem, prices, table)
+    rng, raised = np.random.default_rng(seed), 0
+    for choice in rng.permutation(len(table))[:12].tolist():
+        stages = min(problem.model.num_layers, int(table.max_stages[choice].sum()), 5)
+        counts = random_counts(table.max_stages[choice], stages, rng)
+        order = tuple(c for c, count in enumerate(counts) for _ in range(count))
+        value_s = best_of_order_s(tables, choice, order, rng)
+        if not np.isfinite(value_s):
+            continue
+        of_all, of_kept, of_order = (
+            Relaxer(one, prices, table, tables)
+            .bound(choice, limits, stages, value_s * 1.5, fine=True)
+            .bound_s
+            for one, limits in (
+                (problem, Limits(tuple(counts), tuple(counts))),
+                (kept, Limits(tuple(counts), tuple(counts))),
+                (kept, Limits(tuple(counts), tuple(counts), prefix=order)),
+            )
+        )
+        assert of_all <= of_kept * (1 + REL) and of_kept <= value_s * (1 + REL)
+        assert of_kept == pytest.approx(of_order, rel=REL)
+        raised += of_kept > of_all * (1 + REL)
+    assert raised
+
+
 def test_a_part_without_any_plan_is_closed_whatever_the_cutoff() -> None:
     """Once its cutoff was doubled without end, until a division by zero."""
     problem = build_problem(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from planner.data.load import build_problem, load_problem
@@ -11,6 +13,7 @@ from planner.search import driver
 from planner.search.openings import Opener
 from planner.search.programs import Solver
 from planner.search.progress import Progress
+from planner.search.space import Pairs
 from planner.search.virtual import VirtualOpener
 from planner.search.virtual_items import VirtualPair
 from planner.search.virtual_space import VirtualSpace
@@ -103,12 +106,12 @@ def test_an_interrupt_among_the_first_plans_bounds_plans_of_every_kind(
 ) -> None:
     """Mixtral on 64 H100 is a tenth faster with virtual stages, which were not listed yet then."""
 
-    def stop(search: driver.Search, opener: Opener) -> None:
-        dive(search, opener)
+    def stop(opener: Opener, pairs: Pairs, report: Callable[[], None]) -> None:
+        dive(opener, pairs, report)
         raise KeyboardInterrupt
 
-    dive = driver.Search._dive
-    monkeypatch.setattr(driver.Search, "_dive", stop)
+    dive = driver.dive
+    monkeypatch.setattr(driver, "dive", stop)
     problem = load_problem("mixtral-8x7b-h100-64")
     search = driver.Search(problem, None)
     result = search.run()
