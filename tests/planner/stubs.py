@@ -111,7 +111,7 @@ def without_plan(problem: Problem, termination: str, reason: str) -> Result:
 def replace_search(monkeypatch: pytest.MonkeyPatch, search: Callable[..., Result]) -> None:
     """Let `plan` call this in the place of the search."""
 
-    def stub(problem: Problem, on_progress: Any = None, seeds: Any = (), beyond_s: Any = None) -> Result:
+    def stub(problem: Problem, on_progress: Any = None, *warmth: Any) -> Result:
         return search(problem, on_progress)
 
     monkeypatch.setitem(sys.modules, "planner.search.driver", SimpleNamespace(search=stub))
