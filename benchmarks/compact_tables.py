@@ -33,6 +33,13 @@ BIG_BACKWARD_MS = 0.5
 SUSTAINED_FLOP = 2e12
 """Products above this run long enough for the chip's power limit to set their rate."""
 
+LONG_FLOP = 3e11
+"""On Hopper products above this run at the power limit: of 156 on one H100 the rate in a loop does not follow
+the isolated kernel's (slope of logarithms 0.1, below this 0.7)."""
+
+DEEP = 14336
+"""Depth of products from which writing the output hardly counts."""
+
 SUSTAINED_TFLOP_PER_S = 1120.0
 """Rate that SimuMax's B200 holds in long 16-bit products (the median of those above SUSTAINED_FLOP); shorter
 isolated kernels of the other source exceed it. Points that would exceed it say nothing of the kernel."""
@@ -196,15 +203,30 @@ def onechip_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
     names = {"forward": "fwd_ms", "dgrad": "dgrad_ms", "wgrad": "wgrad_ms"}
     data = json.loads((folder / "onechip_ops_h100_h200.json").read_text())
     for chip, table in (("h100-sxm-80gb", "h100_sxm"), ("h200-sxm-141gb", "h200_sxm")):
+        narrow: list[tuple[int, float]] = []
+        wide_ms = {(r["m"], r["n"], r["k"]): r["fwd_ms"] for r in data[chip]["gemm"] if r["name"] != "fp8"}
         for row in data[chip]["gemm"]:
             m, n, k = row["m"], row["n"], row["k"]
             if row["name"] == "fp8":
                 ratio = row["fwd_ms"] * 1e-3 / kernels[table].fp8_gemm_s(m, n, k)
                 out[table, "gemm", "fp8_forward"].append(ratio)
-            if 2 * m * n * k < BIG_GEMM_FLOP or "dgrad_ms" not in row:
+                narrow.append((k, row["fwd_ms"] / wide_ms[m, n, k]))
+            flop = 2 * m * n * k
+            if flop < BIG_GEMM_FLOP or "dgrad_ms" not in row:
                 continue
             for name, shape in gemm_passes(m, n, k).items():
-                out[table, "gemm", name].append(row[names[name]] * 1e-3 / kernels[table].gemm_s(*shape))
+                seconds = row[names[name]] * 1e-3
+                out[table, "gemm", name].append(seconds / kernels[table].gemm_s(*shape))
+                if flop >= LONG_FLOP:
+                    # What wgrad writes is as much for few tokens as for many.
+                    by = f"long_wgrad_tflop_per_s_{m}" if name == "wgrad" else f"long_{name}_tflop_per_s"
+                    out[table, "gemm", by].append(flop / seconds / 1e12)
+        deep = [share for k, share in narrow if k >= DEEP]
+        out[table, "gemm", "fp8_over_bf16"] = deep
+        # To write a value of the output takes as long as so many products more.
+        out[table, "gemm", "fp8_output_depth"] = [
+            (share / float(np.median(deep)) - 1) * k for k, share in narrow if k < DEEP
+        ]
         for row in data[chip]["attention"]:
             backward_ms = row["fwd_bwd_ms"] - row["fwd_ms"]
             if row["backend"] != "cudnn" or row["d"] != 128 or backward_ms < BIG_BACKWARD_MS:

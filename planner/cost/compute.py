@@ -1,8 +1,9 @@
 """Time of products, attention and memory-bound operators on one chip.
 
 Products: latency of the isolated kernel interpolated over measured shapes, times what a training loop
-takes over it (relations.csv), never below the time to move the operands. dgrad and wgrad are their own
-shapes. Attention: measured forward by sequence, heads and head width; backward by its measured ratio.
+takes over it (relations.csv), or what the power limit leaves (power_limit.py), never below the time to move
+the operands. dgrad and wgrad are their own shapes. Attention: measured forward by sequence, heads and head
+width; backward by its measured ratio.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from planner.cost import tables
 from planner.cost.casts import cast_bytes
 from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import HALF, Matmul, Products, attention_dims
+from planner.cost.power_limit import in_a_loop_s, narrow_shares
 from planner.cost.prices import Floats
-from planner.cost.relatives import MeasuredChip, Relative, sixteen_bit
+from planner.cost.relatives import HOPPER, MeasuredChip, Relative, sixteen_bit
 from planner.cost.sizes import Sizes, context_levels
 from planner.data.chip import Precision
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 
 PASSES = ("forward", "dgrad", "wgrad")
-
-HOPPER = ("h100_sxm", "h200_sxm")
 
 UNTURNED = ("b200_sxm", "b300_sxm", "gb200", "gb300")
 """Tables of chips whose 8-bit products read operands along either dimension: compute capability 10 and 11
@@ -92,26 +92,20 @@ def in_pieces(
 def _pass_times(relative: Relative, products: Products, precision: Precision, stack: SoftwareStack) -> Floats:
     """Latency of products in one format, array [pass, product, choice] in seconds."""
     m, n, k, count, weight = products.m, products.n, products.k, products.count, products.weight
-    isolated = tables.gemm_grid(relative.measured.table, relative.gemm_precision).latency_at_s(
-        products.log_shapes
-    )
-    isolated = isolated * relative.precision_scale
     sums = _sums_factor(stack)
-    factors = _gemm_factors(relative.measured, relative.gemm_precision, sums)
-    if relative.gemm_precision != "bf16":
-        # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
-        wide = tables.gemm_grid(relative.measured.table, "bf16").latency_at_s(products.log_shapes)
-        isolated = np.minimum(isolated, wide * (_gemm_factors(relative.measured, "bf16", sums) / factors))
-    isolated = isolated * relative.compute_scale
-    latency = isolated * factors
+    wide = tables.gemm_grid(relative.measured.table, "bf16").latency_at_s(products.log_shapes)
+    isolated = _isolated_s(relative, products, wide, sums)
+    if _timed_in_a_loop(relative):
+        latency = _hopper_s(relative, products, wide, sums)
+    else:
+        latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision, sums)
     at = products.grouped
     apart = [] if _has_grouped_wgrad(relative) else at
     if at:
         grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
-        if stack.experts_as_single_products and _grouped_training(relative) == "h100_sxm":
-            single = _gemm_factors(relative.measured, relative.gemm_precision, sums)[:, 0]
-            grouped = np.minimum(grouped, single[:, None])
-        latency[:, at] = isolated[:, at] * grouped
+        joined = isolated[:, at] * grouped
+        single = stack.experts_as_single_products and _grouped_training(relative) == "h100_sxm"
+        latency[:, at] = np.minimum(joined, latency[:, at]) if single else joined
     if relative.sustained_flop_per_s is not None:
         limited = np.array([1.0, 1.0, sums])[:, None, None] * (
             2.0 * m * n * k / relative.sustained_flop_per_s
@@ -130,6 +124,47 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
         latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
     return latency
+
+
+def _isolated_s(relative: Relative, products: Products, wide_s: Floats, sums: float) -> Floats:
+    """Latency of isolated kernels, array [pass, product, choice] in seconds.
+
+    Parameters
+    ----------
+    wide_s
+        The same in 16 bits on the measured chip [s].
+    """
+    measured, precision = relative.measured, relative.gemm_precision
+    if precision == "bf16":
+        return wide_s * relative.precision_scale * relative.compute_scale
+    narrow = tables.gemm_grid(measured.table, precision).latency_at_s(products.log_shapes)
+    # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
+    wide_over_narrow = _gemm_factors(measured, "bf16", sums) / _gemm_factors(measured, precision, sums)
+    narrow = np.minimum(narrow * relative.precision_scale, wide_s * wide_over_narrow)
+    return narrow * relative.compute_scale
+
+
+def _timed_in_a_loop(relative: Relative) -> bool:
+    """Whether products of its format were timed on Hopper long enough to meet the power limit."""
+    hopper = relative.power_limited and relative.measured.table in HOPPER
+    return hopper and relative.gemm_precision in ("bf16", "fp8")
+
+
+def _hopper_s(relative: Relative, products: Products, wide_s: Floats, sums: float) -> Floats:
+    """Latency of products on Hopper at its power limit, array [pass, product, choice] in seconds.
+
+    Parameters
+    ----------
+    wide_s
+        That of isolated kernels in 16 bits on the measured chip [s].
+    """
+    table = relative.measured.table
+    latency = in_a_loop_s(table, wide_s * _gemm_factors(relative.measured, "bf16", 1.0), products)
+    if relative.gemm_precision == "fp8":
+        split = np.array([1.0, SPLIT_ACCUMULATOR, SPLIT_ACCUMULATOR])[:, None, None]
+        latency = latency * split * narrow_shares(table, products)
+    latency[2] *= sums
+    return latency * (relative.precision_scale * relative.compute_scale)
 
 
 def _sums_factor(stack: SoftwareStack) -> float:

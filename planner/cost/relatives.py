@@ -53,6 +53,9 @@ MEASURED = {
     )
 }
 
+HOPPER = ("h100_sxm", "h200_sxm")
+"""Tables of chips whose products were also timed in a loop long enough to meet their power limit."""
+
 PATTERNS = (
     # (pattern of the chip's id, table, own measurements)
     (r"^a100-sxm|^a800-80gb", "a100_sxm", True),
@@ -131,6 +134,8 @@ class Relative:
     """Latency over the table's where the format itself was not measured."""
     sustained_flop_per_s: float | None
     """Rate that long products of the format keep up, None where no limit was seen to bind [FLOP/s]."""
+    power_limited: bool
+    """Whether it is a chip of a kind whose long products run at its power limit."""
     assumptions: tuple[str, ...]
 
 
@@ -269,5 +274,6 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         gemm_precision=table_precision,
         precision_scale=precision_scale,
         sustained_flop_per_s=_sustained(chip, measured, table_precision, scale * precision_scale),
+        power_limited=chip.vendor == "NVIDIA" and (name in HOPPER or measured.power_w is not None),
         assumptions=tuple(notes),
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.cost.elementwise import Curve, Values, maximum, minimum
-from planner.cost.grid import LogGrid
+from planner.cost.grid import Floats, LogGrid
 from planner.units import GIB, MS, US
 
 GEMM_BELOW = (0.5, 0.5, 0.5)
@@ -77,6 +77,13 @@ def attention_relation(table: str, name: str, seq_length: Values) -> Values:
     curve = _curve(table, "attention", name)
     assert curve is not None, f"attention/{table}/{name} is not in relations.csv"
     return curve.at(seq_length)
+
+
+def gemm_relation(table: str, name: str, size: Floats) -> Floats:
+    """A relation of products, interpolated between the sizes by which it was measured."""
+    curve = _curve(table, "gemm", name)
+    assert curve is not None, f"gemm/{table}/{name} is not in relations.csv"
+    return np.asarray(curve.at(size))
 
 
 def grouped_relation(table: str, name: str, rows: Values) -> Values:

@@ -1,0 +1,79 @@
+"""Products on chips whose power limit sets the rate of long ones.
+
+Measured in a loop on one H100 and one H200, the isolated kernel's latency tells how long a short product
+takes, but nothing of one beyond 3e11 FLOP: chips lower their clock until they draw what they may, and all
+kernels reach the same rate (`relations.csv`, long_*_tflop_per_s: 156 products of every shape, 4% mean
+deviation; 5% from the isolated latencies times their median ratio). Products of few bits reach about twice
+that rate; writing the output, which does not shrink, costs those of small depth more of it (fp8_over_bf16,
+fp8_output_depth: 28 products, 5% mean deviation, while their isolated latencies, of kernels that nobody had
+tuned, say nothing: correlation 0.0).
+
+How much power a chip needs for a clock differs from chip to chip, so that a job waits for its slowest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+
+from planner.cost import tables
+from planner.cost.operators import Products
+from planner.cost.prices import Floats
+from planner.cost.relatives import Relative
+from planner.units import TFLOP
+
+SHORT_FLOP, LONG_FLOP = 1e11, 3e11
+"""Work of the longest products that keep their kernel's pace, and of the shortest at the limit's; between
+them the one passes into the other."""
+
+
+def in_a_loop_s(table: str, latency_s: Floats, products: Products) -> Floats:
+    """Latency of 16-bit products in a training loop, array [pass, product, choice] in seconds.
+
+    Parameters
+    ----------
+    latency_s
+        The same from isolated kernels, were there no limit [s].
+    """
+    flop = 2.0 * products.m * products.n * products.k
+    share = np.clip(np.log(flop / SHORT_FLOP) / np.log(LONG_FLOP / SHORT_FLOP), 0.0, 1.0)
+    rates = (
+        tables.relation(table, "gemm", "long_forward_tflop_per_s") + 0.0 * flop,
+        tables.relation(table, "gemm", "long_dgrad_tflop_per_s") + 0.0 * flop,
+        tables.gemm_relation(table, "long_wgrad_tflop_per_s", products.m),
+    )
+    limited_s = flop / (np.array(rates) * TFLOP)
+    found: Floats = latency_s ** (1 - share) * limited_s**share
+    return found
+
+
+def narrow_shares(table: str, products: Products) -> Floats:
+    """Latency of products of 8 bits, one scale a tensor, over 16 bits, array [pass, product, choice]."""
+    depths = np.array([products.k, products.n, products.m])
+    deep, output = (tables.relation(table, "gemm", name) for name in ("fp8_over_bf16", "fp8_output_depth"))
+    return deep * (1 + output / depths)
+
+
+CHIP_SPREAD = 0.08 / 5.4
+"""Standard deviation of the rate of chips of one kind over its mean: between the ends of a box plot's
+whiskers, 5.4 standard deviations of a normal distribution, lie 8% in the mean of five clusters (arXiv
+2208.11035, abstract; that chips are distributed normally, and newer ones no closer, are guesses)."""
+
+
+def slowest_of(relative: Relative, num_chips: int) -> Relative:
+    """The measured chip as slow as the slowest of so many that wait for each other.
+
+    The largest of n normal values is expected at the quantile (n - 3/8) / (n + 1/4) (Blom). The one chip that
+    was measured is taken for a middling one.
+    """
+    if not relative.power_limited:
+        return relative
+    slowdown = 1 + CHIP_SPREAD * NormalDist().inv_cdf((num_chips - 0.375) / (num_chips + 0.25))
+    limit = relative.sustained_flop_per_s
+    return replace(
+        relative,
+        compute_scale=relative.compute_scale * slowdown,
+        sustained_flop_per_s=None if limit is None else limit / slowdown,
+    )
