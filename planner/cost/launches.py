@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
+from planner.cost.softmax import more_launches
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
@@ -46,11 +47,13 @@ HEAD_LAUNCHES = 1.0
 """Launches of final norm, head and loss over those of a dense layer (guess: some thirty kernels each)."""
 
 
-def launches(model: ModelSpec, kind: LayerKind, sizes: Sizes) -> Values:
+def launches(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes) -> Values:
     """Launches of one forward of a layer over those of a dense layer, array [choice]."""
     count = sizes.zeros
     if kind != "mlp":
         count = count + ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
+    if kind in ("dense", "moe", "attention"):
+        count = count + more_launches(model, stack, sizes)
     if kind in ("dense", "mlp"):
         count = count + MLP_LAUNCHES
     if kind == "moe":

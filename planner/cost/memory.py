@@ -14,6 +14,7 @@ from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
+from planner.cost.softmax import kept_of_a_score
 from planner.data.chip import Precision
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
@@ -169,12 +170,7 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     if stack.flash_attention:
         return low_rank + qkv + output, s.tokens * heads * 4.0
     scores = s.microbatch_size * heads * s.seq_length * s.seq_length / s.cp
-    kept = (
-        HALF
-        + (4.0 if stack.softmax_in_fp32 and not stack.fused_softmax else 0.0)
-        + (3.0 if stack.has_dropout(model) else 0.0)
-    )
-    return low_rank + qkv + output, scores * kept
+    return low_rank + qkv + output, scores * kept_of_a_score(model, stack, s)
 
 
 def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Values:

@@ -14,6 +14,7 @@ from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
+from planner.cost.softmax import is_fused
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
@@ -40,9 +41,11 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
     """
     s = sizes
     scores = s.microbatch_size * model.num_attention_heads / s.tp * s.seq_length * s.seq_length / s.cp
-    forward, backward = (2 * HALF, 3 * HALF) if stack.fused_softmax else (37.0, 41.0)
-    if not (stack.fused_softmax or stack.softmax_in_fp32):
-        forward, backward = 2 * HALF + 1.0 + 2 * HALF, 4 * HALF + 1.0 + 3 * HALF
+    plain = (37.0, 41.0)
+    if not stack.softmax_in_fp32:
+        plain = (2 * HALF + 1.0 + 2 * HALF, 4 * HALF + 1.0 + 3 * HALF)
+    fused = is_fused(model, stack, s)
+    forward, backward = (where(fused, x, y) for x, y in zip((2 * HALF, 3 * HALF), plain, strict=True))
     dropout = 2 * HALF + 1.0 if stack.has_dropout(model) else 0.0
     return Traffic(scores * (forward + dropout), scores * (backward + dropout))
 

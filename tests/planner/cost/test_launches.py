@@ -26,7 +26,7 @@ def backward_count(model: str, kind: LayerKind = "dense", ep: int = 1, **changes
     stack = of.stack.model_copy(update=changes)
     sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=ep, expert_tensor_parallel=1))
     products = layer_matmuls(of.model, kind, sizes)
-    forward = launches(of.model, kind, sizes)
+    forward = launches(of.model, kind, stack, sizes)
     return DENSE_LAUNCHES * float(backward_launches(of.model, kind, stack, sizes, forward, products))
 
 

@@ -52,10 +52,14 @@ def test_layers_with_experts_need_more_launches_and_more_with_more_local_experts
         Sizes.of(of, Degrees.single(data_parallel=32, expert_parallel=ep, expert_tensor_parallel=1))
         for ep in (32, 8)
     )
-    dense = float(launches(of.model, "dense", few)[0])
+    dense = float(launches(of.model, "dense", of.stack, few)[0])
     assert dense > 1.0  # latent attention launches more than plain attention does
-    assert float(launches(problem().model, "dense", few)[0]) == 1.0
-    assert float(launches(of.model, "moe", many)[0]) > float(launches(of.model, "moe", few)[0]) > 2 * dense
+    assert float(launches(problem().model, "dense", of.stack, few)[0]) == 1.0
+    assert (
+        float(launches(of.model, "moe", of.stack, many)[0])
+        > float(launches(of.model, "moe", of.stack, few)[0])
+        > 2 * dense
+    )
 
 
 @pytest.mark.parametrize("module", ["mla_up_proj", "moe_act", "layernorm"])

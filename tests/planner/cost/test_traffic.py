@@ -7,6 +7,7 @@ import pytest
 from planner.cost.operators import layer_matmuls
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
+from planner.cost.softmax import is_fused, kept_of_a_score, more_launches
 from planner.cost.traffic import Traffic, head_traffic, layer_traffic, ring_traffic, score_traffic
 from tests.planner.cost.problems import prices, problem, with_stack
 
@@ -23,6 +24,32 @@ def test_scores_in_16_bits_are_masked_normalised_and_dropped() -> None:
     assert moved.forward_bytes == (5 + 4 + 5) * scores
     # Dropout 2 + 2 + 1; softmax reads two and writes one; the gradient is copied, then masked: 4 + 4 + 1.
     assert moved.backward_bytes == (5 + 6 + 9) * scores
+
+
+def test_two_heads_of_one_sequence_have_no_fused_softmax() -> None:
+    # Megatron-LM's kernel takes four score matrices at a time (fused_softmax.py, is_kernel_available).
+    of = problem(model="gpt3-175b", seq_length=1024)
+    model = of.model.model_copy(update={"num_attention_heads": 16})
+    stack = of.stack.model_copy(update={"flash_attention": False})
+    one, two = (
+        Sizes.single(of, Degrees.single(tensor_parallel=8, microbatch_size=sequences)) for sequences in (1, 2)
+    )
+    assert not is_fused(model, stack, one)
+    assert is_fused(model, stack, two)
+    scores = 2 * 1024 * 1024
+    assert score_traffic(model, stack, one).forward_bytes == 37 * scores
+    assert score_traffic(model, stack, two).forward_bytes == 4 * 2 * scores
+    # Cast, scale, mask and cast back are launches of their own, and fp32 probabilities stay.
+    assert more_launches(model, stack, one) == 4
+    assert more_launches(model, stack, two) == 0
+    assert kept_of_a_score(model, stack, one) == 2 + 4
+    assert kept_of_a_score(model, stack, two) == 2
+
+
+def test_a_softmax_over_many_columns_is_not_fused() -> None:
+    of = problem(model="llama3-8b", seq_length=8192)
+    stack = of.stack.model_copy(update={"flash_attention": False})
+    assert not is_fused(of.model, stack, Sizes.single(of, Degrees.single()))
 
 
 def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:

@@ -1,0 +1,47 @@
+"""Softmax over score matrices in memory, where attention is no fused kernel: what it launches and keeps.
+
+Megatron-LM's kernel for scale, mask and softmax takes whole blocks of four matrices of up to 4,096 columns
+(`is_kernel_available` in core/fusions/fused_softmax.py). Other scores are cast to fp32, scaled, masked,
+normalised and cast back by kernels of their own: a rank with two heads and one sequence, say.
+"""
+
+from __future__ import annotations
+
+from planner.cost.elementwise import Flags, Values, where
+from planner.cost.operators import HALF
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
+
+MATRICES_OF_A_BLOCK = 4
+"""Score matrices that one block of the kernel takes, and rows of one that it takes at once."""
+
+COLUMNS = (16, 4096)
+"""The kernel's columns of a score matrix: more than the first, at most the second."""
+
+PLAIN_LAUNCHES = {True: 4.0, False: 1.0}
+"""Launches of a softmax without the kernel beyond its one, where scores are cast to fp32 and where not."""
+
+
+def is_fused(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Flags:
+    """Whether one kernel scales, masks and normalises the scores of a rank."""
+    s = sizes
+    least, most = COLUMNS
+    if not stack.fused_softmax or not least < s.seq_length <= most or s.seq_length % MATRICES_OF_A_BLOCK:
+        return False
+    return s.microbatch_size * model.num_attention_heads / s.tp % MATRICES_OF_A_BLOCK == 0
+
+
+def more_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
+    """Launches of a layer's forward beyond those of one with fused attention or softmax."""
+    if stack.flash_attention:
+        return 0.0
+    return where(is_fused(model, stack, sizes), 0.0, PLAIN_LAUNCHES[stack.softmax_in_fp32])
+
+
+def kept_of_a_score(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
+    """Bytes that stay of a score: its softmax, in fp32 too where no kernel makes it of 16 bits, and dropout's
+    mask and output."""
+    plain = 4.0 if stack.softmax_in_fp32 else 0.0
+    dropout = 3.0 if stack.has_dropout(model) else 0.0
+    return where(is_fused(model, stack, sizes), 0.0, plain) + HALF + dropout
