@@ -29,6 +29,9 @@ from planner.data.workload import Workload
 NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
 """Stacks whose runs recompute nothing where they do not say so."""
 
+NORMS_AGAIN_STACKS = ("internevo",)
+"""Stacks whose layers compute their norms again in the backward unless all of a layer is checkpointed."""
+
 PROFILED_STACKS = ("sailor",)
 """Stacks on which the shipped layer times were measured."""
 
@@ -259,6 +262,8 @@ def _recompute(run: Run, assumptions: list[str]) -> tuple[tuple[Recompute, float
 def _recompute_kinds(run: Run, assumptions: list[str]) -> tuple[Recompute, ...]:
     """The same without shares."""
     stated = run.plan.recompute
+    if stated == "none" and stack_id(run) in NORMS_AGAIN_STACKS:
+        return ("selective",)
     if stated in get_args(Recompute):
         return (cast(Recompute, stated),)
     if stated is not None:

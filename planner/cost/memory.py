@@ -55,7 +55,8 @@ def layer_activations(
     input_again = values * (HALF - kept_input)
     whole, saved = _norm_bytes(model, kind, stack, s, kept_input), s.zeros
     if "layernorm" in modules:
-        saved = saved + _norm_outputs(model, kind) * values * kept_input
+        wider = 4.0 - HALF if stack.norms_read_fp32 else 0.0
+        saved = saved + _norm_outputs(model, kind) * values * (kept_input + wider)
     widest = 2 * s.tokens * model.hidden_size * HALF
     if kind == "mamba":
         mixer, width = _mamba_bytes(model, s)
@@ -126,7 +127,9 @@ def _norm_bytes(
     mask = blocks if stack.has_dropout(model) else 0
     values = s.norm_tokens * model.hidden_size
     # A plain norm keeps its input in fp32 and the normalised values in 16 bits beside its output.
-    inputs = 4.0 + HALF if stack.plain_modules and model.normalization == "rms" else HALF
+    inputs = 4.0 if stack.norms_read_fp32 else HALF
+    if stack.plain_modules and model.normalization == "rms":
+        inputs = 4.0 + HALF
     kept = values * (norms * (inputs + kept_input) + mask)
     if not stack.column_input_copies:
         return kept

@@ -165,8 +165,10 @@ class Synchronisation:
     sizes: Sizes
     has_experts: bool
     overlap: bool
-    clips: bool
-    clears: bool
+    step_bytes: float
+    """Bytes that the optimizer's step moves for each parameter of its shard, at the rate of copies."""
+    whole_bytes: float
+    """Bytes that clearing and copying gradients moves for each parameter of a rank."""
     cast_bytes: float
     """Bytes moved for each parameter of a rank to have its weight ready in the format of the products."""
 
@@ -191,10 +193,8 @@ class Synchronisation:
         """
         reduce = dense * self.dense.reduce_s + expert * self.expert.reduce_s
         gather = dense * self.dense.gather_s + expert * self.expert.gather_s
-        moved = (OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if self.clips else 0.0)) / OPTIMIZER_RATE
         shard = dense / self.dense.shard + expert / self.expert.shard
-        cleared = ZERO_GRADIENT_BYTES if self.clears else 0.0
-        total = shard * moved + (dense + expert) * (cleared + self.cast_bytes)
+        total = shard * self.step_bytes + (dense + expert) * (self.whole_bytes + self.cast_bytes)
         spread = dense * self.dense.spread_s + expert * self.expert.spread_s
         optimizer = total / self.relative.memory_bytes_per_s + spread + self.slowdown * (reduce + gather)
         left = 1 - self.slowdown
@@ -240,7 +240,15 @@ def synchronisation(
         s,
         has_experts,
         stack.dp_overlap,
-        stack.clips_gradients,
-        stack.clears_gradients,
+        _step_bytes(stack),
+        (ZERO_GRADIENT_BYTES if stack.clears_gradients else 0.0)
+        + (4 * stack.gradient_bytes if stack.gradient_buckets_copied else 0.0),
         cast,
     )
+
+
+def _step_bytes(stack: SoftwareStack) -> float:
+    """Bytes of the optimizer's step for each parameter of its shard, as many as copies of that time move."""
+    if stack.optimizer_step_bytes is not None:
+        return stack.optimizer_step_bytes
+    return (OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if stack.clips_gradients else 0.0)) / OPTIMIZER_RATE

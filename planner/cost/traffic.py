@@ -1,8 +1,8 @@
-"""Bytes that the memory-bound operators of a layer, of the embedding and of the head move.
+"""Bytes that the memory-bound operators of a layer move.
 
 Each kernel reads its inputs and writes its outputs once; what a stack does not fuse passes through
 memory once more. Kernels follow the modules of Megatron-LM core 0.19 (Apache-2.0): fusions/,
-transformer/moe/moe_utils.py, tensor_parallel/cross_entropy.py.
+transformer/moe/moe_utils.py.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ x * rsqrt(mean(x^2) + eps) of x in fp32, cast back, times the weight: cast 6, sq
 cast 6, weight 4; backward weight 4 and its gradient 8, cast 6, both factors 8 and 16, mean 4, square 20,
 their sum 12, cast 6 (torchtitan/models/norms.py, RMSNorm)."""
 
+FP32_NORM_BYTES = (12.0, 16.0)
+"""Bytes that a fused norm moves for each value where its input is cast to fp32, forward and backward: cast 6,
+read and written 6; backward both read and the input's gradient written 10, that cast 6."""
+
 PLAIN_ROTARY_BYTES = 20.0
 """Bytes that rotary positions by plain operators move for each value, each way: to fp32 6, product 8, back 6
 (apply_rotary_emb of torchtitan/models/llama/model.py)."""
@@ -107,6 +111,8 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     slower = (1.0, 1.0) if stack.fused_pointwise else PLAIN_NORM
     unfused = 0.0 if stack.fused_pointwise else 2 * HALF
     norm = (2 * HALF * slower[0], 3 * HALF * slower[1])
+    if stack.norms_read_fp32:
+        norm = FP32_NORM_BYTES
     if stack.plain_modules and model.normalization == "rms":
         norm = PLAIN_RMS_NORM_BYTES
     forward, backward = (norms * moved + blocks * (3 * HALF + mask + unfused * mask) for moved in norm)
@@ -247,7 +253,8 @@ def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s
         return layer_traffic(model, kind, stack, s).forward_bytes
     policy = policy_of(modules)
     if "layernorm" in modules or policy:
-        moved = moved + s.norm_tokens * model.hidden_size * 4 * HALF
+        norm = FP32_NORM_BYTES[0] if stack.norms_read_fp32 else 2 * HALF
+        moved = moved + s.norm_tokens * model.hidden_size * 2 * norm
     if "moe" in modules:
         moved = moved + _moe_traffic(model, stack, s).forward_bytes
     if "moe_act" in modules and moe is not None:
@@ -270,31 +277,3 @@ def _mamba_traffic(model: ModelSpec, s: Sizes) -> Traffic:
     state = 2 * spec.groups * spec.ssm_state / s.tp
     values = s.tokens * (inner + state)
     return Traffic(values * 12 * HALF, values * 24 * HALF)
-
-
-METRIC_BYTES = 14.0
-"""Bytes that a metric of training moves for each logit."""
-
-
-def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Traffic:
-    """Final norm, and the cross-entropy over logits.
-
-    Fused: one pass over 16-bit logits forward (read twice, write once), none backward but a scaling.
-    Not fused: Megatron's vocab-parallel loss copies to fp32, takes the maximum, subtracts, exponentiates,
-    sums and divides, 38 bytes a logit; backward scales (8) and casts (6), 14 bytes
-    (core/tensor_parallel/cross_entropy.py, counted by hand).
-    A metric of training casts logits to fp32 (6) and takes their log-softmax (8, as what is read again lies
-    in the cache).
-    """
-    s = sizes
-    norm = s.norm_tokens * model.hidden_size
-    logits = s.tokens * vocab / s.tp
-    forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 14.0)
-    forward += METRIC_BYTES * stack.loss_metrics
-    return Traffic(norm * 2 * HALF + logits * forward, norm * 3 * HALF + logits * backward)
-
-
-def embedding_traffic(model: ModelSpec, sizes: Sizes) -> Traffic:
-    """Rows read and written; the gradient is added to the fp32 rows at random places."""
-    values = sizes.tokens * model.hidden_size
-    return Traffic(values * 2 * HALF, values * (HALF + 2 * 4.0))

@@ -24,11 +24,10 @@ from planner.cost.operators import (
 from planner.cost.sizes import Sizes
 from planner.cost.traffic import (
     Traffic,
-    embedding_traffic,
-    head_traffic,
     layer_traffic,
     score_traffic,
 )
+from planner.cost.traffic_of_ends import embedding_traffic, head_traffic
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 

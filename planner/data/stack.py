@@ -37,11 +37,14 @@ class SoftwareStack(Data):
     """Whether the loss avoids extra fp32 copies of the logits."""
     loss_bytes_per_logit: float | None = Field(default=None, gt=0)
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
-    loss_metrics: int = Field(default=0, ge=0)
-    """Metrics of training that each take the cross-entropy of every micro-batch's logits once more, by plain
-    operators in fp32 and without a gradient."""
+    loss_in_fp32: bool = False
+    """With a fused loss: whether logits are cast to fp32 for it, and their gradient is cast back."""
+    metric_bytes_per_logit: float = Field(default=0.0, ge=0)
+    """Bytes that metrics of training, which have no gradient, move for each logit [bytes]."""
     fused_pointwise: bool = True
     """Whether norms, activations, rotary positions and biases run as one kernel each."""
+    norms_read_fp32: bool = False
+    """Whether the input of a fused norm is cast to fp32 by a kernel of its own, and its gradient back."""
     keeps_activated_gate: bool = False
     """Whether a gated unit's activation is an operator of its own, whose output is kept as well, as with
     `plain_modules`."""
@@ -84,6 +87,11 @@ class SoftwareStack(Data):
     """Neighbouring data-parallel ranks that share the optimizer state, and with full sharding the parameters;
     null where all of them do (InternEvo's zero1.size; data parallelism over Megatron-LM's
     --num-distributed-optimizer-instances; hybrid sharding)."""
+    optimizer_step_bytes: float | None = Field(default=None, gt=0)
+    """Bytes that plain operators of the optimizer's step, clipping included, move for each parameter of its
+    shard; null takes fused kernels' [bytes]."""
+    gradient_buckets_copied: bool = False
+    """Whether gradients are copied into the bucket that is reduced, and back, by kernels amid the rest."""
     parameters_broadcast: bool = False
     """Whether the distributed optimizer's step ends with each rank's parameters broadcast in turn, nothing
     hidden, and gradients are all-reduced; else they are gathered and scattered."""

@@ -111,6 +111,11 @@ def test_missing_recompute_gives_every_setting_but_none_on_megatron_deepspeed() 
     assert "nothing recomputed" in candidate.assumptions
 
 
+def test_internevo_computes_norms_again_where_it_recomputes_nothing_else() -> None:
+    found = [converted(plan__recompute=x, software="InternEvo").plans[0] for x in ("none", "full")]
+    assert [plan.stages[0].recompute for plan in found] == ["selective", "full"]
+
+
 def test_share_of_whole_layers_that_fits_is_recomputed_where_selective_means_that() -> None:
     # fms-fsdp checkpoints a share of the blocks; its Llama 2 70B would not fit otherwise.
     found = converted(

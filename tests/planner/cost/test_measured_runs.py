@@ -63,7 +63,7 @@ def anchored() -> dict[str, Any]:
         ("nemo-docs", 0.045),
         ("llm-foundry", 0.09),
         ("torchtitan", 0.13),
-        ("internevo", 0.07),
+        ("internevo", 0.05),
         ("sc21-megatron", 0.065),
         ("mlperf-training", 0.08),
         ("mindspeed-llm", 0.16),

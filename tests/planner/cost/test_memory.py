@@ -184,6 +184,15 @@ def test_8_bit_products_keep_their_inputs_in_8_bits() -> None:
     assert half - eight == tokens * (2 * hidden + ffn - hidden)
 
 
+def test_norms_that_read_fp32_keep_it_unless_they_run_again() -> None:
+    of = problem(model="llama2-7b")
+    narrow = of.stack.model_copy(update={"selective_modules": ("layernorm",)})
+    wide = narrow.model_copy(update={"norms_read_fp32": True})
+    kept = [layer_activations(of.model, "dense", stack, sizes(of)) for stack in (narrow, wide)]
+    assert kept[1].whole[0] - kept[0].whole[0] == 2 * 2 * 4096 * 4096
+    assert kept[1].selective[0] == kept[0].selective[0]
+
+
 def test_checkpointing_by_operator_keeps_every_second_product_and_attention() -> None:
     of = problem(model="llama3-8b")
     stack = load_stack("torchtitan")

@@ -191,3 +191,11 @@ def test_a_step_that_neither_clips_nor_clears_moves_a_third_less() -> None:
     usual, less = (prices(x, dp_mode="ddp").layer_optimizer_s for x in (of, plain))
     # 34 bytes of Adam and the weight's copy, 12 of norm and clipping, at 0.83 of the rate of 4 of zeros.
     np.testing.assert_allclose(less / usual, (34 / 0.83) / (46 / 0.83 + 4))
+
+
+def test_a_step_of_plain_operators_moves_what_they_read_and_write_and_copies_buckets() -> None:
+    of = with_stack(problem(), clears_gradients=False, gradient_bytes=2)
+    eager = with_stack(of, optimizer_step_bytes=122, gradient_buckets_copied=True)
+    usual, more = (prices(x, dp_mode="ddp").layer_optimizer_s for x in (of, eager))
+    # Into the bucket and back: 2 + 2, twice.
+    np.testing.assert_allclose(more / usual, (122 + 8) / (46 / 0.83))

@@ -8,7 +8,14 @@ from planner.cost.operators import layer_matmuls
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import is_fused, kept_of_a_score, more_launches
-from planner.cost.traffic import Traffic, head_traffic, layer_traffic, ring_traffic, score_traffic
+from planner.cost.traffic import (
+    Traffic,
+    layer_traffic,
+    ring_traffic,
+    score_traffic,
+    selective_traffic,
+)
+from planner.cost.traffic_of_ends import head_traffic
 from tests.planner.cost.problems import prices, problem, with_stack
 
 SIXTEEN_BITS = {"fused_softmax": False, "softmax_in_fp32": False}
@@ -63,10 +70,38 @@ def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:
     assert moved.backward_bytes == 6 * norm + (8 + 6) * logits
 
 
+def test_a_fused_loss_over_fp32_logits_casts_them_and_their_gradient() -> None:
+    of = with_stack(problem(seq_length=1024), fused_cross_entropy=True)
+    wide = with_stack(of, loss_in_fp32=True)
+    sizes = Sizes.single(of, Degrees.single())
+    a, b = (head_traffic(x.model, x.stack, 1000.0, sizes) for x in (of, wide))
+    # To fp32 (2 + 4), read twice (8); overwritten by the gradient (4 + 4), that to 16 bits (4 + 2).
+    assert b.forward_bytes - a.forward_bytes == (6 + 8 - 8) * 1024 * 1000
+    assert b.backward_bytes - a.backward_bytes == (8 + 6 - 4) * 1024 * 1000
+
+
+def test_norms_that_read_fp32_cast_their_input_and_its_gradient() -> None:
+    wide, narrow = (of_layer(fused_pointwise=True, norms_read_fp32=cast) for cast in (True, False))
+    # In either of two norms: cast (2 + 4), 4 read for 2; backward two values of 4 for 2, cast (4 + 2).
+    assert wide.forward_bytes - narrow.forward_bytes == 2 * (6 + 2) * VALUES
+    assert wide.backward_bytes - narrow.backward_bytes == 2 * (2 + 2 + 6) * VALUES
+
+
+def test_norms_again_in_fp32_cast_their_input_again() -> None:
+    of = with_stack(problem(seq_length=1024), selective_modules=("layernorm",))
+    s = Sizes.single(of, Degrees.single())
+    narrow, wide = (
+        selective_traffic(of.model, "dense", with_stack(of, norms_read_fp32=cast).stack, s)
+        for cast in (False, True)
+    )
+    assert narrow == 2 * 4 * 1024 * of.model.hidden_size
+    assert wide == 2 * 12 * 1024 * of.model.hidden_size
+
+
 def test_metrics_of_training_take_the_loss_of_every_microbatch_once_more() -> None:
     of = problem(model="llama2-7b", seq_length=1024)
     sizes = Sizes.single(of, Degrees.single())
-    plain, two = (of.stack.model_copy(update={"loss_metrics": n}) for n in (0, 2))
+    plain, two = (of.stack.model_copy(update={"metric_bytes_per_logit": n}) for n in (0.0, 28.0))
     a, b = (head_traffic(of.model, stack, 1000.0, sizes) for stack in (plain, two))
     # To fp32 (2 + 4), log-softmax (4 + 4), for each; no gradient.
     assert b.forward_bytes - a.forward_bytes == 2 * (6 + 8) * 1024 * 1000

@@ -1,0 +1,41 @@
+"""Bytes that the memory-bound operators of a model's ends move: the embedding, and the head with its loss.
+
+Each kernel reads its inputs and writes its outputs once, as in `traffic.py`.
+"""
+
+from __future__ import annotations
+
+from planner.cost.elementwise import Values
+from planner.cost.operators import HALF
+from planner.cost.sizes import Sizes
+from planner.cost.traffic import Traffic
+from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
+
+FP32_LOSS_BYTES = (14.0, 14.0)
+"""Bytes that a fused loss moves for each logit that is cast to fp32, forward and backward: cast 6, read twice
+8; read and overwritten by its gradient 8, that cast 6."""
+
+
+def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Traffic:
+    """Final norm, and the cross-entropy over logits.
+
+    Fused: one pass over 16-bit logits forward (read twice, write once), none backward but a scaling.
+    Not fused: Megatron's vocab-parallel loss copies to fp32, takes the maximum, subtracts, exponentiates,
+    sums and divides, 38 bytes a logit; backward scales (8) and casts (6), 14 bytes
+    (core/tensor_parallel/cross_entropy.py, counted by hand).
+    """
+    s = sizes
+    norm = s.norm_tokens * model.hidden_size
+    logits = s.tokens * vocab / s.tp
+    forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 14.0)
+    if stack.fused_cross_entropy and stack.loss_in_fp32:
+        forward, backward = FP32_LOSS_BYTES
+    forward += stack.metric_bytes_per_logit
+    return Traffic(norm * 2 * HALF + logits * forward, norm * 3 * HALF + logits * backward)
+
+
+def embedding_traffic(model: ModelSpec, sizes: Sizes) -> Traffic:
+    """Rows read and written; the gradient is added to the fp32 rows at random places."""
+    values = sizes.tokens * model.hidden_size
+    return Traffic(values * 2 * HALF, values * (HALF + 2 * 4.0))
