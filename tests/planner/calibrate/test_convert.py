@@ -466,6 +466,19 @@ def test_latent_attention_on_blackwell_goes_through_memory_before_its_kernel_cam
     ).flash_attention
 
 
+def test_runs_without_a_recipe_take_that_of_their_release() -> None:
+    b200 = {"chip": "b200-180gb", "num_chips": 16, "chips_per_node": 8}
+    deepseek = {
+        "software": "Megatron-Bridge / NeMo container 26.04.01",
+        "model__name": "DeepSeek-V3",
+        "cluster__groups": [b200],
+    }
+    unnamed = stack_of(run(**deepseek, notes="recompute not stated in source table"))
+    assert (unnamed.ep_overlap, unnamed.host_layer_floor_ms) == (True, 0.0)
+    named = stack_of(run(**deepseek, notes="recipe X_V2@v0.4.1, moe_flex_dispatcher_backend=hybridep"))
+    assert not named.ep_overlap and named.host_layer_floor_ms > 0
+
+
 def test_maxtext_recomputes_all_but_what_its_script_names() -> None:
     found = convert(run(software="MaxText (JAX) dgxc-benchmarking v25.02", plan__recompute=None))
     assert [plan.stages[0].recompute for plan in found.plans] == ["selective"]
