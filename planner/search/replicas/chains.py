@@ -5,13 +5,15 @@ has one of several data-parallel degrees, side by side among those that are look
 optimizer's state, so that few of them recompute more, and reduce their gradients. What all pipelines of a
 plan share otherwise is left to each stage. Every number of a kind is the least over its degrees, so that a
 chain is never slower or larger here than in a plan. As replicas times micro-batches are at most the batch,
-many micro-batches leave room for few replicas.
+many micro-batches leave room for few replicas. An *item* is a class with a tensor-parallel degree: what the
+prices tell apart beyond it, such as the split of the sequence or experts' degrees, gives the least of each
+number as well. Of many micro-batches held not every number has times of its own: fewer are held there, which
+takes no more memory and no more time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,11 +24,12 @@ from planner.data.problem import Problem
 from planner.search.coefficients import Entries, entry_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.meshes.places import following_ms
+from planner.search.replicas.items import held_levels, least_prices, list_items
 from planner.search.replicas.space import Ints, adapter_rates, exchange_floor_s, exchanged_bytes
 from planner.units import MS
 
 FEW_HELD = 8
-"""Micro-batches at once for which times are made at first."""
+"""Numbers of micro-batches held for which times are made at first."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,14 @@ class StageTimes:
     forward: Floats
     """[item, n] of a micro-batch; 0 where there is no such item."""
 
-    def at(self, held: int) -> StageTimes:
-        """Of [held - 1, item, n] those of one number of micro-batches held."""
-        return StageTimes(self.times[held - 1], self.after[held - 1], self.forward)
+    def at(self, level: int) -> StageTimes:
+        """Of [level, item, n] those of one number of micro-batches held, numbered from 1."""
+        return StageTimes(self.times[level - 1], self.after[level - 1], self.forward)
+
+    def and_more(self, levels: StageTimes) -> StageTimes:
+        """Of [level, item, n] these levels and more."""
+        times, after = np.concatenate([self.times, levels.times]), np.concatenate([self.after, levels.after])
+        return StageTimes(times, after, self.forward)
 
     def of(self, item: int, layers: int) -> tuple[float, float, float]:
         """Time, what follows it, and forward of one stage."""
@@ -88,11 +96,18 @@ class Chains:
         longest = min(self.num_layers, problem.options.max_pipeline_parallel or self.num_layers)
         self.longest = min(longest, problem.cluster.num_chips)
         """Most stages."""
-        items, rows = list_items(problem, table)
+        self.held = np.array(held_levels(self.longest))
+        """Numbers of micro-batches held that are told apart; those between count as the one below them."""
+        self.available = np.array([node_class.num_chips for node_class in problem.cluster.classes])
+        """[class]"""
+        listed, rows = list_items(problem, table)
+        items = sorted({item[:2] for item in listed})
         self.tensor_parallel = np.array([item[0] for item in items], dtype=np.int64)
         """[item] chips of a stage of one replica."""
         self.node_class = np.array([item[1] for item in items], dtype=np.int64)
         """[item]"""
+        self._item = np.array([items.index(item[:2]) for item in listed], dtype=np.int64)
+        """Item of each that the prices tell apart."""
         per_node = np.array([node_class.chips_per_node for node_class in problem.cluster.classes])
         hosts = self.tensor_parallel / per_node[self.node_class]
         model_bytes = exchanged_bytes(problem)
@@ -103,7 +118,7 @@ class Chains:
         self.replicas = {size: tuple(by_degree) for size, by_degree in rows.items()}
         """Data-parallel degrees by micro-batch size."""
         self.rows = {size: np.array(list(by_degree.values())) for size, by_degree in rows.items()}
-        """By micro-batch size, [degree, item] row of the prices; -1 where there is none."""
+        """By micro-batch size, [degree, item told apart] row of the prices; -1 where there is none."""
         self.kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}
         blocks = not problem.stack.p2p_overlap
@@ -151,15 +166,23 @@ class Chains:
         behind, held
             Stages behind it, and micro-batches that it holds at once.
         """
-        held = min(held, self.longest) if behind else 1
+        level = int(np.searchsorted(self.held, held, side="right")) if behind else 1
         key = number, behind > 0
         known = self._known.get(key)
-        if known is None or len(known[0].times) < held:
-            most = min(max(2 * held, FEW_HELD), self.longest) if behind else 1
+        if known is None or len(known[0].times) < level:
+            most = max(2 * level, FEW_HELD) if behind else 1
             of, more = self._items_of(number), int(behind > 0)
-            known = self._table(of, 0, 1 + more, most), self._table(of, 1, 2 + more, most)
+            levels = self.held[len(known[0].times) if known else 0 : most]
+            tables = self._table(of, 0, 1 + more, levels), self._table(of, 1, 2 + more, levels)
+            known = (known[0].and_more(tables[0]), known[1].and_more(tables[1])) if known else tables
             self._known[key] = known
-        return known[0].at(held), known[1].at(held)
+        return known[0].at(level), known[1].at(level)
+
+    def room(self, number: int) -> Floats:
+        """Chips of each class that one of the replicas may take at most, [class]."""
+        kind = self.kinds[number]
+        room: Floats = np.floor(self.available / self.replicas[kind.microbatch_size][kind.first])
+        return room
 
     def most_replicas(self, number: int) -> int:
         """The most replicas of a pipeline of a kind."""
@@ -177,7 +200,7 @@ class Chains:
         kind = self.kinds[number]
         rows = self.rows[kind.microbatch_size][kind.first : kind.end]
         there, item = np.nonzero(rows >= 0)
-        at = rows[there, item], self.node_class[item]
+        at = rows[there, item], self.node_class[self._item[item]]
         prices = self.prices
         after = prices.reduce_tail_s[at] + prices.gather_tail_s[at] + prices.step_fixed_s[at]
         return float(after.min(initial=np.inf)) / MS
@@ -191,13 +214,14 @@ class Chains:
         prices, is_alike = least_prices(self.prices, groups)
         return _Items(item, prices, self._inside_ms[kind.microbatch_size], kind.is_single, is_alike)
 
-    def _table(self, of: _Items, position: int, num_stages: int, most_held: int) -> StageTimes:
-        """Stages at a position that hold 1, 2, .. micro-batches, [held - 1, item, n]."""
-        num, shape = len(of.item), (most_held, len(self.node_class), self.num_layers + 1)
-        held = np.repeat(np.arange(1, most_held + 1), num)
+    def _table(self, of: _Items, position: int, num_stages: int, levels: Ints) -> StageTimes:
+        """Stages at a position that hold so many micro-batches, [level, item, n]."""
+        num, shape = len(of.item), (len(levels), len(self.node_class), self.num_layers + 1)
+        item, starts = np.unique(self._item[of.item], return_index=True)
+        held = np.repeat(levels, num)
         entries = Entries(
-            choice=np.tile(np.arange(num), most_held),
-            node_class=np.tile(self.node_class[of.item], most_held),
+            choice=np.tile(np.arange(num), len(levels)),
+            node_class=np.tile(self.node_class[self._item[of.item]], len(levels)),
             position=np.full(len(held), position),
             num_stages=num_stages,
             in_flight=held.astype(np.float64),
@@ -211,19 +235,22 @@ class Chains:
         if num_stages > 1:
             after = after + (of.prices.tied_sync_s[entries.choice] / MS)[:, None]
         sides = int(position > 0) + int(position < num_stages - 1)
-        hops = sides * np.tile(of.inside_ms[of.item], most_held)
+        hops = sides * np.tile(of.inside_ms[self._item[of.item]], len(levels))
         tables = np.full((2, *shape), np.inf)
-        tables[0][:, of.item] = (times + hops[:, None]).reshape(most_held, num, -1)
-        tables[1][:, of.item] = np.where(np.isfinite(times), after, np.inf).reshape(most_held, num, -1)
+        fitting = times + hops[:, None], np.where(np.isfinite(times), after, np.inf)
+        for table, found in zip(tables, fitting, strict=True):
+            each = found.reshape(len(levels), num, -1)
+            table[:, item] = np.minimum.reduceat(each, starts, axis=1)
         least = np.zeros(shape[1:])
-        least[of.item] = forward[:num]
+        least[item] = np.minimum.reduceat(forward[:num], starts, axis=0)
         return StageTimes(tables[0], tables[1], least)
 
     def _least_hops_ms(self, size: int) -> Floats:
         """Least hop that a stage of each item takes part in, inside a host where it may, [item]."""
         rows, least = self.rows[size], np.full(len(self.node_class), np.inf)
-        there, item = np.nonzero(rows >= 0)
-        row, c = rows[there, item], self.node_class[item]
+        there, listed = np.nonzero(rows >= 0)
+        item = self._item[listed]
+        row, c = rows[there, listed], self.node_class[item]
         hops = np.minimum(self.prices.send_s[row, c].min(axis=1), self.prices.send_s[row, :, c].min(axis=1))
         per_node = np.array([k.chips_per_node for k in self.problem.cluster.classes])[c]
         inside = self.prices.send_inside_s[row, c]
@@ -249,52 +276,3 @@ def _after_ms(data: StageSelectionData, times: Floats, forward: Floats, of: _Ite
     exposed = exposed_reduction_ms(data, n[:, None], backward.T).T + data.reduce_tail_ms[:, None]
     after: Floats = exposed + following_ms(data, len(n))
     return after
-
-
-Item = tuple[int, ...]
-"""Tensor parallelism, class, split of the sequence, experts' degrees of a stage."""
-
-
-def list_items(
-    problem: Problem, table: DegreeTable
-) -> tuple[list[Item], dict[int, dict[int, Sequence[int]]]]:
-    """All items, and by micro-batch size and data-parallel degree the row of each, -1 without one."""
-    d, has_experts = table.degrees, problem.model.moe is not None
-    found: dict[int, dict[int, dict[Item, int]]] = {}
-    for row in range(len(table)):
-        experts = (int(d.expert_parallel[row]), int(d.expert_tensor_parallel[row]) if has_experts else 0)
-        by_degree = found.setdefault(int(d.microbatch_size[row]), {})
-        of_degree = by_degree.setdefault(int(d.data_parallel[row]), {})
-        for c in np.flatnonzero(table.max_stages[row]).tolist():
-            of_degree[int(d.tensor_parallel[row]), c, int(d.sequence_parallel[row]), *experts] = row
-    items = sorted({item for by_degree in found.values() for of in by_degree.values() for item in of})
-    rows: dict[int, dict[int, Sequence[int]]] = {
-        size: {dp: [of.get(item, -1) for item in items] for dp, of in sorted(by_degree.items()) if of}
-        for size, by_degree in found.items()
-    }
-    return items, {size: by_degree for size, by_degree in rows.items() if by_degree}
-
-
-PASSES = (
-    *("layer_forward_s", "layer_backward_s", "layer_selective_s", "layer_full_s"),
-    *("embedding_forward_s", "embedding_backward_s", "head_forward_s", "head_backward_s"),
-)
-"""Prices of a micro-batch, beside which reductions and gathering hide."""
-
-
-def least_prices(prices: Prices, groups: Sequence[Ints]) -> tuple[Prices, bool]:
-    """Prices with one row a group: the least of every number over the rows of the group.
-
-    Beside them stands whether all rows of a group price a micro-batch alike.
-    """
-    starts = np.cumsum([0, *[len(group) for group in groups[:-1]]])
-    rows, values, is_alike = prices.rows(np.concatenate(groups)), {}, True
-    for field in fields(rows):
-        value = getattr(rows, field.name)
-        if isinstance(value, np.ndarray) and field.name != "limit_bytes":
-            least = np.minimum.reduceat(value, starts, axis=0)
-            if field.name in PASSES:
-                is_alike = is_alike and np.array_equal(least, np.maximum.reduceat(value, starts, axis=0))
-            value = least
-        values[field.name] = value
-    return Prices(**values), is_alike

@@ -9,6 +9,7 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Boxes, Column, Found, Picked, rows_ms
 from planner.search.replicas.chains import Chains, Kind
+from planner.search.replicas.space import Ints
 
 UNFIT_MS = 1e15
 """Time of stages that do not fit with some number of replicas."""
@@ -25,23 +26,48 @@ class Least:
         """[item, n] forward at any place."""
         self.after_ms = chains.least_after_ms(number)
         """What follows the pipeline."""
-        times = self.times_ms[:, 1:]
-        order = np.argsort(times, axis=None, kind="stable")
-        self._item, self._layers = np.divmod(order, times.shape[1])
-        self._sorted_ms = times.ravel()[order]
+        self._by_class = [
+            _chips_of_layer(self.times_ms[own, 1:], chains.tensor_parallel[own])
+            for own in (chains.node_class == c for c in range(len(chains.available)))
+        ]
+        self.room = chains.room(number)
+        """[class] chips that a chain may take."""
 
-    def worth_of_layer(self, worth: Floats, most_ms: Floats) -> Floats:
-        """Least worth of a layer on stages no slower than some times, inf where there is none.
+    def chips_of_layer(self, most_ms: Floats) -> Floats:
+        """Least chips of a layer on stages no slower than some times, inf for none, [box, class]."""
+        found = np.empty((len(most_ms), len(self._by_class)))
+        for c, (times, chips) in enumerate(self._by_class):
+            found[:, c] = np.append(np.inf, chips)[np.searchsorted(times, most_ms, side="right")]
+        return found
+
+    def worth_of_chain(self, worth: Floats, num_layers: int, most_ms: Floats) -> Floats:
+        """Least worth of a chain's chips on stages no slower than some times, inf where none is, [box].
+
+        The layers go to the classes where one is worth least, as far as the chips of each reach.
 
         Parameters
         ----------
         worth
-            [item] what the chips of a stage are worth.
+            [class] what a chip is worth.
         """
-        least = np.minimum.accumulate(worth[self._item] / (self._layers + 1))
-        at = np.searchsorted(self._sorted_ms, most_ms, side="right") - 1
-        found: Floats = np.where(at >= 0, least[np.maximum(at, 0)], np.inf)
-        return found
+        chips = self.chips_of_layer(most_ms)
+        of_layer = np.where(np.isfinite(chips), chips * worth, np.inf)
+        order = np.argsort(of_layer, axis=1, kind="stable")
+        sorted_worth = np.take_along_axis(of_layer, order, axis=1)
+        room = np.take_along_axis(self.room / chips, order, axis=1)
+        before = np.minimum(np.cumsum(room, axis=1) - room, num_layers)
+        placed = np.minimum(before + room, num_layers) - before
+        total: Floats = (np.where(placed > 0, sorted_worth, 0.0) * placed).sum(axis=1)
+        total[placed.sum(axis=1) < num_layers * (1 - 1e-12)] = np.inf
+        return total
+
+
+def _chips_of_layer(times_ms: Floats, tensor_parallel: Ints) -> tuple[Floats, Floats]:
+    """Times of stages in ascending order, and the least chips of a layer up to each."""
+    order = np.argsort(times_ms, axis=None, kind="stable")
+    item, layers = np.divmod(order, times_ms.shape[1])
+    chips: Floats = np.minimum.accumulate(tensor_parallel[item] / (layers + 1))
+    return times_ms.ravel()[order], chips
 
 
 def found_chain(
@@ -82,10 +108,10 @@ def found_chain(
     asked = float(worth[items].sum())
     m = max(int(np.ceil(asked / size * (1 - 1e-12))), 1)
     times = rows_ms(stages_ms, before_ms, behind_ms, m)
+    chips = np.zeros(len(chains.available))
+    np.add.at(chips, chains.node_class[items], chains.tensor_parallel[items])
     times[unfit | (degrees * size * m > chains.batch)] = np.inf
     best = 1 + int(np.argmin(times[1:]))
-    chips = np.zeros(len(chains.problem.cluster.classes))
-    np.add.at(chips, chains.node_class[items], chains.tensor_parallel[items])
     # With no more stages than micro-batches no stage ever holds more of them.
     most_m = chains.batch // (size * int(degrees[best]))
     if p > least_m:

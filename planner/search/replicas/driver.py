@@ -194,6 +194,8 @@ class ReplicaSearch(MeshSearch):
             return left_s is not None and left_s <= self.share_up_s
 
         mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), is_up)
+        for best in self.incumbent.ranked()[:1]:
+            mixes.begin_at(best.plan)
         self.mixes = mixes
         known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
         places = [place for place in known if place is not None]

@@ -23,6 +23,7 @@ from formulations import chip_prices
 from formulations.chip_prices import ChipPricesData
 from formulations.options import SolveOptions
 from planner.cost.prices import Floats
+from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
@@ -41,6 +42,22 @@ SMOOTHING = 0.5
 """Share of the best prices so far in the next ones."""
 NEAR = 2e-3
 """Relative distance between bound and that time at which prices are good enough."""
+
+
+def work_of_chips(problem: Problem, plan: Plan) -> tuple[Floats, Floats]:
+    """Layers times sequences of a plan, and its chips, by class."""
+    cluster = problem.cluster
+    done, chips = np.zeros(len(cluster.classes)), np.zeros(len(cluster.classes))
+    for part in plan.pipeline_plans:
+        sequences = part.data_parallel * part.microbatch_size * part.num_microbatches
+        for stage in part.stages:
+            names = [replica.node_class for replica in stage.replicas or ()]
+            names = names or [stage.node_class] * stage.data_parallel
+            for name, tensor_parallel in zip(names, stage.tensor_parallel_degrees, strict=True):
+                c = cluster.class_index(name)
+                done[c] += stage.num_layers * sequences / stage.data_parallel
+                chips[c] += tensor_parallel * plan.context_parallel
+    return done, chips
 
 
 class Mixes:
@@ -65,6 +82,19 @@ class Mixes:
     def bound_s(self) -> float:
         """What no mix of two or more pipelines undercuts [s]."""
         return (self.bound_ms + self.exchange_ms) * MS
+
+    def begin_at(self, plan: Plan) -> None:
+        """Begin with prices at which chips are worth what they do in a plan.
+
+        A good plan keeps its chips equally busy, with the memory that they have: the layers that a chip holds
+        times the sequences that pass them say more than its speed. Classes that the plan leaves idle are
+        worth their speed.
+        """
+        done, chips = work_of_chips(self.problem, plan)
+        known = chips > 0
+        price = np.where(known, done / np.maximum(chips, 1), 0.0)
+        price[~known] = self.speed[~known] * price[known].sum() / self.speed[known].sum()
+        self.price = self.best_price = self._worth_the_batch(price)
 
     def improve(self, most_s: float) -> float:
         """Raise the bound up to a time, as far as prices can [s]."""

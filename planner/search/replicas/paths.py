@@ -17,7 +17,7 @@ from planner.search.replicas.columns import Least, found_chain
 from planner.search.replicas.space import Ints
 from planner.search.replicas.steps import (
     AHEAD,
-    WINDOW,
+    DEEP,
     State,
     Step,
     at_low,
@@ -98,30 +98,33 @@ class Paths:
         rows, alive = np.arange(num), boxes
         partial = np.full((num, num_layers + 1), np.inf)
         partial[:, 0] = 0.0
-        window = np.where((boxes.least_m <= longest)[:, None], partial, np.inf)
-        state: State = (partial, window, np.full_like(partial, np.inf))
+        deep = np.where((boxes.least_m <= longest)[:, None], partial, np.inf)
+        state: State = (partial, deep, np.full_like(partial, np.inf))
         trail: list[Trail] = []
         # What is left cannot cost less than its layers at the least cost of one.
         rest = np.arange(num_layers, -1, -1)
         floors = [floor[:, None] * rest for floor in self._floors(boxes, price)]
-        floors[WINDOW] += np.minimum(lent(boxes), 0.0)[:, None]
+        floors[DEEP] += np.minimum(lent(boxes), 0.0)[:, None]
+        alike = range(0)
         for q in range(longest):
             if self.is_up():
                 return np.zeros(num), np.zeros_like(stages), trail
             trail.append((rows, state))
-            first, inner = self._steps(alive, price, q)
+            if q not in alike:
+                alike = self._alike(alive, q)
+                first, inner = (step.cheapest() for step in self._steps(alive, price, alike))
             closed = closing(state, first, num_layers)
             better = closed < best[rows]
             best[rows[better]], stages[rows[better]] = closed[better], q + 1
             if q + 1 == longest:
                 break
-            partial, window, ahead = (
+            partial, deep, ahead = (
                 np.where(costs < best[rows][:, None] - floor[rows], costs, np.inf)
                 for costs, floor in zip(moved(state, inner), floors, strict=True)
             )
-            goes_on = np.isfinite(np.minimum(np.minimum(partial, window), ahead)).any(axis=1)
-            rows, alive = rows[goes_on], alive.at(goes_on)
-            state = partial[goes_on], window[goes_on], ahead[goes_on]
+            goes_on = np.isfinite(np.minimum(np.minimum(partial, deep), ahead)).any(axis=1)
+            rows, alive, first, inner = rows[goes_on], alive.at(goes_on), first.at(goes_on), inner.at(goes_on)
+            state = partial[goes_on], deep[goes_on], ahead[goes_on]
             if not len(rows):
                 break
         return constant + best, stages, trail
@@ -132,13 +135,17 @@ class Paths:
         left, was = np.full(num, self.num_layers), np.full(num, AHEAD)
         picks: list[list[Picked]] = [[] for _ in range(num)]
         slow, by_partial = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.bool_)
+        alike, last = range(0), np.zeros(0, dtype=np.int64)
         for q in range(int(stages.max(initial=0)) - 1, -1, -1):
             rows = np.flatnonzero(stages > q)
+            if q not in alike or len(rows) > len(last):
+                alike, last = self._alike(boxes.at(rows), q), rows
+                both = self._steps(boxes.at(rows), price, alike)
             starts = stages[rows] == q + 1
             there, state = trail[q]
             at = np.searchsorted(there, rows)
             previous = state[0][at], state[1][at], state[2][at]
-            for step, own in zip(self._steps(boxes.at(rows), price, q), (starts, ~starts), strict=True):
+            for step, own in zip(both, (starts, ~starts), strict=True):
                 at = rows[own]
                 before = was[at]
                 item, layers, was[at] = best_ways(step, own, previous, left[at], before)
@@ -156,13 +163,22 @@ class Paths:
             for row in range(num)
         ]
 
-    def _steps(self, boxes: Boxes, price: Floats, behind: int) -> tuple[Step, Step]:
+    def _alike(self, boxes: Boxes, behind: int) -> range:
+        """Numbers of stages behind a stage, with one that is given, at which no box tells stages apart."""
+        # Stages are told apart by what they hold, by whether they are the last, and by the row they count by.
+        held = self.chains.held - 1
+        held = held[held < boxes.least_m.max(initial=0)]
+        starts = np.concatenate([[0, 1], held, boxes.least_m - 2, boxes.least_m - 1])
+        after = starts[starts > behind]
+        return range(int(starts[starts <= behind].max()), int(after.min(initial=self.chains.longest)))
+
+    def _steps(self, boxes: Boxes, price: Floats, behind: range) -> tuple[Step, Step]:
         """Costs of a stage that the pipeline begins with, and of one that others come before."""
-        held = np.minimum(boxes.least_m, behind + 1)
+        held = np.minimum(boxes.least_m, behind[0] + 1)
         keys, index = np.unique(boxes.kind * (self.num_layers + 1) + held, return_inverse=True)
         numbers, held = np.divmod(keys, self.num_layers + 1)
         both = [
-            self.chains.stages(k, behind, h) for k, h in zip(numbers.tolist(), held.tolist(), strict=True)
+            self.chains.stages(k, behind[0], h) for k, h in zip(numbers.tolist(), held.tolist(), strict=True)
         ]
         least_ms = [self.least(k).after_ms for k in numbers.tolist()]
         highest = float(boxes.high.max())

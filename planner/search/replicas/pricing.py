@@ -6,13 +6,18 @@ m. Let T be the least time of any chain. Where all chips together are worth the 
 mix runs at least what its chips are worth, so that no mix is done before T.
 
 Let s be the last stage in pipeline order that takes tau[s] >= a, where [a, a'] holds the time of the slowest
-stage, and q the stages behind s. The rows (partial, e = s), (work) and, for m = 1, (window) of
-`formulations.pipeline_rows` read, with h the sends at a stage (of one way, to either side),
+stage, and q the stages behind s. The rows (partial, e = s) and (work) of `formulations.pipeline_rows` read,
+with h the sends at a stage (of one way, to either side),
 
     T >= m tau[s] + sum_{i>s} (2 t[i] + 2 h[i] - tau[s]) + 2 h[s] + up        (partial), m >= q + 2
-    T >= (m' + 1) / 2 tau[s] + sum_{i>s} (t[i] + h[i]) + h[s] + up            (window), m >= m'
+    T >= tau[s] + sum_{i>s} (t[i] + h[i]) + h[s]
+         + sum_{i>=j} (t[i] + h[i]) - g[j] + up                               (deep), m >= m', q >= m' - 1
     T >= m tau[s] + up                                                        (work)
     up = sum_{i<s} (t[i] + h[i]) + h[s]
+
+(deep) is (partial) of the stage j that m' - 2 stages lie behind, instead of s: the last m' - 1 stages count
+twice, all others once, as m' tau[j] - (m' - 2) tau[j] = 2 tau[j]; g[j] is the send to j from the stage before
+it. For m' = 1 there is no j, and one micro-batch goes through all stages.
 
 Here what follows the end of stage 0 adds to up. What follows the end of s adds instead where the step is
 followed to there, with the forward f[i] alone of the stages ahead:
@@ -31,10 +36,9 @@ tangent of that convex function at any omega > 0
 with the most replicas of the kind: a term of each stage again. A box may count it in the place of what all
 pipelines of any mix exchange, which is added to every bound.
 
-((window) is the mean of that row and its mirror for one window, k = 0, at m' <= q + 1; more micro-batches
-take no less.) For m in [m', m''] a box counts phi of (partial), or of (window) where m' < q + 2, and 1 - phi
-of (work). Of what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - phi) m a
-with (window), any y >= 0 leaves at least
+For m in [m', m''] a box counts phi of (partial), or of (deep) where m' < q + 2, and 1 - phi of (work). Of
+what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - phi) m a with (deep), any
+y >= 0 leaves at least
 
     y W / b + (a - y) m'       y <= a     (m'' for m' where y > a)
 
@@ -45,6 +49,10 @@ as a concave function of it, other phi, theta or omega where they say more of th
 pieces, cut where the chain leaves most between this and what it takes itself with one number of replicas: by
 those numbers, at the micro-batches that its chips are worth, which are to be whole, or in the middle of
 [a, a'].
+
+Before any path a box is bounded by its chips alone: d replicas of a chain have no more of a class than the
+cluster, so that the layers go to the classes where one is worth least, as far as N[c] / d chips of each
+reach.
 
 References
 ----------
@@ -264,14 +272,13 @@ class Pricing:
         return Boxes(same * kind, same * least_m, same * most_m, low, high, low, one, none, none)
 
     def _quick(self, boxes: Boxes, price: Floats) -> Floats:
-        """Bound of every box by the least worth of a layer, inf where its chips are worth too much, [box]."""
+        """Bound of every box by the least worth of a chain, inf where its chips are worth too much, [box]."""
         values = np.full(len(boxes), np.inf)
-        worth, num_layers = self.paths.worth(price), self.paths.num_layers
         for number in np.unique(boxes.kind).tolist():
             rows = np.flatnonzero(boxes.kind == number)
             least, size = self.paths.least(number), self.chains.kinds[number].microbatch_size
             part = boxes.at(rows)
-            m = num_layers * least.worth_of_layer(worth / size, part.high)
+            m = least.worth_of_chain(price / size, self.paths.num_layers, part.high)
             time = least.after_ms + part.low * np.maximum(m, part.least_m)
             values[rows] = np.where(m > part.most_m * (1 + 1e-9), np.inf, time)
         return values

@@ -149,9 +149,11 @@ def _gain_of_fill(box: Boxes, found: Found) -> float:
     """How much more the row of what lies behind the slow stage counts than (work) [ms]."""
     column, slow = found.column, found.slow
     behind, time = column.behind_ms[slow], column.stages_ms[slow]
+    last = len(column.layers) - 1
     if found.by_partial:
-        return 2 * behind - (len(column.layers) - 1 - slow) * time
-    return behind - (int(box.least_m[0]) - 1) / 2 * time
+        return 2 * behind - (last - slow) * time
+    others = int(box.least_m[0]) - 1
+    return behind + column.behind_ms[last - others] - others * time
 
 
 def _cut(chains: Chains, box: Boxes, value: float, found: Found, microbatches: float) -> list[Boxes]:

@@ -1,7 +1,7 @@
 """What a stage adds to a chain of a box, by where it stands to the slow stage.
 
 The rows of `planner.search.replicas.pricing`, stage by stage, with the share phi (`Boxes.fill`) of (partial)
-or (window) and the rest of (work), and the share theta (`Boxes.late`) of the end of the slow stage; y
+or (deep) and the rest of (work), and the share theta (`Boxes.late`) of the end of the slow stage; y
 (`Boxes.weight`) counts what its chips are worth.
 """
 
@@ -17,8 +17,8 @@ from planner.search.replicas.chains import StageTimes
 from planner.search.replicas.space import Ints
 
 State = tuple[Floats, Floats, Floats]
-"""Least costs [box, layers placed]: slow stage to come, by (partial) or (window), and slow stage placed."""
-PARTIAL, WINDOW, AHEAD, SLOW = range(4)
+"""Least costs [box, layers placed]: slow stage to come, by (partial) or (deep), and slow stage placed."""
+PARTIAL, DEEP, AHEAD, SLOW = range(4)
 """What a stage is: behind the slow one by either row, ahead of it, or it."""
 
 
@@ -32,10 +32,21 @@ class Step:
     by_partial: Bools
     """Whether a slow stage here counts by (partial), [box]."""
 
-    def least(self, way: int) -> Floats:
-        """Least cost over the items, [box, n]."""
-        least: Floats = self.costs[way].min(axis=1)
-        return least
+    def cheapest(self) -> Cheapest:
+        """The least over the items."""
+        return Cheapest(np.stack([cost.min(axis=1) for cost in self.costs]), self.by_partial)
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """Least costs of stages over the items, [way, box, n], n = 0 unused."""
+
+    costs: Floats
+    by_partial: Bools
+
+    def at(self, rows: Bools) -> Cheapest:
+        """Of some boxes."""
+        return Cheapest(self.costs[:, rows], self.by_partial[rows])
 
 
 def at_low(boxes: Boxes, share: Floats) -> Floats:
@@ -46,12 +57,12 @@ def at_low(boxes: Boxes, share: Floats) -> Floats:
 
 
 def lent(boxes: Boxes) -> Floats:
-    """What a slow stage by (window) gets back of what both rows count beside the stages, [box]."""
+    """What a slow stage by (deep) gets back of what both rows count beside the stages, [box]."""
     return at_low(boxes, 1 - boxes.fill) - at_low(boxes, np.ones(len(boxes)))
 
 
 def make_step(
-    boxes: Boxes, paid: Floats, hop: Floats, stages: StageTimes, behind: int, *, is_first: bool
+    boxes: Boxes, paid: Floats, hop: Floats, stages: StageTimes, behind: range, *, is_first: bool
 ) -> Step:
     """Costs of stages.
 
@@ -62,24 +73,23 @@ def make_step(
     stages
         Arrays [box, item, n].
     behind
-        Stages behind them.
+        Numbers of stages behind them that the costs hold for: some number at which they are told apart, or
+        several at which they are not.
     """
 
     def wide(values: Floats | Ints | Bools) -> Floats:
         return np.asarray(values, dtype=np.float64)[:, None, None]
 
-    ends, starts = int(behind > 0), int(not is_first)
+    ends, starts = int(behind[-1] > 0), int(not is_first)
     low, fill, late, least_m = wide(boxes.low), wide(boxes.fill), wide(boxes.late), wide(boxes.least_m)
     fits = stages.times <= wide(boxes.high)
     taken, after = np.where(fits, stages.times, 0.0), np.where(fits, stages.after, 0.0)
     is_slow = fits & (stages.times >= low)
     free = np.where(fits, paid, np.inf)
-    by_partial = behind <= boxes.least_m - 2
-    # The slow stage: by (partial) times - low counts m' - phi q times, by (window) both parts of it.
-    counted = np.where(
-        wide(by_partial) > 0, least_m - fill * behind, (1 - fill) * least_m + fill * (least_m + 1) / 2
-    )
-    beside = np.where(wide(by_partial) > 0, 0.0, fill * (least_m + 1) / 2 * low + wide(lent(boxes)))
+    by_partial = boxes.least_m - 2 >= behind[0]
+    # The slow stage: by (partial) times - low counts m' - phi q times, by (short) phi times beside (work).
+    counted = np.where(wide(by_partial) > 0, least_m - fill * behind[-1], (1 - fill) * least_m + fill)
+    beside = np.where(wide(by_partial) > 0, 0.0, fill * low + wide(lent(boxes)))
     hops = (np.where(wide(by_partial) > 0, 2 * fill, fill) * ends + (1 - late / 2) * starts) * hop
     slow = np.where(is_slow, paid + hops + beside + counted * (taken - low), np.inf)
     # Up to the end of the slow stage only the forward of those ahead of it counts.
@@ -92,36 +102,39 @@ def make_step(
     slow = slow + late * after
     beyond = np.where(is_slow, np.inf, free)
     behind_it = fill * (taken + (ends + starts) * hop)
-    costs = beyond + 2 * behind_it - fill * low, beyond + behind_it, ahead, slow
+    # By (short) the last m' - 1 stages count twice, with the sends between the first of them and the next.
+    twice = wide(by_partial) * behind_it - wide(boxes.least_m - 2 == behind[0]) * fill * starts * hop
+    costs = beyond + 2 * behind_it - fill * low, beyond + behind_it + twice, ahead, slow
     return Step(stages.times, costs, by_partial)
 
 
-def closing(state: State, step: Step, num_layers: int) -> Floats:
+def closing(state: State, step: Cheapest, num_layers: int) -> Floats:
     """Least cost of chains whose first stage comes now, [box]."""
-    partial, window, ahead = (s[:, num_layers::-1][:, : step.times.shape[2]] for s in state)
-    slow = np.where(step.by_partial[:, None], partial, window) + step.least(SLOW)
-    closed: Floats = np.minimum(ahead + step.least(AHEAD), slow).min(axis=1)
+    partial, deep, ahead = (s[:, num_layers::-1][:, : step.costs[SLOW].shape[1]] for s in state)
+    slow = np.where(step.by_partial[:, None], partial, deep) + step.costs[SLOW]
+    closed: Floats = np.minimum(ahead + step.costs[AHEAD], slow).min(axis=1)
     return closed
 
 
-def moved(state: State, step: Step) -> State:
+def moved(state: State, step: Cheapest) -> State:
     """The states with one more stage."""
-    to_come = np.where(step.by_partial[:, None], state[PARTIAL], state[WINDOW])
-    return (
-        _plus(state[PARTIAL], step.least(PARTIAL)),
-        _plus(state[WINDOW], step.least(WINDOW)),
-        np.minimum(_plus(state[AHEAD], step.least(AHEAD)), _plus(to_come, step.least(SLOW))),
-    )
+    to_come = np.where(step.by_partial[:, None], state[PARTIAL], state[DEEP])
+    partial, deep, ahead, slow = _plus(np.stack([*state, to_come]), step.costs)
+    return partial, deep, np.minimum(ahead, slow)
 
 
 def _plus(state: Floats, cost: Floats) -> Floats:
-    """Least of state[l - n] + cost[n] over n >= 1, [box, l]."""
+    """Least of state[l - n] + cost[n] over n >= 1, [way, box, l]."""
     result = np.full_like(state, np.inf)
-    if not np.isfinite(state).any():
+    placed = np.flatnonzero(np.isfinite(state).any(axis=(0, 1)))
+    if not len(placed):
         return result
-    for n in range(1, cost.shape[1]):
-        if np.isfinite(cost[:, n]).any():
-            np.minimum(result[:, n:], state[:, :-n] + cost[:, n : n + 1], out=result[:, n:])
+    first, end = int(placed[0]), int(placed[-1]) + 1
+    for n in (np.flatnonzero(np.isfinite(cost[:, :, 1:]).any(axis=(0, 1))) + 1).tolist():
+        last = min(end, state.shape[2] - n)
+        if last > first:
+            more = result[:, :, first + n : last + n]
+            np.minimum(more, state[:, :, first:last] + cost[:, :, n : n + 1], out=more)
     return result
 
 
@@ -135,14 +148,14 @@ def best_ways(
     rows, width = np.arange(len(left)), step.times.shape[2]
     before = [_reversed(s[own], left, width) for s in previous]
     by_partial = step.by_partial[own]
-    before.append(np.where(by_partial[:, None], before[PARTIAL], before[WINDOW]))
+    before.append(np.where(by_partial[:, None], before[PARTIAL], before[DEEP]))
     costs = np.stack([cost[own] for cost in step.costs])
-    may = np.stack([was == way if way in (PARTIAL, WINDOW) else was == AHEAD for way in range(4)])
+    may = np.stack([was == way if way in (PARTIAL, DEEP) else was == AHEAD for way in range(4)])
     totals = np.where(may[:, :, None], np.stack(before) + costs.min(axis=2), np.inf)
     flat = np.argmin(totals.transpose(1, 0, 2).reshape(len(left), 4 * width), axis=1)
     way, layers = np.divmod(flat, width)
     item = np.argmin(costs[way, rows, :, layers], axis=1)
-    return item, layers, np.where(way == SLOW, np.where(by_partial, PARTIAL, WINDOW), way)
+    return item, layers, np.where(way == SLOW, np.where(by_partial, PARTIAL, DEEP), way)
 
 
 def _reversed(state: Floats, left: Ints, width: int) -> Floats:

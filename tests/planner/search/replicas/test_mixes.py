@@ -14,8 +14,9 @@ from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem
 from planner.search.degrees import list_degrees
 from planner.search.replicas.boxes import Boxes, Column
-from planner.search.replicas.chains import Chains
-from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.chains import Chains, Kind
+from planner.search.replicas.items import held_levels
+from planner.search.replicas.mixes import Mixes, work_of_chips
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees
@@ -190,6 +191,73 @@ def test_every_weight_and_fill_bounds_all_pipelines_that_boxes_hold(seed: int) -
             for m in range(max(int(np.ceil(worth * (1 - 1e-9))), 1), min(len(timed.ends_s), 12) + 1):
                 end = timed.ends_s[m - 1] + timed.tail_s + timed.beyond_s
                 assert least[size, m] <= end / MS * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chains_on_the_chips_that_a_class_has_are_worth_what_the_best_split_of_layers_is(seed: int) -> None:
+    """By every split of the layers among the classes; with few replicas a class has chips for all of them."""
+    random = np.random.default_rng(seed)
+    mixes = mixes_of(small_problem(seed))
+    chains, paths = mixes.chains, mixes.pricing.paths
+    for size, degrees in chains.replicas.items():
+        for degree in range(len(degrees)):
+            least = paths.least(chains.number(Kind(size, degree, degree + 1)))
+            worth = random.uniform(0.1, 1.0, 2)
+            finite = least.times_ms[np.isfinite(least.times_ms)]
+            most_ms = np.array([finite.min() / 2, *random.uniform(finite.min(), finite.max(), 4)])
+            found = least.worth_of_chain(worth, chains.num_layers, most_ms)
+            of_layer = least.chips_of_layer(most_ms)
+            for box, chips in enumerate(of_layer):
+                shares = np.linspace(0, chains.num_layers, 2001)
+                taken = np.stack([shares, chains.num_layers - shares]) * np.minimum(chips, 1e9)[:, None]
+                fits = (taken <= least.room[:, None]).all(axis=0)
+                best = float((worth @ taken)[fits].min(initial=np.inf))
+                assert found[box] <= best
+                assert not np.isfinite(best) or found[box] == pytest.approx(best, rel=0.02)
+
+
+def test_stages_that_no_box_tells_apart_cost_the_same() -> None:
+    """With costs made anew for every number of stages behind, the paths say the same."""
+    problem = build_problem(
+        cluster="1x8 h100-sxm-80gb, 1x8 a100-sxm-40gb",
+        model="llama2-13b",
+        seq_length=2048,
+        global_batch_size=64,
+        target="unrestricted",
+    )
+    mixes = mixes_of(problem)
+    paths, price = mixes.pricing.paths, mixes.best_price
+    first = mixes.pricing.first
+    boxes = first.at(np.flatnonzero(first.least_m == 4)[::4])
+    shared, _ = paths.soonest(boxes, price, 1e6)
+    ranges = {paths._alike(boxes, q) for q in range(mixes.chains.longest)}
+    assert any(len(alike) > 1 for alike in ranges)
+    paths._alike = lambda boxes, behind: range(behind, behind + 1)  # type: ignore[method-assign]
+    apart, _ = paths.soonest(boxes, price, 1e6)
+    assert (shared <= apart * (1 + 1e-12)).all()
+    assert shared == pytest.approx(apart, rel=0.01)
+
+
+def test_numbers_held_between_those_told_apart_count_as_the_one_below() -> None:
+    levels = held_levels(100)
+    assert levels[:16] == list(range(1, 17)) and levels[16:20] == [18, 20, 22, 24] and levels[-1] <= 100
+    assert max(b / a for a, b in itertools.pairwise(levels[15:])) <= 1.125
+    assert held_levels(3) == [1, 2, 3]
+
+
+def test_prices_begin_at_what_chips_do_in_the_best_plan() -> None:
+    """By hand: three layers on two chips of one class, one layer on one chip of the other."""
+    problem = small_problem(0)
+    problem = problem.model_copy(update={"model": problem.model.model_copy(update={"num_layers": 4})})
+    plan = packed_plan(problem, [(0, 3), (1, 1)], tensor_parallel=1, data_parallel=2, num_microbatches=3)
+    done, chips = work_of_chips(problem, plan)
+    assert chips.tolist() == [2, 2] and done.tolist() == [18, 6]
+    mixes = mixes_of(problem)
+    mixes.begin_at(plan)
+    assert mixes.price == pytest.approx(problem.workload.global_batch_size * np.array([3, 1]) / 8)
+    # A class that is left idle is worth its speed beside the others.
+    mixes.begin_at(packed_plan(problem, [(0, 4)], tensor_parallel=2))
+    assert mixes.price == pytest.approx(mixes._worth_the_batch(mixes.speed))
 
 
 def test_a_chain_is_bounded_by_the_rows_of_all_its_stages() -> None:
