@@ -47,7 +47,7 @@ TRANSPOSE_WEIGHT_BYTES = 2.0
 """The same where the weight is narrow already: it is read and its transpose written."""
 
 ZERO_GRADIENT_BYTES = 4.0
-"""Bytes written for each parameter of the rank to clear its gradient."""
+"""Bytes written to clear a gradient, for each parameter of the rank or, where it keeps no more, its shard."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,10 @@ class Synchronisation:
     has_experts: bool
     overlap: bool
     step_bytes: float
-    """Bytes that the optimizer's step moves for each parameter of its shard, at the rate of copies."""
+    """Bytes that the optimizer's step moves for each parameter of its shard, at the rate of copies, and where
+    gradients are sharded what clears them."""
     whole_bytes: float
-    """Bytes that clearing and copying gradients moves for each parameter of a rank."""
+    """Bytes that clearing and copying whole gradients moves for each parameter of a rank."""
     cast_bytes: float
     """Bytes moved for each parameter of a rank to have its weight ready in the format of the products."""
 
@@ -233,6 +234,9 @@ def synchronisation(
     if network.relative.gemm_precision != "bf16":
         is_narrow = parameter_bytes(stack, precision) < WEIGHT_BYTES
         cast = TRANSPOSE_WEIGHT_BYTES if is_narrow else CAST_WEIGHT_BYTES
+    cleared = ZERO_GRADIENT_BYTES if stack.clears_gradients else 0.0
+    copied = 4 * stack.gradient_bytes if stack.gradient_buckets_copied else 0.0
+    sharded = dp_mode in SCATTERS_EACH_MICROBATCH
     return Synchronisation(
         dense,
         expert,
@@ -240,9 +244,8 @@ def synchronisation(
         s,
         has_experts,
         stack.dp_overlap,
-        _step_bytes(stack),
-        (ZERO_GRADIENT_BYTES if stack.clears_gradients else 0.0)
-        + (4 * stack.gradient_bytes if stack.gradient_buckets_copied else 0.0),
+        _step_bytes(stack) + (cleared if sharded else 0.0),
+        copied if sharded else cleared + copied,
         cast,
     )
 

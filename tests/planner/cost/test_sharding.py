@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -191,6 +193,19 @@ def test_a_step_that_neither_clips_nor_clears_moves_a_third_less() -> None:
     usual, less = (prices(x, dp_mode="ddp").layer_optimizer_s for x in (of, plain))
     # 34 bytes of Adam and the weight's copy, 12 of norm and clipping, at 0.83 of the rate of 4 of zeros.
     np.testing.assert_allclose(less / usual, (34 / 0.83) / (46 / 0.83 + 4))
+
+
+def test_sharded_gradients_are_cleared_by_the_shard() -> None:
+    def clearing_s(mode: str) -> Any:
+        kept, cleared = (
+            prices(with_stack(problem(), clears_gradients=x), data_parallel=8, dp_mode=mode)
+            for x in (False, True)
+        )
+        return cleared.layer_optimizer_s - kept.layer_optimizer_s
+
+    np.testing.assert_allclose(clearing_s("distopt"), clearing_s("ddp"))
+    for mode in ("zero2", "zero3", "fsdp"):
+        np.testing.assert_allclose(8 * clearing_s(mode), clearing_s("ddp"))
 
 
 def test_a_step_of_plain_operators_moves_what_they_read_and_write_and_copies_buckets() -> None:
