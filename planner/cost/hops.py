@@ -90,14 +90,14 @@ def block_on_sends(
     Parameters
     ----------
     forward_s, backward_s
-        [stage, chunk] one micro-batch on one chunk [s].
+        [..., stage, chunk] one micro-batch on one chunk [s].
     hops_s
-        [stage] from `hop_send_s` [s].
+        [..., stage] from `hop_send_s` [s].
     """
     if p2p_overlap:
         return forward_s, backward_s, hops_s
-    leaving_s = np.repeat(hops_s[:, None], forward_s.shape[1], axis=1)
-    returning_s = np.concatenate([leaving_s[-1:], leaving_s[:-1]])
+    leaving_s = np.repeat(hops_s[..., None], forward_s.shape[-1], axis=-1)
+    returning_s = np.concatenate([leaving_s[..., -1:, :], leaving_s[..., :-1, :]], axis=-2)
     # Nothing follows the forward of the last chunk, nor the backward of the first.
-    leaving_s[-1, -1] = returning_s[0, 0] = 0.0
+    leaving_s[..., -1, -1] = returning_s[..., 0, 0] = 0.0
     return forward_s + leaving_s, backward_s + returning_s, np.zeros_like(hops_s)

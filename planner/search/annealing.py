@@ -16,23 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from formulations.pipeline_rows import step_bound
 from planner.cost.hops import hops_inside_host
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
 from planner.search.relaxation import Found
 from planner.search.tables import ClassTables, Tables
-from planner.search.walkers import WALKERS, Cooling, walk
+from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places, step_ms
 from planner.search.walks import Ints
-from planner.simulate.alternating import alternating_stage_ends_s
 from planner.units import MS
-
-Bools = NDArray[np.bool_]
 
 COOLING = Cooling(steps=1200, warmth=2e-3, follow_every=150)
 MOST_ORDERS = 4
@@ -66,25 +62,24 @@ class OrderTimes:
     def values_ms(self, order: Ints, layers: Ints) -> Floats:
         """Step times, [walker, stage] -> [walker]; inf where a stage does not fit."""
         tables, stages = self.tables, np.arange(order.shape[1])
-        forward = tables.forward_ms[order, stages, layers]
-        backward = tables.backward_ms[order, stages, layers]
-        hops = self._hops_ms(order)
-        wait = np.zeros_like(hops)
-        if self.sends_block:
-            forward = forward + hops
-            returning = np.concatenate([wait[:, :1], hops[:, :-1]], axis=1)
-            backward, hops = backward + returning, wait
-            wait = returning if self.waits else wait
+        at = order, stages, layers
+        backward = tables.backward_ms[at]
         fits = np.asarray(np.isfinite(backward).all(axis=1))
-        forward, backward = (np.where(fits[:, None], times, 0.0) for times in (forward, backward))
-        after = tables.reduce_ms[order, stages, layers]
-        m = self.num_microbatches
-        if m + len(stages) <= MOST_WAVES and not self.waits:
-            end = (alternating_stage_ends_s(forward, backward, hops, m) + after).max(axis=1)
-        else:
-            end = step_bound(forward, backward, hops, m, after, wait, spans=False)
-        values = end + tables.follow_ms[order, stages, layers].max(axis=1) + tables.constant_ms
-        return np.where(fits, values, np.inf)
+        forward, backward = (
+            np.where(fits[:, None], times, 0.0) for times in (tables.forward_ms[at], backward)
+        )
+        step = step_ms(
+            forward,
+            backward,
+            self._hops_ms(order),
+            tables.reduce_ms[at],
+            tables.follow_ms[at],
+            self.num_microbatches,
+            MOST_WAVES,
+            sends_block=self.sends_block,
+            waits=self.waits,
+        )
+        return np.where(fits, step + tables.constant_ms, np.inf)
 
     def _hops_ms(self, order: Ints) -> Floats:
         """Time of each hop, [walker, stage]; the last is 0."""
@@ -135,22 +130,10 @@ def anneal(
         [class] stages between which the number of each class stays.
     """
     random = np.random.default_rng(seed)
-    number = -(-WALKERS // len(starts))
-    order = np.array([begun for begun, _ in starts] * number)[:WALKERS]
-    layers = np.array([split for _, split in starts] * number)[:WALKERS]
-    value = times.values_ms(order, layers)
-    limits = np.array(fewest), np.array(most)
-
-    def change(order: Ints, layers: Ints) -> tuple[Ints, Ints, Floats]:
-        new_order, new_layers, legal = _changed(order, layers, *limits, random)
-        return new_order, new_layers, np.where(legal, times.values_ms(new_order, new_layers), np.inf)
-
-    best_order, best_layers, best = walk(order, layers, value, change, COOLING, random, is_up)
-    found: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for walker in np.argsort(best, kind="stable").tolist():
-        if np.isfinite(best[walker]):
-            found.setdefault(tuple(best_order[walker].tolist()), tuple(best_layers[walker].tolist()))
-    return list(found.items())[:MOST_ORDERS]
+    order, layers = (np.array(begun) for begun in zip(*for_all(starts), strict=True))
+    change = partial(_changed, fewest=np.array(fewest), most=np.array(most), random=random)
+    found = anneal_walkers(order, layers, times.values_ms, change, COOLING, random, is_up)
+    return [(tuple(order.tolist()), tuple(layers.tolist())) for order, layers in found[:MOST_ORDERS]]
 
 
 def _changed(
@@ -158,15 +141,13 @@ def _changed(
 ) -> tuple[Ints, Ints, Bools]:
     """Every walker after one random change, and whether the change is one that may be."""
     walkers, p = order.shape
-    rows, stages = np.arange(walkers), np.arange(p)
+    rows = np.arange(walkers)
     kind = random.choice(len(SHARES), size=walkers, p=SHARES)
     picks: Ints = random.integers(p, size=(4, walkers))
     one, other, giver, taker = picks
     new_class = np.asarray(random.integers(len(most), size=walkers))
-    place = np.broadcast_to(stages, order.shape).astype(np.float64)
-    swaps, shifts, turns = kind == SWAP, kind == SHIFT, kind == CLASS
-    place[rows[swaps], one[swaps]], place[rows[swaps], other[swaps]] = other[swaps], one[swaps]
-    place[rows[shifts], one[shifts]] = other[shifts] + np.where(other > one, 0.5, -0.5)[shifts]
+    turns = kind == CLASS
+    place = new_places(p, one, other, np.asarray(kind == SWAP), np.asarray(kind == SHIFT))
     source = np.argsort(place, axis=1, kind="stable")
     order, layers = np.take_along_axis(order, source, axis=1), np.take_along_axis(layers, source, axis=1)
     order[rows[turns], one[turns]] = new_class[turns]

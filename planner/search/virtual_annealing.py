@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,13 @@ from numpy.typing import NDArray
 from formulations.interleaved_rows import stage_ends
 from formulations.stage_selection_data import most_layers_in_step
 from formulations.virtual_selection_data import VirtualSelectionData
+from planner.cost.hops import block_on_sends
 from planner.cost.prices import Floats
 from planner.search.virtual_local import SHORT_GROUPS
 from planner.search.virtual_tables import VirtualClassTables
-from planner.search.walkers import WALKERS, Cooling, walk
+from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places
 from planner.search.walks import Ints
 
-Bools = NDArray[np.bool_]
 Order = tuple[int, ...]
 Dealing = tuple[tuple[int, ...], ...]
 """Layers [stage][chunk]."""
@@ -135,12 +136,7 @@ class DealingTimes:
         forward = stages.base_forward_ms + stages.forward_ms[:, :, None] * n
         backward = stages.base_backward_ms + stages.backward_ms[:, :, None] * n + extra
         send = self.hop_ms[order, np.roll(order, -1, axis=1)]
-        if self.sends_block:
-            before = np.roll(send, 1, axis=1)
-            forward, backward = forward + send[:, :, None], backward + before[:, :, None]
-            forward[:, -1, -1] -= send[:, -1]
-            backward[:, 0, 0] -= before[:, 0]
-            send = np.zeros_like(send)
+        forward, backward, send = block_on_sends(forward, backward, send, p2p_overlap=not self.sends_block)
         hidden = self.one.stage.hidden_fraction
         reduction = stages.reduce_ms * total + stages.base_reduce_ms
         reduction = np.maximum(reduction - hidden * backward.sum(axis=2), 0.0) + stages.reduce_tail_ms
@@ -215,26 +211,10 @@ def anneal_dealings(
         [class] stages between which the number of each class stays.
     """
     random = np.random.default_rng(seed)
-    number = -(-WALKERS // len(starts))
-    order = np.array([begun for begun, _ in starts] * number)[:WALKERS]
-    dealt = np.array([layers for _, layers in starts] * number)[:WALKERS]
-    shape = dealt.shape
-    limits = np.array(fewest), np.array(most)
-
-    def change(order: Ints, layers: Ints) -> tuple[Ints, Ints, Floats]:
-        new_order, new_layers, legal = _changed(order, layers.reshape(shape), *limits, random)
-        values = np.where(legal, times.values_ms(new_order, new_layers), np.inf)
-        return new_order, new_layers.reshape(len(layers), -1), values
-
-    value = times.values_ms(order, dealt)
-    flat = dealt.reshape(len(dealt), -1)
-    best_order, best_layers, best = walk(order, flat, value, change, COOLING, random, is_up)
-    found: dict[Order, Dealing] = {}
-    for walker in np.argsort(best, kind="stable").tolist():
-        if np.isfinite(best[walker]):
-            layers = best_layers[walker].reshape(shape[1:]).tolist()
-            found.setdefault(tuple(best_order[walker].tolist()), tuple(tuple(one) for one in layers))
-    return list(found.items())[:MOST_PLANS]
+    order, layers = (np.array(begun) for begun in zip(*for_all(starts), strict=True))
+    change = partial(_changed, fewest=np.array(fewest), most=np.array(most), random=random)
+    found = anneal_walkers(order, layers, times.values_ms, change, COOLING, random, is_up)
+    return [(tuple(order.tolist()), tuple(map(tuple, dealt.tolist()))) for order, dealt in found[:MOST_PLANS]]
 
 
 def _changed(
@@ -242,7 +222,6 @@ def _changed(
 ) -> tuple[Ints, Ints, Bools]:
     """Every walker after one random change, and whether the change is one that may be."""
     walkers, p, v = layers.shape
-    stages = np.arange(p)
     rows: Ints = np.arange(walkers)
     kind = random.choice(len(SHARES), size=walkers, p=SHARES)
     stage_picks: Ints = random.integers(p, size=(4, walkers))
@@ -250,10 +229,8 @@ def _changed(
     one, other, from_stage, to_stage = stage_picks
     giver, taker, from_chunk, to_chunk = chunk_picks
     new_class = np.asarray(random.integers(len(most), size=walkers))
-    place = np.broadcast_to(stages, order.shape).astype(np.float64)
-    swaps, shifts, turns, deals = (kind == which for which in (SWAP, SHIFT, TURN, DEAL))
-    place[rows[swaps], one[swaps]], place[rows[swaps], other[swaps]] = other[swaps], one[swaps]
-    place[rows[shifts], one[shifts]] = other[shifts] + np.where(other > one, 0.5, -0.5)[shifts]
+    swaps, shifts, turns, deals = (np.asarray(kind == which) for which in (SWAP, SHIFT, TURN, DEAL))
+    place = new_places(p, one, other, swaps, shifts)
     source = np.argsort(place, axis=1, kind="stable")
     order = np.take_along_axis(order, source, axis=1)
     layers = np.take_along_axis(layers, source[:, :, None], axis=1)

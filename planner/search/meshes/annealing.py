@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from formulations.pipeline_rows import step_bound
 from planner.cost.prices import Floats, Prices
 from planner.cost.resharding import hops_between_s
 from planner.data.problem import Problem
@@ -26,11 +25,8 @@ from planner.search.degrees import allowed_stages
 from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch, ends_match
 from planner.search.relaxation import Found
-from planner.search.walkers import WALKERS, Cooling, walk
-from planner.simulate.alternating import alternating_stage_ends_s
+from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places, step_ms
 from planner.units import MS
-
-Bools = NDArray[np.bool_]
 
 COOLING = Cooling(steps=500, warmth=0.01, follow_every=100)
 MOST_WAVES = 48
@@ -91,27 +87,17 @@ class MeshTimes:
         )
         first = (np.arange(stages) == (stages - count)[:, None]).astype(np.int64)
         at = first, shape, place, layers
-        forward, backward = self.forward_ms[at], self.backward_ms[at]
+        backward = self.backward_ms[at]
         fits, hops = self._laid(order, shape, real)
         head = np.take_along_axis(shape, np.minimum(stages - count, stages - 1)[:, None], axis=1)[:, 0]
         fits &= self.lengths[count] & self.match[head, shape[:, -1]]
         fits &= (np.isfinite(backward) & (layers > 0) | ~real).all(axis=1)
-        if self.sends_block:
-            forward = forward + hops
-            backward = backward.copy()
-            backward[:, 1:] += hops[:, :-1]
-            hops = np.zeros_like(hops)
-        usable = real & fits[:, None]
-        forward, backward = (np.where(usable, times, 0.0) for times in (forward, backward))
-        after = np.where(usable, self.reduce_ms[at], 0.0)
-        m = self.num_microbatches
-        if m + stages <= MOST_WAVES:
-            end = (alternating_stage_ends_s(forward, backward, hops, m) + after).max(axis=1)
-        else:
-            end = step_bound(forward, backward, hops, m, after, spans=False)
-        follow = np.where(usable, self.follow_ms[at], 0.0).max(axis=1)
-        values = end + follow + np.array(self.constant_ms)[(count > 1).astype(np.int64)]
-        return np.where(fits, values, np.inf)
+        tables = self.forward_ms[at], backward, self.reduce_ms[at], self.follow_ms[at]
+        forward, backward, reduction, follow = (np.where(real & fits[:, None], one, 0.0) for one in tables)
+        m, blocks = self.num_microbatches, self.sends_block
+        step = step_ms(forward, backward, hops, reduction, follow, m, MOST_WAVES, sends_block=blocks)
+        constant = np.array(self.constant_ms)[(count > 1).astype(np.int64)]
+        return np.where(fits, step + constant, np.inf)
 
     def _laid(self, order: Ints, shape: Ints, real: Bools) -> tuple[Bools, Floats]:
         """Whether the hosts hold whole tensor-parallel groups, and the hops, [walker, stage]."""
@@ -190,27 +176,19 @@ def anneal(
     """
     random = np.random.default_rng(seed)
     longest = len(times.lengths) - 1
-    order = np.full((WALKERS, longest), NOTHING, dtype=np.int64)
-    layers = np.zeros((WALKERS, longest), dtype=np.int64)
-    for walker in range(WALKERS):
-        begun, split = starts[walker % len(starts)]
-        order[walker, longest - len(begun) :], layers[walker, longest - len(begun) :] = begun, split
-    value = times.values_ms(order, layers)
-    draw = _Draw(times)
-
-    def change(order: Ints, layers: Ints) -> tuple[Ints, Ints, Floats]:
-        new_order, new_layers = draw.changed(order, layers, random)
-        return new_order, new_layers, times.values_ms(new_order, new_layers)
-
+    front = [longest - len(order) for order, _ in starts]
+    filled = [
+        ((NOTHING,) * none + order, (0,) * none + split)
+        for none, (order, split) in zip(front, starts, strict=True)
+    ]
+    order, layers = (np.array(begun) for begun in zip(*for_all(filled), strict=True))
+    change = partial(_Draw(times).changed, random=random)
     cooling = replace(COOLING, steps=steps)
-    best_order, best_layers, best = walk(order, layers, value, change, cooling, random, is_up)
-    found: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for walker in np.argsort(best, kind="stable").tolist():
-        if np.isfinite(best[walker]):
-            real = best_order[walker] != NOTHING
-            split = tuple(best_layers[walker][real].tolist())
-            found.setdefault(tuple(best_order[walker][real].tolist()), split)
-    return list(found.items())[:MOST_ORDERS]
+    found = anneal_walkers(order, layers, times.values_ms, change, cooling, random, is_up)
+    return [
+        (tuple(order[order != NOTHING].tolist()), tuple(layers[order != NOTHING].tolist()))
+        for order, layers in found[:MOST_ORDERS]
+    ]
 
 
 class _Draw:
@@ -226,8 +204,8 @@ class _Draw:
         for c, found in enumerate(self.of_class):
             self.table[c, : len(found)] = found
 
-    def changed(self, order: Ints, layers: Ints, random: np.random.Generator) -> tuple[Ints, Ints]:
-        """Every walker after one random change."""
+    def changed(self, order: Ints, layers: Ints, random: np.random.Generator) -> tuple[Ints, Ints, Bools]:
+        """Every walker after one random change; each may be."""
         walkers, stages = order.shape
         rows = np.arange(walkers)
         order, layers = order.copy(), layers.copy()
@@ -244,10 +222,7 @@ class _Draw:
         many = np.asarray(kind == SHAPES)[:, None] & np.asarray(order == here[:, None])
         order = np.where(many, new[:, None], order)
         order[rows[turns], one[turns]] = new[turns]
-        place = np.broadcast_to(np.arange(stages), order.shape).astype(np.float64)
-        swaps, shifts = np.asarray(kind == SWAP), np.asarray(kind == SHIFT)
-        place[rows[swaps], one[swaps]], place[rows[swaps], other[swaps]] = other[swaps], one[swaps]
-        place[rows[shifts], one[shifts]] = other[shifts] + np.where(other > one, 0.5, -0.5)[shifts]
+        place = new_places(stages, one, other, np.asarray(kind == SWAP), np.asarray(kind == SHIFT))
         # The stage that a cut adds comes out of the first place, which holds none.
         cut, at = rows[is_cut], one[is_cut]
         order[cut, 0] = new[is_cut]
@@ -262,7 +237,8 @@ class _Draw:
         layers[rows[hands], giver[hands]] -= 1
         layers[rows[hands], taker[hands]] += 1
         source = np.argsort(place, axis=1, kind="stable")
-        return np.take_along_axis(order, source, axis=1), np.take_along_axis(layers, source, axis=1)
+        order, layers = (np.take_along_axis(of, source, axis=1) for of in (order, layers))
+        return order, layers, np.ones(walkers, dtype=np.bool_)
 
     def _shape(self, here: Ints, random: np.random.Generator) -> Ints:
         """Another shape, mostly of the same class."""
