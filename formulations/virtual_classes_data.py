@@ -14,6 +14,7 @@ from formulations.interleaved_rows import Floats
 from formulations.stage_selection_cuts import lower_hull
 from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import DealtTable
+from planner.tolerances import NEXT_TO_NOTHING
 
 Key = tuple[int, int]
 """Stage and class."""
@@ -71,7 +72,7 @@ def most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> f
     def rate(main_gib: float, lead_gib: float, main_ms: float, lead_ms: float) -> float:
         saves = max(main_gib, lead_gib) if has_lead else main_gib
         time = min(main_ms, lead_ms) if has_lead else main_ms
-        return saves / max(time, 1e-9)
+        return saves / max(time, NEXT_TO_NOTHING)
 
     in_full = rate(
         data.kept_gib - data.kept_full_gib,

@@ -12,13 +12,19 @@ MEMORY_TOL_BYTES = 1024.0
 """Excess over a memory limit that is rounding, not a violation [bytes]."""
 
 COUNT_TOL = 1e-9
-"""What a division may take off a number of layers, which is then rounded down."""
+"""What a division may take off or add to a number of layers, stages or micro-batches that is then rounded."""
 
 NO_ZERO = 1e-12
 """Stands for 0 in a divisor whose quotient is not used."""
 
-GAP_TOL = 1e-9
-"""A relative gap below this counts as proven optimal."""
+NEXT_TO_NOTHING = 1e-9
+"""Stands for 0 in a divisor whose quotient is then too large to decide anything."""
 
-PRICE_TOL = 1e-12
-"""Relative difference of two sums of the same prices in another order that is rounding."""
+GAP_TOL = 1e-9
+"""A relative gap below this counts as proven optimal, a relative gain below it as none."""
+
+INTERVAL_TOL = 1e-9
+"""Relative width of an interval of step times whose ends are no longer told apart."""
+
+ROUNDING_TOL = 1e-12
+"""Relative difference that the same sum in another order, or a quotient times its divisor, may show."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.walks import Ints
+from planner.tolerances import INTERVAL_TOL, NEXT_TO_NOTHING
 
 HALVINGS = 16
 """Halvings of the interval of the least time; its lower end is a valid bound."""
@@ -40,7 +41,7 @@ def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: f
     high = cutoff_ms / m
     for _ in range(3):
         total = room.least_total(high)
-        high = min(high, 2 * (cutoff_ms - total) / max(m - 1, 1e-9))
+        high = min(high, 2 * (cutoff_ms - total) / max(m - 1, NEXT_TO_NOTHING))
         if m > p + 1:
             high = min(high, (cutoff_ms - 2 * total) / (m - p - 1))
         if high <= 0:
@@ -48,7 +49,7 @@ def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: f
     if not room.holds(high):
         return high, high
     # Each stage holds a layer, so that no order is faster than the slowest place is at its best.
-    low, top = min(float(room.by_place[:, 0].max()), high * (1 - 1e-9)), high
+    low, top = min(float(room.by_place[:, 0].max()), high * (1 - INTERVAL_TOL)), high
     for _ in range(HALVINGS):
         middle = (low + top) / 2
         low, top = (low, middle) if room.holds(middle) else (middle, top)

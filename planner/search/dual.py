@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.tolerances import NEXT_TO_NOTHING, NO_ZERO
 
 PRICE_STEPS = 14
 """Halvings of the interval of mu; each step is a valid bound, the best is kept."""
@@ -59,7 +60,7 @@ def dual_bounds_ms(
     q = p - 1 - np.arange(p)
     factor = weights * (m - q) + after + 2 * before
     constant = _sends(weights, hops, factor, sends_block=sends_block)
-    follow_slope = np.maximum(_slope(follow), 1e-9)
+    follow_slope = np.maximum(_slope(follow), NEXT_TO_NOTHING)
     share = (1 / follow_slope) / (1 / follow_slope).sum(axis=1, keepdims=True)
     cost = factor[:, :, None] * times + share[:, :, None] * follow
     cost[:, 0, :] += reduce_first
@@ -87,7 +88,7 @@ def _row_weights(slope: Floats, m: int) -> Floats:
     for k, mu in enumerate((0.0, 1.0)):
         before = np.zeros(slope.shape[0])
         for i in range(p):
-            at[k, :, i] = (mu / slope[:, i] - 1 - before) / (m - (p - 1 - i) - 1 + 1e-12)
+            at[k, :, i] = (mu / slope[:, i] - 1 - before) / (m - (p - 1 - i) - 1 + NO_ZERO)
             before = before + at[k, :, i]
     low, high = at.sum(axis=2)
     mu = (1 - low) / (high - low)

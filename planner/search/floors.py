@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Degrees, Floats, Prices
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
-from planner.tolerances import PRICE_TOL
+from planner.tolerances import ROUNDING_TOL
 
 ANY_VIRTUAL = 0
 """In the place of a number of virtual stages: all from two on."""
@@ -132,7 +132,7 @@ class Floors:
                 before, after = mine[part.choice], other[choice]
                 if field.name in _BY_PART:  # what a faster link spares the host may wait
                     before, after = before.sum(axis=-1), after.sum(axis=-1)
-                if (after < before * (1 - PRICE_TOL)).any():
+                if (after < before * (1 - ROUNDING_TOL)).any():
                     return False
             elif mine is not other and mine != other:
                 return False

@@ -15,6 +15,7 @@ from formulations.stage_selection_tables import (
     objectives_ms,
     stage_times_ms,
 )
+from planner.tolerances import ROUNDING_TOL
 
 MAX_MOVES = 60
 """Moves of one layer after which the search is content."""
@@ -93,7 +94,7 @@ def improve_layers(
         moved = np.minimum(moved, data.num_layers)
         values = objectives_ms(data, table, moved, spans=False)
         best = int(np.argmin(values))
-        if not values[best] < value * (1 - 1e-12):
+        if not values[best] < value * (1 - ROUNDING_TOL):
             break
         layers, value = moved[best], float(values[best])
     return layers, float(objectives_ms(data, table, layers))

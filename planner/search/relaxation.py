@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.walks import Ints, Walk, Walks
+from planner.tolerances import NEXT_TO_NOTHING, NO_ZERO
 
 PASSES = 1.5
 """Times that a stage is passed beside the steady state: once before the slowest stage, twice behind it."""
@@ -110,7 +111,7 @@ class _Level:
         for _ in range(SWEEPS):
             for j in range(self.used):
                 short = level - (self.slopes[j] * point).sum(axis=1) - self.offsets[j]
-                more = np.where(norm[j] > 0, short / np.maximum(norm[j], 1e-12), 0.0)
+                more = np.where(norm[j] > 0, short / np.maximum(norm[j], NO_ZERO), 0.0)
                 after = np.maximum(weight[j] + more, 0.0)
                 point = point + (after - weight[j])[:, None] * self.slopes[j]
                 weight[j] = after
@@ -268,7 +269,7 @@ def first_prices(walks: Walks, most: Ints, high: Floats, cutoff_ms: float) -> tu
     full = np.take_along_axis(times[None], cap.astype(np.int64)[..., None], axis=3)[..., 0]
     full = np.where(cap > 0, full, 0.0).mean(axis=2)
     held = cap.mean(axis=2)
-    pace = full / np.maximum(held, 1e-9)
+    pace = full / np.maximum(held, NEXT_TO_NOTHING)
     left = np.full(len(high), p)
     taken = np.zeros(held.shape, dtype=np.int64)
     for c in np.argsort(-held, axis=1, kind="stable").T:

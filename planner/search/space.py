@@ -14,6 +14,7 @@ from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages, one_virtual_stage_is_allowed
 from planner.search.floors import Floors
+from planner.tolerances import COUNT_TOL
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Float
     need = sum(layer[:, index_of[kind]] for kind in problem.model.kind_of_layer)
     room = np.where(table.max_stages > 0, prices.limit_bytes - prices.fixed_bytes, 0.0).max(axis=1)
     fewest: Floats = need / prices.allocated_fraction / np.maximum(room, 1.0)
-    return fewest * (1 - 1e-9)
+    return fewest * (1 - COUNT_TOL)
 
 
 def list_groups(

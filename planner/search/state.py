@@ -19,6 +19,8 @@ from planner.search.progress import Progress
 
 T = TypeVar("T")
 
+LEAST_SHARE_S = 1e-3
+"""Least time limit of a search that gets a share of one [s]: it ends at its first look at the clock."""
 PROGRESS_EVERY_S = 0.1
 """Least time between two reports [s]."""
 

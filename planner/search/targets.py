@@ -11,7 +11,7 @@ from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
 from planner.search.floors import Floors
 from planner.search.progress import Progress
-from planner.search.state import Clock
+from planner.search.state import LEAST_SHARE_S, Clock
 
 PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-bridge", "megatron-lm", "flagscale", "unrestricted")
 """Launchers that plans are made for, the narrower before the wider."""
@@ -69,7 +69,7 @@ def search_all(
     results: dict[TargetName, Result] = {}
     for number, target in enumerate(PLANNED_TARGETS):
         left_s = clock.left_s
-        share_s = None if left_s is None else max(left_s / (len(PLANNED_TARGETS) - number), 1e-3)
+        share_s = None if left_s is None else max(left_s / (len(PLANNED_TARGETS) - number), LEAST_SHARE_S)
         options = problem.options.model_copy(update={"time_limit_s": share_s})
         asked = problem.model_copy(update={"target": target, "options": options})
         seeds = [result.plan for result in results.values() if result.plan is not None]

@@ -25,6 +25,7 @@ from formulations.virtual_selection_data import (
 )
 from formulations.virtual_selection_tables import DealtTable, dealt_table, fewest_layers, step_by_layers
 from planner.cost.prices import Floats
+from planner.tolerances import GAP_TOL
 
 Ints = NDArray[np.int64]
 
@@ -80,7 +81,7 @@ class Dealer:
             return best
         for _ in range(MAX_MOVES):
             better = self.best(self._moves(best[1]))
-            if better is None or not better[0] < best[0] * (1 - 1e-9):
+            if better is None or not better[0] < best[0] * (1 - GAP_TOL):
                 break
             best = better
         return best

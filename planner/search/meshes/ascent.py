@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from formulations.box_planes import BoxPlanes
 from planner.cost.prices import Floats
+from planner.tolerances import NEXT_TO_NOTHING
 
 
 class Ascent:
@@ -17,7 +18,7 @@ class Ascent:
         rows, size = prices.shape
         self.prices = np.clip(prices, np.where(np.arange(size) > 0, 0.0, -np.inf), most)
         # Prices go as far as that of a layer in one step, weights as far as they may.
-        unit = np.where(np.isfinite(most)[None, :], most, np.maximum(np.abs(prices[:, :1]), 1e-9))
+        unit = np.where(np.isfinite(most)[None, :], most, np.maximum(np.abs(prices[:, :1]), NEXT_TO_NOTHING))
         self.best, self.best_at = np.full(rows, -np.inf), self.prices.copy()
         self.rise = np.full(rows, np.inf)
         """How much higher the functions may still be around their best points."""

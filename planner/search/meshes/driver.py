@@ -35,6 +35,7 @@ from planner.search.meshes.pairs import list_lengths, list_pairs, longest_of
 from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
 from planner.search.space import Pairs
+from planner.search.state import LEAST_SHARE_S
 
 BLOCKS, LOOKS = 400, 120
 """Choices of one shape a class that are listed, and pipelines of them that are looked at for first plans."""
@@ -126,7 +127,7 @@ class MeshSearch(Search):
     def _uniform_plans(self) -> None:
         """The best plans of Megatron-LM, which come before all else."""
         limit_s = self.clock.left_s
-        share_s = None if limit_s is None else max(SHARE_OF_UNIFORM * limit_s, 1e-3)
+        share_s = None if limit_s is None else max(SHARE_OF_UNIFORM * limit_s, LEAST_SHARE_S)
         options = self.problem.options.model_copy(
             update={
                 "time_limit_s": share_s,

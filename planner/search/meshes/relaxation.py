@@ -25,6 +25,7 @@ from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.path import Bracket, Walk
 from planner.search.meshes.walks import TINY, MeshWalks
 from planner.search.relaxation import PASSES
+from planner.tolerances import NEXT_TO_NOTHING
 
 ROUNDS = 40
 """Rounds of prices on one set of brackets."""
@@ -207,7 +208,7 @@ def slowest_range(walks: MeshWalks, cutoff_ms: float) -> tuple[float, float]:
     first = walks.first.times[:, :, 1:]
     rate = min(float((line.sooner[:, :, 1:] / n).min()), float((first / n).min()))
     total, p = rate * walks.num_layers, walks.longest
-    high = min(cutoff_ms / m, 2 * (cutoff_ms - total) / max(m - 1, 1e-9))
+    high = min(cutoff_ms / m, 2 * (cutoff_ms - total) / max(m - 1, NEXT_TO_NOTHING))
     if m > p + 1:
         high = min(high, (cutoff_ms - 2 * total) / (m - p - 1))
     sooner = np.minimum(

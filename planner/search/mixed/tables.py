@@ -34,6 +34,7 @@ from planner.search.coefficients import stage_coefficients
 from planner.search.kinds import layer_kinds
 from planner.search.mixed.space import MixedSpace
 from planner.search.tables import ClassTables, Start, Tables, start_of
+from planner.tolerances import BOUND_TOL
 from planner.units import GIB, MS
 
 
@@ -90,7 +91,7 @@ class MixedTables(Tables):
         alone = (
             m * tables.times_ms[mixed] + self._exposed_ms(tables, choice)[:, None] + tables.follow_ms[mixed]
         )
-        too_long = alone + tables.constant_ms > self.cutoff_s() / MS * (1 + 1e-9)
+        too_long = alone + tables.constant_ms > self.cutoff_s() / MS * (1 + BOUND_TOL)
         tables.times_ms[mixed][too_long] = np.inf
         return tables
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.replicas.space import Ints
+from planner.tolerances import ROUNDING_TOL
 
 Bools = NDArray[np.bool_]
 
@@ -99,7 +100,7 @@ class Column:
 
     def time_ms(self, sequences: float) -> float:
         """When it has run so many sequences, in whole micro-batches; inf where it has not the memory."""
-        m = max(int(np.ceil(sequences / self.microbatch_size * (1 - 1e-12))), 1)
+        m = max(int(np.ceil(sequences / self.microbatch_size * (1 - ROUNDING_TOL))), 1)
         return float(self.times_ms[m - 1]) if m <= self.most_m else float("inf")
 
 

@@ -10,6 +10,7 @@ from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Boxes, Column, Found, Picked, rows_ms
 from planner.search.replicas.chains import Chains, Kind
 from planner.search.replicas.space import Ints
+from planner.tolerances import ROUNDING_TOL
 
 UNFIT_MS = 1e15
 """Time of stages that do not fit with some number of replicas."""
@@ -106,7 +107,7 @@ def found_chain(
     exchange_ms = np.maximum(1 / (adapters * degrees) - chains.exchange_ms, 0.0)
     before_ms = before_ms + exchange_ms[:, None]
     asked = float(worth[items].sum())
-    m = max(int(np.ceil(asked / size * (1 - 1e-12))), 1)
+    m = max(int(np.ceil(asked / size * (1 - ROUNDING_TOL))), 1)
     times = rows_ms(stages_ms, before_ms, behind_ms, m)
     chips = np.zeros(len(chains.available))
     np.add.at(chips, chains.node_class[items], chains.tensor_parallel[items])

@@ -49,6 +49,7 @@ from planner.search.replicas.templates import (
     uniform_chains,
 )
 from planner.search.space import Pairs
+from planner.search.state import LEAST_SHARE_S
 from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
 
@@ -147,7 +148,7 @@ class ReplicaSearch(MeshSearch):
         if target in self.proven_s:
             return False
         left_s = self.clock.left_s
-        share_s = None if left_s is None else max(share * left_s, 1e-3)
+        share_s = None if left_s is None else max(share * left_s, LEAST_SHARE_S)
         options = self.whole.options.model_copy(update={"time_limit_s": share_s})
         asked = self.whole.model_copy(update={"target": target, "options": options})
         search = kind(asked, None, self.seeds)

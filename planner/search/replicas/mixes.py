@@ -36,6 +36,10 @@ HALVINGS = 12
 """Halvings of the interval in which fractions of the chains found first run the batch."""
 DOUBLINGS = 12
 """Doublings of a time in which any chains are looked for."""
+NO_SPEED = 1e-12
+"""Layers a second of a class that holds no chain."""
+LEAST_STEP_S = 1e-3
+"""Step from which deadlines are doubled where nothing says more [s]."""
 SAME = 1e-4
 """Relative distance between prices below which nothing new would come of them."""
 SMOOTHING = 0.5
@@ -119,7 +123,7 @@ class Mixes:
 
     def improve_from(self, least_s: float) -> float:
         """The same without a plan: up to a time by which fractions of some chains run the batch [s]."""
-        most_s = 2 * max(least_s, 1e-3)
+        most_s = 2 * max(least_s, LEAST_STEP_S)
         for _ in range(DOUBLINGS):
             self.improve(most_s)
             if self.is_up() or self.bound_s < most_s * (1 - NEAR):
@@ -178,7 +182,7 @@ class Mixes:
 
     def _speed(self) -> Floats:
         """Layers a second of a chip of each class at its best, [class]."""
-        best, chains = np.full(len(self.available), 1e-12), self.chains
+        best, chains = np.full(len(self.available), NO_SPEED), self.chains
         for size in chains.replicas:
             number = chains.kind_of(size, 1)
             if number is not None:

@@ -73,6 +73,7 @@ from planner.search.replicas.chains import Chains
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.refining import CLOSE, Asked, refined
 from planner.search.replicas.space import Ints
+from planner.tolerances import COUNT_TOL
 
 COARSE = 1.25
 """Ratio of the ends of a box's times at first."""
@@ -280,5 +281,5 @@ class Pricing:
             part = boxes.at(rows)
             m = least.worth_of_chain(price / size, self.paths.num_layers, part.high)
             time = least.after_ms + part.low * np.maximum(m, part.least_m)
-            values[rows] = np.where(m > part.most_m * (1 + 1e-9), np.inf, time)
+            values[rows] = np.where(m > part.most_m * (1 + COUNT_TOL), np.inf, time)
         return values

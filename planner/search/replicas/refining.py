@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.search.replicas.boxes import Boxes, Found
 from planner.search.replicas.chains import Chains
+from planner.tolerances import COUNT_TOL
 
 FINEST = 1.0005
 """Ratio of the ends of a box's times at last."""
@@ -162,7 +163,7 @@ def _cut(chains: Chains, box: Boxes, value: float, found: Found, microbatches: f
     least_m, most_m, column = int(box.least_m[0]), int(box.most_m[0]), found.column
     rounding = 0.0
     if least_m <= microbatches <= most_m:
-        rounding = column.slowest_ms * (float(np.ceil(microbatches - 1e-9)) - microbatches)
+        rounding = column.slowest_ms * (float(np.ceil(microbatches - COUNT_TOL)) - microbatches)
     time_ms = column.time_ms(found.worth)
     rest = time_ms - value - rounding - found.loss_ms if np.isfinite(time_ms) else 0.0
     can_cut_m, can_cut_time = most_m > least_m, high > low * FINEST
@@ -172,7 +173,7 @@ def _cut(chains: Chains, box: Boxes, value: float, found: Found, microbatches: f
     ):
         return [replace(box, kind=np.array([half])) for half in chains.halves(kind)]
     if can_cut_m and (rounding >= rest or not can_cut_time or most_m / least_m > (high / low) ** 2):
-        middle = int(np.clip(np.floor(microbatches + 1e-9), least_m, most_m - 1))
+        middle = int(np.clip(np.floor(microbatches + COUNT_TOL), least_m, most_m - 1))
         fewer, more = replace(box, most_m=np.array([middle])), chains.with_more(kind, middle + 1)
         if more is None:
             return [fewer]
