@@ -62,6 +62,7 @@ from formulations.layer_partition_data import (
     objective_ms,
     stages_of,
 )
+from formulations.layer_partition_ticks import PartitionTicks, partition_ticks
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
     PipelineTimes,
@@ -71,26 +72,10 @@ from formulations.pipeline_constraints import (
     add_window,
     to_integer,
 )
-from formulations.pipeline_rows import Floats
-from formulations.stage_selection_ticks import Ints, tick_ms
+from formulations.stage_selection_ticks import Ints
 
 TIGHTENINGS = ("cutoff", "incumbent")
 """The functions `tighten_*`, each of which may be left out."""
-
-
-@dataclass(frozen=True)
-class Ticks:
-    """Times in ticks, rounded down, [stage, first, end]; 0 where layers do not fit."""
-
-    tick_ms: float
-    forward: Ints
-    backward: Ints
-    reduction: Ints
-    follow: Ints
-    send: Ints
-    """[stage]"""
-    wait: Ints
-    """[stage]"""
 
 
 @dataclass(frozen=True)
@@ -102,27 +87,7 @@ class Variables:
     follow: Any
 
 
-def times_in_ticks(data: LayerPartitionData) -> Ticks:
-    """Every time of the program."""
-    bottleneck_ms = least_bottleneck(data)[0]
-    tick = tick_ms(data.num_stages, data.num_microbatches, 1, bottleneck_ms, waits=bool(data.wait_ms.any()))
-    allowed = data.allowed()
-
-    def whole(times: Floats) -> Ints:
-        return np.floor(np.where(allowed, times, 0.0) / tick).astype(np.int64)
-
-    return Ticks(
-        tick_ms=tick,
-        forward=whole(data.forward_ms),
-        backward=whole(data.backward_ms),
-        reduction=whole(data.reduction_ms),
-        follow=whole(data.follow_ms),
-        send=np.floor(data.send_ms / tick).astype(np.int64),
-        wait=np.floor(data.wait_ms / tick).astype(np.int64),
-    )
-
-
-def build(data: LayerPartitionData, ticks: Ticks) -> tuple[Any, Variables]:
+def build(data: LayerPartitionData, ticks: PartitionTicks) -> tuple[Any, Variables]:
     """The whole program but for exclusions, cutoff and cuts that only strengthen."""
     from ortools.sat.python import cp_model
 
@@ -140,7 +105,7 @@ def build(data: LayerPartitionData, ticks: Ticks) -> tuple[Any, Variables]:
     return model, var
 
 
-def _variables(model: Any, data: LayerPartitionData, ticks: Ticks) -> Variables:
+def _variables(model: Any, data: LayerPartitionData, ticks: PartitionTicks) -> Variables:
     stages = range(data.num_stages)
     longest = (ticks.forward + ticks.backward).max(axis=(1, 2))
     # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.
@@ -193,7 +158,7 @@ def add_contiguous(model: Any, data: LayerPartitionData, var: Variables) -> None
                 model.add(sum(before) == sum(after)).with_name(f"contiguous_{s}_{cut}")
 
 
-def add_stage_time(model: Any, ticks: Ticks, var: Variables) -> None:
+def add_stage_time(model: Any, ticks: PartitionTicks, var: Variables) -> None:
     """Times of a stage are those of its layers."""
     for s in range(var.times.num_stages):
         model.add(var.times.forward[s] == _sum(var, s, ticks.forward)).with_name(f"stage_time_forward_{s}")
@@ -201,7 +166,7 @@ def add_stage_time(model: Any, ticks: Ticks, var: Variables) -> None:
         model.add(var.times.after[s] == _sum(var, s, ticks.reduction)).with_name(f"stage_time_reduction_{s}")
 
 
-def add_follow_up(model: Any, ticks: Ticks, var: Variables) -> None:
+def add_follow_up(model: Any, ticks: PartitionTicks, var: Variables) -> None:
     """After all stages have met, the slowest optimizer and gathering end the step."""
     for s in range(var.times.num_stages):
         model.add(var.follow >= _sum(var, s, ticks.follow)).with_name(f"follow_up_{s}")
@@ -220,7 +185,9 @@ def add_exclude(model: Any, data: LayerPartitionData, var: Variables, exclude: S
             model.add_bool_or(~var.w[at] for at in used).with_name(f"exclude_{index}")
 
 
-def add_cutoff(model: Any, data: LayerPartitionData, ticks: Ticks, var: Variables, cutoff_ms: float) -> None:
+def add_cutoff(
+    model: Any, data: LayerPartitionData, ticks: PartitionTicks, var: Variables, cutoff_ms: float
+) -> None:
     """Only splits up to the cutoff: rounded down, each of them stays at or below the cutoff in ticks."""
     most = math.floor((cutoff_ms - data.constant_ms) / ticks.tick_ms)
     model.add(var.times.end + var.follow <= most).with_name("cutoff")
@@ -238,7 +205,7 @@ def tighten_cutoff(model: Any, data: LayerPartitionData, var: Variables, cutoff_
 
 
 def tighten_incumbent(
-    model: Any, data: LayerPartitionData, ticks: Ticks, var: Variables, exclude: Sequence[Cuts]
+    model: Any, data: LayerPartitionData, ticks: PartitionTicks, var: Variables, exclude: Sequence[Cuts]
 ) -> None:
     """Cut: nothing worse than a split in hand, that of the least bottleneck.
 
@@ -284,7 +251,7 @@ def solve(
     floor_ms = data.num_microbatches * bottleneck_ms + data.constant_ms
     if cutoff_ms is not None and floor_ms >= cutoff_ms:
         return LayerPartitionResult("unknown", None, None, floor_ms)
-    ticks = times_in_ticks(data)
+    ticks = partition_ticks(data)
     model, var = build(data, ticks)
     add_exclude(model, data, var, exclude)
     if "incumbent" in tighten:

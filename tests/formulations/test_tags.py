@@ -34,6 +34,7 @@ from formulations.interleaved_rows import longest_paths
 from formulations.joint_data import JointData
 from formulations.joint_ticks import joint_ticks
 from formulations.layer_partition_data import least_bottleneck
+from formulations.layer_partition_ticks import partition_ticks
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -102,7 +103,7 @@ def layer_partition_names(data: StageSelectionData) -> Iterable[str]:
 
 def layer_partition_cp_names(data: StageSelectionData) -> Iterable[str]:
     instance = random_partition(3)
-    ticks = layer_partition_cp.times_in_ticks(instance)
+    ticks = partition_ticks(instance)
     model, var = layer_partition_cp.build(instance, ticks)
     layer_partition_cp.add_exclude(model, instance, var, [least_bottleneck(instance)[1] or ()])
     layer_partition_cp.add_cutoff(model, instance, ticks, var, 1e3)
