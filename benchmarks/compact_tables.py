@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -43,6 +44,20 @@ DEEP = 14336
 SUSTAINED_TFLOP_PER_S = 1120.0
 """Rate that SimuMax's B200 holds in long 16-bit products (the median of those above SUSTAINED_FLOP); shorter
 isolated kernels of the other source exceed it. Points that would exceed it say nothing of the kernel."""
+
+LATENT = "latent_"
+"""Before names of attention whose queries and keys are wider than its values."""
+
+CUDNN_LATENT_MS = {
+    "gb200": {2048: (0.310, 1.026), 4096: (0.982, 3.317), 8192: (3.355, 12.343), 16384: (12.320, 49.496)},
+    "gb300": {2048: (0.254, 0.974), 4096: (0.813, 3.115), 8192: (2.886, 11.062), 16384: (10.755, 43.648)},
+}
+"""Forward and backward [ms] by tokens of causal 16-bit attention with 192 values a query and 128 a value, two
+sequences of 128 heads, cuDNN 9.23 (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results/dsv3,
+dsv3_20260529_181100.csv and dsv3_20260529_175553.csv; MIT)."""
+
+LATENT_WIDTH = 160.0
+"""Mean of the widths of its queries and values."""
 
 LONGEST_SEQUENCE = 16384
 """Longest sequence of the attention grids [tokens]."""
@@ -161,6 +176,7 @@ class Kernels:
     def __init__(self, arrays: dict[str, FloatGrid], chip: str) -> None:
         gemm = f"gemm/{chip}/bf16"
         attention = f"attention/{chip}/128"
+        wide = f"attention/{chip}/256"
         self._gemm = LogGrid(
             [arrays[f"{gemm}/{a}"] for a in "mnk"], arrays[gemm] * 1e-3, (0.5,) * 3, (1.0,) * 3
         )
@@ -170,11 +186,13 @@ class Kernels:
             self._fp8 = LogGrid(
                 [arrays[f"{fp8}/{a}"] for a in "mnk"], arrays[fp8] * 1e-3, (0.5,) * 3, (1.0,) * 3
             )
-        self._attention = LogGrid(
-            [arrays[f"{attention}/{a}"] for a in ("seq", "heads")],
-            arrays[attention] * 1e-3,
-            (1.0, 0.0),
-            (2.0, 1.0),
+        self._attention, self._wide = (
+            LogGrid(
+                [arrays[f"{name}/{a}"] for a in ("seq", "heads")], arrays[name] * 1e-3, (1.0, 0.0), (2.0, 1.0)
+            )
+            if name in arrays
+            else None
+            for name in (attention, wide)
         )
 
     def gemm_s(self, m: float, n: float, k: float) -> float:
@@ -188,8 +206,19 @@ class Kernels:
 
     def attention_s(self, seq: float, heads: float) -> float:
         """Latency of causal attention at head width 128 [s], as `planner.cost.tables.attention_s` has it."""
+        assert self._attention is not None
         inside = min(seq, LONGEST_SEQUENCE)
         return float(self._attention.latency_s(inside, heads * seq / inside)) * seq / inside
+
+    def latent_attention_s(self, seq: float, heads: float) -> float:
+        """The same at the mean width of latent attention [s], between the grids of two widths."""
+        low = self.attention_s(seq, heads)
+        if self._wide is None:
+            return low * LATENT_WIDTH / 128
+        inside = min(seq, LONGEST_SEQUENCE)
+        high = float(self._wide.latency_s(inside, heads * seq / inside)) * seq / inside
+        weight = math.log(LATENT_WIDTH / 128) / math.log(2)
+        return float(low ** (1 - weight) * high**weight)
 
 
 def gemm_passes(m: int, n: int, k: int) -> dict[str, tuple[int, int, int]]:
@@ -267,15 +296,17 @@ def simumax_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
         m, k, groups = int(row["m_or_seq"]), int(row["k_or_qk_dim"]), int(row["batch_or_groups"])
         rate = peak * float(row["efficiency"])
         if row["op"] == "attention_causal_fullflops":
-            if (k, int(row["v_dim"])) != (128, 128) or (m <= 16384 and int(row["q_heads"]) < 16):
+            if m <= 16384 and int(row["q_heads"]) < 16:
                 continue
-            flop = 4 * groups * m * m * int(row["q_heads"]) * 128
-            key = (table, str(m), row["q_heads"], row["kv_heads"])
+            width = k + int(row["v_dim"])
+            flop = 2 * groups * m * m * int(row["q_heads"]) * width
+            key = (table, str(m), row["q_heads"], row["kv_heads"], LATENT if k != int(row["v_dim"]) else "")
             seconds = flop * (1.0 if row["stage"] == "fwd" else 2.5) / rate
             attention[key][row["stage"]] = seconds
             if row["stage"] == "fwd":
-                isolated = kernels[table].attention_s(m, groups * int(row["q_heads"]))
-                out[table, "attention", f"forward_{m}"].append(seconds / isolated)
+                kernel = kernels[table].latent_attention_s if key[-1] else kernels[table].attention_s
+                isolated = kernel(m, groups * int(row["q_heads"]))
+                out[table, "attention", f"{key[-1]}forward_{m}"].append(seconds / isolated)
             continue
         n = int(row["n"])
         flop = 2 * m * n * k * (groups if row["op"] == "grouped_gemm" else 1)
@@ -304,21 +335,35 @@ def simumax_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
             if moved / COPY_BYTES_PER_S[table] > 0.7 * flop / rate:
                 continue
         out[table, row["op"], names[row["stage"]]].append(flop / rate / isolated)
-    for (table, seq, *_), both in attention.items():
+    for (table, seq, *_, latent), both in attention.items():
         if len(both) == 2:
-            out[table, "attention", f"backward_over_forward_{seq}"].append(both["bwd"] / both["fwd"])
+            out[table, "attention", f"{latent}backward_over_forward_{seq}"].append(both["bwd"] / both["fwd"])
     for (table, *_), both in paired.items():
         if len(both) == 2:
             out[table, "gemm", "wgrad_fp32_over_bf16"].append(both["fp32"] / both["bf16"])
     return out
 
 
+def cudnn_relations(kernels: dict[str, Kernels]) -> dict[tuple[str, str, str], list[float]]:
+    """Ratios of latent attention, as cuDNN's own benchmark times it, to the grids."""
+    out = {}
+    for table, times in CUDNN_LATENT_MS.items():
+        for seq, (forward_ms, backward_ms) in times.items():
+            isolated = kernels[table].latent_attention_s(seq, 2 * 128)
+            out[table, "attention", f"{LATENT}forward_{seq}"] = [forward_ms * 1e-3 / isolated]
+            out[table, "attention", f"{LATENT}backward_over_forward_{seq}"] = [backward_ms / forward_ms]
+    return out
+
+
 def write_relations(folder: Path, arrays: dict[str, FloatGrid], path: Path) -> None:
     """Write the median of every relation, with its spread and number of points."""
-    kernels = {c: Kernels(arrays, c) for c in ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm")}
+    kernels = {
+        c: Kernels(arrays, c) for c in ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "gb300")
+    }
     relations = onechip_relations(folder, kernels)
-    for key, values in simumax_relations(folder, kernels).items():
-        relations[key].extend(values)
+    for found in (simumax_relations(folder, kernels), cudnn_relations(kernels)):
+        for key, values in found.items():
+            relations[key].extend(values)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["table", "op", "pass", "median", "p10", "p90", "points"])

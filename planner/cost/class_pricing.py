@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.cost.attention import attention_times
 from planner.cost.checkpointing import policy_of, repeated_shares
 from planner.cost.collectives import inside_s
-from planner.cost.compute import MatmulTimes, attention_times, matmul_times, traffic_s
+from planner.cost.compute import MatmulTimes, matmul_times, traffic_s
 from planner.cost.elementwise import Values, exists, total, where
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.identity import remembered

@@ -6,7 +6,7 @@ plan adds (recomputation, padding, replicated work) do not count here.
 
 from __future__ import annotations
 
-from planner.cost.compute import visible_fraction
+from planner.cost.attention import visible_fraction
 from planner.cost.operators import attention_dims
 from planner.cost.parameters import layer_parameters
 from planner.data.model_spec import LayerKind, ModelSpec

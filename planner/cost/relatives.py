@@ -31,6 +31,8 @@ class MeasuredChip:
     """Table whose training relations hold for it (its own, or that of a near relative)."""
     products: str | None = None
     """The same for products, where another table is nearer."""
+    latent_attention: str | None = None
+    """Table where latent attention was timed in training, None where its kernels count as any others."""
     power_w: float | None = None
     """Board power [W], where the power limit rather than the kernel sets the rate of long products."""
 
@@ -41,13 +43,13 @@ MEASURED = {
         # memory_efficiency: SimuMax's fitted 0.91 of 1,600 GiB/s on an A100-PCIe (1,935 GB/s) is 0.81 of
         # what the datasheet says; a residual addition over 134 M values on our H100 reached 0.89 and copies
         # 0.90; SimuMax's B200 0.666 of 8,000 GiB/s is 0.715. Others take the nearest of these.
-        MeasuredChip("a100_sxm", 312.0, None, 2039.0, 300.0, 0.81, "a100_sxm"),
+        MeasuredChip("a100_sxm", 312.0, None, 2039.0, 300.0, 0.81, "a100_sxm", latent_attention="a100_sxm"),
         MeasuredChip("h100_sxm", 989.4, 1978.9, 3350.0, 450.0, 0.89, "h100_sxm"),
         MeasuredChip("h200_sxm", 989.4, 1978.9, 4800.0, 450.0, 0.88, "h200_sxm"),
-        MeasuredChip("b200_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", power_w=1000.0),
-        MeasuredChip("b300_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", power_w=1100.0),
-        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm"),
-        MeasuredChip("gb300", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm"),
+        MeasuredChip("b200_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "b200_sxm", 1000.0),
+        MeasuredChip("b300_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "gb300", 1100.0),
+        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm", "gb200"),
+        MeasuredChip("gb300", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm", "gb300"),
         MeasuredChip("l40s", 362.0, 733.0, 864.0, 32.0, 0.81, "a100_sxm"),
         MeasuredChip("rtx_pro_6000_server", 467.8, 935.6, 1597.0, 64.0, 0.81, "a100_sxm"),
     )
