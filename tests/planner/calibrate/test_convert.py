@@ -452,6 +452,20 @@ def test_benchmarks_of_nvidia_are_read_as_their_scripts_configure_them() -> None
     assert stack_of(run(software="NeMo 24.07", model__name="Llama2-7B")).attention_kernel == "flash2"
 
 
+def test_mlperf_submissions_are_read_as_their_scripts_configure_them() -> None:
+    """16-bit sums; buckets of one release; 16-bit gathers beside FP4; Cisco's launches are eager."""
+    nemo = {"source": "mlperf-training", "software": "NVIDIA NeMo Framework Release 25.09"}
+    before = stack_of(run(**nemo, notes="MLPerf Training v5.0 NVIDIA; layout from config_GB200_tp4pp8cp2.sh"))
+    assert (before.gradient_bytes, before.step_gradient_bytes, before.bucket_parameters) == (2, 4, None)
+    fp8 = stack_of(run(**nemo, notes="MLPerf Training v5.1 Verda; layout from config_tp1pp1cp2_8b.sh"))
+    fp4 = stack_of(run(**nemo, notes="MLPerf Training v5.1 Nebius; layout from config_tp1pp1cp1_8b_fp4.sh"))
+    assert (fp8.bucket_parameters, fp8.narrow_parameters) == (134217728, True)
+    assert (fp4.bucket_parameters, fp4.narrow_parameters) == (134217728, False)
+    cisco = stack_of(run(**nemo, notes="MLPerf Training v5.1 Cisco hpf_n8; layout from config_tp1pp1cp1.sh"))
+    assert (cisco.bucket_parameters, cisco.host_layer_floor_ms) == (None, 0.9)
+    assert fp8.host_layer_floor_ms == 0.0
+
+
 def test_latent_attention_on_blackwell_goes_through_memory_before_its_kernel_came() -> None:
     gb200 = {"chip": "gb200-186gb", "num_chips": 16, "chips_per_node": 4}
     deepseek = {"software": "NeMo (dgxc-benchmarking v25.05.05)", "model__name": "DeepSeek-V3"}
