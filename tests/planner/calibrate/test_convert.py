@@ -453,7 +453,7 @@ def test_benchmarks_of_nvidia_are_read_as_their_scripts_configure_them() -> None
 
 
 def test_mlperf_submissions_are_read_as_their_scripts_configure_them() -> None:
-    """16-bit sums; buckets of one release; 16-bit gathers beside FP4; Cisco's launches are eager."""
+    """16-bit sums; buckets of one release; 16-bit gathers beside FP4; Cisco and AMD launch eagerly."""
     nemo = {"source": "mlperf-training", "software": "NVIDIA NeMo Framework Release 25.09"}
     before = stack_of(run(**nemo, notes="MLPerf Training v5.0 NVIDIA; layout from config_GB200_tp4pp8cp2.sh"))
     assert (before.gradient_bytes, before.step_gradient_bytes, before.bucket_parameters) == (2, 4, None)
@@ -464,6 +464,8 @@ def test_mlperf_submissions_are_read_as_their_scripts_configure_them() -> None:
     cisco = stack_of(run(**nemo, notes="MLPerf Training v5.1 Cisco hpf_n8; layout from config_tp1pp1cp1.sh"))
     assert (cisco.bucket_parameters, cisco.host_layer_floor_ms) == (None, 0.9)
     assert fp8.host_layer_floor_ms == 0.0
+    amd = stack_of(run(source="mlperf-training", software="PyTorch, ROCm 7.0.1"))
+    assert (amd.gradient_bytes, amd.dp_overlap, amd.narrow_parameters) == (2, False, True)
 
 
 def test_latent_attention_on_blackwell_goes_through_memory_before_its_kernel_came() -> None:
