@@ -20,9 +20,10 @@ from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes.assemble import assemble_meshes
+from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths
 from planner.search.meshes.families import Family, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
-from planner.search.meshes.relaxation import Found, Known, relax
+from planner.search.meshes.relaxation import Found
 from planner.search.meshes.shapes import Batch, can_be_placed, ends_match, shape_key, shape_numbers
 from planner.search.meshes.tables import MeshTables
 from planner.search.meshes.units import count_units
@@ -75,7 +76,7 @@ class MeshOpener(Opener):
             self._narrower[number] = range(len(self.families), len(self.families) + len(families))
             self.families += families
         self._made: dict[int, Family] = {}
-        self.known: dict[tuple[int, bool], Known] = {}
+        self.learned: dict[tuple[int, bool], Learned] = {}
         """Good prices of every batch, and of every family."""
         self.longest: dict[int, int] = {}
         """Most stages of every batch."""
@@ -84,7 +85,7 @@ class MeshOpener(Opener):
         self.best_layers: tuple[int, ...] = ()
         """Its layers."""
         self.promising: dict[int, tuple[Found, ...]] = {}
-        """Pipelines that the last walks of a batch came to, in the order in which batches were opened."""
+        """Pipelines that the last look at a batch came to, those of the latest last."""
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -159,6 +160,7 @@ class MeshOpener(Opener):
                 if all(keys[k] in index for k in order)
             ]
             if mine:
+                self.promising.pop(member, None)
                 self.promising[member] = tuple(mine)
                 self._try_found(member, mine)
 
@@ -198,19 +200,19 @@ class MeshOpener(Opener):
         points = int(np.clip(work // (max(lengths) * len(batch.shapes)), 1, MOST_POINTS))
         units = count_units(batch, self.chips_of_class, points)
         cutoff_s = self.cutoff_beyond_s(bound_s)
-        walks = MeshWalks(
-            places,
-            batch,
-            lengths,
-            self.chips_of_class,
-            units,
-            sends_block=not self.problem.stack.p2p_overlap,
-            allowed=allowed,
-        )
-        relaxed = relax(walks, cutoff_s / MS, lambda: self.clock.is_up, halvings, self.known.get(key))
-        if relaxed.known is not None:
-            self.known[key] = relaxed.known
-        return relaxed.bound_ms * MS, relaxed.found
+
+        def walks_of(lengths: Sequence[int]) -> MeshWalks:
+            blocks = not self.problem.stack.p2p_overlap
+            return MeshWalks(
+                places, batch, lengths, self.chips_of_class, units, sends_block=blocks, allowed=allowed
+            )
+
+        learned, is_up = self.learned.setdefault(key, Learned()), lambda: self.clock.is_up
+        if key[1] and key[0] < self.num_wide:
+            bound_ms, found = bound_by_walks(walks_of(lengths), cutoff_s / MS, is_up, halvings, learned)
+        else:
+            bound_ms, found = bound_lengths(walks_of, lengths, cutoff_s / MS, is_up, halvings, learned)
+        return bound_ms * MS, found
 
     def _try_found(self, choice: int, found: Sequence[Found]) -> None:
         for order, layers in found[:TRIED_ORDERS]:

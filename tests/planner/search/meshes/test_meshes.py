@@ -153,7 +153,7 @@ def test_no_pipeline_undercuts_the_bound_of_its_part(seed: int, pipelines: int) 
             (list(range(max(1, p - 2), min(most, p + 2) + 1)), None),
         ):
             for work in (100, 20_000):
-                opener.known.clear()
+                opener.learned.clear()
                 for cutoff_s in (value_s * (1 + 1e-6), 3 * value_s):
                     opener.incumbent.step_s = cutoff_s
                     found_s, _ = opener._relaxed(0.0, number, lengths, work, 1, shapes)

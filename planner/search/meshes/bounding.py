@@ -1,0 +1,79 @@
+"""Bound some lengths of pipelines: by shortest walks, and those left open by what they can hold.
+
+Walks (`planner.search.meshes.relaxation`) bound a step; what pipelines hold within a limit
+(`planner.search.meshes.closing`) only tells whether it can be kept, but tells that better. So lengths that
+walks leave open are held against the cutoff, then against a limit between their bound and that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.search.meshes.closing import close_lengths
+from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, relax
+from planner.search.meshes.walks import MeshWalks
+
+FEW_LENGTHS, HALVINGS, MORE_HALVINGS = 4, 2, 4
+"""Lengths up to which brackets of sums are halved more often, and how often: guesses."""
+LIMITS = (1.0, 0.5)
+"""Limits that lengths are held against, as shares of the way from their bound to the cutoff: guesses."""
+WORTH_A_LIMIT = 2e-3
+"""Share of the cutoff that a limit short of it must add to a bound to be worth it: a guess."""
+
+
+@dataclass
+class Learned:
+    """Good prices of a batch or family, of walks and of what pipelines hold."""
+
+    walks: Known | None = None
+    sums: Known | None = None
+
+
+def bound_by_walks(
+    walks: MeshWalks, cutoff_ms: float, is_up: Callable[[], bool], halvings: int, learned: Learned
+) -> tuple[Floats, tuple[Found, ...]]:
+    """Bounds over all pipelines of some lengths, up to the cutoff [ms], and pipelines that came up."""
+    relaxed = relax(walks, cutoff_ms, is_up, halvings, learned.walks)
+    learned.walks = relaxed.known
+    return relaxed.bound_ms, relaxed.found
+
+
+def bound_lengths(
+    walks_of: Callable[[Sequence[int]], MeshWalks],
+    lengths: Sequence[int],
+    cutoff_ms: float,
+    is_up: Callable[[], bool],
+    halvings: int,
+    learned: Learned,
+) -> tuple[Floats, tuple[Found, ...]]:
+    """The same by walks and by what pipelines hold; `walks_of` prepares walks of lengths."""
+    bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
+    bound = bound.copy()
+    for share in LIMITS:
+        still = np.flatnonzero(bound < cutoff_ms)
+        if not len(still) or is_up():
+            break
+        least = float(bound[still].min())
+        limit = least + share * (cutoff_ms - least)
+        if limit - least < WORTH_A_LIMIT * cutoff_ms:
+            break
+        still = still[bound[still] < limit]
+        walks = walks_of([lengths[i] for i in still.tolist()])
+        halvings = MORE_HALVINGS if len(still) <= FEW_LENGTHS else HALVINGS
+        closed = close_lengths(walks, limit, is_up, halvings, learned.sums)
+        learned.sums = closed.known
+        found = _merged(closed.found, found)
+        bound[still[closed.closed]] = limit
+    return bound, found
+
+
+def _merged(first: Sequence[Found], then: Sequence[Found]) -> tuple[Found, ...]:
+    """Pipelines of two searches in turn, without repetition."""
+    both = [one for pair in zip(first, then, strict=False) for one in pair]
+    shorter = min(len(first), len(then))
+    both += [*first[shorter:], *then[shorter:]]
+    return tuple(dict.fromkeys(both))[:MAX_FOUND]

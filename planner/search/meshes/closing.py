@@ -1,0 +1,152 @@
+"""Close lengths of pipelines: by prices at which none holds all layers within a limit.
+
+The sums of all stages are cut into brackets, each with prices of its own that are found by cutting planes;
+lengths share them, and each is closed once all brackets have closed it (`planner.search.meshes.holding`).
+Brackets that stay open are halved, with finer ticks. The constants are guesses: they say what is looked at,
+never what is proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.meshes.ascent import Ascent
+from planner.search.meshes.holding import Holding
+from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, chip_scale
+from planner.search.meshes.walks import MeshWalks
+from planner.tolerances import COUNT_TOL
+
+Bools = NDArray[np.bool_]
+
+BRACKETS, MOST_BRACKETS = 12, 24
+"""Brackets of the sum at first, and from which they are not halved any more."""
+TICKS, FINER = 500, 1.6
+"""Ticks of a limit at first, and how many times more there are with each halving."""
+ROUNDS, LEAST_ROUNDS = 14, 5
+"""Rounds of prices on one set of brackets, at most and before they may be given up."""
+FIRST_PRICE = 0.8
+"""Share of the layers that all chips are worth at first."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Lengths that hold no plan below the limit, and what came up on the way."""
+
+    closed: Bools
+    """[number of stages]"""
+    found: tuple[Found, ...]
+    """Pipelines that hold the most, those with about all layers first."""
+    known: Known | None
+    """The best prices found, by the upper edge of the sum."""
+
+
+def close_lengths(
+    walks: MeshWalks, limit_ms: float, is_up: Callable[[], bool], halvings: int, known: Known | None = None
+) -> Closed:
+    """Which lengths hold no plan that takes no longer than `limit_ms`; `known` are prices to begin with."""
+    limit = limit_ms - walks.constant_ms
+    lengths = len(walks.lengths)
+    low = least_sum(walks)
+    if not low < limit:
+        return Closed(np.ones(lengths, dtype=np.bool_), (), known)
+    edges = np.geomspace(low, limit, BRACKETS + 1)
+    lows, highs = edges[:-1], edges[1:]
+    is_open = np.ones((lengths, len(lows)), dtype=np.bool_)
+    prices = known.at(highs) if known is not None else first_prices(walks, len(lows))
+    found: dict[Found, int] = {}
+    ticks = float(TICKS)
+    for halving in range(halvings + 1):
+        rows = _Sums(walks, Holding(walks, limit, lows, highs, limit / ticks), is_open, prices)
+        rows.run(is_up, found)
+        left = rows.left
+        if halving == 0:
+            known = rows.known(highs)
+        is_open, prices = rows.is_open, rows.ascent.best_at
+        if halving == halvings or not len(left) or len(left) > MOST_BRACKETS or is_up():
+            break
+        lows, highs, ticks = lows[left], highs[left], ticks * FINER
+        middle = np.sqrt(lows * highs)
+        lows, highs = np.stack([lows, middle], 1).ravel(), np.stack([middle, highs], 1).ravel()
+        is_open, prices = np.repeat(is_open, 2, axis=1), np.repeat(prices, 2, axis=0)
+    ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
+    return Closed(np.asarray(~is_open.any(axis=1)), tuple(ranked), known)
+
+
+class _Sums:
+    """Brackets of the sum that are open, and their prices of chips, scaled to the size of the first price.
+
+    That first one, of a layer, is 1: no value depends on it.
+    """
+
+    def __init__(self, walks: MeshWalks, holding: Holding, is_open: Bools, prices: Floats) -> None:
+        self.walks, self.holding, self.is_open = walks, holding, is_open
+        self.left = np.arange(is_open.shape[1])
+        most = np.concatenate([[np.inf], np.full(len(walks.chips_of_class), np.inf)])
+        self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
+        self.scale = chip_scale(walks)
+
+    def run(self, is_up: Callable[[], bool], found: dict[Found, int]) -> None:
+        """Rounds of prices; brackets that no length can hold are closed."""
+        walks = self.walks
+        enough = walks.num_layers * (1 - COUNT_TOL)
+        for turn in range(ROUNDS):
+            price = self.ascent.prices[:, 1:] * self.scale
+            most = self.holding.most(price) + price @ walks.chips_of_class
+            self.is_open &= most >= enough
+            # What is closed counts no more; where nothing is left any value does.
+            held = np.where(self.is_open, most, -np.inf)
+            worst, reached = held.argmax(axis=0), held.max(axis=0)
+            slope = np.zeros_like(self.ascent.prices)
+            for row in np.flatnonzero(self.is_open.any(axis=0)).tolist():
+                slope[row, 1:] = self._looked_at(row, int(worst[row]), price, found)
+            self.ascent.learn(np.where(np.isfinite(reached), -reached, 0.0), slope)
+            self._keep(np.asarray(self.is_open.any(axis=0)))
+            if not len(self.left) or turn + 1 == ROUNDS or is_up():
+                return
+            # Brackets that the planes give no hope for are better halved first.
+            if turn >= LEAST_ROUNDS and (-self.ascent.best - self.ascent.rise > enough).all():
+                return
+
+    def _looked_at(self, row: int, length: int, price: Floats, found: dict[Found, int]) -> Floats:
+        """How the most layers fall with each price; remembers the pipeline that holds them."""
+        walks = self.walks
+        order, split = self.holding.traced(row, length, price)
+        chips = np.zeros(len(walks.chips_of_class), dtype=np.int64)
+        np.add.at(chips, walks.batch.node_class[list(order)], walks.batch.num_chips[list(order)])
+        if (chips <= walks.chips_of_class).all():
+            found[order, split] = abs(sum(split) - walks.num_layers)
+        slope: Floats = (chips - walks.chips_of_class) * self.scale
+        return slope
+
+    def known(self, high: Floats) -> Known:
+        """The best prices of all brackets, the closed ones too."""
+        prices = self.best.copy()
+        prices[self.left] = self.ascent.best_at
+        return Known(high, prices, exact=False)
+
+    def _keep(self, rows: Bools) -> None:
+        if rows.all():
+            return
+        self.best[self.left] = self.ascent.best_at
+        self.ascent.keep(rows)
+        self.holding.keep(rows)
+        self.left, self.is_open = self.left[rows], self.is_open[:, rows]
+
+
+def least_sum(walks: MeshWalks) -> float:
+    """Least time of all stages together; infinite where no shape can hold a layer."""
+    n = np.arange(1, walks.num_layers + 1)
+    rates = [float((lines.times[:, :, 1:] / n).min()) for lines in (walks.inner, walks.first)]
+    return min(rates) * float(walks.num_layers)
+
+
+def first_prices(walks: MeshWalks, rows: int) -> Floats:
+    """Prices at which all chips of each class are worth as much, [row, 1 + class]."""
+    num_classes = len(walks.chips_of_class)
+    share = FIRST_PRICE / num_classes
+    return np.tile(np.concatenate([[1.0], np.full(num_classes, share)]), (rows, 1))

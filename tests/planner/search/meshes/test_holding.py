@@ -1,0 +1,133 @@
+"""What pipelines can hold within a limit: against all of them one by one, and what it adds to the search."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner.data.problem import Problem
+from planner.search.meshes import bounding
+from planner.search.meshes.closing import close_lengths, least_sum
+from planner.search.meshes.driver import MeshSearch
+from planner.search.meshes.holding import Holding
+from planner.search.meshes.opener import MeshOpener
+from planner.search.meshes.pairs import list_pairs, longest_of
+from planner.search.meshes.units import count_units
+from planner.search.meshes.walks import MeshWalks
+from tests.random_problems import random_problem, with_deferred_sends
+
+TICKS = 4000
+
+
+def opener_of(problem: Problem) -> MeshOpener:
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
+    return opener
+
+
+def walks_of(opener: MeshOpener, number: int, lengths: list[int]) -> MeshWalks:
+    return MeshWalks(
+        opener.places.of(number, opener.longest[number]),
+        opener.batches[number],
+        lengths,
+        opener.chips_of_class,
+        count_units(opener.batches[number], opener.chips_of_class, 1),
+        sends_block=not opener.problem.stack.p2p_overlap,
+    )
+
+
+def step_ms(walks: MeshWalks, order: tuple[int, ...], layers: tuple[int, ...]) -> tuple[float, float]:
+    """Largest row of a pipeline, stage by stage as in `formulations.pipeline_rows`, and its sum."""
+    m, p = walks.num_microbatches, len(order)
+    lines = [walks.first if s == 0 else walks.inner for s in range(p)]
+    place = [min(p - 1 - s, lines[s].times.shape[1] - 1) for s in range(p)]
+    t = [float(lines[s].times[order[s], place[s], layers[s]]) for s in range(p)]
+    forward = [float(lines[s].forward[order[s], place[s]]) * layers[s] for s in range(p)]
+    forward = [f + float(lines[s].base_forward[order[s], place[s]]) for s, f in enumerate(forward)]
+    # A stage pays half of what its two hops take.
+    ahead = [float(walks.places.hop_ms[order[s]]) if not walks.sends_block else 0.0 for s in range(p)]
+    hops = [ahead[s] + ahead[s + 1] for s in range(p - 1)]
+    reduce = float(lines[0].reduce[order[0], place[0], layers[0]])
+    rows = []
+    for s in range(p):
+        q, f, b = p - 1 - s, forward[s], t[s] - forward[s]
+        up, d = sum(t[:s]) + sum(hops[:s]), sum(t[s + 1 :]) + sum(hops[s:])
+        k, r = divmod(m - 1, q + 1)
+        core = max(m * t[s], (k + 1) * (t[s] + d) + r * max(f, b))
+        if m >= q + 2:
+            core = max(core, m * t[s] + max(0.0, d - q * f) + max(0.0, d - q * b))
+        rows.append(up + core + reduce + float(lines[s].follow[order[s], place[s], layers[s]]))
+    return max(rows), sum(t) + sum(hops) + reduce
+
+
+@pytest.mark.parametrize(
+    ("seed", "deferred"),
+    [(3, False), *(pytest.param(seed, seed % 2 == 0, marks=pytest.mark.slow) for seed in range(4, 12))],
+)
+def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) -> None:
+    """Of all sequences of a few shapes none that keeps the limit holds more, and one about as much."""
+    problem = random_problem(seed, most_layers=4).model_copy(update={"target": "flagscale"})
+    opener = opener_of(with_deferred_sends(problem) if deferred else problem)
+    rng = np.random.default_rng(seed)
+    for number in rng.permutation(list(opener.longest))[:3].tolist():
+        for p in range(1, min(opener.longest[number], 3) + 1):
+            walks = walks_of(opener, number, [p])
+            shapes = rng.permutation(len(walks.batch.shapes))[:4].tolist()
+            walks.allowed = np.isin(np.arange(len(walks.batch.shapes)), shapes)[None].repeat(p, axis=0)
+            price = rng.random(len(walks.chips_of_class)) / 4
+            pipelines = []
+            for order in itertools.product(shapes, repeat=p):
+                for layers in itertools.product(range(1, walks.num_layers + 1), repeat=p):
+                    step, total = step_ms(walks, order, layers)
+                    paid = price[walks.batch.node_class[list(order)]] @ walks.batch.num_chips[list(order)]
+                    if np.isfinite(step):
+                        pipelines.append((step, total, sum(layers) - float(paid)))
+            if not pipelines:
+                continue
+            limit = float(np.median([step for step, _, _ in pipelines]))
+            edges = np.linspace(0.0, limit, 61)
+            holding = Holding(walks, limit, edges[:-1], edges[1:], limit / TICKS)
+            held = float(holding.most(np.tile(price, (60, 1))).max())
+            # Within a bracket the time before a stage is that of its edge, and each stage is off by a tick.
+            loose = limit * (1 + 1 / 60 + 2 * p / TICKS)
+            most = max((worth for step, _, worth in pipelines if step <= limit), default=-np.inf)
+            about = max((worth for step, _, worth in pipelines if step <= loose), default=-np.inf)
+            assert most - 1e-9 <= held <= about + 1e-9, (number, p)
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
+def test_no_length_is_closed_at_the_step_of_its_best_pipeline(seed: int) -> None:
+    problem = random_problem(seed, most_layers=6).model_copy(update={"target": "flagscale"})
+    opener = opener_of(problem)
+    for number in list(opener.longest)[:6]:
+        lengths = list(range(1, opener.longest[number] + 1))
+        walks = walks_of(opener, number, lengths)
+        limit = 3 * walks.num_microbatches * least_sum(walks)
+        if not np.isfinite(limit):
+            continue
+        closed = close_lengths(walks, limit, lambda: False, 1)
+        for order, layers in closed.found:
+            whole = opener.whole_layers(number, order, layers)
+            if whole is None or not opener.is_allowed(number, order):
+                continue
+            opener.best = None
+            opener.judge_layers(number, order, whole)
+            if opener.best is not None:
+                at = opener.best[0] * 1e3 * (1 + 1e-9)
+                again = close_lengths(walks_of(opener, number, [len(order)]), at, lambda: False, 2)
+                assert not again.closed[0], (number, order)
+
+
+@pytest.mark.slow
+def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(21, most_layers=3).model_copy(update={"target": "flagscale"})
+    both = []
+    for limits in (bounding.LIMITS, ()):
+        monkeypatch.setattr(bounding, "LIMITS", limits)
+        result = MeshSearch(problem, None).run()
+        assert result.termination == "optimal" and result.evaluation is not None
+        both.append(result.evaluation.step_s)
+    assert both[0] == pytest.approx(both[1], rel=1e-9)
