@@ -1,6 +1,8 @@
 """Which collectives one rank of a stage issues in a training step: operation, group, size, count.
 
-Exact for Megatron-LM core 0.19 (counted on its own calls of torch.distributed; the tests compare).
+Exact for Megatron-LM core 0.19 (counted on its own calls of torch.distributed; the tests compare). Prices
+take each time from how a collective is hidden, and so never list the calls one by one: `collective_counts` is
+what they are held against, as tests add its calls up to what a layer, the embedding and the head take.
 Left out: broadcasts of the data, scalars of a few bytes, and context-parallel attention.
 """
 

@@ -167,6 +167,11 @@ def _misplaced(plan: Plan, s: int, expected: tuple[str, ...], num_expected: int,
             f"stage {s}: lists {len(hosts)} hosts; its {stage_chips(plan, s)} chips lie on {num_expected} "
             f"host{'s' if num_expected > 1 else ''} of {per_host} chips, packed behind the stages before it"
         ]
+    if len(expected) < num_expected:
+        return [
+            f"stage {s}: lists {', '.join(hosts)}, whose chips the stages before it take; name hosts of its "
+            "own behind theirs"
+        ]
     return [
         f"stage {s}: lies on {', '.join(expected)} when stages are packed in order, but lists "
         f"{', '.join(hosts)}; no chip may be used twice or left out between stages"

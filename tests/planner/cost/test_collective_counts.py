@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.cost.collective_counts import collective_counts
+from planner.cost.collectives import collective_s
 from planner.cost.communicators import megatron_groups, sharing_groups
+from planner.cost.networks import network_of
 from planner.cost.parameters import (
     embedding_parameters,
     head_parameters,
@@ -18,6 +21,9 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
+from planner.cost.placement import spread_group
+from planner.cost.prices import PARTS, Degrees
+from planner.cost.pricing import price
 from planner.cost.sizes import Sizes
 from planner.cost.stage_shape import StageShape
 from planner.cost.tensors import (
@@ -29,8 +35,9 @@ from planner.cost.tensors import (
     layer_tensors,
     mtp_tensors,
 )
-from planner.data.load import load_model, names
+from planner.data.load import build_problem, load_model, names
 from planner.data.model_spec import ModelSpec, MoeSpec
+from planner.data.problem import Problem
 
 TRUTH = Path(__file__).parents[4] / "shared/groundtruth/megatron_collectives.json"
 
@@ -253,3 +260,53 @@ def test_buckets_by_hand() -> None:
     shared = [Tensor(64, own_bucket=True), Tensor(64)]
     assert bucket_sizes(shared, 2, sharded=True, bucket_parameters=None) == (128, 128)
     assert bucket_sizes(shared, 2, sharded=False, bucket_parameters=None) == (128,)
+
+
+def tensor_s(problem: Problem, shape: StageShape, phase: str) -> float:
+    """Time of the tensor-parallel collectives that Megatron-LM issues in a phase, one after the other [s]."""
+    network = network_of(problem, 0)
+    spread = spread_group(shape.tp, 1, network.domain_chips)
+    return sum(
+        c.count * float(collective_s(network, c.op, c.size_bytes, spread, 1))
+        for c in collective_counts(problem.model, shape, problem.workload.seq_length)
+        if c.group == "tp" and c.phase == phase
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
+def test_prices_are_of_the_collectives_that_megatron_issues(
+    model: str, sequence_parallel: bool, fused: bool
+) -> None:
+    """Where nothing hides them: a layer, one recomputed in full, the embedding, forward of the head."""
+    problem = build_problem(
+        cluster="1x8 h100-sxm-80gb", model=model, seq_length=2048, global_batch_size=8, stack="megatron-core"
+    )
+    stack = problem.stack.model_copy(update={"tp_backward_overlap": False, "fused_cross_entropy": fused})
+    problem = problem.model_copy(update={"stack": stack})
+    degrees = {"tensor_parallel": 4, "data_parallel": 2, "sequence_parallel": sequence_parallel}
+    prices = price(problem, Degrees.single(**degrees))  # type: ignore[arg-type]
+    tp = PARTS.index("tp")
+    layer = StageShape(
+        kinds=problem.model.kind_of_layer[:1],
+        has_embedding=False,
+        has_head=False,
+        stage=1,
+        num_stages=3,
+        tp=4,
+        sequence_parallel=sequence_parallel,
+        fused_cross_entropy=stack.fused_cross_entropy,
+    )
+    again = replace(layer, recomputed_layers=1)
+    embedding, head = replace(layer, kinds=(), has_embedding=True), replace(layer, kinds=(), has_head=True)
+    forward, backward, full = prices.layer_forward_s, prices.layer_backward_s, prices.layer_full_s
+    for found, shape, phase in (
+        (forward[0, 0, 0, tp], layer, "forward"),
+        (backward[0, 0, 0, tp], layer, "backward"),
+        (backward[0, 0, 0, tp] + full[0, 0, 0, tp], again, "backward"),
+        (prices.embedding_forward_s[0, 0, tp], embedding, "forward"),
+        (prices.embedding_backward_s[0, 0, tp], embedding, "backward"),
+        (prices.head_forward_s[0, 0, tp], head, "forward"),
+    ):
+        assert found == pytest.approx(tensor_s(problem, shape, phase), rel=1e-9), (shape, phase)
