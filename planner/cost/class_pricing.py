@@ -182,7 +182,7 @@ class ClassPricing:
         blocks = tensor_blocks_again(self.model, modules)
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
-        return self._launched(parts, launches_again(self.model, modules, self.sizes))
+        return self._launched(parts, launches_again(self.model, self.stack, modules, self.sizes))
 
     def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
         """Parts with the time that the chip waits for its host."""

@@ -30,9 +30,20 @@ LATENT_LAUNCHES = 12.0
 MLP_LAUNCHES = 11.0
 """Norm, casts, two products, activation, residual."""
 
-ROUTING_LAUNCHES = 48.0
-"""Scores, choice and auxiliary loss (18), counts and their exchange (12), sorting both ways (11), exchanges
-(4), activation with weights, norm and residual (3)."""
+ROUTER_LAUNCHES, BIASED_ROUTER_LAUNCHES = 26.0, 47.0
+"""Scores, choice and auxiliary loss: operators that run in one forward of a router of Megatron-LM core 0.17
+(views left out), by softmax, and with sigmoid, biases and groups of experts as DeepSeek-V3 has them."""
+
+FUSED_ROUTER_SHARE = 31 / 72
+"""Of a router's kernels, those that --moe-router-fusion leaves (NVIDIA/Megatron-LM, docs/discussions,
+deepseek-v3-gb200-optimization.md, section 2.1.4)."""
+
+DISPATCH_LAUNCHES = 30.0
+"""Counts and their exchange (12), sorting both ways (11), exchanges (4), activation with weights, norm and
+residual (3)."""
+
+ROUTING_BACKWARD_LAUNCHES = 45.0
+"""Most of routing in a backward (counted likewise: 43 by softmax, 47): choosing has no gradient."""
 
 EXPERT_LAUNCHES = 0.7
 """For each local expert: a cast and a product of both maps, launched from a loop in C++ at some 5 us each
@@ -57,7 +68,7 @@ def launches(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Siz
     if kind in ("dense", "mlp"):
         count = count + MLP_LAUNCHES
     if kind == "moe":
-        count = count + moe_launches(model, sizes)
+        count = count + moe_launches(model, stack, sizes)
     return count / DENSE_LAUNCHES
 
 
@@ -86,7 +97,8 @@ def backward_launches(
         count += sum(product.has_weight for product in single)
     more = count * sizes.ones
     if kind == "moe" and model.moe is not None:
-        more = more + EXPERT_LAUNCHES * maximum(model.moe.num_experts / sizes.ep, 1.0)
+        chosen = max(routing_launches(model, stack) - ROUTING_BACKWARD_LAUNCHES, 0.0)
+        more = more + EXPERT_LAUNCHES * maximum(model.moe.num_experts / sizes.ep, 1.0) - chosen
     return forward + more / DENSE_LAUNCHES
 
 
@@ -102,10 +114,18 @@ def _summed_vectors(model: ModelSpec, kind: LayerKind) -> int:
     return vectors
 
 
-def moe_launches(model: ModelSpec, sizes: Sizes) -> Values:
+def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:
+    """Launches of a router and of the way of tokens to experts and back."""
+    assert model.moe is not None
+    router = BIASED_ROUTER_LAUNCHES if model.moe.router_bias else ROUTER_LAUNCHES
+    return DISPATCH_LAUNCHES + router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0)
+
+
+def moe_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
     """Launches of router, exchanges, experts and shared experts, array [choice]."""
     moe = model.moe
     assert moe is not None
     experts = EXPERT_LAUNCHES * maximum(moe.num_experts / sizes.ep, 1.0)
-    launched: Values = ROUTING_LAUNCHES + experts + (SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0)
+    shared = SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0
+    launched: Values = routing_launches(model, stack) + experts + shared
     return launched

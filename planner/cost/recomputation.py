@@ -15,6 +15,7 @@ from planner.cost.elementwise import Values
 from planner.cost.launches import DENSE_LAUNCHES, MLP_LAUNCHES, SHARED_LAUNCHES, moe_launches
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.stack import SoftwareStack
 
 PRODUCTS = {
     "mla_up_proj": ("kv_up", "q_up"),
@@ -62,11 +63,11 @@ def tensor_blocks_again(model: ModelSpec, modules: Sequence[str]) -> int:
     return ("mlp" in modules) + (shared and ("moe" in modules or "shared_experts" in modules))
 
 
-def launches_again(model: ModelSpec, modules: Sequence[str], sizes: Sizes) -> Values:
+def launches_again(model: ModelSpec, stack: SoftwareStack, modules: Sequence[str], sizes: Sizes) -> Values:
     """Launches of whole blocks that run again, over those of a dense layer; smaller modules count nothing."""
     count = sizes.ones * (MLP_LAUNCHES if "mlp" in modules else 0.0)
     if "moe" in modules:
-        count = count + moe_launches(model, sizes)
+        count = count + moe_launches(model, stack, sizes)
     elif "shared_experts" in modules:
         count = count + SHARED_LAUNCHES
     return count / DENSE_LAUNCHES

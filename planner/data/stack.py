@@ -53,6 +53,9 @@ class SoftwareStack(Data):
     kernel of its own."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
+    moe_router_fusion: bool = False
+    """Whether scores, choice of experts and auxiliary loss are kernels of Transformer Engine
+    (Megatron-LM's --moe-router-fusion), which the host launches sooner."""
     experts_as_single_products: bool = False
     """Whether experts run as single products on several streams (Transformer Engine's GroupedLinear), rather
     than in one grouped kernel."""

@@ -161,6 +161,8 @@ def dispatch_arguments(problem: Problem, plan: Plan) -> Arguments:
         arguments.append(switch("--moe-enable-deepep") if is_deepep else backend)
     if stack.moe_permute_fusion:
         arguments.append(switch("--moe-permute-fusion"))
+    if stack.moe_router_fusion:
+        arguments.append(switch("--moe-router-fusion"))
     if stack.ep_overlap and plan.expert_parallel > 1:
         arguments.append(switch("--overlap-moe-expert-parallel-comm"))
     return tuple(arguments)

@@ -165,6 +165,7 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
         "model.moe_token_dispatcher_type": "flex" if args.sends_once(problem, plan) else "alltoall",
         **({"model.moe_flex_dispatcher_backend": library} if args.sends_once(problem, plan) else {}),
         "model.moe_permute_fusion": problem.stack.moe_permute_fusion,
+        "model.moe_router_fusion": problem.stack.moe_router_fusion,
         "model.overlap_moe_expert_parallel_comm": problem.stack.ep_overlap and plan.expert_parallel > 1,
         "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),
         "model.moe_expert_capacity_factor": problem.model.moe.capacity_factor,

@@ -121,6 +121,7 @@ def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
         "moe_dispatcher": "deduplicating" if kind == "flex" else "alltoall",
         "dispatcher_library": "hybridep" if hybrid and kind == "flex" else "deepep",
         "moe_permute_fusion": "--moe-permute-fusion" in flags,
+        "moe_router_fusion": "--moe-router-fusion" in flags,
         "ep_overlap": "--overlap-moe-expert-parallel-comm" in flags,
     }
 

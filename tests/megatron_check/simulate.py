@@ -29,6 +29,7 @@ _ABSENT_ON_CPU = {
     "--transformer-impl",
     "--moe-grouped-gemm",
     "--moe-permute-fusion",
+    "--moe-router-fusion",
     "--cross-entropy-loss-fusion",
     "--cross-entropy-fusion-impl",
     "--fp8-format",

@@ -194,6 +194,7 @@ def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
         "moe_grouped_gemm",
         "apply_rope_fusion",
         "moe_permute_fusion",
+        "moe_router_fusion",
     ):
         setattr(plain, switch, False)
     counts = []

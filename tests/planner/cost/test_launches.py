@@ -44,6 +44,26 @@ def test_local_experts_launch_again_in_the_backward() -> None:
     assert many - few == pytest.approx(7 * 2 * EXPERT_LAUNCHES)
 
 
+def test_routing_with_biases_and_groups_launches_more_unless_the_router_is_fused() -> None:
+    def forward(model: str, fused: bool) -> float:
+        of = problem(model=model, seq_length=2048)
+        stack = of.stack.model_copy(update={"moe_router_fusion": fused})
+        sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=8))
+        return DENSE_LAUNCHES * float(launches(of.model, "moe", stack, sizes))
+
+    for model, router in (("mixtral-8x7b", 26), ("deepseek-v3", 47)):
+        assert forward(model, False) - forward(model, True) == pytest.approx(router * 41 / 72)
+    # DeepSeek-V3's router has 21 more; latent attention, shared experts and 31 more local ones the rest.
+    more = forward("deepseek-v3", False) - forward("mixtral-8x7b", False)
+    assert more == pytest.approx(21 + 12 + 12 + 31 * EXPERT_LAUNCHES)
+
+
+def test_choosing_experts_has_no_backward() -> None:
+    biased = backward_count("deepseek-v3", "moe", 8, moe_router_fusion=False)
+    fused = backward_count("deepseek-v3", "moe", 8, moe_router_fusion=True)
+    assert biased == pytest.approx(fused)
+
+
 def test_small_layers_take_what_the_host_needs_for_both_passes() -> None:
     of = problem(model="gpt3-175b", seq_length=16)
     model = of.model.model_copy(update={"hidden_size": 128, "head_dim": 1, "ffn_hidden_size": 128})
