@@ -29,7 +29,9 @@ class Boxes:
     weight: Floats
     """y: what a micro-batch's worth of chips counts [ms]."""
     fill: Floats
-    """phi: share of the rows that count what lies behind the slow stage; (work) has the rest."""
+    """phi: share of (partial) where the slow stage counts by it; (work) has the rest."""
+    deep: Floats
+    """psi: share of (deep) where it counts by that; (work) has the rest."""
     late: Floats
     """theta: share of what follows the slow stage; what follows the first one has the rest."""
 
@@ -47,7 +49,7 @@ class Boxes:
     def none() -> Boxes:
         """No boxes."""
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Boxes(whole, whole, whole, real, real, real, real, real, real)
+        return Boxes(whole, whole, whole, real, real, real, real, real, real, real)
 
     @staticmethod
     def join(parts: Sequence[Boxes]) -> Boxes:

@@ -67,7 +67,7 @@ class Paths:
         return saved
 
     def soonest(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, list[Found | None]]:
-        """Least time of a chain of each box by its weight and fill, and the chain; the limit without one.
+        """Least time of a chain of each box by its weight and shares, and the chain; the limit without one.
 
         Boxes that no time was left for have 0, and no chain.
         """
@@ -127,7 +127,8 @@ class Paths:
             state = partial[goes_on], deep[goes_on], ahead[goes_on]
             if not len(rows):
                 break
-        return constant + best, stages, trail
+        # Without a chain the limit itself: what the sum rounds off would leave the bound short of it.
+        return np.where(stages > 0, constant + best, limit_ms), stages, trail
 
     def _backward(self, boxes: Boxes, price: Floats, stages: Ints, trail: list[Trail]) -> list[Found | None]:
         """The chains that gave the values, from the first stage to the last."""

@@ -36,19 +36,19 @@ tangent of that convex function at any omega > 0
 with the most replicas of the kind: a term of each stage again. A box may count it in the place of what all
 pipelines of any mix exchange, which is added to every bound.
 
-For m in [m', m''] a box counts phi of (partial), or of (deep) where m' < q + 2, and 1 - phi of (work). Of
-what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - phi) m a with (deep), any
-y >= 0 leaves at least
+For m in [m', m''] a box counts phi of (partial), or psi of (deep) where m' < q + 2, and of (work) the rest.
+Of what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - psi) m a with (deep),
+any y >= 0 leaves at least
 
     y W / b + (a - y) m'       y <= a     (m'' for m' where y > a)
 
 All of it is a sum over the stages, so that the least over all chains,
 with whole layers and memory by the place in the pipeline, is a shortest path over (stages behind, layers
 placed, where s is). A box is refined where its best chain asks for it: another y towards the highest bound,
-as a concave function of it, other phi, theta or omega where they say more of the chain found, and else two
-pieces, cut where the chain leaves most between this and what it takes itself with one number of replicas: by
-those numbers, at the micro-batches that its chips are worth, which are to be whole, or in the middle of
-[a, a'].
+as a concave function of it, other phi, psi, theta or omega where they say more of the chain found, and else
+two pieces, cut where the chain leaves most between this and what it takes itself with one number of
+replicas: by those numbers, at the micro-batches that its chips are worth, which are to be whole, or in the
+middle of [a, a'].
 
 Before any path a box is bounded by its chips alone: d replicas of a chain have no more of a class than the
 cluster, so that the layers go to the classes where one is worth least, as far as N[c] / d chips of each
@@ -81,10 +81,12 @@ LONGEST = 1e6
 """The same of the box of the longest times."""
 WIDE = 6, 5
 """The same of its micro-batches."""
+HALF = 0.5
+"""Share of (deep) at first: chains with slim stages behind the slow one would cost too little by it alone."""
 TOGETHER = 80
 """Boxes that are evaluated together, those of the least bounds first."""
 MOST_BOXES = 3000
-"""Boxes that are evaluated in one look."""
+"""Boxes that are evaluated in one look at prices of which it is known that they do not suffice."""
 COLUMNS = 12
 """Chains that one look returns."""
 
@@ -204,7 +206,10 @@ class Pricing:
         """
         pool, look = self._begin(price, limit_ms)
         looked = 0
-        while self._goes_on(pool, look, enough_ms) and looked < MOST_BOXES:
+        while self._goes_on(pool, look, enough_ms):
+            if looked >= MOST_BOXES and look.best_ms < limit_ms:
+                # Other prices are asked for: at these no bound reaches the limit.
+                break
             taken, rest = _least_of(pool, look)
             pool = _joined(taken, rest)
             boxes, values, asked = taken
@@ -270,7 +275,7 @@ class Pricing:
         low, same = np.array(edges[:-1]), np.ones(len(edges) - 1, dtype=np.int64)
         high = np.array(edges[1:])
         one, none = np.ones(len(low)), np.zeros(len(low))
-        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, one, none, none)
+        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, one, HALF * one, none, none)
 
     def _quick(self, boxes: Boxes, price: Floats) -> Floats:
         """Bound of every box by the least worth of a chain, inf where its chips are worth too much, [box]."""

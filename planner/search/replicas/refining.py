@@ -1,7 +1,7 @@
 """How a box is refined whose best chain is bounded lower than it takes itself.
 
-`planner.search.replicas.pricing` has what weight and fill of a box mean. The constants are guesses: they say
-what is looked at, never what is proven.
+`planner.search.replicas.pricing` has what weight and shares of a box mean. The constants are guesses: they
+say what is looked at, never what is proven.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Asked:
 def refined(
     chains: Chains, box: Boxes, value: float, found: Found, asked: Asked, cutoff: float
 ) -> tuple[list[Boxes], Asked]:
-    """A box with a better weight or fill, or in two pieces; nothing where it cannot be cut any more.
+    """A box with a better weight or share, or in two pieces; nothing where it cannot be cut any more.
 
     Parameters
     ----------
@@ -63,7 +63,8 @@ def refined(
     cutoff
         Bound from which on the box is closed [ms].
     """
-    low, weight, fill = float(box.low[0]), float(box.weight[0]), float(box.fill[0])
+    low, weight = float(box.low[0]), float(box.weight[0])
+    fill = float((box.fill if found.by_partial else box.deep)[0])
     microbatches = found.worth / found.column.microbatch_size
     slope = _slope(box, found, microbatches)
     if slope < 0:
@@ -75,9 +76,11 @@ def refined(
         return [replace(box, weight=np.array([better]))], asked
     if asked.turns < MOST_TURNS:
         again = Asked(turns=asked.turns + 1)
-        better = _share(fill, _gain_of_fill(box, found), CLOSE * value)
+        gain_ms = _gain_of_row(box, found)
+        better = _share(fill, gain_ms, CLOSE * value)
         if better is not None:
-            return [replace(box, fill=np.array([better]))], again
+            share = np.array([better])
+            return [replace(box, fill=share) if found.by_partial else replace(box, deep=share)], again
         better = _share(float(box.late[0]), found.gain_ms, CLOSE * value)
         if better is not None:
             return [replace(box, late=np.array([better]))], again
@@ -96,7 +99,7 @@ def _slope(box: Boxes, found: Found, microbatches: float) -> float:
     """How the value changes with the weight; 0 where it is highest."""
     weight, least_m, most_m = float(box.weight[0]), int(box.least_m[0]), int(box.most_m[0])
     # Where the weight takes over all that the row counts of a micro-batch, the slope jumps.
-    jump = float(box.low[0]) * (1.0 if found.by_partial else 1 - float(box.fill[0]))
+    jump = float(box.low[0]) * (1.0 if found.by_partial else 1 - float(box.deep[0]))
     if weight == jump:
         return min(microbatches - least_m, 0.0) + max(microbatches - most_m, 0.0)
     return microbatches - (least_m if weight < jump else most_m)
@@ -146,8 +149,8 @@ def _adapters(chains: Chains, box: Boxes, found: Found, enough_ms: float) -> flo
     return rate if exchange_ms - counted_ms > enough_ms else None
 
 
-def _gain_of_fill(box: Boxes, found: Found) -> float:
-    """How much more the row of what lies behind the slow stage counts than (work) [ms]."""
+def _gain_of_row(box: Boxes, found: Found) -> float:
+    """How much more the row that the slow stage counts by says than (work) [ms]."""
     column, slow = found.column, found.slow
     behind, time = column.behind_ms[slow], column.stages_ms[slow]
     last = len(column.layers) - 1

@@ -1,8 +1,8 @@
 """What a stage adds to a chain of a box, by where it stands to the slow stage.
 
 The rows of `planner.search.replicas.pricing`, stage by stage, with the share phi (`Boxes.fill`) of (partial)
-or (deep) and the rest of (work), and the share theta (`Boxes.late`) of the end of the slow stage; y
-(`Boxes.weight`) counts what its chips are worth.
+or psi (`Boxes.deep`) of (deep) and the rest of (work), and the share theta (`Boxes.late`) of the end of the
+slow stage; y (`Boxes.weight`) counts what its chips are worth.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def at_low(boxes: Boxes, share: Floats) -> Floats:
 
 def lent(boxes: Boxes) -> Floats:
     """What a slow stage by (deep) gets back of what both rows count beside the stages, [box]."""
-    return at_low(boxes, 1 - boxes.fill) - at_low(boxes, np.ones(len(boxes)))
+    return at_low(boxes, 1 - boxes.deep) - at_low(boxes, np.ones(len(boxes)))
 
 
 def make_step(
@@ -82,15 +82,16 @@ def make_step(
 
     ends, starts = int(behind[-1] > 0), int(not is_first)
     low, fill, late, least_m = wide(boxes.low), wide(boxes.fill), wide(boxes.late), wide(boxes.least_m)
+    deep = wide(boxes.deep)
     fits = stages.times <= wide(boxes.high)
     taken, after = np.where(fits, stages.times, 0.0), np.where(fits, stages.after, 0.0)
     is_slow = fits & (stages.times >= low)
     free = np.where(fits, paid, np.inf)
     by_partial = boxes.least_m - 2 >= behind[0]
-    # The slow stage: by (partial) times - low counts m' - phi q times, by (short) phi times beside (work).
-    counted = np.where(wide(by_partial) > 0, least_m - fill * behind[-1], (1 - fill) * least_m + fill)
-    beside = np.where(wide(by_partial) > 0, 0.0, fill * low + wide(lent(boxes)))
-    hops = (np.where(wide(by_partial) > 0, 2 * fill, fill) * ends + (1 - late / 2) * starts) * hop
+    # The slow stage: by (partial) times - low counts m' - phi q times, by (deep) psi times beside (work).
+    counted = np.where(wide(by_partial) > 0, least_m - fill * behind[-1], (1 - deep) * least_m + deep)
+    beside = np.where(wide(by_partial) > 0, 0.0, deep * low + wide(lent(boxes)))
+    hops = (np.where(wide(by_partial) > 0, 2 * fill, deep) * ends + (1 - late / 2) * starts) * hop
     slow = np.where(is_slow, paid + hops + beside + counted * (taken - low), np.inf)
     # Up to the end of the slow stage only the forward of those ahead of it counts.
     ahead = free + taken + (ends + starts) * hop
@@ -101,10 +102,10 @@ def make_step(
         return Step(stages.times, (ahead, ahead, ahead, slow), by_partial)
     slow = slow + late * after
     beyond = np.where(is_slow, np.inf, free)
-    behind_it = fill * (taken + (ends + starts) * hop)
-    # By (short) the last m' - 1 stages count twice, with the sends between the first of them and the next.
-    twice = wide(by_partial) * behind_it - wide(boxes.least_m - 2 == behind[0]) * fill * starts * hop
-    costs = beyond + 2 * behind_it - fill * low, beyond + behind_it + twice, ahead, slow
+    behind_it = taken + (ends + starts) * hop
+    # By (deep) the last m' - 1 stages count twice, but for the send from the stage ahead of them.
+    twice = wide(by_partial) * behind_it - wide(boxes.least_m - 2 == behind[0]) * starts * hop
+    costs = beyond + fill * (2 * behind_it - low), beyond + deep * (behind_it + twice), ahead, slow
     return Step(stages.times, costs, by_partial)
 
 

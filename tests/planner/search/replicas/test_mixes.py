@@ -177,13 +177,13 @@ def test_every_weight_and_fill_bounds_all_pipelines_that_boxes_hold(seed: int) -
         least = {(size, m): np.inf for size, m in sizes if chains.kind_of(size, m) is not None}
         for size, m in least:
             same, low = np.ones(4, dtype=np.int64), edges[:-1]
-            weights, fill = low * random.uniform(0.0, 2.0, 4), random.uniform(0.0, 1.0, 4)
-            late = random.uniform(0.0, 1.0, 4)
+            weights = low * random.uniform(0.0, 2.0, 4)
+            shares = random.uniform(0.0, 1.0, (3, 4))
             adapters = random.choice([0.0, 1.0], 4) * random.uniform(0.2, 4.0, 4) * chains.adapters.max()
             first = int(random.integers(max(m - 2, 1), m + 1))
             kind = chains.kind_of(size, first)
             assert kind is not None
-            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, fill, late, adapters)
+            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, *shares, adapters)
             least[size, m] = float(mixes.pricing.paths.soonest(boxes, price, 1e7)[0].min())
         for timed in pipelines:
             size = timed.plan.microbatch_size
