@@ -23,8 +23,9 @@ def memory_prices(
 ) -> dict[str, Floats]:
     """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
     model, stack, num_kinds = problem.model, problem.stack, len(work.kinds)
+    gradients = stack.gradient_bytes + stack.joined_gradient_bytes
     held = states.state_bytes(
-        counts, sizes, dp_mode, stack.gradient_bytes, len(ENDS), narrow_shards=stack.megatron_groups
+        counts, sizes, dp_mode, gradients, len(ENDS), narrow_shards=stack.megatron_groups
     )
     precision, rows = problem.workload.precision, held.shape[1]
     layer = {

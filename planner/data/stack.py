@@ -86,6 +86,9 @@ class SoftwareStack(Data):
     step_gradient_bytes: float = Field(default=0.0, ge=0)
     """Where gradients are summed in fewer bits than fp32: bytes a parameter that the optimizer's step makes
     of its share of them [bytes]."""
+    joined_gradient_bytes: float = Field(default=0.0, ge=0)
+    """Bytes a parameter of gradients joined in one block, to be reduced or for the optimizer. No block that
+    activations leave behind is as large, so that it lies beside them at the peak [bytes]."""
     optimizer_shard_size: int | None = Field(default=None, ge=1)
     """Neighbouring data-parallel ranks that share the optimizer state, and with full sharding the parameters;
     null where all of them do (InternEvo's zero1.size; data parallelism over Megatron-LM's

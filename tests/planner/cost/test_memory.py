@@ -356,6 +356,20 @@ def test_sharded_gradients_that_hide_behind_nothing_are_whole_at_the_end_of_a_ba
     assert gradients("full", behind) == pytest.approx(share)  # freed as they go
 
 
+def test_joined_gradients_lie_beside_activations_and_leave_their_reduction_alone() -> None:
+    """DeepSpeed's fp16 optimizer: gradients of 2 bytes, joined in 4 for its step and in 2 to be reduced."""
+    of = problem(model="llama2-13b", stack="megatron-deepspeed", cluster="1x8 a100-sxm-80gb")
+    bare = of.model_copy(update={"stack": of.stack.model_copy(update={"joined_gradient_bytes": 0.0})})
+    stage = StageContent(0, ((0,) * of.model.num_layers,), True, True, "none", 0)
+    with_joined, without = (prices(x, data_parallel=8) for x in (of, bare))
+    terms, fewer = (memory_bytes(x, 0, stage, [1.0], 1) for x in (with_joined, without))
+    parameters = terms["weights"] / 2
+    assert terms["gradients"] == pytest.approx(8 * parameters)
+    assert terms["gradients"] - fewer["gradients"] == pytest.approx(6 * parameters)
+    assert terms["activations"] == fewer["activations"]
+    assert with_joined.layer_backward_s == pytest.approx(without.layer_backward_s)
+
+
 def test_eight_bit_products_keep_weights_and_their_transposes_beside_the_wide_ones() -> None:
     wide = problem(model="llama3-8b")
     narrow = wide.model_copy(update={"workload": wide.workload.model_copy(update={"precision": "fp8"})})
