@@ -22,7 +22,8 @@ from planner.cost import tables
 from planner.cost.operators import Products
 from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
-from planner.units import TFLOP
+from planner.data.chip import Chip
+from planner.units import TFLOP, format_percent
 
 SHORT_FLOP, LONG_FLOP = 1e11, 3e11
 """Work of the longest products that keep their kernel's pace, and of the shortest at the limit's; between
@@ -62,18 +63,21 @@ whiskers, 5.4 standard deviations of a normal distribution, lie 8% in the mean o
 2208.11035, abstract; that chips are distributed normally, and newer ones no closer, are guesses)."""
 
 
-def slowest_of(relative: Relative, num_chips: int) -> Relative:
+def slowest_of(relative: Relative, chip: Chip, num_chips: int) -> Relative:
     """The measured chip as slow as the slowest of so many that wait for each other.
 
     The largest of n normal values is expected at the quantile (n - 3/8) / (n + 1/4) (Blom). The one chip that
     was measured is taken for a middling one.
     """
-    if not relative.power_limited:
+    if not relative.power_limited or num_chips == 1:
         return relative
     slowdown = 1 + CHIP_SPREAD * NormalDist().inv_cdf((num_chips - 0.375) / (num_chips + 0.25))
     limit = relative.sustained_flop_per_s
+    behind = format_percent(slowdown - 1)
+    note = f"{chip.id}: the slowest of {num_chips:,} sets the pace, {behind} behind a usual one (guess)"
     return replace(
         relative,
         compute_scale=relative.compute_scale * slowdown,
         sustained_flop_per_s=None if limit is None else limit / slowdown,
+        assumptions=(*relative.assumptions, note),
     )

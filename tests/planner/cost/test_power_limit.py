@@ -99,7 +99,8 @@ def test_the_slowest_is_the_mean_largest_of_normal_draws() -> None:
     draws = np.random.default_rng(7).normal(size=(20000, 8)).max(axis=1).mean()
     of = [problem(cluster=f"1x{n} h100-sxm-80gb") for n in (1, 8)]
     alone, eight = (network_of(x, 0).relative.compute_scale for x in of)
-    assert alone == 1.0
+    assert alone == 1.0 and not any("slowest" in note for note in prices(of[0]).assumptions)
+    assert any("slowest of 8 sets the pace, 2.1% behind" in note for note in prices(of[1]).assumptions)
     assert eight - 1 == pytest.approx(CHIP_SPREAD * draws, rel=0.02)
 
 
