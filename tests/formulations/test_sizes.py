@@ -18,6 +18,7 @@ from formulations import (
 )
 from formulations.joint_data import JointData
 from formulations.joint_ticks import joint_ticks
+from formulations.layer_partition_ticks import partition_ticks
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -72,7 +73,7 @@ def of_layer_partition() -> Counted:
 def of_layer_partition_cp() -> Counted:
     for data in map(random_partition, range(3)):
         p = data.num_stages
-        model, _ = layer_partition_cp.build(data, layer_partition_cp.times_in_ticks(data))
+        model, _ = layer_partition_cp.build(data, partition_ticks(data))
         yield len(model.proto.constraints), p * data.num_layers + p * p + 24 * p
 
 

@@ -99,7 +99,7 @@ SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] 
     "a host of another stage": (
         plans.mixed_128,
         lambda p: stage(p, 1, hosts=p.stages[0].hosts),
-        "no chip may be used twice",
+        "whose chips the stages before it take",
     ),
     "another chip than the class has": (
         plans.mixed_128, lambda p: stage(p, 0, chip="a100-sxm-80gb"), "is not that of class",
