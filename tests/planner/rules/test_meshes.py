@@ -197,10 +197,15 @@ def test_pipelines_share_the_batch_and_keep_their_own_rules(two_nodes: Problem) 
 @pytest.mark.parametrize(
     ("changes", "begins"),
     [
-        ({"node_class": "missing"}, "stage 1: "),
-        ({"hosts": ("nowhere",)}, "stage 1: "),
+        ({"node_class": "missing"}, "stage 1: node class 'missing' is not in the cluster"),
+        ({"hosts": ("nowhere",)}, "stage 1: host nowhere is not in the cluster"),
         ({"hosts": ("node000",)}, "stage 1: lists node000, whose chips the stages before it take"),
-        ({"tensor_parallel": 16, "data_parallel": 1}, "tensor_parallel 16"),
+        ({"tensor_parallel": 16, "data_parallel": 1}, "tensor_parallel 16: a node of class"),
+        (
+            {"tensor_parallel": 16, "data_parallel": 1},
+            "class h100-sxm-80gb: the plan uses 24 chips, it has 16",
+        ),
+        ({"tensor_parallel": 16, "data_parallel": 1}, "stage 1: begins 0 chips into a host"),
     ],
 )
 def test_pipelines_stand_on_hosts_that_there_are(
@@ -210,3 +215,75 @@ def test_pipelines_stand_on_hosts_that_there_are(
     stages = (plan.stages[0], plan.stages[1].model_copy(update=changes))
     said = violations(two_nodes, plan.model_copy(update={"stages": stages}))
     assert any(one.startswith(begins) for one in said), said
+
+
+def test_every_family_of_rules_is_asked(two_nodes: Problem, mesh: Plan) -> None:
+    plan = packed_plan(two_nodes, [(0, 16), (0, 16)], tensor_parallel=4, data_parallel=2)
+    assert violations(two_nodes, plan) == ()
+    wrong = {
+        "stage 1: tensor_parallel": mesh.model_copy(update={"target": "megatron-lm"}),
+        "dp_mode fsdp: target flagscale": mesh.model_copy(update={"dp_mode": "fsdp"}),
+        "tensor_parallel 4: stage 0 has 2": with_degrees(mesh, (2, 4), (4, 2)),
+        "expert_parallel 2": plan.model_copy(update={"expert_parallel": 2}),
+        "num_microbatches 31": plan.model_copy(update={"num_microbatches": 31}),
+        "layers: ": plan.model_copy(update={"stages": (plan.stages[0],)}),
+        "stage 1: ": spoilt(plan, hosts=("nowhere",)),
+    }
+    for begins, one in wrong.items():
+        assert any(said.startswith(begins) for said in violations(two_nodes, one)), begins
+    fp8 = problem_of("1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", precision="fp8")
+    (said,) = violations(fp8, packed_plan(fp8, [(0, 16), (1, 16)]))
+    assert "a100-sxm-80gb" in said and "fp8" in said
+
+
+def spoilt(plan: Plan, **changes: object) -> Plan:
+    """The plan with its last stage changed."""
+    return plan.model_copy(update={"stages": (*plan.stages[:-1], plan.stages[-1].model_copy(update=changes))})
+
+
+def test_each_stage_of_a_pipeline_meets_the_rules_with_its_own_degrees() -> None:
+    """The first pipeline's second stage has 8 chips a group, over which 8196 tokens do not split."""
+    problem = problem_of("3x8 h100-sxm-80gb", seq_length=8196)
+    plan = packed_plan(
+        problem, [(0, 16), (0, 16), (0, 32)], tensor_parallel=4, data_parallel=2, num_microbatches=16
+    )
+    stages = (*plan.stages[:2], plan.stages[2].model_copy(update={"layers": (0, 31)}))
+    plan = with_degrees(plan.model_copy(update={"stages": stages}), (4, 2), (8, 1), (4, 2))
+    pipelines = (
+        Pipeline(num_stages=2, microbatch_size=1, num_microbatches=16),
+        Pipeline(num_stages=1, microbatch_size=1, num_microbatches=16),
+    )
+    said = violations(problem, plan.model_copy(update={"target": "unrestricted", "pipelines": pipelines}))
+    assert [one.split(":")[:3] for one in said] == [["pipeline 0", " stage 1", " seq_length 8196"]]
+
+
+def test_degrees_of_all_stages_are_held_against_the_model(two_nodes: Problem, mesh: Plan) -> None:
+    third = with_degrees(mesh, (4, 2), (3, 2))
+    assert any(said.startswith("tensor_parallel 3: ") for said in violations(two_nodes, third))
+    narrow = packed_plan(
+        two_nodes, [(0, 16), (0, 16)], tensor_parallel=1, data_parallel=8, sequence_parallel=True
+    )
+    assert any("sequence_parallel" in said for said in violations(two_nodes, narrow))
+    assert (
+        violations(two_nodes, with_degrees(narrow, (1, 8), (4, 2)).model_copy(update={"microbatch_size": 1}))
+        == ()
+    )
+
+
+def test_tokens_need_not_split_without_sequence_parallelism() -> None:
+    problem = problem_of("2x8 h100-sxm-80gb", seq_length=8196)
+    plan = packed_plan(problem, [(0, 16), (0, 16)], tensor_parallel=8)
+    (said,) = violations(problem, plan)
+    assert said.startswith("seq_length 8196: does not split")
+    assert violations(problem, plan.model_copy(update={"sequence_parallel": False})) == ()
+
+
+def test_experts_divide_the_ranks_of_stages_that_are_all_alike() -> None:
+    problem = problem_of("2x8 h100-sxm-80gb", model="mixtral-8x7b")
+    stages = [(0, 16), (0, 16)]
+    legal = packed_plan(problem, stages, tensor_parallel=2, data_parallel=4, expert_parallel=8)
+    assert violations(problem, legal) == ()
+    (said,) = violations(problem, legal.model_copy(update={"expert_tensor_parallel": 2}))
+    assert said.startswith("expert_parallel 8: x expert_tensor_parallel 2 = 16 does not divide the 8 ranks")
+    (said,) = violations(problem, legal.model_copy(update={"rank_order": "tp-cp-ep-pp-dp"}))
+    assert said.startswith("rank_order tp-cp-ep-pp-dp: experts have 1 replicas, the rest 4")
