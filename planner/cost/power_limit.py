@@ -13,6 +13,7 @@ How much power a chip needs for a clock differs from chip to chip, so that a job
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -39,14 +40,12 @@ def in_a_loop_s(table: str, latency_s: Floats, products: Products) -> Floats:
         The same from isolated kernels, were there no limit [s].
     """
     flop = 2.0 * products.m * products.n * products.k
-    share = np.clip(np.log(flop / SHORT_FLOP) / np.log(LONG_FLOP / SHORT_FLOP), 0.0, 1.0)
-    rates = (
-        tables.relation(table, "gemm", "long_forward_tflop_per_s") + 0.0 * flop,
-        tables.relation(table, "gemm", "long_dgrad_tflop_per_s") + 0.0 * flop,
-        tables.gemm_relation(table, "long_wgrad_tflop_per_s", products.m),
-    )
-    limited_s = flop / (np.array(rates) * TFLOP)
-    found: Floats = latency_s ** (1 - share) * limited_s**share
+    share = np.minimum(np.maximum(np.log(flop / SHORT_FLOP) / math.log(LONG_FLOP / SHORT_FLOP), 0.0), 1.0)
+    limited_s = np.empty_like(latency_s)
+    for i, name in enumerate(("forward", "dgrad")):
+        limited_s[i] = flop / (TFLOP * tables.relation(table, "gemm", f"long_{name}_tflop_per_s"))
+    limited_s[2] = flop / (TFLOP * tables.gemm_relation(table, "long_wgrad_tflop_per_s", products.m))
+    found: Floats = latency_s * (limited_s / latency_s) ** share
     return found
 
 
