@@ -495,6 +495,18 @@ def test_runs_without_a_recipe_take_that_of_their_release() -> None:
     assert not named.ep_overlap and named.host_layer_floor_ms > 0
 
 
+def test_qwen3_exchanges_plainly_on_h100_whatever_backend_its_recipe_names() -> None:
+    qwen = {
+        "software": "Megatron-Bridge / NeMo container 26.02.01",
+        "model__name": "Qwen3-235B-A22B",
+        "notes": "recipe X_V2@v0.3.1, moe_flex_dispatcher_backend=deepep",
+    }
+    found = stack_of(run(**qwen))
+    assert (found.moe_dispatcher, found.tp_userbuffers) == ("alltoall", False)
+    gb200 = [{"chip": "gb200-186gb", "num_chips": 16, "chips_per_node": 4}]
+    assert stack_of(run(**qwen, cluster__groups=gb200)).moe_dispatcher == "deduplicating"
+
+
 def test_maxtext_recomputes_all_but_what_its_script_names() -> None:
     found = convert(run(software="MaxText (JAX) dgxc-benchmarking v25.02", plan__recompute=None))
     assert [plan.stages[0].recompute for plan in found.plans] == ["selective"]
