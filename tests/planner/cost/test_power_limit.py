@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from planner.cost import tables
 from planner.cost.compute import MatmulTimes, matmul_times
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul, Products
-from planner.cost.power_limit import CHIP_SPREAD
+from planner.cost.power_limit import CHIP_SPREAD, slowest_of
 from tests.planner.cost.problems import prices, problem
 
 Shape = tuple[float, float, float]
@@ -107,3 +109,14 @@ def test_the_slowest_is_the_mean_largest_of_normal_draws() -> None:
 @pytest.mark.parametrize("chip", ["a100-sxm-80gb", "mi300x-192gb", "ascend-910b-64gb"])
 def test_chips_that_no_power_limit_was_seen_on_are_all_alike(chip: str) -> None:
     assert compute_s(f"1x8 {chip}") == pytest.approx(compute_s(f"64x8 {chip}"))
+
+
+def test_the_slowest_chip_also_sustains_less() -> None:
+    of = problem(cluster="1x8 h100-sxm-80gb")
+    alone = network_of(problem(cluster="1x1 h100-sxm-80gb"), 0).relative
+    limited = replace(alone, sustained_flop_per_s=6e14)
+    slowest = slowest_of(limited, of.chip_of(0), 8)
+    assert slowest.sustained_flop_per_s is not None
+    slowdown = slowest.compute_scale / alone.compute_scale
+    assert slowest.sustained_flop_per_s * slowdown == pytest.approx(6e14) and slowdown > 1.01
+    assert slowest_of(alone, of.chip_of(0), 8).sustained_flop_per_s is None
