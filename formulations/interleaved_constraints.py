@@ -2,7 +2,7 @@
 
 The program has a variable for the forward and the backward of every chunk, for what each stage waits before
 its work and after it, and for the end of stage 0. Sends are variables or numbers. Proofs stand in
-`formulations.interleaved_rows`. Times in ms.
+`formulations.interleaved_rows` and `formulations.interleaved_paths`. Times in ms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
-from formulations.interleaved_rows import Floats, dealt_factors, hop_factors, wait_rows
+from formulations.interleaved_paths import Floats, PathRow
+from formulations.interleaved_rows import dealt_factors, hop_factors, wait_rows
 
 Grid = list[list[pulp.LpVariable]]
 
@@ -111,3 +112,11 @@ def add_hop(model: pulp.LpProblem, passes: Passes) -> None:
                 passes.end >= rounds + pulp.LpAffineExpression([*own, *waits]) + passes.after,
                 (f"hop_{s}_{base - s}"),
             )
+
+
+def add_path(model: pulp.LpProblem, passes: Passes, row: PathRow, index: int) -> None:
+    """One path through the schedule, to the end of stage 0."""
+    terms = passes.terms(np.array(row.forward), np.array(row.backward))
+    sends, constant = passes.sent(np.array(row.sends, dtype=np.float64))
+    path = pulp.LpAffineExpression([*terms, *sends], constant)
+    model += passes.end >= path + passes.after, f"path_{index}"

@@ -8,19 +8,10 @@ Data       m                        micro-batches, a multiple of p
 Given      f[s,k], b[s,k]           forward, backward of one micro-batch on chunk k of s
            t[s]                     sum_k (f[s,k] + b[s,k])
 
-The order of work on s is fixed: forwards go in groups of p micro-batches through chunk 0, then chunk 1,
-... chunk v-1, then the next group; backwards in the same order with the chunks reversed; s runs
-min(2 (p-1-s) + (v-1) p, m v) forwards, then one forward and one backward in turn, then the backwards left.
-A piece starts when the piece before it on its stage has ended, and its input has arrived: the forward of
-the virtual stage before, or the backward of the one behind, and its send. So the pieces and these two kinds
-of precedence form a graph that does not depend on any time.
+The order of work and the graph of its pieces are those of `formulations.interleaved_paths`; each row here is
+one of its paths, or a mean of several, written out.
 
-Rows       (path)     end of s >= sum_{i,k} (F[i,k] f[i,k] + B[i,k] b[i,k]) + sum_i C[i] c[i]
-                      for every path of the graph that ends in the last backward of s; F and B count the
-                      pieces along it, C its sends.
-           Proof. Each piece on the path starts no earlier than the one before it has ended, plus the send
-           between them where there is one. The largest such row is the end itself: the rows are exact.
-           (wait)     end of stage 0 >= m t[s] + before + after, for every s, where before is the largest of
+Rows       (wait)     end of stage 0 >= m t[s] + before + after, for every s, where before is the largest of
                       F_k: sum_{j<k} (sum_i f[i,j] - p f[s,j]) + sum_{i<s} f[i,k] + k sum_i c[i]
                          + sum_{i<s} c[i],
                       B (m > p): sum_{i,j} f[i,j] + sum_{i>s} b[i,v-1] - (the forwards of s before its first
@@ -52,161 +43,16 @@ Rows       (path)     end of s >= sum_{i,k} (F[i,k] f[i,k] + B[i,k] b[i,k]) + su
            (wait), because w[s] + 4 <= (v+1) p + 2 <= 2 p v. From s+1 it is the same round, begun at its
            backward.
 
-Exact      with all (path) rows; they are found one by one, each the longest path for the times at hand.
-Leaves out schedules with groups of another size than p, and the sends of a warm-up that block.
-Source     order of work: megatron-core 0.19.2, schedules.py, as in `planner.simulate.schedules`, which this
-           file shares nothing with; longest paths: any text on project scheduling (PERT).
+Leaves out what chunks of different length cost between the two ends: paths that change the stage on the way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class PathRow:
-    """A row (path): how often each piece and each send lies on it, and the stage whose end it bounds."""
-
-    forward: tuple[tuple[int, ...], ...]
-    """[stage][chunk]"""
-    backward: tuple[tuple[int, ...], ...]
-    """[stage][chunk]"""
-    sends: tuple[int, ...]
-    """[stage]"""
-    end_stage: int
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """The precedence graph in levels: within a level no piece waits for another; arrays [level, stage]."""
-
-    piece: Ints
-    """Which entry of (nothing, forwards, backwards) runs."""
-    source: Ints
-    """Where its input's end stands among all ends, flat; 0 where it has none."""
-    send: Ints
-    """Which entry of (nothing, sends) its input travels."""
-
-
-def _levels(p: int, m: int, v: int) -> tuple[Ints, Ints]:
-    """Level of the x-th forward and of the x-th backward of every stage, [stage, x].
-
-    When all pieces take one unit of time and sends none, these are starts of a feasible schedule of the
-    least length, 2 m v + 2 (p - 1): warm-up without a wait, pairs two units apart of which the next stage is
-    two units behind, and the backwards left without a wait. So every piece comes after those it waits for.
-    """
-    total = m * v
-    s, x = np.arange(p)[:, None], np.arange(total)[None, :]
-    warmup = np.minimum(2 * (p - 1 - s) + (v - 1) * p, total)
-    forward = np.where(x < warmup, s + x, 2 * x + 2 * s + 1 - v * p)
-    left = total - 1 - x
-    backward = np.where(left >= warmup, 2 * x + v * p + 2 * p - 2 - 2 * s, 2 * total + 2 * p - 3 - s - left)
-    return forward, backward
-
-
-@lru_cache(maxsize=64)
-def _graph(p: int, m: int, v: int) -> _Graph:
-    total = m * v
-    x = np.arange(total)
-    chunk, microbatch = x // p % v, x // (p * v) * p + x % p
-    passes = np.stack(_levels(p, m, v))
-    # Level by chunk and micro-batch: backwards take the chunks in reverse.
-    level = np.empty((2, p, v, m), dtype=np.int64)
-    level[0][:, chunk, microbatch] = passes[0]
-    level[1][:, v - 1 - chunk, microbatch] = passes[1]
-    shape = (2 * total + 2 * (p - 1), p)
-    piece, source, send = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-    for back, s, k in np.ndindex(2, p, v):
-        at = level[back, s, k]
-        piece[at, s] = 1 + back * p * v + s * v + k
-        virtual = k * p + s + (1 if back else -1)
-        if 0 <= virtual < p * v:
-            feeds = virtual % p
-            source[at, s] = (level[back, feeds, virtual // p] + 1) * p + feeds
-            send[at, s] = 1 + (s if back else feeds)
-    return _Graph(piece, source, send)
-
-
-def _run(graph: _Graph, forward: Floats, backward: Floats, send: Floats) -> Floats:
-    """Ends [level + 1, stage, pipeline] of every piece; level 0 is the start."""
-    num_pipelines, p = forward.shape[0], forward.shape[1]
-    nothing = np.zeros((1, num_pipelines))
-    times = np.concatenate(
-        [nothing, forward.reshape(num_pipelines, -1).T, backward.reshape(num_pipelines, -1).T]
-    )
-    took, delay = times[graph.piece], np.concatenate([nothing, send.T])[graph.send]
-    end = np.zeros((len(graph.piece) + 1, p, num_pipelines))
-    flat = end.reshape(-1, num_pipelines)
-    ready = np.empty((p, num_pipelines))
-    for level, (source, travels, works) in enumerate(zip(graph.source, delay, took, strict=True)):
-        flat.take(source, axis=0, out=ready, mode="clip")
-        np.add(ready, travels, out=ready)
-        np.maximum(ready, end[level], out=ready)
-        np.add(ready, works, out=end[level + 1])
-    return end
-
-
-def stage_ends(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> Floats:
-    """End of every stage, the largest (path) row of each, for many pipelines; array [pipeline, stage].
-
-    Parameters
-    ----------
-    forward, backward
-        [pipeline, stage, chunk] of one time unit.
-    send
-        [pipeline, stage]; the last entry leads from the last stage to the first.
-    """
-    _, p, v = forward.shape
-    ends: Floats = _run(_graph(p, num_microbatches, v), forward, backward, send)[-1].T
-    return ends
-
-
-def longest_paths(
-    forward: Floats, backward: Floats, send: Floats, num_microbatches: int, end_stages: list[int]
-) -> list[PathRow]:
-    """The (path) row that is largest for the end of each of `end_stages`, for one pipeline.
-
-    Parameters
-    ----------
-    forward, backward
-        [stage, chunk] of one time unit.
-    send
-        [stage]; the last entry leads from the last stage to the first.
-    """
-    p, v = forward.shape
-    graph = _graph(p, num_microbatches, v)
-    end = _run(graph, forward[None], backward[None], send[None])[:, :, 0]
-    ends, flat = end.tolist(), end.ravel().tolist()
-    piece, source, sent = graph.piece.tolist(), graph.source.tolist(), graph.send.tolist()
-    travel = [0.0, *send.tolist()]
-    rows = []
-    for stage in end_stages:
-        counts, sends = [0] * (1 + 2 * p * v), [0] * (p + 1)
-        level, s = len(piece) - 1, stage
-        while level >= 0:
-            counts[piece[level][s]] += 1
-            at = source[level][s]
-            if at and piece[level][s] and flat[at] + travel[sent[level][s]] >= ends[level][s]:
-                sends[sent[level][s]] += 1
-                level, s = divmod(at, p)
-            level -= 1
-        both = np.array(counts[1:]).reshape(2, p, v).tolist()
-        rows.append(
-            PathRow(
-                tuple(tuple(row) for row in both[0]),
-                tuple(tuple(row) for row in both[1]),
-                tuple(sends[1:]),
-                stage,
-            )
-        )
-    return rows
+from formulations.interleaved_paths import Floats
 
 
 @dataclass(frozen=True)
@@ -251,12 +97,6 @@ def wait_rows(num_stages: int, num_microbatches: int, virtual_stages: int) -> li
             sends[s : p - 1] += 1
             add(s, own, other, sends)
     return rows
-
-
-def row_value(row: PathRow, forward: Floats, backward: Floats, send: Floats) -> float:
-    """A row for given times, arrays [stage, chunk] and [stage]."""
-    total = (np.array(row.forward) * forward).sum() + (np.array(row.backward) * backward).sum()
-    return float(total + np.array(row.sends) @ send)
 
 
 def dealt_bound(both: Floats, send: Floats, num_microbatches: int, virtual_stages: int) -> Floats:

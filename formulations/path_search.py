@@ -13,7 +13,7 @@ import pulp
 
 from formulations import solvers
 from formulations.bounded_loop import BoundedLoop
-from formulations.interleaved_rows import PathRow, longest_paths, row_value, stage_ends
+from formulations.interleaved_paths import PathRow, longest_paths, row_value, stage_ends
 from formulations.options import SolveOptions, Status
 from formulations.stage_selection_data import ROW_TOL
 from formulations.virtual_selection_data import VirtualSelectionData

@@ -38,7 +38,8 @@ Model      min  T + O
                 min N[s,c] z[s,c] <= a[s,c] <= max N[s,c] z[s,c]                (capacity)
                 sum_k n[s,c,k] = a[s,c],  n[s,c,k] >= l0[s,k] z[s,c]            (chunk)
                 sum_c' y[s,c,c'] = z[s,c],  sum_c y[s,c,c'] = z[s+1,c']         (neighbour)
-                sum_s,c!=c' y[s,c,c'] >= 2 where no class may have all stages        (change)
+                sum_s,c'!=c y[s,c,c'] >= 1,  sum_s,c'!=c y[s,c',c] >= 1 where 0 < k1[c]
+                     and k2[c] < p;  sum_s,c!=c' y[s,c,c'] >= 2 where all k2[c] < p  (change)
                 G[s,c] >= line(a[s,c], z[s,c]) of the lower hull of g on N[s,c],
                 sum_k E[s,k] = sum_c G[s,c]                                     (recompute)
                 sum_k (d + e[s,h,k] a0) n[s,c,k] <= M[s,c,h] z[s,c] + r[s,c,h] G[s,c]
@@ -54,61 +55,50 @@ Model      min  T + O
                 T >= row (dealt) of `interleaved_rows` + sum_c rt[c] z[0,c]        (dealt)
                 T >= row (hop) of `interleaved_rows` + sum_c rt[c] z[0,c]
                      for s < p-1 and both of its stages, where sends may be slow   (hop)
+                T >= row(F, B, S) + sum_c rt[c] z[0,c] for rows (path) to the end of
+                     stage 0 of `interleaved_paths`, added when violated           (path)
            Where sends block, S[s] is in F[s,k] and S[s-1] in B[s,k] instead, but for the two ends.
 Size       2 p C integers for C classes, p C (v + 2) + p C^2 more variables, p (2 C v + 4 v) rows.
 Exact      a relaxation: chunks are in fractions, their memory is what no dealing undercuts, reduction shows
            its tail alone, rows are those that bound the end of stage 0. Every plan below the cutoff
            satisfies all rows with its own values, so that the objective, or the cutoff, bounds the step of
            every plan.
-Source     rows: proved in `interleaved_rows`; tables: `virtual_selection_tables`.
+Source     rows: proved in `interleaved_rows` and `interleaved_paths`; tables: `virtual_selection_tables`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pulp
 
 from formulations import solvers
-from formulations.interleaved_constraints import Grid, Passes, add_dealt, add_hop, add_wait
+from formulations.class_constraints import (
+    Variables,
+    add_assign,
+    add_capacity,
+    add_change,
+    add_chunk,
+    add_class,
+    add_count,
+    add_follow_up,
+    add_memory,
+    add_neighbour,
+    add_recompute,
+)
+from formulations.class_path_search import ClassPathSearch
+from formulations.interleaved_constraints import Passes, add_dealt, add_hop, add_path, add_wait
+from formulations.interleaved_paths import PathRow
 from formulations.interleaved_rows import wait_rows
 from formulations.options import SolveOptions
 from formulations.row_search import relaxed
-from formulations.virtual_classes_data import (
-    Key,
-    VirtualClassesData,
-    VirtualClassesResult,
-    hull_lines,
-    most_saved,
-)
-from formulations.virtual_selection_tables import fewest_layers
+from formulations.virtual_classes_data import Key, VirtualClassesData, VirtualClassesResult
 
+MAX_ROUNDS = 12
+"""Rounds of rows (path) after which the bound at hand is taken."""
 MAX_TERMS = 20_000
 """Terms of the rows (wait) beyond which only the first chunk and the first backward are waited for."""
-
-MAX_MOMENTS = 6
-"""Moments of a stage at which its memory is looked at."""
-
-
-@dataclass(frozen=True)
-class Variables:
-    """The solver's variables."""
-
-    z: dict[Key, pulp.LpVariable]
-    a: dict[Key, pulp.LpVariable]
-    n: dict[Key, list[pulp.LpVariable]]
-    y: dict[tuple[int, int, int], pulp.LpVariable]
-    more: dict[Key, pulp.LpVariable]
-    more_of_chunk: Grid
-    behind: dict[Key, pulp.LpVariable]
-    forward: Grid
-    backward: Grid
-    send: list[pulp.LpVariable]
-    wait_before: list[pulp.LpVariable]
-    wait_after: list[pulp.LpVariable]
-    end: pulp.LpVariable
-    follow: pulp.LpVariable
 
 
 def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
@@ -130,7 +120,7 @@ def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
     add_send(model, data, var)
     add_forward_time(model, data, var)
     add_backward_time(model, data, var)
-    passes = _passes(data, var)
+    passes = passes_of(data, var)
     add_wait(model, passes, _most_terms(data))
     add_dealt(model, passes)
     if _sends_are_slow(data):
@@ -180,100 +170,6 @@ def add_cutoff(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) 
     model += var.end + var.follow <= limit, "cutoff"
 
 
-def add_class(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """Every stage is of one class."""
-    for s in range(data.sample.num_stages):
-        chosen = [z for (stage, _), z in var.z.items() if stage == s]
-        model += pulp.lpSum(chosen) == 1, f"class_{s}"
-
-
-def add_count(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """A class has as many stages as it may."""
-    for c in data.classes:
-        stages = pulp.lpSum(z for (_, of), z in var.z.items() if of == c)
-        model += stages >= int(data.fewest[c]), f"count_least_{c}"
-        model += stages <= int(data.most[c]), f"count_most_{c}"
-
-
-def add_assign(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """Every layer runs on one stage."""
-    model += pulp.lpSum(var.a.values()) == data.sample.num_layers, "assign"
-
-
-def add_capacity(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """A stage holds no fewer and no more layers than its class may there."""
-    for (s, c), a in var.a.items():
-        layers = data.layers((s, c))
-        model += a >= int(layers[0]) * var.z[s, c], f"capacity_least_{s}_{c}"
-        model += a <= int(layers[-1]) * var.z[s, c], f"capacity_most_{s}_{c}"
-
-
-def add_chunk(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """The chunks hold the layers of their stage, each its fewest."""
-    fewest = fewest_layers(data.sample)
-    for (s, c), chunks in var.n.items():
-        model += pulp.lpSum(chunks) == var.a[s, c], f"chunk_{s}_{c}"
-        for k, n in enumerate(chunks):
-            model += n >= int(fewest[s, k]) * var.z[s, c], f"chunk_least_{s}_{c}_{k}"
-
-
-def add_neighbour(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """Who is next to whom along the pipeline, the last stage before the first."""
-    num_stages = data.sample.num_stages
-    for (s, c), z in var.z.items():
-        leaving = pulp.lpSum(y for (at, of, _), y in var.y.items() if (at, of) == (s, c))
-        model += leaving == z, f"neighbour_next_{s}_{c}"
-        before = (s - 1) % num_stages
-        arriving = pulp.lpSum(y for (at, _, to), y in var.y.items() if (at, to) == (before, c))
-        model += arriving == z, f"neighbour_before_{s}_{c}"
-
-
-def add_change(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """Where no class may have all stages, the ring of stages goes from one to another and back."""
-    if all(int(data.most[c]) < data.sample.num_stages for c in data.classes):
-        changes = [(y, 1.0) for (_, c, to), y in var.y.items() if c != to]
-        model += pulp.LpAffineExpression(changes) >= 2, "change"
-
-
-def add_recompute(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """Recomputation takes what the hull over the numbers of layers says, in whatever chunk."""
-    for (s, c), more in var.more.items():
-        one, layers = data.classes[c], data.layers((s, c))
-        base = float(one.base_ms()[1][s].sum())
-        extra = data.tables[c].backward_ms[s, layers] - one.stage.backward_ms[s] * layers - base
-        for i, (slope, offset) in enumerate(hull_lines(layers, extra)):
-            model += more >= slope * var.a[s, c] + offset * var.z[s, c], f"recompute_{s}_{c}_{i}"
-    for s, chunks in enumerate(var.more_of_chunk):
-        total = pulp.lpSum(more for (stage, _), more in var.more.items() if stage == s)
-        model += pulp.lpSum(chunks) == total, f"recompute_dealt_{s}"
-
-
-def add_memory(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """What chunks hold fits the stage at some moments; recomputation saves no more than at its best."""
-    for (s, c), chunks in var.n.items():
-        one = data.classes[c]
-        lead_gib = float(one.stage.lead[s]) * (one.lead_kept_gib[0] - one.kept_gib)
-        moments = one.moments[s]
-        step = -(-len(moments) // MAX_MOMENTS)
-        for h in range(0, len(moments), step):
-            held = moments[h]
-            need = [(n, float(one.state_gib + e * one.kept_gib)) for e, n in zip(held, chunks, strict=True)]
-            room = float(one.limit_gib[s] - one.base_gib[s][h] - held[0] * lead_gib)
-            given = [(var.z[s, c], -room), (var.more[s, c], -most_saved(one, s, held))]
-            model += pulp.LpAffineExpression([*need, *given]) <= 0, f"memory_{s}_{c}_{h}"
-
-
-def add_follow_up(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
-    """After all stages have met, the slowest optimizer and gathering end the step."""
-    for (s, c), behind in var.behind.items():
-        layers = data.layers((s, c))
-        for i, (slope, offset) in enumerate(hull_lines(layers, data.tables[c].follow_ms[s, layers])):
-            model += behind >= slope * var.a[s, c] + offset * var.z[s, c], f"follow_up_{s}_{c}_{i}"
-    for s in range(data.sample.num_stages):
-        total = pulp.lpSum(behind for (stage, _), behind in var.behind.items() if stage == s)
-        model += var.follow >= total, f"follow_up_{s}"
-
-
 def add_send(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
     """A send takes what the two classes make of it."""
     for s, send in enumerate(var.send):
@@ -300,7 +196,7 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualClassesData, var: Vari
         model += var.backward[s][k] == time, f"backward_time_{s}_{k}"
 
 
-def _passes(data: VirtualClassesData, var: Variables) -> Passes:
+def passes_of(data: VirtualClassesData, var: Variables) -> Passes:
     """What the rows of `interleaved_rows` speak of; the tail of the reduction follows stage 0."""
     tails = [(z, float(data.classes[c].stage.reduce_tail_ms[0])) for (s, c), z in var.z.items() if s == 0]
     return Passes(
@@ -351,19 +247,42 @@ def extract(data: VirtualClassesData, solution: solvers.Solution) -> tuple[tuple
     return tuple(order), tuple(round(n) for n in layers)
 
 
-def solve(data: VirtualClassesData, options: SolveOptions, *, integral: bool) -> VirtualClassesResult:
-    """Bound all orders that may keep below the cutoff; `integral` asks for whole classes and layers."""
+def solve(
+    data: VirtualClassesData,
+    options: SolveOptions,
+    *,
+    integral: bool,
+    rows: Sequence[PathRow] = (),
+    rounds: int = MAX_ROUNDS,
+) -> VirtualClassesResult:
+    """Bound all orders that may keep below the cutoff.
+
+    Parameters
+    ----------
+    integral
+        Whether to ask for whole classes and layers, beyond the relaxation.
+    rows
+        Rows (path) found before for as many stages, micro-batches and chunks, to start from.
+    rounds
+        Rounds of rows (path) that are looked for.
+    """
     if not data.fits.any(axis=(0, 2)).all():
         return VirtualClassesResult(np.inf, None, ())
-    model, _ = build(data)
+    model, var = build(data)
+    passes = passes_of(data, var)
+    search = ClassPathSearch(model, passes, lambda row, index: add_path(model, passes, row, index), options)
+    search.add(rows)
     if integral:
-        solution = solvers.solve(model, options)
+        solution = search.solve(model)
     else:
         with relaxed(model):
-            solution = solvers.solve(model, options)
+            solution = search.run(rounds)
+    found = tuple(search.near)
     if solution.status == "infeasible":
-        return VirtualClassesResult(np.inf, None, (), solution.work)
+        return VirtualClassesResult(np.inf, None, (), search.work, found)
     bound = -np.inf if solution.bound is None else solution.bound
+    if search.bound is not None:
+        bound = max(bound, search.bound)
     if solution.status == "unknown":
-        return VirtualClassesResult(bound, None, (), solution.work)
-    return VirtualClassesResult(bound, *extract(data, solution), solution.work)
+        return VirtualClassesResult(bound, None, (), search.work, found)
+    return VirtualClassesResult(bound, *extract(data, solution), search.work, found)

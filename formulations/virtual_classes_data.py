@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.interleaved_rows import Floats
+from formulations.interleaved_paths import Floats, PathRow
 from formulations.stage_selection_cuts import lower_hull
 from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import DealtTable
@@ -61,7 +61,9 @@ class VirtualClassesResult:
     order: tuple[int, ...] | None
     layers: tuple[int, ...]
     work: int = 0
-    """Of its program (`Solution.work`)."""
+    """Of its programs (`Solution.work`)."""
+    rows: tuple[PathRow, ...] = ()
+    """Rows (path) that hold it, or nearly."""
 
 
 def most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> float:

@@ -6,7 +6,8 @@ virtual stages; layers are of one kind, or begin with some of another. Times in 
 Sets       s in S                         stages 0 .. p-1, in pipeline order
            k in K                         chunks 0 .. v-1 of every stage; k of s is virtual stage k p + s
            H[s]                           moments of s at which most micro-batches may be in flight
-           R, W[s]                        rows (path), and (wait) of either side, of `interleaved_rows`
+           R, W[s]                        rows (path) of `interleaved_paths`, and (wait) of either side, of
+                                          `interleaved_rows`
 Data       L                              layers of the model
            m                              micro-batches, a multiple of p
            f[s], b[s]                     forward, backward of one layer on s, one micro-batch
@@ -66,7 +67,7 @@ Size       p v + 3p integers, p v more with core attention, 9 p v + 14p rows, an
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
            the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
            relaxation that the exact evaluation of every answer makes good.
-Source     rows: proved in `interleaved_rows`; memory and times: `planner.cost`.
+Source     rows: proved in `interleaved_paths` and `interleaved_rows`; memory and times: `planner.cost`.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ from formulations.chunk_constraints import (
     add_step,
 )
 from formulations.interleaved_constraints import Passes, add_wait
-from formulations.interleaved_rows import PathRow
+from formulations.interleaved_paths import PathRow
 from formulations.options import SolveOptions
 from formulations.path_search import Layers, PathProgram, PathSearch, VirtualSelectionResult
 from formulations.row_search import relaxed

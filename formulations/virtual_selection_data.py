@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.interleaved_rows import Floats, stage_ends
+from formulations.interleaved_paths import Floats, stage_ends
 from formulations.stage_selection_data import StageSelectionData, most_layers_in_step
 
 MAX_COMBINATIONS = 64

@@ -23,7 +23,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
 from planner.search.bound_data import BoundData
 from planner.search.degrees import interleaving_is_asked_for
 from planner.search.floors import ANY_VIRTUAL, Cell
@@ -31,13 +30,14 @@ from planner.search.openings import Opener
 from planner.search.orders import all_orders, count_orders
 from planner.search.state import Clock
 from planner.search.virtual_capacity import Capacity, VirtualLimits
-from planner.search.virtual_dives import LIKELY, VirtualDiver
+from planner.search.virtual_dives import LIKELY
 from planner.search.virtual_items import (
     VirtualItem,
     VirtualOrder,
     VirtualPair,
     VirtualPart,
 )
+from planner.search.virtual_relaxer import RAISING_ROUNDS, VirtualRelaxer
 from planner.search.virtual_space import VirtualSpace
 from planner.units import MS
 
@@ -45,7 +45,7 @@ MAX_ORDERS = 6
 """Orders of one part up to which they are listed instead of cut by their first stages."""
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
-EFFORT = 40_000_000
+EFFORT = 80_000_000
 """Work of all programs where nobody asked for virtual stages (`Solution.work`; some 4 s)."""
 EFFORT_GAP = 0.01
 """Gap at which that holds; who asks for less proof gets less of it."""
@@ -59,7 +59,7 @@ MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
 
-class VirtualOpener(VirtualDiver):
+class VirtualOpener(VirtualRelaxer):
     """Opens such parts for one search; what comes of it goes to the frontier and the incumbent."""
 
     def __init__(
@@ -205,7 +205,8 @@ class VirtualOpener(VirtualDiver):
         low_s, high_s = bound_s, cutoff_s
         for _ in range(HALVINGS if np.isfinite(cutoff_s) else 0):
             middle_s = (low_s + high_s) / 2
-            found_s = min(self._relaxed(part, middle_s, integral=False).bound_ms * MS, middle_s)
+            found = self._relaxed(part, middle_s, integral=False, rounds=RAISING_ROUNDS)
+            found_s = min(found.bound_ms * MS, middle_s)
             low_s = max(low_s, found_s)
             high_s = high_s if found_s >= middle_s else middle_s
         self._push(low_s, replace(part, looks=part.looks + 1))
@@ -243,27 +244,6 @@ class VirtualOpener(VirtualDiver):
             data = self.tables.data(part.choice, part.virtual_stages, order)
             totals = (layers,) if sum(layers) == data.num_layers else ()
             self._try_order(VirtualOrder(part.choice, part.virtual_stages, order), data, totals)
-
-    def _relaxed(self, part: VirtualPart, cutoff_s: float, *, integral: bool) -> VirtualClassesResult:
-        from formulations import virtual_classes
-
-        tables = self.tables.of_classes(part.choice, part.virtual_stages, part.stages)
-        capacity = self._capacity(part)
-        used = {c: one for c, one in tables.data.items() if part.limits.most[c]}
-        data = VirtualClassesData(
-            classes=used,
-            tables=tables.tables,
-            fits=capacity.fits(cutoff_s / MS),
-            fewest=capacity.fewest,
-            most=capacity.most,
-            hop_ms=tables.times.hop_ms,
-            sends_block=self._sends_block(part.virtual_stages),
-            cutoff_ms=cutoff_s / MS,
-        )
-        found = virtual_classes.solve(data, self._solve_options(), integral=integral)
-        self.opener.programs += 1
-        self.work += found.work
-        return found
 
     def _split_part(self, bound_s: float, part: VirtualPart) -> None:
         """Halve the widest range of a class; else list the orders, or cut by the next class."""

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.interleaved_rows import stage_ends
+from formulations.interleaved_paths import stage_ends
 from formulations.stage_selection_data import most_layers_in_step
 from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.hops import block_on_sends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formulations.interleaved_rows import PathRow
+from formulations.interleaved_paths import PathRow
 from planner.search.virtual_capacity import VirtualLimits
 
 
@@ -57,10 +57,11 @@ def turn_of(part: object) -> int:
     """When a part is opened: whole stages first, then relaxations, then what takes whole numbers.
 
     A relaxation takes a fraction of what a program in whole numbers takes and closes most parts, so that
-    none of those is solved while a relaxation may still spare it.
+    none of those is solved while a relaxation may still spare it. Relaxations go where the bound is least,
+    at the cutoff and below: nothing else raises the bound of all.
     """
     if isinstance(part, VirtualPart):
-        return 2 + min(part.looks, 2)
+        return 2 if part.looks < 2 else 3
     if isinstance(part, VirtualPair):
         return 1
-    return 4 if isinstance(part, VirtualOrder | VirtualProgram) else 0
+    return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.interleaved_rows import longest_paths
+from formulations.interleaved_paths import longest_paths
 from formulations.virtual_selection_data import (
     VirtualChoice,
     VirtualSelectionData,

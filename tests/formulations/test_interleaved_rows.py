@@ -7,14 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from formulations.interleaved_rows import (
-    dealt_bound,
-    hop_factors,
-    longest_paths,
-    row_value,
-    stage_ends,
-    wait_rows,
-)
+from formulations.interleaved_paths import longest_paths, row_value, stage_ends
+from formulations.interleaved_rows import dealt_bound, hop_factors, wait_rows
 from planner.simulate.pipeline import simulate
 
 REL = 1e-12

@@ -30,7 +30,7 @@ from formulations import (
     virtual_classes,
     virtual_selection,
 )
-from formulations.interleaved_rows import longest_paths
+from formulations.interleaved_paths import longest_paths
 from formulations.joint_data import JointData
 from formulations.joint_ticks import joint_ticks
 from formulations.layer_partition_data import least_bottleneck
@@ -146,7 +146,11 @@ def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
         for c, one in fitting.classes.items()
     }
     slow = replace(fitting, classes=many, hop_ms=fitting.hop_ms + 1e6, most=np.minimum(fitting.most, p - 1))
-    return list(virtual_classes.build(slow)[0].constraints)
+    model, var = virtual_classes.build(slow)
+    times, m = np.ones((p, slow.sample.virtual_stages)), slow.sample.stage.num_microbatches
+    (row,) = longest_paths(times, times, np.ones(p), m, [0])
+    virtual_classes.add_path(model, virtual_classes.passes_of(slow, var), row, 0)
+    return list(model.constraints)
 
 
 NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
