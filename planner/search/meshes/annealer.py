@@ -13,7 +13,7 @@ WORTH_A_GAP, BEYOND_GAP = 0.012, 1.2
 """How far below the best plan the bound must lie for pipelines to be annealed, and in gaps asked for."""
 MOST_DOUBLED = 3
 """How often the steps of a batch are doubled, each time that it is annealed anew."""
-EVERY, LATER = 2, 1.2
+EVERY, LATER = 1, 1.2
 """Parts opened between two annealings: at least so many, and so many times those before."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""

@@ -17,8 +17,10 @@ from planner.search.meshes.closing import close_lengths
 from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, relax
 from planner.search.meshes.walks import MeshWalks
 
-FEW_LENGTHS, HALVINGS, MORE_HALVINGS = 4, 2, 4
+FEW_LENGTHS, HALVINGS, MORE_HALVINGS = 4, 0, 4
 """Lengths up to which brackets of sums are halved more often, and how often: guesses."""
+MOST_LENGTHS = 32
+"""Lengths beyond which a look is left to walks, until there are fewer: a guess."""
 LIMITS = (1.0, 0.5)
 """Limits that lengths are held against, as shares of the way from their bound to the cutoff: guesses."""
 WORTH_A_LIMIT = 2e-3
@@ -53,7 +55,8 @@ def bound_lengths(
     """The same by walks and by what pipelines hold; `walks_of` prepares walks of lengths."""
     bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
     bound = bound.copy()
-    for share in LIMITS:
+    few = np.count_nonzero(bound < cutoff_ms) <= MOST_LENGTHS
+    for share in LIMITS if few else ():
         still = np.flatnonzero(bound < cutoff_ms)
         if not len(still) or is_up():
             break

@@ -23,9 +23,9 @@ from planner.tolerances import COUNT_TOL
 
 Bools = NDArray[np.bool_]
 
-BRACKETS, MOST_BRACKETS = 12, 24
+BRACKETS, MOST_BRACKETS = 12, 8
 """Brackets of the sum at first, and from which they are not halved any more."""
-TICKS, FINER = 500, 1.6
+TICKS, FINER = 400, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving."""
 ROUNDS, LEAST_ROUNDS = 14, 5
 """Rounds of prices on one set of brackets, at most and before they may be given up."""
@@ -59,11 +59,12 @@ def close_lengths(
     is_open = np.ones((lengths, len(lows)), dtype=np.bool_)
     prices = known.at(highs) if known is not None else first_prices(walks, len(lows))
     found: dict[Found, int] = {}
-    ticks = float(TICKS)
+    ticks, hopeless = float(TICKS), np.zeros(lengths, dtype=np.bool_)
     for halving in range(halvings + 1):
         rows = _Sums(walks, Holding(walks, limit, lows, highs, limit / ticks), is_open, prices)
         rows.run(is_up, found)
         left = rows.left
+        hopeless |= rows.hopeless
         if halving == 0:
             known = rows.known(highs)
         is_open, prices = rows.is_open, rows.ascent.best_at
@@ -74,7 +75,7 @@ def close_lengths(
         lows, highs = np.stack([lows, middle], 1).ravel(), np.stack([middle, highs], 1).ravel()
         is_open, prices = np.repeat(is_open, 2, axis=1), np.repeat(prices, 2, axis=0)
     ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
-    return Closed(np.asarray(~is_open.any(axis=1)), tuple(ranked), known)
+    return Closed(np.asarray(~is_open.any(axis=1) & ~hopeless), tuple(ranked), known)
 
 
 class _Sums:
@@ -86,6 +87,8 @@ class _Sums:
     def __init__(self, walks: MeshWalks, holding: Holding, is_open: Bools, prices: Floats) -> None:
         self.walks, self.holding, self.is_open = walks, holding, is_open
         self.left = np.arange(is_open.shape[1])
+        self.hopeless = np.zeros(len(is_open), dtype=np.bool_)
+        """[number of stages] lengths that stay open whatever the prices."""
         most = np.concatenate([[np.inf], np.full(len(walks.chips_of_class), np.inf)])
         self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
         self.scale = chip_scale(walks)
@@ -105,6 +108,7 @@ class _Sums:
             for row in np.flatnonzero(self.is_open.any(axis=0)).tolist():
                 slope[row, 1:] = self._looked_at(row, int(worst[row]), price, found)
             self.ascent.learn(np.where(np.isfinite(reached), -reached, 0.0), slope)
+            self.is_open &= ~self.hopeless[:, None]
             self._keep(np.asarray(self.is_open.any(axis=0)))
             if not len(self.left) or turn + 1 == ROUNDS or is_up():
                 return
@@ -119,7 +123,10 @@ class _Sums:
         chips = np.zeros(len(walks.chips_of_class), dtype=np.int64)
         np.add.at(chips, walks.batch.node_class[list(order)], walks.batch.num_chips[list(order)])
         if (chips <= walks.chips_of_class).all():
-            found[order, split] = abs(sum(split) - walks.num_layers)
+            missing = walks.num_layers - sum(split)
+            found[order, split] = abs(missing)
+            # All layers on chips that are there: no price closes this length.
+            self.hopeless[length] |= missing == 0
         slope: Floats = (chips - walks.chips_of_class) * self.scale
         return slope
 
