@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from planner.search.meshes.annealing import COOLING, anneal, mesh_times
+from planner.search.meshes.annealing import anneal, mesh_times
 from planner.search.meshes.neighbours import Place
 from planner.search.meshes.opener import MeshOpener
 from planner.search.relaxation import Found
 
-WORTH_A_GAP, BEYOND_GAP = 0.012, 1.2
-"""How far below the best plan the bound must lie for pipelines to be annealed, and in gaps asked for."""
-MOST_DOUBLED = 3
-"""How often the steps of a batch are doubled, each time that it is annealed anew."""
-EVERY, LATER = 1, 1.2
+WORTH_A_GAP = 0.02
+"""How far below the best plan the bound must lie for pipelines to be annealed."""
+EVERY, LATER = 3, 1.2
 """Parts opened between two annealings: at least so many, and so many times those before."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
@@ -29,7 +25,7 @@ class MeshAnnealer:
     def __init__(self, opener: MeshOpener) -> None:
         self._opener = opener
         self._next, self._wait, self._rounds = EVERY, EVERY, 0
-        self._done: Counter[int] = Counter()
+        self._done: set[int] = set()
         self.blocks: list[Place] = []
         """Pipelines of one shape a class, the most promising first."""
         self._begun: tuple[int, tuple[int, ...]] | None = None
@@ -40,15 +36,14 @@ class MeshAnnealer:
         step_s = opener.incumbent.step_s
         if opened < self._next or bound_s is None or opener.problem.options.keep_class_order:
             return
-        far = max(WORTH_A_GAP, BEYOND_GAP * opener.problem.options.gap)
+        far = max(WORTH_A_GAP, 2 * opener.problem.options.gap)
         if step_s is not None and bound_s >= (1 - far) * step_s:
             return
         self._rounds += 1
-        # The batches that came up last are those whose bounds are the least.
-        fresh = [choice for choice in reversed(opener.promising) if self._done[choice] <= MOST_DOUBLED]
+        fresh = [choice for choice in opener.promising if choice not in self._done]
         best = opener.best
         if fresh and (self._rounds % 2 or best is None or best[1:] == self._begun):
-            self._improve(min(fresh, key=lambda choice: self._done[choice]))
+            self._improve(fresh[0])
         elif best is not None:
             self._begun = best[1:]
             self._improve(best[1])
@@ -58,8 +53,7 @@ class MeshAnnealer:
 
     def _improve(self, choice: int) -> None:
         opener = self._opener
-        steps = COOLING.steps * 2 ** min(self._done[choice], MOST_DOUBLED)
-        self._done[choice] += 1
+        self._done.add(choice)
         starts = self._starts(choice)
         if not starts:
             return
@@ -67,7 +61,7 @@ class MeshAnnealer:
         places = opener.places.of(choice, opener.longest[choice])
         times = mesh_times(opener.problem, opener.prices, opener.batches[choice], places, longest)
         seed = opener.problem.options.seed + self._rounds
-        for order, layers in anneal(times, starts, seed, lambda: opener.clock.is_up, steps):
+        for order, layers in anneal(times, starts, seed, lambda: opener.clock.is_up):
             if opener.is_allowed(choice, order):
                 opener.judge_layers(choice, order, layers)
 
