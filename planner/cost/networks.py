@@ -32,8 +32,9 @@ def _network(problem: Problem, class_index: int) -> Network:
     if chip.peer_bandwidth_gb_per_s is not None:
         peer *= min(1.0, chip.peer_bandwidth_gb_per_s / chip.intra_node_bandwidth_gb_per_s)
     rate, latency, transport = problem.cluster.link_between(class_index, class_index)
+    relative = relative_of(chip, problem.workload.precision, link)
     return Network(
-        relative=slowest_of(relative_of(chip, problem.workload.precision, link), chip, node_class.num_chips),
+        relative=slowest_of(relative, chip, node_class.num_pacing_chips),
         domain_chips=float(problem.fast_domain_chips(class_index)),
         chips_per_node=float(node_class.chips_per_node),
         node_bytes_per_s=rate if rate > 0 else NO_ADAPTER_BYTES_PER_S,

@@ -45,12 +45,17 @@ def with_prices(problem: Problem, usd_per_hour: Mapping[str, float]) -> Problem:
 
 
 def resized(node_class: NodeClass, num_nodes: int) -> NodeClass:
-    """A class with another number of nodes: its first hosts, and made-up names for new ones."""
+    """A class with another number of nodes: its first hosts, and made-up names for new ones.
+
+    Some nodes of a class keep the pace of all, so that none of them is faster for the others' absence: which
+    chip is the slow one nobody knows.
+    """
     hosts = node_class.hosts
+    pace_chips = node_class.num_pacing_chips if num_nodes < node_class.num_nodes else node_class.pace_chips
     if hosts is not None:
         new = (f"new-{node_class.name}-{i}" for i in range(max(0, num_nodes - len(hosts))))
         hosts = (*hosts[:num_nodes], *new)
-    return node_class.model_copy(update={"num_nodes": num_nodes, "hosts": hosts})
+    return node_class.model_copy(update={"num_nodes": num_nodes, "hosts": hosts, "pace_chips": pace_chips})
 
 
 def with_named_hosts(problem: Problem) -> Problem:

@@ -51,6 +51,9 @@ class NodeClass(Data):
     """Price of one node [$/h]."""
     power_kw: float | None = Field(default=None, ge=0)
     """Power that one node draws while it trains [kW]."""
+    pace_chips: int | None = Field(default=None, ge=1)
+    """Chips whose slowest sets the pace, where these nodes are some of a larger class; null takes those of
+    this class."""
     note: str = ""
     """Anything a reader should know."""
 
@@ -75,6 +78,11 @@ class NodeClass(Data):
     def num_chips(self) -> int:
         """Chips of the whole class."""
         return self.num_nodes * self.chips_per_node
+
+    @property
+    def num_pacing_chips(self) -> int:
+        """Chips whose slowest sets the pace."""
+        return self.pace_chips or self.num_chips
 
     @property
     def node_bandwidth_bytes_per_s(self) -> float:

@@ -12,6 +12,7 @@ from planner.cost.compute import MatmulTimes, matmul_times
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul, Products
 from planner.cost.power_limit import CHIP_SPREAD, slowest_of
+from planner.data.changes import with_cluster, with_nodes
 from tests.planner.cost.problems import prices, problem
 
 Shape = tuple[float, float, float]
@@ -95,6 +96,21 @@ def test_a_job_waits_for_the_slowest_of_its_chips() -> None:
     one, node, many = (compute_s(f"{nodes} h100-sxm-80gb") for nodes in ("1x1", "1x8", "256x8"))
     # Norms and activations wait for memory, whose clock is the same on all.
     assert 1.015 < node / one < 1.025 and 1.04 < many / one < 1.052
+
+
+def test_some_nodes_of_a_class_keep_the_pace_of_all() -> None:
+    """Fewer nodes were faster each, so that a proof for many did not hold for a few of them."""
+    whole = problem(cluster="8x8 h100-sxm-80gb", model="llama3-70b")
+    few = with_nodes(whole.cluster, 0, 2)
+    fewer = None if few is None else with_nodes(few, 0, 1)
+    again = None if fewer is None else with_nodes(fewer, 0, 8)
+    assert few is not None and fewer is not None and again is not None
+    forwards = [
+        float(prices(with_cluster(whole, cluster)).layer_forward_s[0, 0, 0, 0])
+        for cluster in (whole.cluster, few, fewer, again)
+    ]
+    assert forwards == [forwards[0]] * 4
+    assert compute_s("1x8 h100-sxm-80gb") < forwards[0]
 
 
 def test_the_slowest_is_the_mean_largest_of_normal_draws() -> None:
