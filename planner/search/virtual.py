@@ -6,11 +6,11 @@ relaxation of a program over classes and whole layers (`formulations.virtual_cla
 order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both;
 before the first relaxation (the first split, where a neighbour's search has left its best plan) the best
 parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done for all parts below
-the cutoff those left open are bounded again, by relaxations at lower cutoffs, then in whole numbers, and are
-split by the stages on each class, then by the classes of the first stages, down to single orders, which
-become programs (`formulations.virtual_selection`); the referee judges their answers. Every dealing of the
-layers to chunks of at least one layer is covered, very uneven ones too; leading layers of another kind lie on
-the first chunk.
+the cutoff those left open are bounded again, by relaxations at lower cutoffs and in whole numbers (first
+where classes are few), and are split by the stages on each class, then by the classes of the first stages,
+down to single orders, which become programs (`formulations.virtual_selection`); the referee judges their
+answers. Every dealing of the layers to chunks of at least one layer is covered, very uneven ones too; leading
+layers of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
 by more than `virtual_gap`, and after so many programs those that are left keep their bound; sooner where
@@ -45,12 +45,13 @@ MAX_ORDERS = 6
 """Orders of one part up to which they are listed instead of cut by their first stages."""
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
-EFFORT = 80_000_000
-"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 4 s)."""
+EFFORT = 100_000_000
+"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s). A guess."""
 EFFORT_GAP = 0.01
 """Gap at which that holds; who asks for less proof gets less of it."""
-NEIGHBOUR = 0.5
-"""Share of it behind the search of a neighbour. A guess: on three problems the other half raised no bound."""
+NEIGHBOUR = 0.1
+"""Share of it behind the search of a neighbour. A guess: the rest tightened bounds of questions by 1% of the
+step at most, in twice the time."""
 FIRST_PAIRS = 16
 """Pairs opened before whole stages are: a good plan of theirs spares much of both searches."""
 FIRST_LIKELY = 6
@@ -100,7 +101,8 @@ class VirtualOpener(VirtualRelaxer):
         elif isinstance(item, VirtualPair):
             self._open_pair(bound_s, item)
         elif isinstance(item, VirtualPart):
-            looks = self._relax_part, self._raise_part, self._solve_part, self._split_part
+            looks = [self._relax_part, self._raise_part, self._split_part]
+            looks.insert(item.whole_look, self._solve_part)
             looks[item.looks](bound_s, item)
         elif isinstance(item, VirtualOrder):
             self._open_order(bound_s, item)
@@ -222,8 +224,7 @@ class VirtualOpener(VirtualRelaxer):
 
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large."""
-        entries = part.stages * part.virtual_stages * sum(k > 0 for k in part.limits.most)
-        if self._may_spend(entries):
+        if self._may_spend(part.stages * part.virtual_stages * part.num_classes):
             self._look(bound_s, part, self.cutoff_s, integral=True)
         else:
             self._push(bound_s, replace(part, looks=part.looks + 1))

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from formulations.interleaved_paths import PathRow
 from planner.search.virtual_capacity import VirtualLimits
 
+FEW_CLASSES = 2
+"""Classes of a part up to which whole numbers bound it before relaxations at lower cutoffs do: with few of
+them the program is quickly solved. A guess, of how much is looked at and never of what is proven."""
+
 
 @dataclass(frozen=True)
 class VirtualPair:
@@ -25,9 +29,19 @@ class VirtualPart:
     stages: int
     limits: VirtualLimits
     looks: int = 0
-    """What was done with it: nothing, the relaxation, relaxations at lower cutoffs, whole numbers as well."""
+    """What was done with it: nothing, the relaxation, then relaxations at lower cutoffs and whole numbers."""
     is_split: bool = False
     """Whether it is a piece of a larger one."""
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that it may use."""
+        return sum(k > 0 for k in self.limits.most)
+
+    @property
+    def whole_look(self) -> int:
+        """Which look at it is the one in whole numbers."""
+        return 1 if self.num_classes <= FEW_CLASSES else 2
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ def turn_of(part: object) -> int:
     at the cutoff and below: nothing else raises the bound of all.
     """
     if isinstance(part, VirtualPart):
-        return 2 if part.looks < 2 else 3
+        return 2 if part.looks < part.whole_look else 3
     if isinstance(part, VirtualPair):
         return 1
     return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0

@@ -39,7 +39,7 @@ BUDGET = 3_000
 """Chunks, by class, of all programs in whole numbers, unless an exact answer is asked for."""
 MAX_ENTRIES = 200
 """Those of one such program."""
-NODE_LIMIT = 40
+NODE_LIMIT = 1_000
 """Nodes of one program, unless an exact answer is asked for."""
 
 
@@ -75,7 +75,7 @@ class VirtualSolver:
         """Keep a part open, or note its bound where it cannot win any more; an infinite one holds no plan."""
         if isinstance(part, VirtualPart) and not part.is_split:
             cell = Cell(part.choice, part.stages, part.virtual_stages)
-            self.frontier.floors.note(cell, bound_s, whole_numbers=part.looks > 2)
+            self.frontier.floors.note(cell, bound_s, whole_numbers=part.looks > part.whole_look)
         if bound_s == float("inf"):
             return
         if bound_s >= self.cutoff_s:

@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("HETPLAN_TEST_KILLS", "3"))
 JOBS = max(20, 4 * KILLS)
 """Enough that every kill meets work under way; each takes some tenths of a second."""
 GRID = (
-    "{problem: llama3-70b-h100-a100-128, gap: 0.01, "
+    "{problem: llama3-70b-h100-a100-128, gap: 0.01, max_vp: 1, "
     f"global_batch_size: {[64 * (i + 4) for i in range(JOBS)]}}}"
 )
 MANY_JOBS = 24

@@ -264,8 +264,9 @@ def test_a_question_ends_when_its_bound_cannot_pass_the_best_plan() -> None:
     options = problem.options.model_copy(update={"forbid": forbid})
     other = api.plan(problem, options, beyond_s=best.evaluation.step_s)
     assert other.evaluation is not None and other.bound_s is not None and best.bound_s is not None
-    assert other.bound_s < best.evaluation.step_s < other.evaluation.step_s
-    assert best.bound_s <= other.bound_s and other.termination == "feasible"
+    # What holds for all plans holds for those of another tensor parallelism.
+    settled_s = max(best.bound_s, other.bound_s)
+    assert settled_s < best.evaluation.step_s < other.evaluation.step_s and other.termination == "feasible"
     assert other.statistics["programs"] < 5
 
 
