@@ -16,6 +16,7 @@ from planner.data.plan import Plan
 from planner.data.result import Evaluation, RunnerUp
 from planner.search.floors import Floors
 from planner.search.progress import Progress
+from planner.tolerances import ROUNDING_TOL
 
 T = TypeVar("T")
 
@@ -201,10 +202,13 @@ class Frontier(Generic[T]):
 
     @property
     def cutoff_s(self) -> float:
-        """Bound from which a part cannot hold a plan that is better by more than the gap."""
+        """Bound from which a part cannot hold a plan that is better by more than the gap.
+
+        Raised by what rounding may take, so that what is closed there keeps within the gap.
+        """
         if self.incumbent.step_s is None:
             return float("inf")
-        return self.incumbent.step_s * (1 - self._gap)
+        return self.incumbent.step_s * (1 - self._gap) * (1 + ROUNDING_TOL)
 
     @property
     def bound_s(self) -> float | None:

@@ -25,7 +25,7 @@ from planner.search.state import Clock
 from planner.search.virtual_items import VirtualItem, VirtualOrder, VirtualPart, VirtualProgram
 from planner.search.virtual_local import Dealer
 from planner.search.virtual_tables import VirtualTables
-from planner.tolerances import BOUND_TOL, GAP_TOL
+from planner.tolerances import BOUND_TOL, GAP_TOL, ROUNDING_TOL
 from planner.units import MS
 
 MAX_SPLITS = 400
@@ -33,8 +33,6 @@ MAX_SPLITS = 400
 MAX_CHUNKS = 16
 """Chunks of all stages up to which the program is solved in whole numbers, beyond it only its relaxation;
 always the former where an exact answer is asked for."""
-ROUNDING = 1e-12
-"""Part of a step time by which a cutoff is raised, so that what is closed there keeps within the gap."""
 BUDGET = 3_000
 """Chunks, by class, of all programs in whole numbers, unless an exact answer is asked for."""
 MAX_ENTRIES = 200
@@ -69,7 +67,7 @@ class VirtualSolver:
     def cutoff_s(self) -> float:
         """Bound from which a part cannot hold a plan that is better by more than the gap."""
         incumbent_s = self.frontier.incumbent.step_s
-        return float("inf") if incumbent_s is None else incumbent_s * (1 - self.gap) * (1 + ROUNDING)
+        return float("inf") if incumbent_s is None else incumbent_s * (1 - self.gap) * (1 + ROUNDING_TOL)
 
     def _push(self, bound_s: float, part: VirtualItem) -> None:
         """Keep a part open, or note its bound where it cannot win any more; an infinite one holds no plan."""

@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from planner import load_problem
 from planner.search.driver import Search
-from planner.search.state import Clock, Queue
+from planner.search.state import Clock, Frontier, Incumbent, Queue
 
 
 def queue_of(*parts: tuple[int, float]) -> Queue[tuple[int, float]]:
@@ -53,3 +54,12 @@ def test_a_part_of_a_later_turn_never_lowers_what_whole_stages_prove() -> None:
     assert not search._loop(opener)
     assert search.whole_bound_s == 9.99
     assert search.bound_s == 9.95
+
+
+@pytest.mark.parametrize("gap", [1e-9, 1e-3, 0.01])
+def test_what_is_closed_at_the_cutoff_keeps_within_the_gap(gap: float) -> None:
+    """A step of 0.0794 s was closed at a gap of 1.00000002e-9 where 1e-9 was allowed, so not optimal."""
+    for step_s in (0.07939602963609195, *np.random.default_rng(3).uniform(1e-3, 1e3, 200).tolist()):
+        frontier: Frontier[str] = Frontier(Incumbent(1), gap)
+        frontier.incumbent.step_s = step_s
+        assert (step_s - frontier.cutoff_s) / step_s <= gap
