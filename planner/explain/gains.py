@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, combinations
+from itertools import combinations
 
 from planner.data.changes import with_class, with_cluster, with_faster_pair, with_more_memory, with_nodes
 from planner.data.problem import Problem
@@ -16,11 +16,6 @@ MORE_GIB = 8.0
 
 
 Change = Callable[[Problem], Problem]
-
-
-def changed_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """The problem with one thing better, for every thing, and what that is."""
-    return chain(more_nodes(problem), faster_links(problem), more_memory_or_batch(problem))
 
 
 def more_nodes(problem: Problem) -> Iterator[tuple[str, Problem]]:

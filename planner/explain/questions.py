@@ -113,7 +113,8 @@ class Questions:
         steps = [result.evaluation.step_s] if result.evaluation is not None else []
         if changed.workload == self.problem.workload:
             kept = api.predict(changed, self.best)
-            steps += [self.best_s if kept.violations else kept.step_s]
+            # A new node may be slower than all others: then it stays idle, and the plan is what it was.
+            steps += [self.best_s] if kept.violations else [self.best_s, kept.step_s]
         if not steps:
             return Gain(change=change, step_s=None, gain=None, gain_at_most=None)
         step_s = min(steps)

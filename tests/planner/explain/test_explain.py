@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -12,14 +13,20 @@ from hypothesis import strategies as st
 from planner import api
 from planner.cli import main
 from planner.commands import plan_flags
-from planner.data.changes import with_faster_pair, with_more_memory, with_named_hosts, with_nodes
+from planner.data.changes import (
+    with_cluster,
+    with_faster_pair,
+    with_more_memory,
+    with_named_hosts,
+    with_nodes,
+)
 from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.explain import relaxations
 from planner.explain.explain import explain
-from planner.explain.gains import changed_problems
+from planner.explain.gains import faster_links, more_memory_or_batch, more_nodes
 from planner.explain.questions import asked_of
 from planner.explain.stages import dealt, stage_reasons, with_layer_moved
 from planner.search import shared
@@ -123,7 +130,8 @@ def test_explain_takes_every_wish_that_plan_takes() -> None:
 
 
 def test_every_thing_of_the_cluster_is_asked_about() -> None:
-    changes = [change for change, _ in changed_problems(two_nodes())]
+    asked = chain(*(ask(two_nodes()) for ask in (more_nodes, faster_links, more_memory_or_batch)))
+    changes = [change for change, _ in asked]
     assert len(set(changes)) == len(changes) == 2 + 2 + 1 + 2 + 1  # one node a class: no network of its own
 
 
@@ -297,3 +305,18 @@ def test_tables_are_shared_between_the_questions_and_no_longer(monkeypatch: pyte
     explain(two_nodes())
     assert len(seen) > 1 and seen[0] is not None and all(one is seen[0] for one in seen)
     assert shared.current() is None
+
+
+def test_a_node_that_may_be_the_slowest_makes_nothing_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more chips the slowest is slower, so that the same plan was said to lose by one more node."""
+    problem = two_nodes(pin={"tp": 8, "pp": 2, "cp": 1, "dp": 1}, max_virtual_stages=1)
+    plan = api.plan(problem).plan
+    assert plan is not None
+    step_s = evaluate(problem, plan).step_s
+    more = with_cluster(problem, with_nodes(problem.cluster, 0, 2) or problem.cluster)
+    assert evaluate(more, plan).step_s > step_s
+    monkeypatch.setattr(api, "plan", lambda problem, *_, **__: answer(problem, feasible=False))
+    found = explain(problem, plan)
+    assert found.gains and all(gain.gain is None or gain.gain >= 0 for gain in found.gains)
+    added = [gain.step_s for gain in found.gains if gain.change.startswith("one more node")]
+    assert added == [step_s] * 2
