@@ -15,7 +15,7 @@ from formulations.virtual_classes_data import Key, VirtualClassesData, hull_line
 from formulations.virtual_selection_tables import fewest_layers
 
 MAX_MOMENTS = 6
-"""Moments of a stage at which its memory is looked at."""
+"""Moments of a stage at which its memory is looked at. A guess."""
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from formulations.options import SolveOptions
 from formulations.stage_selection_data import ROW_TOL
 
 MAX_PIECES = 2_000
-"""Forwards and backwards of a stage beyond which no path is looked for: its ends hardly count there."""
+"""Forwards and backwards of a stage beyond which no path is looked for: its ends count little. A guess."""
 WAYS_TO_EVEN = (0.0, 0.5, 1.0)
-"""Where paths are looked for: at the times found, half way to even chunks, and there."""
+"""Where paths are looked for: at the times found, half way to even chunks, and there. A guess."""
 NEAR = 0.01
-"""Part of the end by which a row may miss it and still be handed on."""
+"""Part of the end by which a row may miss it and still be handed on. A guess."""
 LEAST_GAIN = 2e-4
-"""Part of the bound that a round must add, or it is the last."""
+"""Part of the bound that a round must add, or it is the last. A guess."""
 
 
 class ClassPathSearch(BoundedLoop):

@@ -96,7 +96,7 @@ from formulations.row_search import relaxed
 from formulations.virtual_classes_data import Key, VirtualClassesData, VirtualClassesResult
 
 MAX_ROUNDS = 12
-"""Rounds of rows (path) after which the bound at hand is taken."""
+"""Rounds of rows (path) after which the bound at hand is taken. A guess."""
 MAX_TERMS = 20_000
 """Terms of the rows (wait) beyond which only the first chunk and the first backward are waited for."""
 

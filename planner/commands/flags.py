@@ -27,8 +27,8 @@ Gap = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="Processes that bound parts of the space; the plan does not depend on it. Two spare an eighth "
-        "of the time on 100,000 chips without virtual stages, next to nothing else. [default: 1]"
+        help="Processes that bound parts of the space; the plan does not depend on it. Two spare some "
+        "time on 100,000 chips without virtual stages, next to none else. [default: 1]"
     ),
 ]
 Solver = Annotated[str | None, typer.Option(help="highs, cp_sat, scip or cbc. [default: highs]")]

@@ -28,7 +28,7 @@ from planner.units import TFLOP, format_percent
 
 SHORT_FLOP, LONG_FLOP = 1e11, 3e11
 """Work of the longest products that keep their kernel's pace, and of the shortest at the limit's; between
-them the one passes into the other."""
+them the one passes into the other. Read off those 156 products (benchmarks/compact_tables.py)."""
 
 
 def in_a_loop_s(table: str, latency_s: Floats, products: Products) -> Floats:

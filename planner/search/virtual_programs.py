@@ -38,7 +38,7 @@ BUDGET = 3_000
 MAX_ENTRIES = 200
 """Those of one such program."""
 NODE_LIMIT = 1_000
-"""Nodes of one program, unless an exact answer is asked for."""
+"""Nodes of one program, unless an exact answer is asked for. A guess."""
 
 
 def virtual_gap(options: Options) -> float:

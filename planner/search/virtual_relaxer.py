@@ -15,9 +15,9 @@ from planner.search.virtual_items import VirtualPart
 from planner.units import MS
 
 FIRST_ROUNDS, RAISING_ROUNDS = 2, 6
-"""Rounds of rows (path) of the relaxation of a part, at the cutoff that counts and at lower ones."""
+"""Rounds of rows (path) of the relaxation of a part, at the cutoff that counts and at lower ones. A guess."""
 MOST_PATHS = 80
-"""Rows (path) that are kept for parts of one shape."""
+"""Rows (path) that are kept for parts of one shape. A guess."""
 
 
 class VirtualRelaxer(VirtualDiver):

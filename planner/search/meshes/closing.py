@@ -24,13 +24,13 @@ from planner.tolerances import COUNT_TOL
 Bools = NDArray[np.bool_]
 
 BRACKETS, MOST_BRACKETS = 12, 8
-"""Brackets of the sum at first, and from which they are not halved any more."""
+"""Brackets of the sum at first, and from which they are not halved any more. A guess."""
 TICKS, FINER = 400, 1.6
-"""Ticks of a limit at first, and how many times more there are with each halving."""
+"""Ticks of a limit at first, and how many times more there are with each halving. A guess."""
 ROUNDS, LEAST_ROUNDS = 14, 5
-"""Rounds of prices on one set of brackets, at most and before they may be given up."""
+"""Rounds of prices on one set of brackets, at most and before they may be given up. A guess."""
 FIRST_PRICE = 0.8
-"""Share of the layers that all chips are worth at first."""
+"""Share of the layers that all chips are worth at first. A guess."""
 
 
 @dataclass(frozen=True)

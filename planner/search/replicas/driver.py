@@ -56,7 +56,7 @@ from planner.simulate.evaluate import evaluate
 SHARE_OF_PART = 0.4
 """Share of the time that is left that the search for one launcher, or that for mixes, may take."""
 SHARE_OF_LAST = 0.8
-"""The same where only mixes may go on after it."""
+"""The same where only mixes may go on after it. A guess."""
 SHARE_OF_LOOKS = 0.7
 """Share of that time after which mixes are chosen for the first time."""
 MOST_PROGRAMS = 40

@@ -13,7 +13,7 @@ from planner.search.degrees import DegreeTable
 from planner.search.replicas.space import Ints
 
 EVERY_HELD = 16
-"""Micro-batches held up to which every number has its own times; beyond it eight to each doubling."""
+"""Micro-batches held up to which each number has its own times; beyond it eight to a doubling. A guess."""
 Item = tuple[int, ...]
 """Tensor parallelism, class, split of the sequence, experts' degrees of a stage."""
 

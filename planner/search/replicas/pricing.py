@@ -82,7 +82,7 @@ LONGEST = 1e6
 WIDE = 6, 5
 """The same of its micro-batches."""
 HALF = 0.5
-"""Share of (deep) at first: chains with slim stages behind the slow one would cost too little by it alone."""
+"""Share of (deep) at first: chains with slim stages behind the slow one cost too little by it. A guess."""
 TOGETHER = 80
 """Boxes that are evaluated together, those of the least bounds first."""
 MOST_BOXES = 3000
