@@ -392,6 +392,14 @@ def test_nodes_with_fewer_chips_than_usual_and_network_in_words() -> None:
     assert (usual.nics_per_node, usual.nic_gbit_per_s) == (8, 400)
 
 
+def test_slingshot_is_reached_directly_but_by_sailor() -> None:
+    ways = [
+        converted(software=f"{runtime}, Slingshot").problem.cluster.classes[0].transport
+        for runtime in ("Megatron-LM", "Sailor runtime on Megatron-DeepSpeed")
+    ]
+    assert ways == ["rdma", "host_staged"]
+
+
 @pytest.mark.parametrize(
     ("software", "source", "stack"),
     [
