@@ -22,7 +22,7 @@ from planner.cost.stage import (
     exposed_reduce_s,
     optimizer_s,
 )
-from planner.cost.stage_memory import memory_bytes
+from planner.cost.stage_memory import kept_bytes, memory_bytes
 from planner.data.problem import Problem
 from planner.simulate.pipeline import stage_ends_s
 from planner.simulate.schedules import peak_in_flight
@@ -72,10 +72,8 @@ def _options(
     kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, min(counts) + 1))]
     for recompute, count in kinds:
         content = StageContent(order[s], tuple(chunks), s == 0, s == p - 1, recompute, count)
-        kept = [
-            memory_bytes(prices, 0, content, [float(u == w) for w in range(v)], 1)["activations"]
-            for u in range(v)
-        ]
+        # `memory_bytes` of one micro-batch has no activations where the optimizer's step is fullest.
+        kept = kept_bytes(prices, 0, content)
         memory = memory_bytes(prices, 0, content, peak_in_flight(p, s, m, v, kept), p)
         if sum(memory.values()) > problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES:
             continue
