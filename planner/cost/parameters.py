@@ -198,7 +198,8 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> ParameterCounts:
     router = moe.num_experts * (model.hidden_size + (1 if moe.router_bias else 0))
     one = _mlp(model, moe.ffn_hidden_size, bias=moe.expert_bias).total
     shared = _mlp(model, moe.shared_ffn_hidden_size, bias=False) if moe.shared_ffn_hidden_size else None
-    counts = ParameterCounts(replicated=router, expert=moe.num_experts * one)
+    gate = model.hidden_size if moe.shared_expert_gate else 0
+    counts = ParameterCounts(replicated=router + gate, expert=moe.num_experts * one)
     return counts + shared if shared else counts
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.data.explain import validated
+from planner.data.hf_constants import constants, refuse_what_is_not_described
 from planner.data.model_spec import ModelSpec
 from planner.errors import InstanceError
 
@@ -46,8 +47,9 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
     for size in sorted(_SIZES & config.keys()):
         if type(config[size]) is not int or config[size] < 1:
             raise InstanceError(f"{size}: must be a whole number above 0, got {config[size]!r}", where)
+    refuse_what_is_not_described(config, where)
     try:
-        fields = _FAMILIES[family](config)
+        fields = {**_FAMILIES[family](config), "constants": constants(config, where)}
     except KeyError as error:
         raise InstanceError(f"{error.args[0]} is missing, which model_type {family!r} needs", where) from None
     given = {"id": name.strip("-.") or family.replace("_", "-"), "family": family, "source": where}
@@ -96,7 +98,17 @@ def _mixtral(config: Config) -> Config:
         "top_k": config["num_experts_per_tok"],
         "ffn_hidden_size": config["intermediate_size"],
     }
-    return {**_common(config), "moe": moe}
+    return {**_common(config), **_window(config), "moe": moe}
+
+
+def _windowed(config: Config) -> Config:
+    return {**_common(config), **_window(config)}
+
+
+def _window(config: Config) -> Config:
+    """A window of all layers, where it is shorter than the longest sequence."""
+    window = config.get("sliding_window")
+    return {"sliding_window": window} if window and window < config["max_position_embeddings"] else {}
 
 
 def _qwen_experts(config: Config) -> Config:
@@ -105,6 +117,8 @@ def _qwen_experts(config: Config) -> Config:
         "top_k": config["num_experts_per_tok"],
         "ffn_hidden_size": config["moe_intermediate_size"],
         "shared_ffn_hidden_size": config.get("shared_expert_intermediate_size") or 0,
+        "shared_expert_gate": bool(config.get("shared_expert_intermediate_size")),
+        "first_dense_layers": len(config.get("mlp_only_layers") or ()),
         "layer_freq": config.get("decoder_sparse_step", 1),
     }
     base = _qwen2(config) if config["model_type"] == "qwen2_moe" else _qwen3(config)
@@ -200,8 +214,8 @@ def _gpt_neox(config: Config) -> Config:
 
 _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": _common,
-    "mistral": _common,
-    "phi3": _common,
+    "mistral": _windowed,
+    "phi3": _windowed,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "mixtral": _mixtral,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from planner.data.base import Data
+from planner.data.model_constants import ModelConstants
 
 LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp"]
 
@@ -37,6 +38,8 @@ class MoeSpec(Data):
     """Intermediate width of one routed expert."""
     shared_ffn_hidden_size: int = Field(default=0, ge=0)
     """Intermediate width of all shared experts together; 0 without any."""
+    shared_expert_gate: bool = False
+    """Whether a sigmoid of the token weighs what the shared experts give."""
     first_dense_layers: int = Field(default=0, ge=0)
     """Leading layers that have a dense feed-forward block instead."""
     layer_freq: int = Field(default=1, ge=1)
@@ -54,6 +57,8 @@ class MoeSpec(Data):
     def _padding_has_a_capacity(self) -> MoeSpec:
         if self.pad_to_capacity and self.capacity_factor is None:
             raise ValueError("pad_to_capacity needs a capacity_factor, up to which experts are padded")
+        if self.shared_expert_gate and not self.shared_ffn_hidden_size:
+            raise ValueError("shared_expert_gate needs shared experts (shared_ffn_hidden_size)")
         return self
 
 
@@ -129,6 +134,8 @@ class ModelSpec(Data):
     """Multi-token-prediction layers."""
     hybrid: HybridSpec | None = None
     """Order of layer kinds, where they are mixed."""
+    constants: ModelConstants = ModelConstants()
+    """What changes neither time nor memory, but must stand in launch files."""
     published_params: int | None = Field(default=None, ge=1)
     """Parameters that the publisher states."""
     verified: bool = False
@@ -151,6 +158,11 @@ class ModelSpec(Data):
             )
         if self.moe is not None and self.moe.top_k > self.moe.num_experts:
             raise ValueError(f"moe.top_k {self.moe.top_k} exceeds num_experts {self.moe.num_experts}")
+        groups, visited = self.constants.expert_groups, self.constants.groups_visited
+        if (groups is None) != (visited is None):
+            raise ValueError("constants.expert_groups and constants.groups_visited go together")
+        if groups is not None and visited is not None:
+            _check_groups(self.moe, groups, visited)
         return self
 
     @property
@@ -178,3 +190,18 @@ class ModelSpec(Data):
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds that occur, each once, in order of first occurrence."""
         return tuple(dict.fromkeys(self.kind_of_layer))
+
+
+def _check_groups(moe: MoeSpec | None, groups: int, visited: int) -> None:
+    """Groups of experts are equal, and hold as many as a token visits."""
+    if moe is None:
+        raise ValueError("constants.expert_groups needs a model with experts (moe)")
+    if moe.num_experts % groups:
+        raise ValueError(
+            f"constants.expert_groups {groups} does not divide moe.num_experts {moe.num_experts}"
+        )
+    if visited > groups or visited * (moe.num_experts // groups) < moe.top_k:
+        raise ValueError(
+            f"constants.groups_visited {visited} of {groups} groups with {moe.num_experts // groups} experts "
+            f"each hold no {moe.top_k} experts (moe.top_k)"
+        )

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
 from planner.launchers.megatron_model import VOCAB_MULTIPLE
+from planner.launchers.model_constants import (
+    constant_arguments,
+    has_rotary_positions,
+    norm_epsilon,
+    rotary_base,
+)
 
 RECIPES: dict[str, tuple[str, str]] = {
     model: (f"megatron.bridge.recipes.{family}", f"{name}_pretrain_config")
@@ -84,7 +90,24 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
     }
     if model.mtp_num_layers:
         fields |= {"mtp_enabled": "True", "mtp_num_layers": repr(model.mtp_num_layers)}
-    return fields | _experts(model, grouped_gemm)
+    return fields | _constants(model) | _experts(model, grouped_gemm)
+
+
+def _constants(model: ModelSpec) -> Fields:
+    """What costs neither time nor memory; the fields are named otherwise than Megatron-LM's flags."""
+    fields = {"layernorm_epsilon": repr(norm_epsilon(model))}
+    if has_rotary_positions(model):
+        fields["rotary_base"] = repr(rotary_base(model))
+        if model.mla is not None:  # which its configuration stretches 40 times unless told
+            fields["rotary_scaling_factor"] = "1.0"
+    for argument in constant_arguments(model):
+        name = _FIELD_OF_FLAG.get(argument.flag) or argument.flag.removeprefix("--").replace("-", "_")
+        fields[name] = argument.values[0] if argument.values else "True"
+    return fields
+
+
+_FIELD_OF_FLAG = {"--use-rope-scaling": "rope_scaling"}
+"""Fields of the provider whose name differs from the flag's (megatron-bridge, `gpt_provider.py`)."""
 
 
 def _biases(model: ModelSpec) -> Fields:
@@ -150,6 +173,8 @@ def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
     }
     if moe.shared_ffn_hidden_size:
         fields["moe_shared_expert_intermediate_size"] = repr(moe.shared_ffn_hidden_size)
+    if moe.shared_expert_gate:
+        fields["moe_shared_expert_gate"] = "True"
     if moe.router_bias and not moe.expert_bias:
         fields |= {
             "moe_router_score_function": repr("sigmoid"),

@@ -21,6 +21,12 @@ from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments
 from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.model_constants import (
+    constant_arguments,
+    has_rotary_positions,
+    norm_epsilon,
+    rotary_base,
+)
 from planner.launchers.placement import HostPlace, hosts_text, place_hosts
 from planner.launchers.readme import hosts_step, notes_text, signs_of_life, stage_table, summary
 from planner.launchers.template_text import fill, template
@@ -150,7 +156,9 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
             "train_iters": workload.train_iters,
             "seed": 1234,
             "init_method_std": 0.02,
-            "norm_epsilon": 1e-5,
+            "norm_epsilon": norm_epsilon(model),
+            **({"rotary_base": rotary_base(model)} if has_rotary_positions(model) else {}),
+            **_leaves(constant_arguments(model)),
             "clip_grad": 1.0,
             "eval_iters": 0,
             "optimizer": {

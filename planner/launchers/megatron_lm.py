@@ -19,6 +19,12 @@ from planner.launchers.arguments import Arguments, words
 from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
 from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.model_constants import (
+    constant_arguments,
+    has_rotary_positions,
+    norm_epsilon,
+    rotary_base,
+)
 from planner.launchers.mpi import mpi_files
 from planner.launchers.placement import HostPlace, place_hosts
 from planner.launchers.readme import readme_text
@@ -89,6 +95,7 @@ def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
             "precision_args": _array(args.precision_arguments(problem)),
             "optimizer_args": _array(args.optimizer_arguments(problem, plan)),
             "train_iters": workload.train_iters,
+            "norm_epsilon": f"{norm_epsilon(model):g}",
             "training_args": _training_placeholders(problem),
             "vocab_size": model.vocab_size,
             "checkpoint_format": args.checkpoint_format(plan),
@@ -106,8 +113,8 @@ def _array(arguments: Arguments) -> str:
 def _training_placeholders(problem: Problem) -> str:
     """Lines of the training arguments that only some models have; the user may set them."""
     lines = []
-    if problem.model.position_embedding == "rope":
-        lines.append('--rotary-base "${ROTARY_BASE:-10000}"')
+    if has_rotary_positions(problem.model):
+        lines.append(f'--rotary-base "${{ROTARY_BASE:-{rotary_base(problem.model)}}}"')
     moe = problem.model.moe
     if moe is not None:
         # DeepSeek-V3 balances by router bias and keeps a weak loss beside it (arXiv:2412.19437, 4.2).
@@ -115,6 +122,7 @@ def _training_placeholders(problem: Problem) -> str:
         kind, weight = ("seq_aux_loss", "1e-4") if by_bias else ("aux_loss", "1e-2")
         lines.append(f'--moe-router-load-balancing-type "${{MOE_BALANCING:-{kind}}}"')
         lines.append(f'--moe-aux-loss-coeff "${{MOE_AUX_LOSS_COEFF:-{weight}}}"')
+    lines += [shlex.join(argument.words) for argument in constant_arguments(problem.model)]
     return "\n".join("    " + line for line in lines)
 
 

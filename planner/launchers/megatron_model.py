@@ -1,8 +1,8 @@
 """The network as arguments of Megatron-LM's `pretrain_gpt.py`, and what it cannot express.
 
 Flags and their meaning: megatron-core 0.19.2, `megatron/training/arguments.py` and
-`megatron/core/transformer/transformer_config.py`. What does not change time or memory (rope base,
-norm epsilon, initialisation) is not in the model's data; the launch script leaves it to the user.
+`megatron/core/transformer/transformer_config.py`. What does not change time or memory stands
+in `model_constants`; initialisation is the user's.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
     ]
     if moe.shared_ffn_hidden_size:
         arguments.append(option("--moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
+    if moe.shared_expert_gate:
+        arguments.append(switch("--moe-shared-expert-gate"))
     if grouped_gemm:
         arguments.append(switch("--moe-grouped-gemm"))
     if moe.capacity_factor is not None:

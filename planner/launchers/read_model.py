@@ -119,7 +119,7 @@ _SHAPE = {
     "--multi-latent-attention", "--swiglu", "--squared-relu", "--quick-geglu", "--disable-bias-linear",
     "--add-qkv-bias", "--num-experts", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
     "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
-    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity",
+    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--moe-shared-expert-gate",
 }  # fmt: skip
 
 
@@ -248,6 +248,7 @@ def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
         top_k=flags.number("--moe-router-topk", 2),
         ffn_hidden_size=flags.number("--moe-ffn-hidden-size", flags.number("--ffn-hidden-size", 0) or None),
         shared_ffn_hidden_size=flags.number("--moe-shared-expert-intermediate-size", 0, least=0),
+        shared_expert_gate="--moe-shared-expert-gate" in flags,
         first_dense_layers=dense,
         layer_freq=every,
         router_bias=has_bias or "--moe-router-enable-expert-bias" in flags,

@@ -10,6 +10,7 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.launchers.environments import mixed_platforms
 from planner.launchers.megatron_arguments import recompute_modules
+from planner.launchers.model_constants import left_out
 from planner.launchers.placement import HostPlace, stage_of_rank
 from planner.launchers.template_text import fill
 from planner.units import format_percent, format_seconds
@@ -167,6 +168,7 @@ def _recompute(problem: Problem, plan: Plan, stage: Stage) -> str:
 def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> str:
     """What was taken for granted; empty where nothing was."""
     notes = list(evaluation.assumptions) if evaluation is not None else []
+    notes += left_out(problem.model)
     backends = sorted({problem.chips[stage.chip].backend for stage in plan.stages})
     for backend in backends:
         if backend != "cuda":

@@ -37,7 +37,7 @@ TRAINING_ARGS=(
     --adam-beta2 "${ADAM_BETA2:-0.95}"
     --clip-grad "${CLIP_GRAD:-1.0}"
     --init-method-std "${INIT_METHOD_STD:-0.02}"
-    --norm-epsilon "${NORM_EPSILON:-1e-5}"
+    --norm-epsilon "${NORM_EPSILON:-@{norm_epsilon}}"
     --seed "${SEED:-1234}"
     --log-interval "${LOG_INTERVAL:-1}"
     --log-throughput

@@ -144,6 +144,57 @@ def test_unknown_families_and_missing_fields_are_named(tmp_path: Path) -> None:
         load_model(written(tmp_path, {**LLAMA, "hidden_size": None}))
 
 
+OTHER_NETWORKS: dict[str, dict[str, Any]] = {
+    "hidden_act 'gelu'": LLAMA | {"hidden_act": "gelu"},
+    "use_sliding_window True": CONFIGS["qwen2.5-7b"] | {"use_sliding_window": True},
+    "mlp_only_layers .0, 2.": CONFIGS["qwen3-30b-a3b"] | {"mlp_only_layers": [0, 2]},
+    "use_parallel_residual True": LLAMA | {"model_type": "gpt_neox"},
+    "activation_function 'relu'": CONFIGS["gpt2-xl"] | {"activation_function": "relu"},
+    "moe_layer_freq 2": CONFIGS["deepseek-v3"] | {"moe_layer_freq": 2},
+    "scoring_func 'softmax'": CONFIGS["deepseek-v3"] | {"scoring_func": "softmax"},
+    "layer_types .* sliding and full attention in turn": CONFIGS["gpt-oss-20b"]
+    | {"layer_types": ["full_attention"] * 24},
+    "rotary_scaling.kind": LLAMA | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}},
+}
+"""What is complained of, and a configuration that another network than the family's usual one has."""
+
+
+@pytest.mark.parametrize("complaint", OTHER_NETWORKS)
+def test_what_makes_another_network_is_refused(complaint: str, tmp_path: Path) -> None:
+    """All of these were once read as the family's usual network, and planned and exported as such."""
+    with pytest.raises(InstanceError, match=complaint):
+        load_model(written(tmp_path, OTHER_NETWORKS[complaint]))
+
+
+def test_windows_leading_dense_layers_and_gates_are_read(tmp_path: Path) -> None:
+    mistral = load_model(written(tmp_path / "a", LLAMA | {"model_type": "mistral", "sliding_window": 4096}))
+    assert (mistral.sliding_window, mistral.global_layer_every) == (4096, 1)
+    wide = LLAMA | {"model_type": "mistral", "sliding_window": 8192}
+    assert load_model(written(tmp_path / "b", wide)).sliding_window is None
+    experts = CONFIGS["qwen3-30b-a3b"] | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5632}
+    gated = load_model(written(tmp_path / "c", experts | {"mlp_only_layers": [0, 1]}))
+    assert gated.moe is not None and gated.moe.shared_expert_gate
+    assert gated.kind_of_layer[:3] == ("dense", "dense", "moe")
+    assert gated.constants.softmax_over_all
+
+
+def test_numbers_for_launch_files_are_read(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    before = LLAMA | {"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "rope_scaling": scaling}
+    now = LLAMA | {"rms_norm_eps": 1e-5, "rope_parameters": {**scaling, "rope_theta": 500000.0}}
+    for folder, config in (("a", before), ("b", now)):
+        found = load_model(written(tmp_path / folder, config)).constants
+        assert (found.rotary_base, found.norm_epsilon) == (500_000, 1e-5)
+        assert found.rotary_scaling is not None and found.rotary_scaling.kind == "llama3"
+    for name in ("deepseek-v3", "glm-4.5-air", "mixtral-8x7b", "gpt2-xl"):
+        extra = {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}}
+        theta = {"glm-4.5-air": {"rope_theta": 1_000_000}, "deepseek-v3": extra}.get(name, {})
+        read = load_model(written(tmp_path / name, CONFIGS[name] | theta)).constants
+        told = load_model(name).constants
+        scale = {"routed_scale": read.routed_scale or told.routed_scale}
+        assert read == told.model_copy(update=scale), name
+
+
 ARGUMENTS = (
     "--num-layers 30 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
     "--group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 8192 "

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from planner.data.load import load_model, load_plan, load_problem
+from planner.data.model_constants import RotaryScaling
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.directory import export_plan
@@ -132,14 +133,27 @@ def test_megatron_builds_the_models_that_the_plans_counted(megatron_python: str,
     options: list[str] = []
     # And what no shipped model has: prediction with a tied head, for which the last stage holds two copies.
     tied = load_model("glm-4.5-air").model_copy(update={"id": "tied", "tied_embeddings": True})
-    for name, model in {**{name: name for name in names}, "tied": tied}.items():
+    # One expert a token, shared experts behind a gate, part of each head rotated, and that stretched.
+    mixtral = load_model("mixtral-8x7b")
+    assert mixtral.moe is not None
+    one = {"top_k": 1, "shared_ffn_hidden_size": 1024, "shared_expert_gate": True}
+    rotary = {"rotary_fraction": 0.5, "rotary_scaling": RotaryScaling(kind="llama3", factor=4.0)}
+    switch = mixtral.model_copy(
+        update={
+            "id": "switch",
+            "moe": mixtral.moe.model_copy(update=one),
+            "constants": mixtral.constants.model_copy(update=rotary),
+        }
+    )
+    changed = {"tied": tied, "switch": switch}
+    for name, model in {**{name: name for name in names}, **changed}.items():
         problem, plan = plans.two_stages(model)
         out = write(tmp_path / name, problem, plan)
         options += ["--script", str(out / "launch.sh"), "--nodes", str(plan.world_size // 8)]
         options += ["--expect", str(tmp_path / name / "expected.json")]
     done = run_check(megatron_python, *options)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stdout.count("ACCEPTED") == len(names) + 1
+    assert done.stdout.count("ACCEPTED") == len(names) + len(changed)
 
 
 RANDOM_PLANS = {"0.17.1": 40, "0.18.2": 40, "0.19.2": 20}

@@ -1,0 +1,145 @@
+"""What a Hugging Face configuration says beside the sizes: numbers for launch files, and what is refused.
+
+A field that changes the network and that no `ModelSpec` holds is refused, so that no other network is planned
+in its place. Names and defaults are those of transformers 5 (Apache-2.0), `models/*/configuration_*.py` and
+`modeling_rope_utils.py`; before version 5, `rope_theta` and `rope_scaling` stood apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.errors import InstanceError
+
+Config = dict[str, Any]
+
+_ACTIVATIONS = {
+    "gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
+    "gpt_neox": ("hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
+}
+"""Field of the activation and the ones that we describe, by family; others have a gated SiLU."""
+
+_FIXED: dict[str, dict[str, tuple[object, ...]]] = {
+    "gpt2": {"scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,)},
+    "gpt_neox": {"use_parallel_residual": (False,)},
+    "qwen2": {"use_sliding_window": (False,)},
+    "qwen3": {"use_sliding_window": (False,)},
+    "qwen2_moe": {"use_sliding_window": (False,)},
+    "qwen3_moe": {"use_sliding_window": (False,)},
+    "deepseek_v2": {"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
+    "deepseek_v3": {"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)},
+    "kimi_k2": {"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)},
+    "glm4_moe": {"norm_topk_prob": (True,)},
+    "gpt_oss": {"swiglu_limit": (7.0,)},
+}
+"""Values that fields must have where they are given, by family."""
+
+_NOT_DESCRIBED_BY_DEFAULT: dict[str, Config] = {"gpt_neox": {"use_parallel_residual": True}}
+"""Fields whose default is one that we cannot describe."""
+
+_BASES = {"mixtral": 1_000_000, "gpt_oss": 150_000}
+"""Rotary bases of families whose default is not 10,000."""
+_EPSILONS = {"mixtral": 1e-5, "phi3": 1e-5, "glm4_moe": 1e-5, "gpt_oss": 1e-5, "gpt2": 1e-5, "gpt_neox": 1e-5}
+"""What norms add to the variance, of families whose default is not 1e-6."""
+_GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4)}
+"""Groups of experts and how many a token visits, by default."""
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What Llama 3.1 and 3.2 publish, the only ones that launchers know."""
+
+
+def refuse_what_is_not_described(config: Config, where: str) -> None:
+    """Stop at a field that makes another network than a `ModelSpec` of the family says.
+
+    Raises
+    ------
+    InstanceError
+        Names field, value and what is described.
+    """
+    family = str(config["model_type"])
+    name, known = _ACTIVATIONS.get(family, ("hidden_act", ("silu", "swish")))
+    fixed: dict[str, tuple[object, ...]] = {name: known, **_FIXED.get(family, {})}
+    config = {**_NOT_DESCRIBED_BY_DEFAULT.get(family, {}), **config}
+    for field, values in fixed.items():
+        if field in config and config[field] not in values:
+            told = " or ".join(repr(value) for value in values)
+            raise _not_described(field, config[field], f"{told} of model_type {family!r}", where)
+    dense = config.get("mlp_only_layers") or []
+    if dense and (dense != list(range(len(dense))) or config.get("decoder_sparse_step", 1) != 1):
+        raise _not_described("mlp_only_layers", dense, "leading layers with decoder_sparse_step 1", where)
+    kinds = config.get("layer_types")
+    if kinds is not None and len(set(kinds)) > 1 and family != "gpt_oss":
+        raise _not_described("layer_types", sorted(set(kinds)), "layers of one kind", where)
+    if kinds is not None and family == "gpt_oss":
+        alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(len(kinds))]
+        if kinds != alternating:
+            raise _not_described(
+                "layer_types", "of another order", "sliding and full attention in turn", where
+            )
+
+
+def _not_described(field: str, value: object, known: str, where: str) -> InstanceError:
+    return InstanceError(
+        f"{field} {value!r} cannot be described, only {known}; a model file of your own can say what comes "
+        "closest (`hetplan schema model`)",
+        where,
+    )
+
+
+def constants(config: Config, where: str) -> Config:
+    """Fields of `ModelConstants`: epsilon of norms, rotary positions, weights of experts."""
+    family = str(config["model_type"])
+    fields: Config = {"norm_epsilon": _epsilon(config, family)}
+    if family != "gpt2":
+        fields |= _positions(config, family, where)
+    if "num_experts_per_tok" in config:
+        fields |= _routing(config, family)
+    return fields
+
+
+def _epsilon(config: Config, family: str) -> object:
+    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+    return next((config[name] for name in names if name in config), _EPSILONS.get(family, 1e-6))
+
+
+def _positions(config: Config, family: str, where: str) -> Config:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise InstanceError(f"rope_scaling: must be a mapping, got {rope!r}", where)
+    base = config.get("rope_theta", config.get("rotary_emb_base", rope.get("rope_theta")))
+    share = config.get("partial_rotary_factor", config.get("rotary_pct", rope.get("partial_rotary_factor")))
+    base = _BASES.get(family, 10_000) if base is None else base
+    defaults = {"glm4_moe": 0.5, "gpt_neox": 0.25}
+    fields: Config = {
+        "rotary_base": int(base) if isinstance(base, float) and base.is_integer() else base,
+        "rotary_fraction": defaults.get(family) if share is None else share,
+    }
+    kind = str(rope.get("rope_type", rope.get("type", "default")))
+    if kind == "llama3":
+        for name, value in _LLAMA3.items():
+            if rope.get(name, value) != value:
+                raise _not_described(name, rope[name], f"{value:g} of rope_type 'llama3'", where)
+    if kind != "default":
+        fields["rotary_scaling"] = {
+            "kind": {"su": "longrope"}.get(kind, kind),
+            "factor": rope.get("factor", 1.0),
+            **{name: rope[name] for name in ("mscale", "mscale_all_dim") if rope.get(name) is not None},
+        }
+    return fields
+
+
+def _routing(config: Config, family: str) -> Config:
+    groups, visited = _GROUPS.get(family, (None, None))
+    groups, visited = config.get("n_group", groups), config.get("topk_group", visited)
+    by_default = {"deepseek_v2": 1.0, "deepseek_v3": 2.5}
+    fields: Config = {
+        "routed_scale": config.get("routed_scaling_factor", by_default.get(family)),
+        # Mixtral's and gpt-oss' weights always sum to 1, those of the others where norm_topk_prob says so.
+        "softmax_over_all": family in ("qwen2_moe", "qwen3_moe", "deepseek_v2")
+        and not config.get("norm_topk_prob", False),
+    }
+    method = config.get("topk_method", "greedy" if family == "deepseek_v2" else "noaux_tc")
+    if groups is not None and visited is not None and groups > 1 and method != "greedy":
+        fields |= {"expert_groups": groups, "groups_visited": visited}
+    return fields

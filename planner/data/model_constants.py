@@ -1,0 +1,43 @@
+"""Numbers of a network that change what it computes, but neither its time nor its memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from planner.data.base import Data
+
+
+class RotaryScaling(Data):
+    """How rotary positions are stretched beyond the length that a model was first trained at."""
+
+    kind: Literal["llama3", "yarn", "linear", "dynamic", "longrope"]
+    """Rule, as transformers names it (`rope_type`)."""
+    factor: float = Field(gt=0)
+    """How many times longer sequences become."""
+    mscale: float | None = Field(default=None, ge=0)
+    """YaRN's factor of the attention's temperature; null where not stated."""
+    mscale_all_dim: float | None = Field(default=None, ge=0)
+    """The same for the part of a head without positions."""
+
+
+class ModelConstants(Data):
+    """What launch files must state for the network to be the published one; null where not known."""
+
+    norm_epsilon: float | None = Field(default=None, gt=0)
+    """What norms add to the variance."""
+    rotary_base: int | None = Field(default=None, ge=2)
+    """Base of the rotary frequencies (`rope_theta`)."""
+    rotary_fraction: float | None = Field(default=None, gt=0, le=1)
+    """Share of a head that is rotated; null for all of it."""
+    rotary_scaling: RotaryScaling | None = None
+    """How rotary positions are stretched; null where they are not."""
+    routed_scale: float | None = Field(default=None, gt=0)
+    """Factor of the routed experts' output; null for 1."""
+    softmax_over_all: bool = False
+    """Whether experts are weighed by a softmax over all of them, not over those that a token visits."""
+    expert_groups: int | None = Field(default=None, ge=1)
+    """Groups of experts of which a token visits some; null where it may visit any expert."""
+    groups_visited: int | None = Field(default=None, ge=1)
+    """How many groups a token visits."""

@@ -1,0 +1,94 @@
+"""Numbers of the network that cost nothing, but without which another network is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.data.load import load_model
+from planner.data.model_constants import ModelConstants
+from planner.data.model_spec import ModelSpec
+from planner.launchers import bridge_model, flagscale, megatron_lm
+from planner.launchers.model_constants import constant_arguments, left_out
+from tests.planner.launchers import plans
+
+STATED = {
+    "llama3-8b": ["--rotary-base ${ROTARY_BASE:-500000}", "--norm-epsilon ${NORM_EPSILON:-1e-05}"],
+    "qwen3-8b": ["--rotary-base ${ROTARY_BASE:-1000000}", "--norm-epsilon ${NORM_EPSILON:-1e-06}"],
+    "llama3.1-405b": ["--use-rope-scaling", "--rope-scaling-factor 8.0"],
+    "glm-4.5": ["--rotary-percent 0.5", "--moe-router-topk-scaling-factor 2.5"],
+    "deepseek-v3": [
+        "--moe-router-num-groups 8", "--moe-router-group-topk 4", "--rotary-scaling-factor 40.0",
+        "--mscale-all-dim 1.0",
+    ],
+    "deepseek-v2-lite": ["--moe-router-pre-softmax", "--mscale 0.707"],
+}  # fmt: skip
+
+
+def scripts(model: str | ModelSpec) -> tuple[str, str]:
+    """Start script and page of a launch directory."""
+    problem, plan = plans.two_stages(model)
+    files = megatron_lm.launch_files(problem, plan, None)
+    return files["launch.sh"], files["README.md"]
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_script_states_the_numbers_of_the_published_network(name: str) -> None:
+    """Every model once got the rotary base 10,000 and the epsilon 1e-5, with nothing said of it."""
+    script, page = scripts(name)
+    lines = [line.strip().replace('"', "") for line in script.splitlines()]
+    for expected in STATED[name]:
+        assert expected in lines
+    assert "Megatron's own" not in page
+
+
+def test_what_a_model_does_not_state_is_told_to_the_reader() -> None:
+    model = load_model("llama3-8b").model_copy(update={"constants": ModelConstants(), "id": "ours"})
+    script, page = scripts(model)
+    assert "${ROTARY_BASE:-10000}" in script
+    assert "rotary base 10000 and norm epsilon 1e-05: Megatron's own, as the file of ours states none" in page
+    assert left_out(load_model("gpt-oss-20b"))[0].startswith("rotary positions are not stretched")
+
+
+def test_one_chosen_expert_is_weighed_among_all() -> None:
+    """Megatron refuses a softmax over one expert ("Please use --moe-router-pre-softmax when topk is 1")."""
+    model = load_model("mixtral-8x7b")
+    assert model.moe is not None
+    switch = model.model_copy(update={"moe": model.moe.model_copy(update={"top_k": 1})})
+    assert [argument.flag for argument in constant_arguments(switch)] == ["--moe-router-pre-softmax"]
+    assert constant_arguments(model) == ()
+
+
+def test_flagscale_and_bridge_state_them_too() -> None:
+    model = load_model("deepseek-v2-lite")
+    fields = bridge_model.provider_fields(model, grouped_gemm=True)
+    assert fields["layernorm_epsilon"] == "1e-06" and fields["rotary_base"] == "10000"
+    assert fields["moe_router_pre_softmax"] == "True" and fields["rotary_scaling_factor"] == "40.0"
+    plain = model.model_copy(update={"constants": ModelConstants()})
+    # Latent attention of Megatron-Bridge stretches positions 40 times unless it is told not to.
+    assert bridge_model.provider_fields(plain, grouped_gemm=True)["rotary_scaling_factor"] == "1.0"
+    problem, plan = plans.two_stages("qwen3-8b")
+    problem, plan = (
+        problem.model_copy(update={"target": "flagscale"}),
+        plan.model_copy(update={"target": "flagscale"}),
+    )
+    tree: Any = yaml.safe_load(flagscale.launch_files(problem, plan, None)["train/hetero.yaml"])
+    assert (tree["model"]["rotary_base"], tree["model"]["norm_epsilon"]) == (1_000_000, 1e-6)
+    llama = bridge_model.provider_fields(load_model("llama3.1-405b"), grouped_gemm=True)
+    assert (llama["rope_scaling"], llama["rope_scaling_factor"]) == ("True", "8.0")
+
+
+@pytest.mark.parametrize(
+    ("constants", "complaint"),
+    [
+        ({"expert_groups": 8}, "go together"),
+        ({"expert_groups": 3, "groups_visited": 1}, "does not divide"),
+        ({"expert_groups": 8, "groups_visited": 1}, "hold no 2 experts"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(constants: dict[str, int], complaint: str) -> None:
+    model = load_model("mixtral-8x7b")
+    with pytest.raises(ValueError, match=complaint):
+        ModelSpec(**(model.model_dump() | {"constants": constants}))
