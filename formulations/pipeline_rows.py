@@ -159,18 +159,16 @@ def core_values(
         span = span + 2 * (hop_before[..., None, :-1] - hop_before[..., :-1, None])
         pairs = rest * both[..., :, None] + (windows + rest + 1) * wait[..., :, None]
         steady = np.where(exists, windows * span + pairs, -np.inf)
-        best_last = np.argmax(steady, axis=-1)
-        between = np.take_along_axis(steady, best_last[..., None], axis=-1)[..., 0]
+        best_last = steady.argmax(axis=-1)
+        between = steady.max(axis=-1)
     else:
         best_last = np.broadcast_to(np.arange(p), both.shape)
         one_by_one = (num_microbatches - 2 - q) * both + between_passes
         between = np.where(num_microbatches >= q + 2, one_by_one, -np.inf)
     best_partial = first + last + between
     through = _through(forward, backward, hop_before[..., :-1], num_microbatches, between)
-    families = np.stack([window, mirror, work, best_partial])
-    family = np.argmax(families, axis=0)
-    core = np.take_along_axis(families, family[None], axis=0)[0]
-    return CoreValues(core, fill, drain, family, best_last, through)
+    families = np.array([window, mirror, work, best_partial])
+    return CoreValues(families.max(axis=0), fill, drain, families.argmax(axis=0), best_last, through)
 
 
 def _through(

@@ -174,7 +174,7 @@ def objective_ms(data: StageSelectionData, choice: StageChoice) -> float:
     n = np.array(choice.layers, dtype=np.float64)
     forward, backward = times_ms(data, choice)
     gathering = np.maximum(data.gather_ms * n + data.base_gather_ms - data.hidden_fraction * forward, 0.0)
-    after = reductions_ms(data, choice) + data.reduce_tail_ms
+    after = exposed_reduction_ms(data, n, backward) + data.reduce_tail_ms
     end = step_bound(forward, backward, data.send_ms, data.num_microbatches, after, data.wait_ms)
     follow = data.optimizer_ms * n + data.base_optimizer_ms + gathering + data.gather_tail_ms
     return float(end) + float(follow.max()) + data.constant_ms

@@ -22,7 +22,7 @@ from planner.cost.layer_communication import (
     tensor_layer_s,
 )
 from planner.cost.memory import gathered_heads_bytes
-from planner.cost.networks import network_of
+from planner.cost.networks import network_of, networks_of
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
@@ -31,7 +31,7 @@ from planner.cost.sizes import Sizes, context_levels
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
-from planner.cost.work import Piece, Work, work_of_one
+from planner.cost.work import Piece, Work
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 
@@ -50,10 +50,19 @@ class LayerTimes:
 
 
 class ClassPricing:
-    """Prices on one node class: evaluates all products once, then each piece."""
+    """Prices of each piece on one node class, from the times of its products there."""
 
-    def __init__(self, problem: Problem, work: Work, sizes: Sizes, class_index: int, dp_mode: str) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        work: Work,
+        times: MatmulTimes,
+        sizes: Sizes,
+        class_index: int,
+        dp_mode: str,
+    ) -> None:
         self.problem, self.work, self.sizes, self.vocab = problem, work, sizes, work.vocab
+        self.times = times
         self.model, self.stack = problem.model, problem.stack
         self.kinds, self.pieces = work.kinds, work.pieces
         chip = problem.chip_of(class_index)
@@ -71,10 +80,6 @@ class ClassPricing:
             self.network, self.model, sizes, precision, self.stack
         )
         self.layers: dict[LayerKind, LayerTimes] = {}
-        if isinstance(work.vocab, float):
-            self.times = _times_of_one(problem, sizes.of_one_replica, work.vocab, class_index)
-        else:
-            self.times = matmul_times(self.relative, work.products, precision, self.stack)
         self.attention = self._attention()
 
     def _attention(self) -> tuple[Values, Values]:
@@ -250,14 +255,19 @@ class ClassPricing:
         )
 
 
-@remembered
-def _times_of_one(problem: Problem, sizes: Sizes, vocab: float, class_index: int) -> MatmulTimes:
-    """Times of the products of a single choice of degrees on one class."""
-    products, relative = (
-        work_of_one(problem, sizes, vocab).products,
-        network_of(problem, class_index).relative,
+def product_times(problem: Problem, work: Work) -> tuple[MatmulTimes, ...]:
+    """Times of the products of all pieces, for every node class."""
+    precision, stack = problem.workload.precision, problem.stack
+    return tuple(
+        matmul_times(network.relative, work.products, precision, stack) for network in networks_of(problem)
     )
-    return matmul_times(relative, products, problem.workload.precision, problem.stack)
+
+
+@remembered
+def work_of_one(problem: Problem, sizes: Sizes, vocab: float) -> tuple[Work, tuple[MatmulTimes, ...]]:
+    """Work and times of a single choice of degrees; choices that part a micro-batch alike share them."""
+    work = Work.of(problem, sizes, vocab)
+    return work, product_times(problem, work)
 
 
 def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:

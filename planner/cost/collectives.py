@@ -9,7 +9,7 @@ for a tenth.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from planner.cost import tables
 from planner.cost.elementwise import Values, ceil, exists, log2, maximum, minimum, where
@@ -111,12 +111,12 @@ class Network:
     oversubscription: float = 1.0
     """Rate into such a group of nodes over the rate out of it."""
 
-    @property
+    @cached_property
     def chip_bytes_per_s(self) -> float:
         """A chip's share of the node's adapters, as its transport leaves it [bytes/s]."""
         return transport_rate(self.node_bytes_per_s, self.transport) / self.chips_per_node
 
-    @property
+    @cached_property
     def is_mesh(self) -> bool:
         """Whether links join the chips of a node in pairs, without a switch, unlike those of the table."""
         return self.peer_bytes_per_s < self.link_bytes_per_s and self.relative.collective_table not in MESHED
@@ -127,7 +127,7 @@ class Network:
             return 1.0
         return maximum(self.link_bytes_per_s / (self.peer_bytes_per_s * maximum(ranks - 1, 1.0)), 1.0)
 
-    @property
+    @cached_property
     def step_latency_s(self) -> float:
         """Latency of one message between nodes [s]."""
         return self.latency_s + TRANSPORT_LATENCY_S[self.transport]
@@ -143,6 +143,10 @@ class _Measured:
     """Latency over the grid's."""
     fit: tables.CollectiveFit | None
     """The other source's line; None where there is none."""
+
+    def latency_s(self, ranks: Values, size_bytes: Values) -> Values:
+        """Latency among so many ranks [s]."""
+        return self.scale * self.grid.latency_s(ranks, size_bytes)
 
 
 @lru_cache(maxsize=256)
@@ -179,11 +183,11 @@ def inside_s(network: Network, op: str, size_bytes: Values, ranks: Values) -> Va
     most_ranks = of.most_ranks if network.shares_bridges or not bridged else 2
     measured = minimum(n, float(most_ranks))
     size = maximum(size_bytes, 1.0)
-    latency, floor = (of.scale * of.grid.latency_s(measured, x) for x in (size, SMALLEST_BYTES))
+    latency, floor = of.latency_s(measured, size), of.latency_s(measured, SMALLEST_BYTES)
     if bridged and network.shares_bridges:
         # All groups of the node work at once and share its bridges: the rate is that of one group of all.
         everyone = maximum(measured, min(network.chips_per_node, float(of.most_ranks)))
-        shared, shared_floor = (of.scale * of.grid.latency_s(everyone, x) for x in (size, SMALLEST_BYTES))
+        shared, shared_floor = of.latency_s(everyone, size), of.latency_s(everyone, SMALLEST_BYTES)
         share = ((measured - 1) / measured) / ((everyone - 1) / everyone)
         latency = maximum(latency, floor + (shared - shared_floor) * share)
     over, link_scale = (n - 1) / n, relative.link_scale * network.unused_links(n)

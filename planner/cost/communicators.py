@@ -17,12 +17,12 @@ the distributed optimizer (all ranks), and with experts those of an expert layer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.dispatchers import dispatcher_bytes
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.sizes import Sizes
-from planner.data.chip import Chip
 from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
@@ -38,29 +38,32 @@ EXCHANGE_BYTES_PER_PEER = 3.28 * GB / EXCHANGE_PEERS
 
 
 def communicator_bytes(
-    problem: Problem, chip: Chip, sizes: Sizes, domain_chips: float, dp_mode: str
-) -> Values:
-    """Memory of all communicators of a rank [bytes].
+    problem: Problem, sizes: Sizes, domain_chips: Sequence[float], dp_mode: str
+) -> list[Values]:
+    """Memory of all communicators of a rank on each node class [bytes].
 
     A stage that has fewer chips than the cluster is taken to have others beside it in a pipeline.
 
     Parameters
     ----------
     domain_chips
-        Chips that fast links join.
+        [node_class] chips that fast links join.
     """
     stack, s, job = problem.stack, sizes, float(problem.cluster.num_chips)
     groups = sharing_groups(s, job)
     if stack.megatron_groups:
         groups += megatron_groups(problem.model, s, job, dp_mode)
     sets: Values = sum(_sets(group.ranks) for group in groups)
-    joined = sets * stack.communicator_gib * GIB + _exchange_bytes(problem.model, stack, s, domain_chips)
-    if stack.communicator_gib:
-        joined = joined + near_stages(s, job, domain_chips) * EXCHANGE_BYTES_PER_PEER
-    if not (chip.switch_reduces and stack.switch_buffer_mib):
-        return joined
-    near: Values = sum(_near_ranks(group, domain_chips) for group in groups)
-    return joined + near * stack.switch_buffer_mib * MIB
+    found = []
+    for c, domain in enumerate(domain_chips):
+        joined = sets * stack.communicator_gib * GIB + _exchange_bytes(problem.model, stack, s, domain)
+        if stack.communicator_gib:
+            joined = joined + near_stages(s, job, domain) * EXCHANGE_BYTES_PER_PEER
+        if problem.chip_of(c).switch_reduces and stack.switch_buffer_mib:
+            near: Values = sum(_near_ranks(group, domain) for group in groups)
+            joined = joined + near * stack.switch_buffer_mib * MIB
+        found.append(joined)
+    return found
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,14 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
     """Latency of products in one format, array [pass, product, choice] in seconds."""
     m, n, k, count, weight = products.m, products.n, products.k, products.count, products.weight
     sums = _sums_factor(stack)
-    wide = tables.gemm_grid(relative.measured.table, "bf16").latency_at_s(products.log_shapes)
-    isolated = _isolated_s(relative, products, wide, sums)
-    if _timed_in_a_loop(relative):
+    wide = _table_s(relative.measured.table, "bf16", products)
+    at, in_a_loop = products.grouped, _timed_in_a_loop(relative)
+    if at or not in_a_loop:
+        isolated = _isolated_s(relative, products, wide, sums)
+    if in_a_loop:
         latency = _hopper_s(relative, products, wide, sums)
     else:
         latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision, sums)
-    at = products.grouped
     apart = [] if _has_grouped_wgrad(relative) else at
     if at:
         grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
@@ -103,9 +104,7 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         single = stack.experts_as_single_products and _grouped_training(relative) == "h100_sxm"
         latency[:, at] = np.minimum(joined, latency[:, at]) if single else joined
     if relative.sustained_flop_per_s is not None:
-        limited = np.array([1.0, 1.0, sums])[:, None, None] * (
-            2.0 * m * n * k / relative.sustained_flop_per_s
-        )
+        limited = np.array([1.0, 1.0, sums])[:, None, None] * (products.flop / relative.sustained_flop_per_s)
         limited[2, apart] /= sums
         latency = np.maximum(latency, limited)
     rate = relative.memory_bytes_per_s
@@ -122,6 +121,12 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
     return latency
 
 
+def _table_s(table: str, precision: str, products: Products) -> Floats:
+    """Latency of isolated kernels on a measured chip, array [pass, product, choice] in seconds."""
+    grid = tables.gemm_grid(table, precision)
+    return products.once(grid, lambda: grid.latency_at_s(products.log_shapes))
+
+
 def _isolated_s(relative: Relative, products: Products, wide_s: Floats, sums: float) -> Floats:
     """Latency of isolated kernels, array [pass, product, choice] in seconds.
 
@@ -133,7 +138,7 @@ def _isolated_s(relative: Relative, products: Products, wide_s: Floats, sums: fl
     measured, precision = relative.measured, relative.gemm_precision
     if precision == "bf16":
         return wide_s * relative.precision_scale * relative.compute_scale
-    narrow = tables.gemm_grid(measured.table, precision).latency_at_s(products.log_shapes)
+    narrow = _table_s(measured.table, precision, products)
     # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
     wide_over_narrow = _gemm_factors(measured, "bf16", sums) / _gemm_factors(measured, precision, sums)
     narrow = np.minimum(narrow * relative.precision_scale, wide_s * wide_over_narrow)

@@ -130,23 +130,22 @@ class LogGrid:
         weights: list[float] = []
         for axis, size in zip(self._scalar_axes, sizes, strict=True):
             x, points = math.log(size), axis.points
-            if x < points[0]:
-                beyond += axis.below * (x - points[0])
-                x = points[0]
-            elif x > points[-1]:
-                beyond += axis.above * (x - points[-1])
-                x = points[-1]
-            if len(points) > 1:
+            first, last = points[0], points[-1]
+            if x < first:
+                beyond += axis.below * (x - first)
+                x = first
+            elif x > last:
+                beyond += axis.above * (x - last)
+                x = last
+            if last > first:
                 low = bisect_right(points, x, 1, len(points) - 1) - 1
                 base += axis.stride * low
                 weights.append((x - points[low]) / (points[low + 1] - points[low]))
         flat = self._scalar_flat
         corners = [flat[base + corner] for corner in self._scalar_corners]
         for weight in reversed(weights):  # corners of the last axis lie next to each other
-            corners = [
-                below + weight * (above - below)
-                for below, above in zip(corners[::2], corners[1::2], strict=True)
-            ]
+            pairs = range(0, len(corners), 2)
+            corners = [corners[i] + weight * (corners[i + 1] - corners[i]) for i in pairs]
         return math.exp(corners[0] + beyond)
 
     def _interpolate(self, x: Floats) -> Floats:

@@ -7,7 +7,7 @@ import numpy as np
 from planner.cost import memory, placeholders, states
 from planner.cost.communicators import communicator_bytes
 from planner.cost.elementwise import where
-from planner.cost.networks import network_of
+from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts, mtp_parameters
 from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradient_bytes
@@ -79,10 +79,8 @@ def memory_prices(
 
 def _fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str) -> Floats:
     """Device context and communicators, array [choice, node_class]."""
-    num_classes = len(problem.cluster.classes)
-    fixed = np.empty((rows, num_classes))
-    for c in range(num_classes):
-        domain_chips = network_of(problem, c).domain_chips
-        joined = communicator_bytes(problem, problem.chip_of(c), sizes, domain_chips, dp_mode)
+    domain_chips = [network.domain_chips for network in networks_of(problem)]
+    fixed = np.empty((rows, len(domain_chips)))
+    for c, joined in enumerate(communicator_bytes(problem, sizes, domain_chips, dp_mode)):
         fixed[:, c] = problem.stack.context_gib * GIB + joined
     return fixed

@@ -16,11 +16,12 @@ NO_ADAPTER_BYTES_PER_S = 0.125e9
 
 def network_of(problem: Problem, class_index: int) -> Network:
     """What a chip of a class can reach others through."""
-    return _networks(problem)[class_index]
+    return networks_of(problem)[class_index]
 
 
 @remembered
-def _networks(problem: Problem) -> tuple[Network, ...]:
+def networks_of(problem: Problem) -> tuple[Network, ...]:
+    """The same of every class."""
     return tuple(_network(problem, i) for i in range(len(problem.cluster.classes)))
 
 

@@ -8,7 +8,7 @@ moe/experts.py, moe/shared_experts.py, moe/router.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -77,7 +77,7 @@ class Products:
                 own = self.own_inputs if x.split == "column" else self.own_gradients
                 own[i] = x.own_rows
         self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
-        self._moved: dict[tuple[float, float], Floats] = {}
+        self._found: dict[Hashable, Floats] = {}
         self.wide = [i for i, x in enumerate(matmuls) if not x.narrow]
         self.narrow = [i for i, x in enumerate(matmuls) if x.narrow]
 
@@ -87,6 +87,18 @@ class Products:
         choice]."""
         m, n, k = np.log(self.m), np.log(self.n), np.log(self.k)
         return np.array([[m, m, n], [n, k, k], [k, n, m]])
+
+    @cached_property
+    def flop(self) -> Floats:
+        """FLOP of one product of each, array [product, choice]."""
+        flop: Floats = 2.0 * self.m * self.n * self.k
+        return flop
+
+    def once(self, key: Hashable, find: Callable[[], Floats]) -> Floats:
+        """What is found of these products, read-only: node classes that ask for the same share it."""
+        if key not in self._found:
+            self._found[key] = find()
+        return self._found[key]
 
     def moved_bytes(self, element: float, gradient_bytes: float) -> Floats:
         """Bytes that the three passes must move at least, array [pass, product, choice].
@@ -98,14 +110,15 @@ class Products:
         element
             Bytes of a value that a product reads.
         """
-        key = element, gradient_bytes
-        if key not in self._moved:
+
+        def moved() -> Floats:
             a, b, c = self.m * self.k, self.k * self.n, self.m * self.n
             summed = np.where(self.weight, 2 * gradient_bytes, HALF)
-            self._moved[key] = np.array(
+            return np.array(
                 [element * (a + b) + HALF * c, element * (c + b) + HALF * a, element * (a + c) + summed * b]
             )
-        return self._moved[key]
+
+        return self.once(("moved", element, gradient_bytes), moved)
 
     @cached_property
     def in_16_bits(self) -> Products:

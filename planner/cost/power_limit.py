@@ -39,14 +39,26 @@ def in_a_loop_s(table: str, latency_s: Floats, products: Products) -> Floats:
     latency_s
         The same from isolated kernels, were there no limit [s].
     """
-    flop = 2.0 * products.m * products.n * products.k
-    share = np.minimum(np.maximum(np.log(flop / SHORT_FLOP) / math.log(LONG_FLOP / SHORT_FLOP), 0.0), 1.0)
-    limited_s = np.empty_like(latency_s)
-    for i, name in enumerate(("forward", "dgrad")):
-        limited_s[i] = flop / (TFLOP * tables.relation(table, "gemm", f"long_{name}_tflop_per_s"))
-    limited_s[2] = flop / (TFLOP * tables.gemm_relation(table, "long_wgrad_tflop_per_s", products.m))
+    share = products.once("share of the limit", lambda: _limit_share(products.flop))
+    limited_s = products.once(("at the limit", table), lambda: _limited_s(table, products))
     found: Floats = latency_s * (limited_s / latency_s) ** share
     return found
+
+
+def _limit_share(flop: Floats) -> Floats:
+    """How far products have passed from their kernel's pace to the limit's, in logarithms."""
+    share = np.log(flop / SHORT_FLOP) / math.log(LONG_FLOP / SHORT_FLOP)
+    return np.minimum(np.maximum(share, 0.0), 1.0)
+
+
+def _limited_s(table: str, products: Products) -> Floats:
+    """Latency of products at the limit's pace, array [pass, product, choice] in seconds."""
+    forward, dgrad = (
+        TFLOP * tables.relation(table, "gemm", f"long_{name}_tflop_per_s") for name in ("forward", "dgrad")
+    )
+    wgrad = TFLOP * tables.gemm_relation(table, "long_wgrad_tflop_per_s", products.m)
+    flop = products.flop
+    return np.array([flop / forward, flop / dgrad, flop / wgrad])
 
 
 def narrow_shares(table: str, products: Products) -> Floats:

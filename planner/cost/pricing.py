@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
-from planner.cost.class_pricing import ClassPricing
+from planner.cost.class_pricing import ClassPricing, product_times, work_of_one
 from planner.cost.collectives import send_s
 from planner.cost.elementwise import Values, minimum
 from planner.cost.identity import remembered
@@ -35,7 +35,7 @@ from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
 from planner.cost.states import rank_parameters
-from planner.cost.work import Work, work_of_one
+from planner.cost.work import Work
 from planner.data.problem import Problem
 
 HIDDEN_FRACTION = 0.9
@@ -53,12 +53,12 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     tensor_parallel = int(degrees.tensor_parallel.item()) if single else degrees.tensor_parallel
     vocab: Values = padded_vocab(model.vocab_size, tensor_parallel) * sizes.ones
     if isinstance(vocab, float):
-        work = work_of_one(problem, sizes.of_one_replica, vocab)
+        work, times = work_of_one(problem, sizes.of_one_replica, vocab)
         counts = _parameters_of_one(problem, vocab)
     else:
         work, counts = Work.of(problem, sizes, vocab), _parameters(problem, vocab)
-    num_classes = len(problem.cluster.classes)
-    classes = [ClassPricing(problem, work, sizes, i, degrees.dp_mode) for i in range(num_classes)]
+        times = product_times(problem, work)
+    classes = [ClassPricing(problem, work, of, sizes, i, degrees.dp_mode) for i, of in enumerate(times)]
     slowdown, given = classes[0].sync.slowdown, _given(problem)
     prices = Prices(
         kinds=classes[0].kinds,
@@ -136,7 +136,8 @@ def _by_choice(values: list[Values], rows: int, shape: tuple[int, ...]) -> Float
         found = np.empty((len(values), rows))
         for row, value in zip(found, values, strict=True):
             row[:] = value
-    return np.ascontiguousarray(np.moveaxis(found.reshape(*shape, rows), -1, 1))
+    of_choices = found.reshape(*shape, rows)
+    return np.ascontiguousarray(of_choices.transpose(0, -1, *range(1, len(shape))))
 
 
 def _once_a_step(
@@ -145,15 +146,15 @@ def _once_a_step(
     """Synchronisation and optimizer; axes choice, (kind,) class."""
     num_kinds = len(classes[0].kinds)
     dense, expert = rank_parameters(counts, sizes)
-    pieces, rows = dense.shape
-    tasks = {name: np.empty((rows, pieces, len(classes))) for name in ("reduce", "gather", "optimizer")}
-    tails = np.empty((2, rows, len(classes)))
-    for c, of in enumerate(classes):
-        for filled, found in zip(tasks.values(), of.sync.once_a_step_s(dense, expert), strict=True):
-            filled[:, :, c] = found.T
-        tails[0, :, c], tails[1, :, c] = of.sync.tail_s
+    rows, names = dense.shape[1], ("reduce", "gather", "optimizer")
+    pieces = list(zip(*(p[:, 0].tolist() if rows == 1 else p for p in (dense, expert)), strict=True))
+    found = [[of.sync.once_a_step_s(*parameters) for of in classes] for parameters in pieces]
+    of_task = [times[task] for task in range(len(names)) for of_piece in found for times in of_piece]
+    tasks = _by_choice(of_task, rows, (len(names), len(pieces), len(classes)))
+    ends_of_step = [of.sync.tail_s for of in classes]
+    tails = _by_choice([tail[i] for i in range(2) for tail in ends_of_step], rows, (2, len(classes)))
     times = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
-    for name, filled in tasks.items():
+    for name, filled in zip(names, tasks, strict=True):
         times[f"layer_{name}_s"] = filled[:, :num_kinds]
         times |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}
     times["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)

@@ -13,7 +13,6 @@ from planner.cost.collectives import Network, collective_s
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.placement import Spread, spread_group
-from planner.cost.prices import Floats
 from planner.cost.relatives import Relative
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH, parameter_bytes
 from planner.cost.sizes import Sizes
@@ -182,15 +181,15 @@ class Synchronisation:
         """
         return OVERLAP_SLOWDOWN if self.overlap else 0.0
 
-    def once_a_step_s(self, dense: Floats, expert: Floats) -> tuple[Floats, Floats, Floats]:
-        """Gradient reduction, parameter gathering and optimizer of pieces, arrays like the given ones [s].
+    def once_a_step_s(self, dense: Values, expert: Values) -> tuple[Values, Values, Values]:
+        """Gradient reduction, parameter gathering and optimizer of a piece [s].
 
         The optimizer's price holds what the other two take from the computation that hides them.
 
         Parameters
         ----------
         dense, expert
-            Parameters of the pieces that a rank holds, arrays [piece, choice].
+            Parameters of the piece that a rank holds.
         """
         reduce = dense * self.dense.reduce_s + expert * self.expert.reduce_s
         gather = dense * self.dense.gather_s + expert * self.expert.gather_s

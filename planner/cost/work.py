@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
-from planner.cost.identity import remembered
 from planner.cost.launches import backward_launches, launches
 from planner.cost.operators import (
     Matmul,
@@ -123,9 +122,3 @@ def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[
         backward = backward_launches(model, kind, stack, sizes, forward, products)
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks
     return LayerWork(layer_traffic(model, kind, stack, sizes), blocks, reductions, forward, backward)
-
-
-@remembered
-def work_of_one(problem: Problem, sizes: Sizes, vocab: float) -> Work:
-    """The work of a single choice of degrees; choices that part a micro-batch alike share it."""
-    return Work.of(problem, sizes, vocab)
