@@ -46,7 +46,7 @@ def cluster_of(run: Run) -> tuple[Cluster, dict[str, Chip], tuple[str, ...]]:
     SkipRun
         Where a chip is unknown.
     """
-    return _cluster(run.cluster.groups, _stated_network(run.text, run.source))
+    return _cluster(run.cluster.groups, _stated_network(run.text, run.source), _mtu_bytes(run.source))
 
 
 @lru_cache(maxsize=4096)
@@ -74,6 +74,13 @@ def _stated_network(text: str, source: str) -> StatedNetwork | None:
     return None
 
 
+@lru_cache(maxsize=256)
+def _mtu_bytes(source: str) -> int:
+    """Largest packet between the nodes of a suite's runs [bytes]."""
+    rules = table("network_patterns")["mtu"]
+    return next((int(rule["mtu_bytes"]) for rule in rules if occurs(rule["run_source"], source)), 1500)
+
+
 def _number(value: Any, match: re.Match[str]) -> float:
     """A number of a rule: as it stands, or `$1`, the text of that group."""
     return float(match[int(value[1:])] if isinstance(value, str) else value)
@@ -81,7 +88,7 @@ def _number(value: Any, match: re.Match[str]) -> float:
 
 @lru_cache(maxsize=4096)
 def _cluster(
-    groups: tuple[RunGroup, ...], network: StatedNetwork | None
+    groups: tuple[RunGroup, ...], network: StatedNetwork | None, mtu_bytes: int
 ) -> tuple[Cluster, dict[str, Chip], tuple[str, ...]]:
     classes: list[NodeClass] = []
     chips: dict[str, Chip] = {}
@@ -97,6 +104,7 @@ def _cluster(
         id="measured run",
         classes=tuple(classes),
         links=_links(classes, network),
+        mtu_bytes=mtu_bytes,
         basis="stated",
         source="measured run",
     )

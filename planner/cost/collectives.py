@@ -23,9 +23,11 @@ from planner.data.cluster import Transport
 WIRE_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Times that (n - 1) / n of the full buffer crosses a rank's link (nccl-tests, doc/PERFORMANCE.md)."""
 
-TCP_EFFICIENCY = 1448 / 1538
-"""Share of an adapter's rate that TCP leaves: of a frame of 1,500 bytes, with preamble, gap, header and check
-1,538 on the wire, IP (20) and TCP with its time stamps (32) leave 1,448 (IEEE 802.3; RFC 7323)."""
+TCP_HEADER_BYTES = 52
+"""What IP (20) and TCP with its time stamps (32) take of a packet (RFC 791; RFC 7323)."""
+
+FRAME_BYTES = 38
+"""What a packet takes on the wire beside itself: preamble, gap, header and check (IEEE 802.3)."""
 
 TCP_NODE_BYTES_PER_S = 5e9
 """Most that a node moves over TCP [bytes/s]: NCCL's socket transport tops out at some 40 Gbit/s, as the
@@ -35,10 +37,11 @@ STAGED_EFFICIENCY = 0.5
 """Share of the adapters' rate left where every byte is copied to host memory and out of it again (guess)."""
 
 
-def transport_rate(node_bytes_per_s: float, transport: Transport) -> float:
-    """What a node's adapters move over a transport, one way [bytes/s]."""
+def transport_rate(node_bytes_per_s: float, transport: Transport, mtu_bytes: int) -> float:
+    """What a node's adapters move over a transport in packets of a size, one way [bytes/s]."""
     if transport == "tcp":
-        return min(TCP_EFFICIENCY * node_bytes_per_s, TCP_NODE_BYTES_PER_S)
+        data = (mtu_bytes - TCP_HEADER_BYTES) / (mtu_bytes + FRAME_BYTES)
+        return min(data * node_bytes_per_s, TCP_NODE_BYTES_PER_S)
     return node_bytes_per_s * (STAGED_EFFICIENCY if transport == "host_staged" else 1.0)
 
 
@@ -102,6 +105,8 @@ class Network:
     peer_bytes_per_s: float
     """What of it reaches a single other chip; less than all where links join pairs [bytes/s]."""
 
+    mtu_bytes: int = 1500
+    """Largest packet between nodes."""
     shares_bridges: bool = True
     """Whether pairs that work at once share bridges, where chips reach each other over PCIe alone."""
     tree_channels_bytes_per_s: tuple[float, float] = (float("inf"), float("inf"))
@@ -114,7 +119,7 @@ class Network:
     @cached_property
     def chip_bytes_per_s(self) -> float:
         """A chip's share of the node's adapters, as its transport leaves it [bytes/s]."""
-        return transport_rate(self.node_bytes_per_s, self.transport) / self.chips_per_node
+        return transport_rate(self.node_bytes_per_s, self.transport, self.mtu_bytes) / self.chips_per_node
 
     @cached_property
     def is_mesh(self) -> bool:

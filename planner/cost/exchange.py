@@ -37,5 +37,5 @@ def exchange_link(problem: Problem, a: int, b: int) -> tuple[float, float]:
     rate, latency_s, transport = problem.cluster.link_between(a, b)
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     if not problem.cluster.rate_is_measured(a, b):
-        rate = transport_rate(rate, transport)
+        rate = transport_rate(rate, transport, problem.cluster.mtu_bytes)
     return rate, latency_s + TRANSPORT_LATENCY_S[transport]

@@ -43,6 +43,7 @@ def _network(problem: Problem, class_index: int) -> Network:
         transport=transport,
         link_bytes_per_s=link * GB,
         peer_bytes_per_s=peer * GB,
+        mtu_bytes=problem.cluster.mtu_bytes,
         shares_bridges=not chip.own_lanes,
         tree_channels_bytes_per_s=channel_rates(
             chip, node_class.nics_per_node, rate / max(node_class.nics_per_node, 1)

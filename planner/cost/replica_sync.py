@@ -114,7 +114,7 @@ def replica_link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> 
     rate, latency_s, transport = problem.cluster.link_between(place.node_class, after.node_class)
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     if not problem.cluster.rate_is_measured(place.node_class, after.node_class):
-        rate = transport_rate(rate, transport)
+        rate = transport_rate(rate, transport, problem.cluster.mtu_bytes)
     sharing = min(place.num_chips, node_class.chips_per_node)
     return rate / sharing, latency_s + TRANSPORT_LATENCY_S[transport]
 

@@ -72,8 +72,9 @@ class _Link:
     latency_s: float
     most_senders: float
     """Most chips that share the rate: those of a node, or a chip alone."""
-    is_measured: bool
-    """Whether the rate is what messages reached, so that nothing is left to take off."""
+    is_reached: bool
+    """Whether messages reach the rate: it was measured so, or is what TCP leaves, whose many connections fill
+    an adapter in rings and sends alike."""
 
 
 @remembered
@@ -89,17 +90,17 @@ def _link(problem: Problem, a: int, b: int) -> _Link:
     rate = rate if rate > 0 else NO_ADAPTER_BYTES_PER_S
     chips = max(first.chips_per_node, second.chips_per_node)
     if problem.cluster.rate_is_measured(a, b):
-        return _Link(rate, latency, chips, is_measured=True)
+        return _Link(rate, latency, chips, is_reached=True)
     if a == b:
         one = problem.cluster.classes[a]
         rate *= send_rate_left(one.num_nodes, one.nodes_per_switch or float("inf"), one.oversubscription)
-    rate = transport_rate(rate, transport)
-    return _Link(rate, latency + TRANSPORT_LATENCY_S[transport], chips, is_measured=False)
+    rate = transport_rate(rate, transport, problem.cluster.mtu_bytes)
+    return _Link(rate, latency + TRANSPORT_LATENCY_S[transport], chips, is_reached=transport == "tcp")
 
 
 def _send_between(link: _Link, sizes: Sizes, size: Values) -> Values:
     """A transfer between chips of two classes over the network [s]."""
     senders = minimum(link.most_senders, sizes.stage_chips)
-    if link.is_measured:
+    if link.is_reached:
         return link.latency_s + size * senders / link.bytes_per_s
     return send_s(size, link.bytes_per_s / senders, link.latency_s)

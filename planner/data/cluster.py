@@ -131,6 +131,9 @@ class Cluster(Data):
     """Classes of identical nodes."""
     links: tuple[Link, ...] = ()
     """Links between classes; a pair not listed gets the slower side's adapters."""
+    mtu_bytes: int = Field(default=1500, ge=576, le=65535)
+    """Largest packet between nodes, of which TCP's headers take their part; 9001 within a network of Amazon
+    EC2."""
     basis: Literal["measured", "stated", "datasheet", "recalled", "chosen"] = "chosen"
     """What the figures rest on."""
     source: str = ""

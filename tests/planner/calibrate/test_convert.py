@@ -258,6 +258,8 @@ def test_mixed_run_puts_each_stage_on_its_chip() -> None:
     assert [stage.chip for stage in candidate.plans[0].stages] == ["v100-sxm-16gb", "t4-16gb"]
     volta, turing = candidate.problem.cluster.classes
     assert (volta.nics_per_node, volta.nic_gbit_per_s, volta.transport) == (1, 10, "tcp")
+    assert candidate.problem.cluster.mtu_bytes == 1500
+    assert converted(source="amp-hetero").problem.cluster.mtu_bytes == 9001
     # 50 Gbit/s are what a pair reaches: of a PCIe link of 64 GB/s it is 38.6.
     assert turing.intra_node_bandwidth_gb_per_s == pytest.approx(6.25 * 64 / 38.6, rel=0.01)
 

@@ -172,6 +172,18 @@ def test_without_sequence_parallelism_each_rank_sends_the_whole_activation() -> 
     assert 6 < plain / split < 8
 
 
+@pytest.mark.parametrize(("mtu_bytes", "data"), [(1500, 1448 / 1538), (9001, 8949 / 9039)])
+def test_sends_over_tcp_reach_what_packets_leave_of_the_adapter(mtu_bytes: int, data: float) -> None:
+    of = problem(cluster="2x8 h100-sxm-80gb", model="llama3-8b", seq_length=4096)
+    slow = {"nics_per_node": 1, "nic_gbit_per_s": 10.0, "transport": "tcp", "latency_us": 30.0}
+    nodes = of.cluster.classes[0].model_copy(update=slow)
+    cluster = of.cluster.model_copy(update={"classes": (nodes,), "mtu_bytes": mtu_bytes})
+    of = of.model_copy(update={"cluster": cluster})
+    (sent,) = prices(of, tensor_parallel=2).send_s[0, 0]
+    # Two chips send an activation of 4,096 tokens whole, and each way takes two latencies of 30 us.
+    assert sent - 60e-6 == pytest.approx(2 * 4096 * 4096 * 2 / (1.25e9 * data), rel=1e-3)
+
+
 def test_stages_that_fill_a_rack_send_through_its_adapters() -> None:
     of = problem(cluster="32x4 gb200-186gb", model="llama3-70b", seq_length=8192)
     within = prices(of, tensor_parallel=4, data_parallel=8, sequence_parallel=True).send_s[0, 0, 0]
