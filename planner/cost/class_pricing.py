@@ -11,7 +11,7 @@ from planner.cost.compute import MatmulTimes, matmul_times, traffic_s
 from planner.cost.elementwise import Values, exists, total, where
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.identity import remembered
-from planner.cost.launches import HEAD_LAUNCHES
+from planner.cost.launches import HEAD_LAUNCHES, small_tensors
 from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
@@ -26,7 +26,7 @@ from planner.cost.networks import network_of, networks_of
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
-from planner.cost.sharding import Sharding
+from planner.cost.sharding import Sharding, Tensors
 from planner.cost.sizes import Sizes, context_levels
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
@@ -142,7 +142,8 @@ class ClassPricing:
             ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
         dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:
-            dp = self.sharding.layer_s(layer_parameters(self.model, kind), compute)
+            tensors = Tensors.of(piece.matmuls, small_tensors(self.model, kind))
+            dp = self.sharding.layer_s(layer_parameters(self.model, kind), tensors, compute)
         times = self.stack.forwards_per_layer
         ran = (times * compute[0], times * tp[0], times * cp[0], times * ep[0])
         launched, reduced = times * work.launches, times * work.blocks
@@ -246,7 +247,7 @@ class ClassPricing:
         dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:
             counts = head_parameters(self.model, self.vocab)  # type: ignore[arg-type]
-            dp = self.sharding.layer_s(counts, (forward, backward))
+            dp = self.sharding.layer_s(counts, Tensors.of(piece.matmuls, 0), (forward, backward))
         return (
             self._launched(parts_of(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
             self._launched(

@@ -70,6 +70,10 @@ of the rate is latency, the same on any adapter, so that slower ones reach as mu
 NCCL's own latencies of a ring (src/graph/tuning.cc: 8.4 us, then 1.9 times 3.4 us a step inside a node and
 9.6 us between nodes) give 0.28, 0.41, 0.58 for 16, 32, 64 MiB on two of them, the table 0.32, 0.47, 0.50."""
 
+RING_STEP_S = (1.9e-6, 4.0e-6)
+"""Latency of a step of a ring inside a node and between nodes [s] (NVIDIA nccl, src/graph/tuning.cc, hwLat
+of Ring with LL128 over NVLink and network)."""
+
 P2P_EFFICIENCY = 0.8
 """Share of the link rate that a single send reaches; constant published by AMD Primus (p2p_bw_eff)."""
 
@@ -260,6 +264,12 @@ def collective_s(
 def _reached(table: str, nodes: Values, size_bytes: Values) -> Values:
     """Share of the adapters' rate that NCCL reaches between so many nodes."""
     return minimum(maximum(tables.scale_grid(table).latency_s(nodes, size_bytes), 0.01), 1.0)
+
+
+def ring_latency_s(spread: Spread) -> Values:
+    """Time of a buffer too small to matter once around a ring [s]."""
+    inside, between = RING_STEP_S
+    return (spread.ranks - spread.nodes) * inside + where(spread.nodes > 1, spread.nodes * between, 0.0)
 
 
 def send_s(size_bytes: Values, rate_bytes_per_s: Values, latency_s: float) -> Values:

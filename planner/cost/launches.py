@@ -90,7 +90,7 @@ def backward_launches(
         Its products, those of core attention apart.
     """
     single = [product for product in products if not product.grouped]
-    count = len(single) + _summed_vectors(model, kind)
+    count = len(single) + small_tensors(model, kind)
     if kind in ("dense", "moe", "attention") and not stack.flash_attention:
         count += 2
     if not stack.gradient_accumulation_fusion:
@@ -102,8 +102,8 @@ def backward_launches(
     return forward + more / DENSE_LAUNCHES
 
 
-def _summed_vectors(model: ModelSpec, kind: LayerKind) -> int:
-    """Norms and biases of a layer: their gradients are added apart from the products'."""
+def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
+    """Norms and biases of a layer, each a tensor of its own."""
     norms = model.norms_per_layer if kind in ("dense", "moe") else 1
     vectors = norms * (2 if model.normalization == "layer" else 1)
     if kind in ("dense", "moe", "attention"):

@@ -13,14 +13,24 @@ that autograd joins their gradients (torch/distributed/fsdp/_flat_param.py, torc
 ranks' shards one behind the other, copies each parameter out of them, and copies gradients in, cast to the
 format of their sum (_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out and
 foreach_reduce_scatter_copy_in, both in the current stream).
+
+DeepSpeed's ZeRO-3 of 2021 calls a collective for every weight and every gradient, with a list of one tensor a
+rank: PyTorch copies each between the list and a buffer of its own, by a launch a rank, and what is gathered
+is cleared before. The host waits for the chip around each gather, so that nothing hides any of it, and keeps
+parameters of fewer than 100,000 values whole: norms and biases, whose gradients are scattered all the same
+(deepspeed/runtime/zero/partition_parameters.py, `_allgather_param`, `_reduce_scatter_gradient`; stage3.py,
+`fetch_sub_module`, param_persistence_threshold; torch ProcessGroupNCCL.cpp, allgather and reduce_scatter).
 """
 
 from __future__ import annotations
 
-from planner.cost.collectives import Network, collective_s
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.cost.collectives import Network, collective_s, ring_latency_s
 from planner.cost.compute import traffic_s
-from planner.cost.elementwise import Values, minimum, where
-from planner.cost.operators import HALF
+from planner.cost.elementwise import Values, minimum, total, where
+from planner.cost.operators import HALF, Matmul
 from planner.cost.overlap import exposed_behind
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
@@ -34,6 +44,27 @@ GATHERS_IN_FORWARD = ("zero3", "fsdp")
 
 SCATTERS_EACH_MICROBATCH = ("zero2", *GATHERS_IN_FORWARD)
 """Modes that hold a shard of the gradients only, so that every micro-batch scatters its own."""
+
+LIST_TENSOR_S = 6.5e-6
+"""What the host takes for one rank's tensor in a list [s]: to cut it out (1.5 us: Tensor.narrow of PyTorch
+2.13 in a loop of Python 3.11 on a server's processor) and to launch its copy from a loop in C++ (some 5 us,
+as `EXPERT_LAUNCHES` in `launches.py`)."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a rank would hold of a piece's parameters if they were whole, tensor by tensor."""
+
+    weights: Sequence[Values]
+    """Parameters of each weight."""
+    vectors: int
+    """Norms and biases, which are too small to be gathered."""
+
+    @classmethod
+    def of(cls, products: Sequence[Matmul], vectors: int) -> Tensors:
+        """Those of a piece with these products, grouped ones apart."""
+        own = [p for p in products if p.has_weight and not p.grouped]
+        return cls([p.count * p.n * p.k for p in own], vectors)
 
 
 def parameter_bytes(stack: SoftwareStack, precision: Precision) -> float:
@@ -56,11 +87,15 @@ class Sharding:
         self.parameter_bytes = parameter_bytes(stack, precision)
         self.gathers, self.scatters = dp_mode in GATHERS_IN_FORWARD, dp_mode in SCATTERS_EACH_MICROBATCH
 
-    def layer_s(self, counts: ParameterCounts, compute_s: tuple[Values, Values]) -> tuple[Values, Values]:
+    def layer_s(
+        self, counts: ParameterCounts, tensors: Tensors, compute_s: tuple[Values, Values]
+    ) -> tuple[Values, Values]:
         """Forward and backward exchange of a piece that its computation does not hide [s]."""
         zero = 0.0 * compute_s[0]
         if not self.scatters:
             return zero, zero
+        if self.gathers and self.stack.shards_tensor_by_tensor and not counts.expert:
+            return self._tensor_by_tensor(tensors)
         s = self.sizes
         dense = counts.tensor_sharded / s.tp + counts.replicated + 0.0 * zero
         groups = [(dense, s.gradient_ranks, s.tp)]
@@ -93,6 +128,26 @@ class Sharding:
             forward + traffic_s(relative, copied_out),
             backward + traffic_s(relative, copied_out + copied_in),
         )
+
+    def _tensor_by_tensor(self, tensors: Tensors) -> tuple[Values, Values]:
+        """Forward and backward exchange where lists of tensors go from the host to each collective [s]."""
+        s, stack, relative = self.sizes, self.stack, self.network.relative
+        ranks = s.gradient_ranks
+        spread = spread_group(ranks, s.tp, self.network.domain_chips)
+        sharing = minimum(s.tp, self.network.domain_chips)
+        listed = where(ranks > 1, LIST_TENSOR_S * ranks, 0.0)
+        small = where(ranks > 1, ring_latency_s(spread), 0.0) + listed
+        several = where(ranks > 1, total(tensors.weights), 0.0)
+
+        def calls(op: str, size: float) -> Values:
+            return total(self._once(op, size * weight, spread, sharing) for weight in tensors.weights)
+
+        gather = calls("all_gather", self.parameter_bytes) + len(tensors.weights) * listed
+        gather = gather + traffic_s(relative, 3 * self.parameter_bytes * several)
+        scatter = calls("reduce_scatter", stack.scattered_gradient_bytes)
+        scatter = scatter + len(tensors.weights) * listed + tensors.vectors * small
+        scatter = scatter + traffic_s(relative, 2 * stack.scattered_gradient_bytes * several)
+        return gather, gather + scatter
 
     def _once(self, op: str, size_bytes: Values, spread: Spread, sharing: Values) -> Values:
         return where(spread.ranks > 1, collective_s(self.network, op, size_bytes, spread, sharing), 0.0)

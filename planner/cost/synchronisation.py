@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.collectives import Network, collective_s
+from planner.cost.collectives import Network, collective_s, ring_latency_s
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.placement import Spread, spread_group
@@ -74,11 +74,6 @@ def bucket_parameters(stack: SoftwareStack, ranks: Values) -> Values:
     return WHOLE_STAGE_PARAMETERS
 
 
-RING_STEP_S = (1.9e-6, 4.0e-6)
-"""Latency of a step of a ring inside a node and between nodes [s] (NVIDIA nccl, src/graph/tuning.cc, hwLat
-of Ring with LL128 over NVLink and network)."""
-
-
 def gradient_group(
     network: Network,
     ranks: Values,
@@ -141,8 +136,7 @@ def _shared_group(
         whole = WHOLE_STAGE_PARAMETERS * WEIGHT_BYTES
         reduce = where(alone, 0.0, collective_s(network, "all_reduce", gradients, spread, sharing))
         sent = collective_s(network, "all_gather", whole, near, sharing) / WHOLE_STAGE_PARAMETERS
-        inside, between = RING_STEP_S
-        ring = (shard - near.nodes) * inside + where(near.nodes > 1, near.nodes * between, 0.0)
+        ring = ring_latency_s(near)
         sent, latency = where(shard > 1, sent, 0.0), where(shard > 1, shard * ring, 0.0)
         return GradientGroup(reduce / bucket, nothing, reduce, nothing, shard, sent, latency)
     far = spread_group(ranks / shard, stride * shard, domain)

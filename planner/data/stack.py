@@ -116,6 +116,9 @@ class SoftwareStack(Data):
     shard_copies: Literal["none", "gradients", "all"] = "none"
     """With full sharding: what the chip copies between its own place and the buffer of a collective, amid its
     computation: nothing, gradients (parts of one flat parameter: FSDP), gathered parameters too (FSDP2)."""
+    shards_tensor_by_tensor: bool = False
+    """With full sharding: whether every weight and gradient goes by a collective of its own, from a list of
+    one tensor a rank that the host cuts and copies while the chip waits (DeepSpeed's ZeRO-3 of 2021)."""
     narrow_parameters: bool = False
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
     (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.cost.collectives import inside_s
 from planner.cost.host_waits import with_host_floor
 from planner.cost.networks import network_of
 from planner.cost.prices import PARTS
+from planner.cost.sharding import LIST_TENSOR_S
 from tests.planner.cost.problems import prices, problem, with_stack, without_assumptions_of_nics
 
 DP, HOST = PARTS.index("dp"), PARTS.index("host")
@@ -42,6 +44,26 @@ def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() 
     assert more("gradients", "backward") == pytest.approx(2 + width)  # 16 bits in, as they are summed out
     assert more("all", "forward") == pytest.approx(2 + 2)
     assert more("all", "backward") == pytest.approx(2 + 2 + 2 + width)
+
+
+def test_lists_of_tensors_go_weight_by_weight_and_a_launch_for_every_rank() -> None:
+    of = with_stack(problem(), dp_overlap=False, shards_tensor_by_tensor=True, host_layer_floor_ms=0.0)
+    found = prices(of, data_parallel=8, dp_mode="zero3")
+    network = network_of(of, 0)
+    weights = [4096 * (4096 + 2 * 1024), 4096 * 4096, 4096 * 2 * 14336, 14336 * 4096]
+    width, listed = of.stack.scattered_gradient_bytes, 8 * LIST_TENSOR_S
+
+    def calls(op: str, size: float) -> float:
+        return sum(float(inside_s(network, op, size * weight, 8)) for weight in weights)
+
+    # Cleared, copied from the library's buffer; copied into it.
+    copied = sum(weights) / network.relative.memory_bytes_per_s
+    gather = calls("all_gather", 2) + 4 * listed + 3 * 2 * copied
+    scatter = calls("reduce_scatter", width) + 4 * listed + 2 * width * copied
+    norms = 2 * (listed + 7 * 1.9e-6)
+    np.testing.assert_allclose(found.layer_forward_s[..., DP], gather)
+    np.testing.assert_allclose(found.layer_full_s[..., DP], gather)
+    np.testing.assert_allclose(found.layer_backward_s[..., DP], gather + scatter + norms)
 
 
 def test_sharded_gradients_scatter_in_every_microbatch_and_parameters_gather_once_a_step() -> None:
