@@ -13,6 +13,8 @@ Which groups exchange anything is measured for Megatron-LM core 0.19.2: its call
 counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the
 pipeline these are the ranks of one replica (norm and zeros of the gradients, skipped steps), those that share
 the distributed optimizer (all ranks), and with experts those of an expert layer (`megatron_groups`).
+DeepSpeed's pipeline engine has one of a replica too, for the norm and overflows (`ds_model_proc_group` in
+deepspeed/runtime/pipe/topology.py).
 """
 
 from __future__ import annotations
@@ -53,10 +55,19 @@ def communicator_bytes(
     groups = sharing_groups(s, job)
     if stack.megatron_groups:
         groups += megatron_groups(problem.model, s, job, dp_mode)
-    sets: Values = sum(_sets(group.ranks) for group in groups)
+    elif stack.replica_communicator:
+        groups.append(_replica_group(s, job))
+    sets = [_sets(group.ranks) for group in groups]
+    alike: Values = sum(sets) * stack.communicator_gib
     found = []
     for c, domain in enumerate(domain_chips):
-        joined = sets * stack.communicator_gib * GIB + _exchange_bytes(problem.model, stack, s, domain)
+        gib = alike
+        if stack.far_communicator_gib is not None:
+            far = stack.far_communicator_gib - stack.communicator_gib
+            gib = gib + far * sum(
+                n * group.reaches_beyond(domain) for n, group in zip(sets, groups, strict=True)
+            )
+        joined = gib * GIB + _exchange_bytes(problem.model, stack, s, domain)
         if stack.communicator_gib:
             joined = joined + near_stages(s, job, domain) * EXCHANGE_BYTES_PER_PEER
         if problem.chip_of(c).switch_reduces and stack.switch_buffer_mib:
@@ -72,6 +83,10 @@ class Group:
 
     ranks: Values
     stride: Values = 1.0
+
+    def reaches_beyond(self, domain_chips: float) -> Values:
+        """One where it spans more chips than fast links join, else zero."""
+        return where(self.ranks * self.stride > domain_chips, 1.0, 0.0)
 
 
 def sharing_groups(sizes: Sizes, job: float) -> list[Group]:
@@ -100,7 +115,7 @@ def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) ->
     """
     s = sizes
     stages = job / s.stage_chips
-    groups = [Group(s.tp * stages, s.stage_chips / s.tp)]
+    groups = [_replica_group(s, job)]
     if dp_mode == "distopt":
         groups.append(Group(job))
     if model.copies_embedding:
@@ -111,6 +126,13 @@ def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) ->
         if dp_mode != "distopt":
             groups.append(Group(s.ep * s.etp * stages))
     return groups
+
+
+def _replica_group(sizes: Sizes, job: float) -> Group:
+    """The ranks that hold one copy of the model: neighbours in a stage, and as many in every other."""
+    s = sizes
+    stages = job / s.stage_chips
+    return Group(s.tp * stages, where(stages > 1, s.stage_chips / s.tp, 1.0))
 
 
 def near_stages(sizes: Sizes, job: float, domain_chips: float) -> Values:

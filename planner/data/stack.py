@@ -190,6 +190,11 @@ class SoftwareStack(Data):
     communicator_gib: float = Field(default=0.64, ge=0)
     """Memory of the communicators of a group of three or more ranks [GiB]: each kind of group has some, and
     the job."""
+    far_communicator_gib: float | None = Field(default=None, ge=0)
+    """The same of a group that reaches beyond the chips that fast links join, whose rings have fewer
+    channels; null takes `communicator_gib` [GiB]."""
+    replica_communicator: bool = False
+    """Whether the ranks of a replica have a communicator as well, as under DeepSpeed's pipeline engine."""
     switch_buffer_mib: float = Field(default=0.0, ge=0)
     """Memory that a communicator of three or more ranks holds for each of them below switches that add up
     (NVLink SHARP) [MiB]: what NCCL's log calls nvlsPerRankSize; 0 with NCCL_NVLS_ENABLE=0."""

@@ -571,3 +571,15 @@ def test_llama_of_flagperf_on_40_gb_has_no_fused_norm() -> None:
     words = {"software": "PaddleNLP (FlagPerf) fp16 O2, flash attention", "model__name": "LLaMA1-7B"}
     assert stack_of(run(**words, cluster=small)).plain_modules
     assert not stack_of(run(**words)).plain_modules
+
+
+@pytest.mark.parametrize(
+    ("software", "model", "dropout"),
+    [
+        ("Megatron-Core 0.6.0 (FlagPerf)", "Llama3-8B", True),
+        ("Megatron-Core 0.6.0 (FlagPerf)", "Mixtral-8x7B", False),
+        ("Megatron-LM (FlagPerf)", "Llama2-70B", False),
+    ],
+)
+def test_scripts_of_flagperf_that_name_no_dropout_have_it(software: str, model: str, dropout: bool) -> None:
+    assert stack_of(run(software=software, model__name=model)).dropout == dropout

@@ -240,6 +240,26 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     assert sets(tensor_parallel=8, data_parallel=2) == pytest.approx(2.0 + 2 * 544 / 688)
 
 
+def test_a_replica_and_groups_beyond_a_node_have_communicators_of_their_own() -> None:
+    """Two nodes of eight: tensor-parallel ranks lie on one, gradients and the job on both."""
+    of = problem(cluster="2x8 h100-sxm-80gb", stack="llm-foundry")
+
+    def gib(changes: dict[str, float | bool], **degrees: int) -> float:
+        stack = of.stack.model_copy(update={"communicator_gib": 0.6} | changes)
+        chosen = prices(of.model_copy(update={"stack": stack}), **degrees)
+        return float(chosen.fixed_bytes[0, 0] / GIB - stack.context_gib)
+
+    sharing = {"tensor_parallel": 4, "data_parallel": 4}
+    assert gib({}, **sharing) == pytest.approx(3 * 0.6)
+    assert gib({"far_communicator_gib": 0.4}, **sharing) == pytest.approx(0.6 + 2 * 0.4)
+    # A replica is four neighbours without a pipeline, two groups of four on two nodes with one.
+    near_replica = gib({"far_communicator_gib": 0.4, "replica_communicator": True}, **sharing)
+    assert near_replica == pytest.approx(2 * 0.6 + 2 * 0.4)
+    stages = {"tensor_parallel": 4, "data_parallel": 2}
+    more = [gib({"far_communicator_gib": 0.4, "replica_communicator": on}, **stages) for on in (True, False)]
+    assert more[0] - more[1] == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize(
     ("tp", "near"),
     [(8, 0), (4, 1), (2, 2), (1, 2)],  # a stage of eight fills its node; of four, two share one
