@@ -58,9 +58,13 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
 
 
 def _gather_s(problem: Problem, sizes: Sizes, node_class: int) -> Values:
-    """Gather of an activation of which each tensor-parallel rank holds its share, inside a node [s]."""
+    """Gather of an activation of which each tensor-parallel rank holds its share, inside a node [s].
+
+    With sequence parallelism a rank works on its share as it is.
+    """
     whole = sizes.tokens * problem.model.hidden_size * value_bytes(problem)
-    return inside_s(network_of(problem, node_class), "all_gather", whole, sizes.tp)
+    gather = inside_s(network_of(problem, node_class), "all_gather", whole, sizes.tp)
+    return where(sizes.splits_sequence, 0.0, gather)
 
 
 @dataclass(frozen=True)

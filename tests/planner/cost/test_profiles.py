@@ -173,6 +173,13 @@ def test_parted_sends_carry_a_share_of_each_rank_and_are_gathered(mixed: Problem
     assert priced(parted, **alone).send_s[0, 0, 1] == priced(mixed, **alone).send_s[0, 0, 1]
 
 
+def test_ranks_that_split_the_sequence_send_their_share_and_gather_nothing(mixed: Problem) -> None:
+    stack = mixed.stack.model_copy(update={"p2p_partitioned": True})
+    parted = mixed.model_copy(update={"stack": stack})
+    split = {"tensor_parallel": 4, "sequence_parallel": True}
+    assert priced(parted, **split).send_s == pytest.approx(priced(mixed, **split).send_s)
+
+
 def test_gradients_that_are_not_parted_return_whole(mixed: Problem) -> None:
     def sends(**changes: bool) -> float:
         stack = mixed.stack.model_copy(update=changes)
