@@ -127,7 +127,8 @@ def add_memory(model: pulp.LpProblem, places: Places) -> None:
             - (lead_saves_gib - at.term("selective_peak_gib")) * at.y
             + float(least_full_peak_gib(at.data)[at.stage]) * at.x
         )
-        room = (at.term("limit_gib") - at.term("base_gib")) * at.taken
+        alone_gib = 0.0 if at.data.alone_gib is None else float(at.data.alone_gib[:3, at.stage].max())
+        room = (at.term("limit_gib") - at.term("base_gib") + alone_gib) * at.taken
         model += need <= room, f"memory_{at.label}"
 
 

@@ -28,6 +28,7 @@ Data       L                              layers of the model
                                           they differ, l1[s], lv[s] how their core attention does; l1[s] also
                                           holds that of the layers beside the head
            l0[s]                          fewest layers of s: one, or l[s]
+           d[s]                           most by which less passes where s holds its l[s] layers alone
            K                              what every choice adds (tied embeddings)
            A, A'                          where all stages recompute one number of layers in full (or all they
                                           have): the least and the most of it
@@ -50,7 +51,7 @@ Model      min  T + O + K
                 with A:  x[s] = 1,  u[s] <= A',  u[s] >= A (1 - all[s]),
                 u[s] >= n[s] - N[s] (1 - all[s])                           (alike)
                 a[s] n[s] - v2[s] u[s] - v1[s] k1[s] - lv[s] y[s]
-                     + w2[s] x[s] + w1[s] y[s] + a0[s] <= M[s]             (memory)
+                     + w2[s] x[s] + w1[s] y[s] + a0[s] <= M[s] + d[s]      (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
                 B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
                 Z[s] >= r[s] n[s] + r0[s] - e B[s],
@@ -73,8 +74,9 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            A stage that reduces in one bucket begins when its last backward has ended, so that rb n + rb0
            shows in full behind it, of which rt is counted with T.
            With A the stages may still differ between A and A'; the search splits that range.
-           Where l[s] > 0, g2 and w2 are the least and v2 the most of both kinds: a relaxation that the cut
-           `tighten_recompute` and the exact evaluation of every answer make good.
+           Where l[s] > 0, g2 and w2 are the least and v2 the most of both kinds, and d lets more pass for
+           every n: a relaxation that the cut `tighten_recompute` and the exact evaluation of every answer
+           make good.
 Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """

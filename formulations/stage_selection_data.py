@@ -79,6 +79,10 @@ class StageSelectionData:
     predictions_selective_ms: Floats
     """More backward of the layers that predict further tokens, beside the head, with core attention
     recomputed."""
+    alone_gib: Floats | None = None
+    """[mode, stage] how much less passes where the stage holds its leading layers alone (n = l), by what it
+    recomputes: nothing, core attention, whole layers; the last row is of the optimizer's step. None where no
+    stage begins with such layers."""
     alike: tuple[int, int] | None = None
     """Where one number of layers is recomputed in full on all stages: the least and the most it may be."""
 
@@ -113,6 +117,8 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
     room = data.limit_gib - data.base_gib
     by_memory = np.where(least > 0, np.floor(room / np.maximum(least, NO_ZERO) + COUNT_TOL), data.num_layers)
     by_memory = np.minimum(by_memory, most_layers_in_step(data))
+    if data.alone_gib is not None:
+        by_memory = np.maximum(by_memory, np.where(data.alone_gib.max(axis=0) > 0, data.lead, 0))
     most = np.clip(by_memory, 0, data.num_layers - data.num_stages + 1)
     return most.astype(np.int64)
 
@@ -123,7 +129,10 @@ def most_layers_in_step(data: StageSelectionData) -> Floats:
     most: Floats = np.where(
         layer > 0, np.floor(room / np.maximum(layer, NO_ZERO) + COUNT_TOL), data.num_layers
     )
-    return most
+    if data.alone_gib is None:
+        return most
+    alone = (data.lead > 0) & (layer * data.lead - data.alone_gib[-1] <= room)
+    return np.where(alone, np.maximum(most, data.lead), most)
 
 
 def least_layers(data: StageSelectionData) -> NDArray[np.int64]:

@@ -39,17 +39,20 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     less time. Where stages are `alike` always whole layers: as many as all of them must, or all it has.
     """
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
+    lead = data.lead[:, None].astype(np.float64)
+    less = np.zeros((3, data.num_stages, n.shape[1]))
+    if data.alone_gib is not None:
+        less = np.where((n == lead) & (lead > 0), data.alone_gib[:3, :, None], 0.0)
     room = (data.limit_gib - data.base_gib)[:, None]
     need = data.layer_gib[:, None] * n
-    lead = data.lead[:, None].astype(np.float64)
     more_selective = lead * (data.lead_selective_saves_gib - data.selective_saves_gib)[:, None]
     selective_saves = data.selective_saves_gib[:, None] * n + more_selective
-    selective_fits = need - selective_saves + data.selective_peak_gib[:, None] <= room
+    selective_fits = need - selective_saves + data.selective_peak_gib[:, None] <= room + less[1]
     selective_ms = data.selective_ms[:, None] * n
     selective_ms = selective_ms + data.selective_more_ms[:, None]
     selective_ms = np.where(selective_fits, selective_ms, np.inf)
-    full, full_ms = _fewest_in_full(data, n, need, room)
-    none_ms = np.where(need <= room, 0.0, np.inf)
+    full, full_ms = _fewest_in_full(data, n, need - less[2], room)
+    none_ms = np.where(need <= room + less[0], 0.0, np.inf)
     if data.alike is not None:
         full, full_ms = _at_least(data, n, full, full_ms, *data.alike)
         none_ms, selective_ms = np.full_like(none_ms, np.inf), np.full_like(selective_ms, np.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +155,7 @@ def _memory(
     kinds: LayerKinds,
     num_microbatches: int,
     forbid: Sequence[str],
-) -> dict[str, Floats]:
+) -> dict[str, Any]:
     """Memory coefficients: the terms of `planner.cost.stage.memory_bytes`, linear in the layers.
 
     A forbidden kind of recomputation saves nothing, so that it is never chosen.
@@ -206,6 +207,12 @@ def _memory(
     base = base + lead * (kept(kinds.lead) - kept(kinds.main))
     stepping, ends = in_step(prices, entries, kinds)
     ends = ends + most(prices.layer_placeholder_bytes[c]) + buffers
+    alone = None
+    if kinds.num_lead:
+        passing = _passing_of_leading_layers(prices, entries, kinds)
+        whole = [base_working, np.maximum(base_working, selective_peak)]
+        whole += [np.maximum(base_working, peaks[:, kinds.lead]), most(prices.layer_placeholder_bytes[c])]
+        alone = np.where(first_stage & ~last_stage, np.array(whole) - passing, 0.0) * scale
     selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes
     if "recompute=selective" in forbid:
         selective = prices.layer_activation_bytes
@@ -224,7 +231,28 @@ def _memory(
         "step_layer_gib": stepping * scale,
         "step_base_gib": ends * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
         "limit_gib": (prices.limit_bytes[entries.node_class] + MEMORY_TOL_BYTES / 2) / GIB,
+        "alone_gib": alone,
     }
+
+
+def _passing_of_leading_layers(prices: Prices, entries: Entries, kinds: LayerKinds) -> Floats:
+    """What passes in a first stage of leading layers alone, [mode, entry] in bytes.
+
+    Modes: nothing recomputed, core attention, whole layers; then what the optimizer's step makes.
+    """
+    c, kind = entries.choice, kinds.lead
+    working, kept = prices.layer_working_bytes[c, kind], prices.layer_activation_bytes[c, kind]
+    again = [
+        np.zeros(len(c)),
+        kept - prices.layer_activation_selective_bytes[c, kind],
+        prices.layer_recompute_peak_bytes[c, kind],
+    ]
+    embedding = [
+        prices.embedding_peak_bytes[c] - kept_of_layers(prices, recompute)[c, kind]
+        for recompute in ("none", "selective", "full")
+    ]
+    passing = np.maximum(working + np.array(again), embedding)
+    return np.array([*passing, prices.layer_placeholder_bytes[c, kind]])
 
 
 def in_step(prices: Prices, entries: Entries, kinds: LayerKinds) -> tuple[Floats, Floats]:

@@ -97,6 +97,7 @@ def by_hand(p: int, num_layers: int, num_microbatches: int, **terms: object) -> 
         "hidden_fraction": 0.0,
         "constant_ms": 0.0,
         "lead": np.zeros(p, dtype=np.int64),
+        "alone_gib": None,
         "alike": None,
     }
     given = {

@@ -81,4 +81,5 @@ def with_mode(data: StageSelectionData, selective: bool | None) -> StageSelectio
         full_saves_gib=none,
         lead_full_saves_gib=none,
         lead_full_peak_gib=none,
+        alone_gib=None if data.alone_gib is None else data.alone_gib[[1, 1, 1, 3]],
     )

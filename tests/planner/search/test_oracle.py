@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from planner.data.problem import TargetName
+from planner.data.problem import Problem, TargetName
 from planner.search import driver
 from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
+from tests import oracle_plans
 from tests.oracle_plans import MAX_PLANS, brute_force
 from tests.random_problems import random_problem, with_deferred_sends
 
@@ -77,6 +80,32 @@ def test_search_equals_brute_force_on_a_few_problems_with_experts(seed: int) -> 
 def test_recomputing_leading_layers_alone_holds_no_layer_of_the_rest_again() -> None:
     """One dense layer recomputed fits by little; a layer of experts, recomputed, would not pass beside it."""
     assert_search_finds_the_best(40139, experts=True)
+
+
+@pytest.mark.parametrize("by_programs", [False, True])
+def test_a_stage_of_leading_layers_alone_passes_no_buffers_of_the_rest(
+    by_programs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core attention of the one dense layer recomputed, it fits; a layer of experts would not beside it.
+
+    The search counted buffers of both kinds on every first stage, and proved a slower plan best.
+    """
+    problem = random_problem(500108, experts=True)
+    options = problem.options.model_copy(update={"pin": {"pp": 2}})
+    problem = problem.model_copy(update={"options": options})
+    every_order = oracle_plans.orders_of
+
+    def of_two_stages(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
+        return (order for order in every_order(problem, tp, size) if len(order) == 2)
+
+    monkeypatch.setattr(oracle_plans, "orders_of", of_two_stages)
+    if by_programs:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    best, result = brute_force(problem), driver.search(problem)
+    assert best.what[-1] == [(1, "selective", 0), (2, "selective", 0)]
+    assert result.plan is not None and result.bound_s is not None
+    assert evaluate(problem, result.plan).step_s == pytest.approx(best.step_s, rel=REL)
+    assert result.bound_s <= best.step_s * (1 + REL)
 
 
 @pytest.mark.slow
