@@ -53,13 +53,34 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
         wrong.append(f"{model.id}: Megatron-LM has no argument for a gated {model.activation} block")
     if not model.gated_mlp and model.activation not in (*_GELU, "squared-relu"):
         wrong.append(f"{model.id}: Megatron-LM has no argument for the activation {model.activation}")
-    if model.linear_bias == "attention" and not (model.moe is not None and model.moe.expert_bias):
-        wrong.append(
-            f"{model.id} has biases in attention only; Megatron-LM has them on qkv, everywhere or nowhere"
-        )
+    if (trouble := _trouble_with_biases(model)) is not None:
+        wrong.append(f"{model.id} {trouble}; Megatron-LM has biases on qkv, everywhere or nowhere")
     if model.mtp_num_layers and model.position_embedding == "learned":
         wrong.append(f"{model.id}: Megatron-LM's multi-token prediction needs rotary or no positions")
     return tuple(wrong)
+
+
+def _trouble_with_biases(model: ModelSpec) -> str | None:
+    """Which maps have biases, where Megatron-LM's one switch gives them to others; None where it does not.
+
+    With it (`add_bias_linear`) attention, dense blocks, experts and router have them, and shared experts,
+    latent attention and Mamba layers cannot be built or have other ones (core 0.19.2, `router.py` and
+    `shared_experts.py` in `transformer/moe`, `transformer/multi_latent_attention.py`).
+    """
+    moe, kind = model.moe, model.linear_bias
+    if model.mla is not None and kind != "none":
+        return f"has biases ({kind}) in latent attention"
+    if model.hybrid is not None and kind != "none":
+        return f"has biases ({kind}) beside Mamba layers"
+    if moe is None:
+        return "has biases in attention only" if kind == "attention" else None
+    if not moe.expert_bias:
+        return f"has biases ({kind}) but none in its experts" if kind in ("all", "attention") else None
+    if kind != "all" and (kind != "attention" or "dense" in model.layer_kinds):
+        return f"has biases in its experts but not in all other maps (linear_bias {kind})"
+    if not moe.router_bias:
+        return "has biases in its experts but not in the router"
+    return "has biases in its experts beside shared ones" if moe.shared_ffn_hidden_size else None
 
 
 def model_arguments(model: ModelSpec, seq_length: int) -> Arguments:

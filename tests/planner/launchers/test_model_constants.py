@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from planner.data.load import load_model
 from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import ModelSpec
 from planner.launchers import bridge_model, flagscale, megatron_lm
+from planner.launchers.megatron_model import inexpressible
 from planner.launchers.model_constants import constant_arguments, left_out
 from tests.planner.launchers import plans
 
@@ -92,3 +94,36 @@ def test_groups_that_cannot_be_are_refused(constants: dict[str, int], complaint:
     model = load_model("mixtral-8x7b")
     with pytest.raises(ValueError, match=complaint):
         ModelSpec(**(model.model_dump() | {"constants": constants}))
+
+
+BIASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "has biases .all. but none in its experts": ("mixtral-8x7b", {"linear_bias": "all"}, {}),
+    "in its experts but not in all other maps": (
+        "mixtral-8x7b",
+        {},
+        {"expert_bias": True, "router_bias": True},
+    ),
+    "in its experts but not in the router": ("gpt-oss-20b", {}, {"router_bias": False}),
+    "beside shared ones": ("gpt-oss-20b", {}, {"shared_ffn_hidden_size": 512}),
+    "not in all other maps .linear_bias attention": (
+        "gpt-oss-20b",
+        {"ffn_hidden_size": 512},
+        {"first_dense_layers": 1},
+    ),
+    "in latent attention": ("deepseek-v2-lite", {"linear_bias": "qkv"}, {}),
+    "beside Mamba layers": ("nemotron-h-8b", {"linear_bias": "all"}, {}),
+    "has biases in attention only": ("llama3-8b", {"linear_bias": "attention"}, {}),
+}
+"""What is complained of, and a model with what of it is changed, in itself and in its experts."""
+
+
+@pytest.mark.parametrize("complaint", BIASES)
+def test_biases_that_megatron_would_place_otherwise_are_refused(complaint: str) -> None:
+    """A model with biases everywhere but in its experts once trained with biases in them, too."""
+    name, own, of_experts = BIASES[complaint]
+    model = load_model(name)
+    moe = model.moe and model.moe.model_copy(update=of_experts)
+    changed = model.model_copy(update={**own, "moe": moe})
+    assert inexpressible(model, builds_hybrids=True) == ()
+    (sentence,) = inexpressible(changed, builds_hybrids=True)
+    assert re.search(complaint, sentence)
