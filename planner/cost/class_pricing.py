@@ -139,7 +139,8 @@ class ClassPricing:
             cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
         if stack.ep_overlap:
-            ep = (exposed_behind(ep[0], compute[0]), exposed_behind(ep[1], compute[1]))
+            share = stack.ep_overlap_share
+            ep = (exposed_behind(ep[0], compute[0], share), exposed_behind(ep[1], compute[1], share))
         dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:
             tensors = Tensors.of(piece.matmuls, small_tensors(self.model, kind))
@@ -188,7 +189,8 @@ class ClassPricing:
         blocks = tensor_blocks_again(self.model, modules)
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
-        return self._launched(parts, launches_again(self.model, self.stack, modules, self.sizes))
+        narrow = self.relative.gemm_precision != "bf16"
+        return self._launched(parts, launches_again(self.model, self.stack, modules, self.sizes, narrow))
 
     def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
         """Parts with the time that the chip waits for its host."""

@@ -45,9 +45,17 @@ residual (3)."""
 ROUTING_BACKWARD_LAUNCHES = 45.0
 """Most of routing in a backward (counted likewise: 43 by softmax, 47): choosing has no gradient."""
 
-EXPERT_LAUNCHES = 0.7
-"""For each local expert: a cast and a product of both maps, launched from a loop in C++ at some 5 us each
-where a module takes some 29 us (0.9 ms over 31)."""
+LAUNCH_US = 29.0
+"""What one launch of the count stands for: the floor of a dense layer, 0.9 ms, over 31 [us]."""
+
+EXPERT_LAUNCHES = (0.7, 0.7)
+"""For each local expert, in a forward and what its backward has more: a cast and a product of both maps,
+launched from a loop in C++ at some 5 us each (guess)."""
+
+SINGLE_PRODUCT_US, CAST_US = 33.0, 10.0
+"""Host time of a single expert's product in a loop over them [us]: 0.267 ms for 8 products of 128 tokens,
+which take the chip far less (NVIDIA/TransformerEngine, pull request 3134; it does not name the host). Of a
+cast kernel: 10 us (pull request 1016)."""
 
 SHARED_LAUNCHES = 12.0
 """Shared experts with their gather and sum."""
@@ -58,8 +66,16 @@ HEAD_LAUNCHES = 1.0
 """Launches of final norm, head and loss over those of a dense layer (guess: some thirty kernels each)."""
 
 
-def launches(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes) -> Values:
-    """Launches of one forward of a layer over those of a dense layer, array [choice]."""
+def launches(
+    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes, narrow: bool = False
+) -> Values:
+    """Launches of one forward of a layer over those of a dense layer, array [choice].
+
+    Parameters
+    ----------
+    narrow
+        Whether products read fewer than 16 bits, so that operands are cast first.
+    """
     count = sizes.zeros
     if kind != "mlp":
         count = count + ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
@@ -68,7 +84,7 @@ def launches(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Siz
     if kind in ("dense", "mlp"):
         count = count + MLP_LAUNCHES
     if kind == "moe":
-        count = count + moe_launches(model, stack, sizes)
+        count = count + moe_launches(model, stack, sizes, narrow)
     return count / DENSE_LAUNCHES
 
 
@@ -79,6 +95,7 @@ def backward_launches(
     sizes: Sizes,
     forward: Values,
     products: Sequence[Matmul],
+    narrow: bool = False,
 ) -> Values:
     """Launches of one backward of a layer over those of a dense layer's forward, array [choice].
 
@@ -88,6 +105,8 @@ def backward_launches(
         Those of its forward (`launches`).
     products
         Its products, those of core attention apart.
+    narrow
+        Whether they read fewer than 16 bits.
     """
     single = [product for product in products if not product.grouped]
     count = len(single) + small_tensors(model, kind)
@@ -98,7 +117,8 @@ def backward_launches(
     more = count * sizes.ones
     if kind == "moe" and model.moe is not None:
         chosen = max(routing_launches(model, stack) - ROUTING_BACKWARD_LAUNCHES, 0.0)
-        more = more + EXPERT_LAUNCHES * maximum(model.moe.num_experts / sizes.ep, 1.0) - chosen
+        of_experts = _expert_launches(stack, narrow)[1] * maximum(model.moe.num_experts / sizes.ep, 1.0)
+        more = more + of_experts - chosen
     return forward + more / DENSE_LAUNCHES
 
 
@@ -121,11 +141,22 @@ def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:
     return DISPATCH_LAUNCHES + router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0)
 
 
-def moe_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
+def _expert_launches(stack: SoftwareStack, narrow: bool) -> tuple[float, float]:
+    """Launches of a forward of one local expert, and those that its backward adds to them.
+
+    Single products are two maps, dgrad and wgrad of each in the backward; what each pass reads is cast once.
+    """
+    if not stack.experts_as_single_products:
+        return EXPERT_LAUNCHES
+    casts = 2 * CAST_US if narrow else 0.0
+    return (2 * SINGLE_PRODUCT_US + casts) / LAUNCH_US, 2 * SINGLE_PRODUCT_US / LAUNCH_US
+
+
+def moe_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool = False) -> Values:
     """Launches of router, exchanges, experts and shared experts, array [choice]."""
     moe = model.moe
     assert moe is not None
-    experts = EXPERT_LAUNCHES * maximum(moe.num_experts / sizes.ep, 1.0)
+    experts = _expert_launches(stack, narrow)[0] * maximum(moe.num_experts / sizes.ep, 1.0)
     shared = SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0
     launched: Values = routing_launches(model, stack) + experts + shared
     return launched

@@ -12,9 +12,15 @@ OVERLAP_SLOWDOWN = 0.13
 """Time that computation loses per second of communication hidden behind it."""
 
 
-def exposed_behind(communication_s: Values, computation_s: Values) -> Values:
-    """What is left of communication behind computation, with what the computation loses by it [s]."""
-    hidden = minimum(communication_s, computation_s)
+def exposed_behind(communication_s: Values, computation_s: Values, share: float = 1.0) -> Values:
+    """What is left of communication behind computation, with what the computation loses by it [s].
+
+    Parameters
+    ----------
+    share
+        Of the communication, what the schedule lets run beside computation at all.
+    """
+    hidden = minimum(share * communication_s, computation_s)
     return communication_s - hidden + OVERLAP_SLOWDOWN * hidden
 
 

@@ -63,11 +63,13 @@ def tensor_blocks_again(model: ModelSpec, modules: Sequence[str]) -> int:
     return ("mlp" in modules) + (shared and ("moe" in modules or "shared_experts" in modules))
 
 
-def launches_again(model: ModelSpec, stack: SoftwareStack, modules: Sequence[str], sizes: Sizes) -> Values:
+def launches_again(
+    model: ModelSpec, stack: SoftwareStack, modules: Sequence[str], sizes: Sizes, narrow: bool = False
+) -> Values:
     """Launches of whole blocks that run again, over those of a dense layer; smaller modules count nothing."""
     count = sizes.ones * (MLP_LAUNCHES if "mlp" in modules else 0.0)
     if "moe" in modules:
-        count = count + moe_launches(model, stack, sizes)
+        count = count + moe_launches(model, stack, sizes, narrow)
     elif "shared_experts" in modules:
         count = count + SHARED_LAUNCHES
     return count / DENSE_LAUNCHES

@@ -218,6 +218,12 @@ UNFUSED_PERMUTE_FACTOR = 10.0
 """Indexed copies and scatter-adds of plain PyTorch reach about 200 GB/s on an H100, a tenth of the fused
 kernels' rate (12 shapes measured, `instances/tables/README.md`)."""
 
+LOOP_BYTES = 10 * HALF * (1 + 8) / 256
+"""Bytes a value and expert that take as long to move as fused sorting whose kernels loop over all experts for
+every token, as Transformer Engine's did before version 2.6: of 8 in 256 experts the sorting was then up to 10
+times as long (NVIDIA/Megatron-LM, docs/discussions, deepseek-v3-gb200-optimization.md, section 2.1.1;
+TransformerEngine, pull request 1927)."""
+
 ROUTER_BYTES_PER_SCORE = 40.0
 """Softmax, top-k, scatter and auxiliary loss over fp32 scores: ten passes of four bytes; a guess that gives
 the 0.1 to 0.2 ms measured on one H100 for 4,096 to 8,192 tokens and 256 experts, launches apart."""
@@ -232,6 +238,8 @@ def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
     received = s.expert_rows(moe.top_k) * model.hidden_size
     sorted_again = where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
     permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
+    if stack.moe_permute_fusion and stack.moe_permute_loops:
+        permute = maximum(permute, 2.0 * LOOP_BYTES * moe.num_experts * own)
     if stack.moe_dispatcher == "deduplicating":
         # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
         permute = where(s.ep * s.etp > 1, HALF * own * 2.0, permute)

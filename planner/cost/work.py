@@ -118,7 +118,8 @@ def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[
     forward: Values = 0.0
     backward: Values = 0.0
     if stack.host_layer_floor_ms > 0:
-        forward = launches(model, kind, stack, sizes)
-        backward = backward_launches(model, kind, stack, sizes, forward, products)
+        narrow = problem.workload.precision not in ("bf16", "fp16")
+        forward = launches(model, kind, stack, sizes, narrow)
+        backward = backward_launches(model, kind, stack, sizes, forward, products, narrow)
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks
     return LayerWork(layer_traffic(model, kind, stack, sizes), blocks, reductions, forward, backward)

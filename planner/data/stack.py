@@ -53,6 +53,9 @@ class SoftwareStack(Data):
     kernel of its own."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
+    moe_permute_loops: bool = False
+    """Where it is fused: whether its kernels loop over all experts for every token, which is slow where
+    few of many are chosen (Transformer Engine before version 2.6)."""
     moe_router_fusion: bool = False
     """Whether scores, choice of experts and auxiliary loss are kernels of Transformer Engine
     (Megatron-LM's --moe-router-fusion), which the host launches sooner."""
@@ -71,6 +74,11 @@ class SoftwareStack(Data):
     buffers hold all tokens of all ranks."""
     ep_overlap: bool = False
     """Whether the experts' exchanges run behind another micro-batch's computation."""
+    ep_overlap_share: float = Field(default=0.3655, ge=0, le=1)
+    """Share of them that then does, as the host launches both micro-batches' pieces in turn: products and
+    attention ran beside 36.55% of HybridEP's time in a trace of Qwen3-30B-A3B on 16 H100, which made the step
+    15% shorter (NVIDIA-NeMo/Megatron-Bridge, skills, nemo-mbridge-perf-moe-comm-overlap). All of them where
+    whole iterations are captured in CUDA graphs (guess)."""
     plain_modules: bool = False
     """Whether norms work in fp32 by plain operators, a gated unit multiplies by the activation it keeps, and
     grouped keys and values are repeated for every head, as in Megatron-LM before Transformer Engine."""

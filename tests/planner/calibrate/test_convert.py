@@ -505,6 +505,28 @@ def test_runs_without_a_recipe_take_that_of_their_release() -> None:
     assert not named.ep_overlap and named.host_layer_floor_ms > 0
 
 
+def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> None:
+    software = "Megatron-Bridge / NeMo container 26.06"
+    captured = stack_of(run(software=software, notes="moe_a2a_overlap=True, cuda_graph_impl=full_iteration"))
+    eager = stack_of(run(software=software, notes="moe_a2a_overlap=True"))
+    assert captured.ep_overlap and captured.ep_overlap_share == 1.0
+    assert eager.ep_overlap and 0 < eager.ep_overlap_share < 0.5
+
+
+def test_recipes_of_2025_for_deepseek_on_h100_overlap_exchanges_and_no_gradients() -> None:
+    software = {"software": "Megatron-Bridge / NeMo container 25.09", "model__name": "DeepSeek-V3"}
+    dropless = stack_of(run(**software, notes="dropless"))
+    assert dropless.ep_overlap and not dropless.dp_overlap
+    assert dropless.selective_modules == ("mla_up_proj", "mlp")
+    assert not stack_of(run(**software, notes="tokendrop")).ep_overlap
+
+
+def test_sorting_and_loss_of_nemo_are_those_of_its_release() -> None:
+    newer, older = (stack_of(run(software=f"NeMo (dgxc-benchmarking v25.0{m})")) for m in (5, 2))
+    assert newer.fused_cross_entropy and newer.moe_permute_loops
+    assert not older.fused_cross_entropy and not older.moe_permute_loops
+
+
 def test_qwen3_exchanges_plainly_on_h100_whatever_backend_its_recipe_names() -> None:
     qwen = {
         "software": "Megatron-Bridge / NeMo container 26.02.01",

@@ -7,8 +7,11 @@ import pytest
 
 from planner.cost.host_waits import LAUNCHES_BESIDE_REDUCTION
 from planner.cost.launches import (
+    CAST_US,
     DENSE_LAUNCHES,
     EXPERT_LAUNCHES,
+    LAUNCH_US,
+    SINGLE_PRODUCT_US,
     backward_launches,
     launches,
 )
@@ -39,9 +42,21 @@ def test_a_backward_launches_each_product_twice_and_sums_gradients() -> None:
     assert backward_count("llama3-8b") == pytest.approx(31 + 4 + 2)
 
 
-def test_local_experts_launch_again_in_the_backward() -> None:
-    few, many = (backward_count("mixtral-8x7b", "moe", ep) for ep in (8, 1))
-    assert many - few == pytest.approx(7 * 2 * EXPERT_LAUNCHES)
+@pytest.mark.parametrize("single", [True, False])
+def test_local_experts_launch_again_in_the_backward(single: bool) -> None:
+    few, many = (
+        backward_count("mixtral-8x7b", "moe", ep, experts_as_single_products=single) for ep in (8, 1)
+    )
+    # Two products forward, dgrad and wgrad of each backward; or a loop in C++.
+    of_one = 4 * SINGLE_PRODUCT_US / LAUNCH_US if single else sum(EXPERT_LAUNCHES)
+    assert many - few == pytest.approx(7 * of_one)
+
+
+def test_narrow_experts_cast_what_each_map_reads() -> None:
+    of = problem(model="mixtral-8x7b", seq_length=2048)
+    sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=2))
+    wide, narrow = (float(launches(of.model, "moe", of.stack, sizes, narrow=x)) for x in (False, True))
+    assert DENSE_LAUNCHES * (narrow - wide) == pytest.approx(4 * 2 * CAST_US / LAUNCH_US)
 
 
 def test_routing_with_biases_and_groups_launches_more_unless_the_router_is_fused() -> None:
@@ -55,7 +70,7 @@ def test_routing_with_biases_and_groups_launches_more_unless_the_router_is_fused
         assert forward(model, False) - forward(model, True) == pytest.approx(router * 41 / 72)
     # DeepSeek-V3's router has 21 more; latent attention, shared experts and 31 more local ones the rest.
     more = forward("deepseek-v3", False) - forward("mixtral-8x7b", False)
-    assert more == pytest.approx(21 + 12 + 12 + 31 * EXPERT_LAUNCHES)
+    assert more == pytest.approx(21 + 12 + 12 + 31 * 2 * SINGLE_PRODUCT_US / LAUNCH_US)
 
 
 def test_choosing_experts_has_no_backward() -> None:

@@ -10,6 +10,7 @@ from planner.cost.launches import launches
 from planner.cost.layer_communication import distinct_share, hybridep_s
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul, Products
+from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.relatives import relative_of
@@ -140,3 +141,16 @@ def test_scales_of_small_blocks_cost_blackwell_no_rate(chip: str) -> None:
         for p in formats
     )
     assert blocks < narrow
+
+
+def test_exchanges_hide_no_more_than_the_schedule_lets_run_beside_products() -> None:
+    def ep_s(**changes: object) -> float:
+        found = on_stack(deepseek(), ep=8, **changes)
+        return float(found.layer_forward_s[0, found.kinds.index("moe"), 0, EP])
+
+    whole, half, none = (ep_s(ep_overlap=True, ep_overlap_share=share) for share in (1.0, 0.5, 0.0))
+    exposed = ep_s()
+    assert none == pytest.approx(exposed)
+    assert half == pytest.approx(exposed * (0.5 + 0.5 * OVERLAP_SLOWDOWN))
+    assert whole == pytest.approx(exposed * OVERLAP_SLOWDOWN)
+    assert whole < ep_s(ep_overlap=True) < exposed

@@ -203,3 +203,18 @@ def test_maps_of_their_own_do_the_same_work_and_add_the_gradients_of_their_input
         prices(x, tensor_parallel=8, microbatch_size=8).layer_forward_s[0, 0, 0, 0] for x in (of, joined)
     ]
     assert narrow[0] > 1.02 * narrow[1]
+
+
+def test_sorting_that_loops_over_all_experts_is_slow_where_few_of_many_are_chosen() -> None:
+    def sorted_bytes(model: str, loops: bool) -> float:
+        of = with_stack(problem(model=model), moe_permute_loops=loops)
+        sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=8))
+        return float(layer_traffic(of.model, "moe", of.stack, sizes).forward_bytes)
+
+    # Sorting and its reverse each read a token and write 8 copies, or the other way round; of 256 experts the
+    # loops took ten times as long.
+    tokens = 2 * 4096 * 7168
+    more = sorted_bytes("deepseek-v3", True) - sorted_bytes("deepseek-v3", False)
+    assert more == pytest.approx(9 * 2 * (1 + 8) * tokens)
+    # With 2 of 8 experts the loops take less than the copies.
+    assert sorted_bytes("mixtral-8x7b", True) == sorted_bytes("mixtral-8x7b", False)
