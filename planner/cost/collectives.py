@@ -113,6 +113,8 @@ class Network:
     """Largest packet between nodes."""
     shares_bridges: bool = True
     """Whether pairs that work at once share bridges, where chips reach each other over PCIe alone."""
+    reduces_along_trees: bool = True
+    """Whether all-reduces between nodes may go along trees, where those are faster than a ring."""
     tree_channels_bytes_per_s: tuple[float, float] = (float("inf"), float("inf"))
     """What all channels of its trees move, between two nodes and among more [bytes/s]."""
     nodes_per_switch: float = float("inf")
@@ -253,7 +255,7 @@ def collective_s(
     reached: Values = _reached(table, nodes, scaled_bytes) if efficiency is None else efficiency
     levels = ceil(log2(nodes))
     between = outside / (rate * reached) + LAUNCH_S + passes * levels * network.step_latency_s
-    if efficiency is None and op == "all_reduce":
+    if efficiency is None and op == "all_reduce" and network.reduces_along_trees:
         ring_rate = rate * _reached(table, 2.0, scaled_bytes)
         tree = tree_s(size_bytes, nodes, levels, ring_rate, network.tree_channels_bytes_per_s)
         between = minimum(between, tree + LAUNCH_S)

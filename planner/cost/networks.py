@@ -45,6 +45,7 @@ def _network(problem: Problem, class_index: int) -> Network:
         peer_bytes_per_s=peer * GB,
         mtu_bytes=problem.cluster.mtu_bytes,
         shares_bridges=not chip.own_lanes,
+        reduces_along_trees=problem.stack.reduces_along_trees,
         tree_channels_bytes_per_s=channel_rates(
             chip, node_class.nics_per_node, rate / max(node_class.nics_per_node, 1)
         ),

@@ -170,6 +170,8 @@ class SoftwareStack(Data):
     is not the outermost dimension."""
     tp_backward_overlap: bool = True
     """Whether the backward pass gathers and reduces behind its matrix products (one device connection)."""
+    reduces_along_trees: bool = True
+    """Whether all-reduces between nodes may go along trees, where those are faster than a ring."""
     dp_overlap: bool = True
     """Whether gradient reduction and parameter gathering run behind computation."""
     p2p_overlap: bool = True

@@ -17,7 +17,7 @@ from planner.cost.placement import spread_group
 from planner.cost.relatives import link_of_pair, relative_of
 from planner.cost.trees import channel_rates, tree_s
 from planner.data.load import load_chip
-from tests.planner.cost.problems import problem, without_assumptions_of_nics
+from tests.planner.cost.problems import problem, with_stack, without_assumptions_of_nics
 
 SIZES = st.integers(min_value=16, max_value=500_000)
 
@@ -160,6 +160,8 @@ def test_among_many_nodes_trees_reduce_faster_than_the_ring() -> None:
     few, size, network = spread_group(16 * one, one, 8.0), 2.0**30 * one, network_of(slow, 0)
     ring = sum(collective_s(network, op, size, few, one) for op in ("reduce_scatter", "all_gather"))
     assert 1 / (2 * 15 / 16) * ring < collective_s(network, "all_reduce", size, few, one) < 0.8 * ring
+    without = network_of(with_stack(slow, reduces_along_trees=False), 0)
+    assert collective_s(without, "all_reduce", size, few, one) == pytest.approx(ring, rel=0.02)
 
 
 @pytest.mark.parametrize(("nodes", "channel"), [(2, 23.6), (3, 17.8), (64, 17.8)])
