@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planner.cost.collectives import Network, collective_s, ring_latency_s
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.overlap import OVERLAP_SLOWDOWN
+from planner.cost.passing_gradients import step_copy_share
 from planner.cost.placement import Spread, spread_group
 from planner.cost.relatives import Relative
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH, parameter_bytes
@@ -33,6 +34,14 @@ reads the gradient (28), writes the 16-bit weight (6)."""
 
 CLIP_BYTES = 12.0
 """And to take the norm of its gradient (4) and clip it (8)."""
+
+UNSCALE_BYTES = 8.0
+"""And in fp16, where losses are scaled, to take the scale off its fp32 gradient and look for overflows
+(_amp_foreach_non_finite_check_and_unscale_ in megatron/optimizer/optimizer.py of 2022; unscale_and_clip_grads
+in deepspeed/runtime/fp16/fused_optimizer.py)."""
+
+WIDE_GRADIENT_BYTES = 4.0
+"""A gradient in fp32: written where its sum is narrower, read and written again to be joined with others."""
 
 OPTIMIZER_RATE = 0.83
 """Rate of a fused AdamW over that of copies: 28 bytes for each of 500 million parameters took 5.68 ms on one
@@ -237,14 +246,21 @@ def synchronisation(
         s,
         has_experts,
         stack.dp_overlap,
-        _step_bytes(stack) + (cleared if sharded else 0.0),
+        _step_bytes(stack, dp_mode, precision) + (cleared if sharded else 0.0),
         copied if sharded else cleared + copied,
         cast,
     )
 
 
-def _step_bytes(stack: SoftwareStack) -> float:
+def _step_bytes(stack: SoftwareStack, dp_mode: str, precision: Precision) -> float:
     """Bytes of the optimizer's step for each parameter of its shard, as many as copies of that time move."""
     if stack.optimizer_step_bytes is not None:
         return stack.optimizer_step_bytes
-    return (OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if stack.clips_gradients else 0.0)) / OPTIMIZER_RATE
+    moved = OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if stack.clips_gradients else 0.0)
+    if precision == "fp16":
+        moved += UNSCALE_BYTES
+    if step_copy_share(stack, dp_mode):
+        moved += stack.gradient_bytes + WIDE_GRADIENT_BYTES
+    if stack.joined_gradient_bytes:
+        moved += 2 * WIDE_GRADIENT_BYTES
+    return moved / OPTIMIZER_RATE

@@ -217,6 +217,17 @@ def test_a_step_that_neither_clips_nor_clears_moves_a_third_less() -> None:
     np.testing.assert_allclose(less / usual, (34 / 0.83) / (46 / 0.83 + 4))
 
 
+def test_a_step_in_fp16_takes_the_scale_off_and_joins_what_it_widened() -> None:
+    of = with_stack(problem(), clears_gradients=False, gradient_bytes=2, step_gradient_bytes=0)
+    in_fp16 = of.model_copy(update={"workload": of.workload.model_copy(update={"precision": "fp16"})})
+    wide = with_stack(in_fp16, step_gradient_bytes=4)
+    steps = [of, in_fp16, wide, with_stack(wide, joined_gradient_bytes=4)]
+    taken = [prices(x, dp_mode="ddp").layer_optimizer_s for x in steps]
+    # fp32 gradients are read and written; made of two bytes; read and written again.
+    for found, moved in zip(taken, (46, 46 + 8, 46 + 8 + 6, 46 + 8 + 6 + 8), strict=True):
+        np.testing.assert_allclose(found / taken[0], moved / 46)
+
+
 def test_sharded_gradients_are_cleared_by_the_shard() -> None:
     def clearing_s(mode: str) -> Any:
         kept, cleared = (
@@ -234,5 +245,5 @@ def test_a_step_of_plain_operators_moves_what_they_read_and_write_and_copies_buc
     of = with_stack(problem(), clears_gradients=False, gradient_bytes=2)
     eager = with_stack(of, optimizer_step_bytes=122, gradient_buckets_copied=True)
     usual, more = (prices(x, dp_mode="ddp").layer_optimizer_s for x in (of, eager))
-    # Into the bucket and back: 2 + 2, twice.
-    np.testing.assert_allclose(more / usual, (122 + 8) / (46 / 0.83))
+    # Into the bucket and back: 2 + 2, twice. Fused, 16-bit sums are read and written in fp32 first.
+    np.testing.assert_allclose(more / usual, (122 + 8) / ((46 + 2 + 4) / 0.83))
