@@ -45,10 +45,10 @@ GATHERS_IN_FORWARD = ("zero3", "fsdp")
 SCATTERS_EACH_MICROBATCH = ("zero2", *GATHERS_IN_FORWARD)
 """Modes that hold a shard of the gradients only, so that every micro-batch scatters its own."""
 
-LIST_TENSOR_S = 6.5e-6
-"""What the host takes for one rank's tensor in a list [s]: to cut it out (1.5 us: Tensor.narrow of PyTorch
-2.13 in a loop of Python 3.11 on a server's processor) and to launch its copy from a loop in C++ (some 5 us,
-as `EXPERT_LAUNCHES` in `launches.py`)."""
+LIST_TENSOR_S = 7.1e-6
+"""What the host takes for one rank's tensor in a list [s]: to cut it out (2.1 us: the loops of both functions
+in Python 3.11 with PyTorch 2.13 on a server's processor) and to launch its copy from a loop in C++ (some
+5 us, as `EXPERT_LAUNCHES` in `launches.py`)."""
 
 
 @dataclass(frozen=True)
