@@ -6,7 +6,7 @@ import math
 
 from planner.cost import tables
 from planner.cost.elementwise import Values, maximum
-from planner.cost.operators import attention_dims
+from planner.cost.operators import HALF, attention_dims
 from planner.cost.relatives import Relative
 from planner.cost.sizes import Sizes, context_levels
 from planner.data.model_spec import ModelSpec
@@ -16,8 +16,18 @@ FLASH2_ON_HOPPER = (1.95, 1.66)
 """Time of FlashAttention-2, forward and backward, over that of cuDNN's attention on Hopper: medians over 58
 shapes measured with both on one H100 (1.94, 1.64) and one H200 (1.97, 1.69); `instances/tables/README.md`."""
 
+MXFP8_ON_BLACKWELL = (0.668, 0.708)
+"""Time of cuDNN's attention in MXFP8, forward and backward, over that in 16 bits: medians over 2,048 to
+32,768 tokens of DeepSeek-V3's heads on GB300 (0.651 to 0.678, 0.658 to 0.803; NVIDIA/cudnn-frontend, commit
+bdfff66, benchmark/sdpa_benchmark_training/results/dsv3). Other heads are taken to gain as much."""
+
+MXFP8_CAST_BYTES = HALF + 2 * 33 / 32
+"""Bytes that the cast of one value for it moves: read in 16 bits, written along both dimensions with a scale
+for 32 values."""
+
 KERNEL_SLOWDOWN = {
     "newest": ((1.0, 1.0), (1.0, 1.0)),
+    "mxfp8": (MXFP8_ON_BLACKWELL, MXFP8_ON_BLACKWELL),
     "flash2": ((1.0, 1.0), FLASH2_ON_HOPPER),
     "flash1": ((2.0, 2.0), (2.0 * FLASH2_ON_HOPPER[0], 2.0 * FLASH2_ON_HOPPER[1])),
     "triton": ((1.9, 1.9), (1.9 * FLASH2_ON_HOPPER[0], 1.9 * FLASH2_ON_HOPPER[1])),
@@ -54,7 +64,15 @@ def attention_times(
     forward = forward * relation * relative.compute_scale
     backward = forward * tables.attention_relation(measured, f"{kind}backward_over_forward", seq)
     older = KERNEL_SLOWDOWN[stack.attention_kernel][relative.measured.table not in AMPERE]
-    return forward * older[0], backward * older[1]
+    forward, backward = forward * older[0], backward * older[1]
+    if stack.attention_kernel != "mxfp8":
+        return forward, backward
+    # Queries, keys and values are cast first, and in the backward the output's gradient.
+    rank_heads = model.num_attention_heads / s.tp
+    groups = rank_heads if model.mla is not None else maximum(model.num_query_groups / s.tp, 1.0)
+    read = s.tokens * (rank_heads * query_dim + groups * (query_dim + value_dim))
+    cast_s = MXFP8_CAST_BYTES / relative.memory_bytes_per_s
+    return forward + cast_s * read, backward + cast_s * s.tokens * rank_heads * value_dim
 
 
 def _attention_s(relative: Relative, seq: Values, heads: Values, head_dim: float) -> Values:

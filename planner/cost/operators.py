@@ -284,11 +284,11 @@ def attention_dims(model: ModelSpec) -> tuple[int, int]:
     return model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim
 
 
-def head_matmul(model: ModelSpec, vocab: Values, sizes: Sizes) -> Matmul:
-    """The vocabulary head; `vocab` is the padded number of entries of each choice."""
+def head_matmul(model: ModelSpec, vocab: Values, sizes: Sizes, narrow: bool = False) -> Matmul:
+    """The head, in the workload's format or in 16 bits; `vocab` is the padded number of entries."""
     s = sizes
     hidden = model.hidden_size * s.ones
-    return Matmul("head", s.tokens, vocab / s.tp, hidden, s.ones, "column", narrow=False)
+    return Matmul("head", s.tokens, vocab / s.tp, hidden, s.ones, "column", narrow=narrow)
 
 
 def merge_matmul(model: ModelSpec, sizes: Sizes) -> Matmul:

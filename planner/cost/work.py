@@ -88,7 +88,7 @@ class Work:
         groups: dict[str, list[Matmul]] = {
             kind: layer_matmuls(model, kind, sizes, stack.joined_maps) for kind in kinds
         }
-        groups["head"] = [head_matmul(model, vocab, sizes)]
+        groups["head"] = [head_matmul(model, vocab, sizes, stack.narrow_head)]
         if model.mtp_num_layers:
             groups["merge"] = [merge_matmul(model, sizes)]
         if not stack.flash_attention:

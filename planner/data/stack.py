@@ -26,9 +26,9 @@ class SoftwareStack(Data):
     """Name used in problems, such as `megatron-core`."""
     flash_attention: bool = True
     """Whether attention is fused, so that no score matrix is stored."""
-    attention_kernel: Literal["newest", "flash2", "flash1", "triton"] = "newest"
-    """Generation of the fused attention: the chip's own best, FlashAttention-2, FlashAttention, or its Triton
-    form."""
+    attention_kernel: Literal["newest", "mxfp8", "flash2", "flash1", "triton"] = "newest"
+    """Generation of the fused attention: the chip's own best in 16 bits or, on Blackwell, in MXFP8
+    (Megatron-LM's fp8_dot_product_attention), FlashAttention-2, FlashAttention, or its Triton form."""
     fused_softmax: bool = True
     """Without flash attention: whether scale, mask and softmax over the scores are one kernel in 16 bits."""
     softmax_in_fp32: bool = True
@@ -131,6 +131,9 @@ class SoftwareStack(Data):
     """With products in 8 bits or fewer: whether weights are kept in that format and its transpose alone
     (Megatron-LM's --fp8-param-gather), not beside the 16-bit ones; with a scale for each tensor they are
     gathered in it as well."""
+    narrow_head: bool = False
+    """With products in 8 bits or fewer: whether the vocabulary head is one of them (Megatron-LM's
+    fp8_output_proj), rather than in 16 bits."""
     current_scaling: bool = False
     """With one scale a tensor: whether it follows from the tensor's own values, which are read once more for
     it, rather than from those of earlier steps."""

@@ -513,6 +513,18 @@ def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> No
     assert eager.ep_overlap and 0 < eager.ep_overlap_share < 0.5
 
 
+def test_heads_and_attention_of_deepseek_on_grace_hosts_run_in_8_bits_since_their_release() -> None:
+    def of(release: str, chip: str) -> tuple[bool, str]:
+        chips = {"chip": chip, "num_chips": 16, "chips_per_node": 4}
+        software = f"Megatron-Bridge / NeMo container {release}"
+        found = stack_of(run(software=software, model__name="DeepSeek-V3", cluster__groups=[chips]))
+        return found.narrow_head, found.attention_kernel
+
+    assert of("26.06.01", "gb300-288gb") == (True, "mxfp8")
+    assert of("26.06.01", "gb200-186gb") == (True, "newest")
+    assert of("26.04", "gb300-288gb") == (False, "newest")
+
+
 def test_recipes_of_2025_for_deepseek_on_h100_overlap_exchanges_and_no_gradients() -> None:
     software = {"software": "Megatron-Bridge / NeMo container 25.09", "model__name": "DeepSeek-V3"}
     dropless = stack_of(run(**software, notes="dropless"))

@@ -46,11 +46,26 @@ def test_latent_attention_takes_what_was_measured_of_it() -> None:
     assert core(found) == pytest.approx(0.813e-3, rel=1e-3)
 
 
-def test_the_head_gains_nothing_from_8_bit_products() -> None:
+def test_attention_in_8_bits_takes_what_was_measured_and_casts_what_it_reads() -> None:
+    of = problem(cluster="2x4 gb300-288gb", model="deepseek-v3", precision="mxfp8")
+    found, wide = on_stack(of, attention_kernel="mxfp8"), on_stack(of)
+    # 192 values of a query and a key, 128 of a value, 128 heads; 2 bytes read, 2 1/16 written.
+    cast_s = (
+        4096 * 128 * (192 + 192 + 128) * (2 + 2 * 33 / 32) / network_of(of, 0).relative.memory_bytes_per_s
+    )
+    assert core(found) == pytest.approx(0.668 * core(wide) + cast_s, rel=1e-6)
+    assert np.all(found.layer_backward_s[..., 0] < wide.layer_backward_s[..., 0])
+
+
+def test_the_head_gains_nothing_from_8_bit_products_unless_it_is_one() -> None:
     half, eight = prices(problem()), prices(problem(precision="fp8"))
     np.testing.assert_allclose(eight.head_forward_s, half.head_forward_s)
     np.testing.assert_allclose(eight.head_backward_s, half.head_backward_s)
     assert np.all(eight.layer_forward_s[..., 0] < half.layer_forward_s[..., 0])
+    narrow = on_stack(problem(precision="fp8"), narrow_head=True)
+    assert np.all(narrow.head_forward_s[..., 0] < half.head_forward_s[..., 0])
+    same = on_stack(problem(), narrow_head=True)
+    np.testing.assert_allclose(same.head_forward_s, half.head_forward_s)
 
 
 def with_chip(of: Problem, **changes: object) -> Problem:
