@@ -23,6 +23,7 @@ from planner.cost.layer_communication import (
 )
 from planner.cost.memory import gathered_heads_bytes
 from planner.cost.networks import network_of, networks_of
+from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
@@ -237,7 +238,9 @@ class ClassPricing:
         backward = self.factor * (dgrad + wgrad + traffic_s(self.relative, traffic.backward_bytes))
         sp, zero = sizes.splits_sequence, self.zero
         rows = 4.0 * sizes.tokens
-        if self.stack.fused_cross_entropy:
+        if self.stack.gathers_logits:
+            loss = inside_s(self.network, "all_gather", HALF * sizes.tokens * self.vocab, sizes.tp)
+        elif self.stack.fused_cross_entropy:
             loss = total(inside_s(self.network, "all_reduce", x, sizes.tp) for x in (rows, 2 * rows))
         else:
             loss = 3 * inside_s(self.network, "all_reduce", rows, sizes.tp)

@@ -266,7 +266,8 @@ def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, siz
 
     Fused: 16-bit logits, whose place the gradient takes. Not fused: 16-bit logits, their fp32 copy, which
     becomes softmax and gradient, and the gradient cast to 16 bits; or what the stack says. Of further
-    predictions the softmax (fused: the logits) waits for its backward.
+    predictions the softmax (fused: the logits) waits for its backward. Ranks that gather all logits keep
+    their own beside them.
     """
     logits = sizes.tokens * vocab / sizes.tp
     waits = HALF if stack.fused_cross_entropy else 4.0
@@ -274,6 +275,8 @@ def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, siz
     if stack.loss_bytes_per_logit is not None:
         peak = stack.loss_bytes_per_logit
     in_loss = logits * (peak + model.mtp_num_layers * waits)
+    if stack.gathers_logits:
+        in_loss = where(sizes.tp > 1, in_loss * sizes.tp + HALF * logits, in_loss)
     if stack.gradient_accumulation_fusion:
         return in_loss
     # The head's gradient is made beside that of the logits.

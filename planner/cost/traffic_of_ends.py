@@ -5,7 +5,7 @@ Each kernel reads its inputs and writes its outputs once, as in `traffic.py`.
 
 from __future__ import annotations
 
-from planner.cost.elementwise import Values
+from planner.cost.elementwise import Values, where
 from planner.cost.operators import HALF
 from planner.cost.sizes import Sizes
 from planner.cost.traffic import Traffic
@@ -23,15 +23,21 @@ def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: S
     Fused: one pass over 16-bit logits forward (read twice, write once), none backward but a scaling.
     Not fused: Megatron's vocab-parallel loss copies to fp32, takes the maximum, subtracts, exponentiates,
     sums and divides, 38 bytes a logit; backward scales (8) and casts (6), 14 bytes
-    (core/tensor_parallel/cross_entropy.py, counted by hand).
+    (core/tensor_parallel/cross_entropy.py, counted by hand). Ranks that gather all logits copy them in order
+    first, and their share of the gradient at last.
     """
     s = sizes
     norm = s.norm_tokens * model.hidden_size
     logits = s.tokens * vocab / s.tp
+    forward: Values
+    backward: Values
     forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 14.0)
     if stack.fused_cross_entropy and stack.loss_in_fp32:
         forward, backward = FP32_LOSS_BYTES
     forward += stack.metric_bytes_per_logit
+    if stack.gathers_logits:
+        forward = where(s.tp > 1, (forward + 2 * HALF) * s.tp, forward)
+        backward = where(s.tp > 1, backward * s.tp + 2 * HALF, backward)
     return Traffic(norm * 2 * HALF + logits * forward, norm * 3 * HALF + logits * backward)
 
 

@@ -39,6 +39,8 @@ class SoftwareStack(Data):
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
     loss_in_fp32: bool = False
     """With a fused loss: whether logits are cast to fp32 for it, and their gradient is cast back."""
+    gathers_logits: bool = False
+    """Whether tensor-parallel ranks gather their logits, and each takes the loss of the whole vocabulary."""
     metric_bytes_per_logit: float = Field(default=0.0, ge=0)
     """Bytes that metrics of training, which have no gradient, move for each logit [bytes]."""
     fused_pointwise: bool = True

@@ -617,3 +617,9 @@ def test_llama_of_flagperf_on_40_gb_has_no_fused_norm() -> None:
 )
 def test_scripts_of_flagperf_that_name_no_dropout_have_it(software: str, model: str, dropout: bool) -> None:
     assert stack_of(run(software=software, model__name=model)).dropout == dropout
+
+
+def test_qwen_under_paddlenlp_gathers_its_logits() -> None:
+    software = "PaddlePaddle 9b36e53 / PaddleNLP 0b246a6 (2023-11)"
+    assert stack_of(run(software=software, model__name="Qwen-7B")).gathers_logits
+    assert not stack_of(run(software=software, model__name="Llama-13B")).gathers_logits

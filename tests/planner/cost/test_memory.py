@@ -11,7 +11,7 @@ import pytest
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
 from planner.cost.dispatchers import deepep_bytes, hybridep_bytes
-from planner.cost.memory import layer_activations
+from planner.cost.memory import layer_activations, logits_peak_bytes
 from planner.cost.parameters import layer_parameters, total_parameters
 from planner.cost.prices import PARTS, Degrees
 from planner.cost.sizes import Sizes
@@ -432,6 +432,18 @@ def test_deepspeeds_pipeline_holds_the_logits_of_the_micro_batch_before() -> Non
     degrees = {"tensor_parallel": 4, "microbatch_size": 8}
     more = prices(of, **degrees).head_activation_bytes[0] - prices(one, **degrees).head_activation_bytes[0]
     assert more == pytest.approx(2 * 8 * 2048 * 50688 / 4)
+
+
+def test_a_loss_over_gathered_logits_holds_those_of_all_ranks_beside_its_own() -> None:
+    of = problem(model="qwen3-8b", seq_length=4096, stack="paddlenlp")
+    stack = of.stack.model_copy(update={"gathers_logits": True})
+    chosen, vocab = sizes(of, tensor_parallel=2), 151936.0
+    own = 4096 * vocab / 2
+    assert logits_peak_bytes(of.model, of.stack, vocab, chosen)[0] == 10 * own
+    # All ranks' logits in 16 bits, in fp32 and as softmax, and the own ones from which they came.
+    assert logits_peak_bytes(of.model, stack, vocab, chosen)[0] == 10 * 2 * own + 2 * own
+    alone = sizes(of, tensor_parallel=1)
+    assert logits_peak_bytes(of.model, stack, vocab, alone)[0] == 10 * 2 * own
 
 
 @pytest.mark.parametrize(("model", "mask"), [("llama2-7b", 0), ("gpt3-175b", 1)])

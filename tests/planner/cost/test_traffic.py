@@ -80,6 +80,20 @@ def test_a_fused_loss_over_fp32_logits_casts_them_and_their_gradient() -> None:
     assert b.backward_bytes - a.backward_bytes == (8 + 6 - 4) * 1024 * 1000
 
 
+def test_a_loss_over_gathered_logits_passes_over_those_of_all_ranks() -> None:
+    of = problem(model="llama2-7b", seq_length=1024)
+    gathers = with_stack(of, gathers_logits=True)
+    sizes, alone = (Sizes.single(of, Degrees.single(tensor_parallel=tp)) for tp in (2, 1))
+    a, b = (head_traffic(x.model, x.stack, 1000.0, sizes) for x in (of, gathers))
+    own, whole = 1024 * 500, 1024 * 1000
+    # Each is copied into order (2 + 2) and goes through the loss of 38 and 14; the own share is cut out.
+    assert b.forward_bytes - a.forward_bytes == (4 + 38) * whole - 38 * own
+    assert b.backward_bytes - a.backward_bytes == 14 * whole + 4 * own - 14 * own
+    assert head_traffic(of.model, gathers.stack, 1000.0, alone) == head_traffic(
+        of.model, of.stack, 1000.0, alone
+    )
+
+
 def test_norms_that_read_fp32_cast_their_input_and_its_gradient() -> None:
     wide, narrow = (of_layer(fused_pointwise=True, norms_read_fp32=cast) for cast in (True, False))
     # In either of two norms: cast (2 + 4), 4 read for 2; backward two values of 4 for 2, cast (4 + 2).
