@@ -510,7 +510,7 @@ def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> No
     captured = stack_of(run(software=software, notes="moe_a2a_overlap=True, cuda_graph_impl=full_iteration"))
     eager = stack_of(run(software=software, notes="moe_a2a_overlap=True"))
     assert captured.ep_overlap and captured.ep_overlap_share == 1.0
-    assert eager.ep_overlap and 0 < eager.ep_overlap_share < 0.5
+    assert eager.ep_overlap and 0 < eager.ep_overlap_share < 1
 
 
 def test_heads_and_attention_of_deepseek_on_grace_hosts_run_in_8_bits_since_their_release() -> None:
