@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from planner.calibrate.layouts import stages_of
+from planner.calibrate.layouts import stages_of, virtual_stages_of
 from planner.calibrate.nodes import cluster_of
 from planner.calibrate.patterns import SkipRun
 from planner.calibrate.runs import Run, RunGroup
@@ -233,7 +233,7 @@ def _plans(run: Run, problem: Problem, assumptions: list[str]) -> tuple[Plan, ..
                 data_parallel=dp,
                 microbatch_size=microbatch,
                 num_microbatches=batch // (microbatch * dp),
-                virtual_stages=run.plan.virtual_stages or 1,
+                virtual_stages=virtual_stages_of(run),
                 sequence_parallel=_sequence_parallel(run, tp, assumptions if not plans else []),
                 dp_mode=_dp_mode(run, dp, assumptions if not plans else []),
                 stages=stages,

@@ -39,6 +39,18 @@ THREE_AT_EITHER_END = r"3 leading pseudo-layers|embedding/transpose/norm/head ps
 """Words of runs whose layers were counted as pipeline items less three that are no layers at either end."""
 
 
+LAUNCHER_VIRTUAL_STAGES = {"Nemotron-22B": 10, "Llama3-70B": 5}
+"""Virtual stages of models in NVIDIA's launcher, whose lists of runs left them out at first
+(NeMo-Framework-Launcher, launcher_scripts/conf/training: nemotron_22b.yaml, llama3_70b.yaml)."""
+
+
+def virtual_stages_of(run: Run) -> int:
+    """Virtual stages of a run; where its list leaves them out, those of the launcher's configuration."""
+    if run.plan.virtual_stages is None and occurs("VP not listed", run.text):
+        return LAUNCHER_VIRTUAL_STAGES.get(run.model.name, 1)
+    return run.plan.virtual_stages or 1
+
+
 def _stated_layers(run: Run) -> tuple[int, ...]:
     """Layers of every stage as the run states them, in pipeline order.
 
@@ -84,7 +96,7 @@ def stages_of(
         Where the chips of a mixed stage are not stated, or the stated layers are not the model's.
     """
     num_stages = run.plan.pipeline_parallel or 1
-    virtual_stages = run.plan.virtual_stages or 1
+    virtual_stages = virtual_stages_of(run)
     assumption = None
     if run.plan.stages is not None:
         if len(run.plan.stages) != num_stages or virtual_stages != 1:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.calibrate.convert import Candidate, convert
-from planner.calibrate.layouts import layers_of_chunks
+from planner.calibrate.layouts import layers_of_chunks, virtual_stages_of
 from planner.calibrate.patterns import SkipRun
 from planner.calibrate.stacks import stack_id, stack_of
 from tests.planner.calibrate.rows import MOE, run
@@ -623,3 +623,10 @@ def test_qwen_under_paddlenlp_gathers_its_logits() -> None:
     software = "PaddlePaddle 9b36e53 / PaddleNLP 0b246a6 (2023-11)"
     assert stack_of(run(software=software, model__name="Qwen-7B")).gathers_logits
     assert not stack_of(run(software=software, model__name="Llama-13B")).gathers_logits
+
+
+def test_virtual_stages_that_a_list_leaves_out_are_those_of_the_launchers_configuration() -> None:
+    listed = {"model__name": "Nemotron-22B", "notes": "VP not listed in this revision"}
+    assert virtual_stages_of(run(**listed, plan__virtual_stages=None)) == 10
+    assert virtual_stages_of(run(**listed, plan__virtual_stages=2)) == 2
+    assert virtual_stages_of(run(model__name="Nemotron-22B", plan__virtual_stages=None)) == 1
