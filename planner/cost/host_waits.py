@@ -25,6 +25,12 @@ LAUNCHES_BESIDE_REDUCTION = 2.0 / DENSE_LAUNCHES
 where the host waits for it before and after."""
 
 
+def host_layer_s(stack: SoftwareStack, chip: Chip) -> float:
+    """What the host of a chip takes to launch the forward of a dense layer [s]."""
+    slower = stack.time_factor.get(chip.id, 1.0) * chip.host_launch_factor
+    return slower * stack.host_layer_floor_ms * MS
+
+
 @dataclass(frozen=True)
 class HostWaits:
     """What the chips of one class wait for."""
@@ -49,8 +55,7 @@ class HostWaits:
         stack = self.stack
         if not stack.host_layer_floor_ms:
             return parts
-        layer_s = stack.time_factor.get(self.chip.id, 1.0) * self.chip.host_launch_factor
-        layer_s = layer_s * stack.host_layer_floor_ms * MS
+        layer_s = host_layer_s(stack, self.chip)
         floor_s = layers * layer_s
         if stack.tp_collectives_synchronise:
             alone = parts[TENSOR_PARALLEL]

@@ -9,7 +9,9 @@ import numpy as np
 from planner.cost.collectives import TRANSPORT_LATENCY_S, inside_s, send_s, transport_rate
 from planner.cost.elementwise import Values, minimum, where
 from planner.cost.hops import INSIDE_LATENCY_S
+from planner.cost.host_waits import host_layer_s
 from planner.cost.identity import remembered
+from planner.cost.launches import DENSE_LAUNCHES
 from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
 from planner.cost.operators import HALF
 from planner.cost.oversubscription import send_rate_left
@@ -17,6 +19,12 @@ from planner.cost.prices import Floats
 from planner.cost.profiles import value_bytes
 from planner.cost.sizes import Sizes
 from planner.data.problem import Problem
+
+PARTED_LAUNCHES = 8.0
+"""What hosts launch for a parted activation while the chips wait, in the mean of both ways: two sends and two
+receives, of its shape and of a share; forward a copy of both; to clear, gather and copy the whole. The sender
+waits for the pass before, as the shape comes from the host (PartitionedTensor.to_meta of
+deepspeed/runtime/utils.py; _exec_send_activations and their like in runtime/pipe/engine.py)."""
 
 
 def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
@@ -39,32 +47,35 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
     if stack.p2p_sends_mask:
         # Forward only: half of it stands for each way.
         size = size + sizes.seq_length**2 * HALF / 2
-    gathers = [_gather_s(problem, sizes, a) if stack.p2p_partitioned else 0.0 for a in range(num)]
+    parted = [_parted_s(problem, sizes, a) if stack.p2p_partitioned else 0.0 for a in range(num)]
     links = _links(problem)
     sends = np.empty((rows, num, num))
     inside = np.empty((rows, num))
     for a in range(num):
         network = network_of(problem, a)
-        inside[:, a] = send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S) + gathers[a]
+        inside[:, a] = send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S) + parted[a]
         for b in range(num):
             # One price serves both ways, which end on either class: their mean.
-            gather = (gathers[a] + gathers[b]) / 2
+            more = (parted[a] + parted[b]) / 2
             hop = _send_between(links[a][b], sizes, size)
             if a == b and network.domain_chips > network.chips_per_node:
                 fabric = send_s(size, network.link_bytes_per_s, network.latency_s)
                 hop = where(sizes.stage_chips < network.domain_chips, fabric, hop)
-            sends[:, a, b] = hop + gather
+            sends[:, a, b] = hop + more
     return {"send_s": sends, "send_inside_s": inside}
 
 
-def _gather_s(problem: Problem, sizes: Sizes, node_class: int) -> Values:
-    """Gather of an activation of which each tensor-parallel rank holds its share, inside a node [s].
+def _parted_s(problem: Problem, sizes: Sizes, node_class: int) -> Values:
+    """What an activation takes beside its way where each tensor-parallel rank sends a share of it [s].
 
-    With sequence parallelism a rank works on its share as it is.
+    It is gathered inside a node, and hosts launch what that and its way need. With sequence parallelism a
+    rank works on its share as it is.
     """
     whole = sizes.tokens * problem.model.hidden_size * value_bytes(problem)
     gather = inside_s(network_of(problem, node_class), "all_gather", whole, sizes.tp)
-    return where(sizes.splits_sequence, 0.0, gather)
+    launch_s = host_layer_s(problem.stack, problem.chip_of(node_class)) / DENSE_LAUNCHES
+    launched = where(sizes.tp > 1, PARTED_LAUNCHES * launch_s, 0.0)
+    return where(sizes.splits_sequence, 0.0, gather + launched)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def gathered_s(of: Problem, node_class: int, ranks: int) -> float:
 
 
 def test_parted_sends_carry_a_share_of_each_rank_and_are_gathered(mixed: Problem) -> None:
-    stack = mixed.stack.model_copy(update={"p2p_partitioned": True})
+    stack = mixed.stack.model_copy(update={"p2p_partitioned": True, "host_layer_floor_ms": 0.0})
     parted = mixed.model_copy(update={"stack": stack})
     gathers = [gathered_s(parted, node_class, 2) for node_class in (0, 1)]
     assert min(gathers) > 0
@@ -173,6 +173,20 @@ def test_parted_sends_carry_a_share_of_each_rank_and_are_gathered(mixed: Problem
     assert priced(parted, **alone).send_s[0, 0, 1] == priced(mixed, **alone).send_s[0, 0, 1]
 
 
+def test_hosts_launch_what_a_parted_activation_needs_while_chips_wait(mixed: Problem) -> None:
+    def more_s(**degrees: int | bool) -> float:
+        sends = []
+        for floor_ms in (0.0, 3.1):  # 0.1 ms for each of a dense layer's 31 launches
+            stack = mixed.stack.model_copy(update={"p2p_partitioned": True, "host_layer_floor_ms": floor_ms})
+            sends.append(priced(mixed.model_copy(update={"stack": stack}), **degrees).send_s[0, 0, 1])
+        return float(sends[1] - sends[0])
+
+    # Two sends, two receives; the whole is cleared, gathered and copied; both that come forward are copied.
+    assert more_s(tensor_parallel=2) == pytest.approx((2 + 2 + 3 + 2 / 2) * 0.1e-3)
+    assert more_s(tensor_parallel=1) == 0
+    assert more_s(tensor_parallel=2, sequence_parallel=True) == 0
+
+
 def test_ranks_that_split_the_sequence_send_their_share_and_gather_nothing(mixed: Problem) -> None:
     stack = mixed.stack.model_copy(update={"p2p_partitioned": True})
     parted = mixed.model_copy(update={"stack": stack})
@@ -182,7 +196,7 @@ def test_ranks_that_split_the_sequence_send_their_share_and_gather_nothing(mixed
 
 def test_gradients_that_are_not_parted_return_whole(mixed: Problem) -> None:
     def sends(**changes: bool) -> float:
-        stack = mixed.stack.model_copy(update=changes)
+        stack = mixed.stack.model_copy(update={"host_layer_floor_ms": 0.0} | changes)
         return float(priced(mixed.model_copy(update={"stack": stack}), tensor_parallel=4).send_s[0, 0, 1])
 
     # A quarter forward and the whole back: 5/8 of the activation either way.
