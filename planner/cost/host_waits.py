@@ -39,6 +39,11 @@ class HostWaits:
     chip: Chip
     sizes: Sizes
 
+    def step_s(self, tensors: int) -> float:
+        """Least time of the optimizer's step for parameters in so many tensors [s]."""
+        launches = self.stack.optimizer_tensor_launches * tensors
+        return launches / DENSE_LAUNCHES * host_layer_s(self.stack, self.chip)
+
     def launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
         """Parts of a piece with the time that the chip waits.
 

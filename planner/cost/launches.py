@@ -134,6 +134,12 @@ def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
     return vectors
 
 
+def parameter_tensors(model: ModelSpec, kind: LayerKind, products: Sequence[Matmul]) -> int:
+    """Tensors of a layer's parameters that the optimizer updates, grouped experts left out."""
+    matrices = sum(product.has_weight and not product.grouped for product in products)
+    return matrices + small_tensors(model, kind)
+
+
 def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:
     """Launches of a router and of the way of tokens to experts and back."""
     assert model.moe is not None

@@ -17,6 +17,7 @@ from planner.cost.class_pricing import ClassPricing, product_times, work_of_one
 from planner.cost.collectives import send_s
 from planner.cost.elementwise import Values, minimum
 from planner.cost.identity import remembered
+from planner.cost.launches import parameter_tensors
 from planner.cost.memory_pricing import memory_prices
 from planner.cost.networks import network_of
 from planner.cost.parameters import (
@@ -157,6 +158,11 @@ def _once_a_step(
     for name, filled in zip(names, tasks, strict=True):
         times[f"layer_{name}_s"] = filled[:, :num_kinds]
         times |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}
+    if problem.stack.optimizer_tensor_launches:
+        first = classes[0]
+        tensors = [parameter_tensors(problem.model, kind, first.pieces[kind].matmuls) for kind in first.kinds]
+        launched = np.array([[of.host.step_s(count) for of in classes] for count in tensors])
+        times["layer_optimizer_s"] = np.maximum(times["layer_optimizer_s"], launched)
     times["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)
     times["tied_sync_s"] = np.full(rows, _tied_sync_s(problem, sizes, vocab))
     return times

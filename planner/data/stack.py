@@ -106,6 +106,9 @@ class SoftwareStack(Data):
     optimizer_step_bytes: float | None = Field(default=None, gt=0)
     """Bytes that plain operators of the optimizer's step, clipping included, move for each parameter of its
     shard; null takes fused kernels' [bytes]."""
+    optimizer_tensor_launches: float = Field(default=0.0, ge=0)
+    """Operators that the optimizer's step runs on every parameter tensor in turn, each as long as the host
+    takes to launch it; 0 where its kernels take many tensors at once."""
     gradient_buckets_copied: bool = False
     """Whether gradients are copied into the bucket that is reduced, and back, by kernels amid the rest."""
     parameters_broadcast: bool = False

@@ -130,3 +130,18 @@ def test_a_host_that_waits_for_reductions_launches_nothing_while_they_run(floor_
         assert slow.sum() == pytest.approx(max(floor, computed) + reduction + idle)
     alone = [price(of.model_copy(update={"stack": s}), Degrees.single()) for s in (stack, waits)]
     np.testing.assert_array_equal(alone[0].layer_forward_s, alone[1].layer_forward_s)
+
+
+@pytest.mark.parametrize(("model", "tensors"), [("gpt3-175b", 12), ("llama3-8b", 6)])
+def test_an_optimizer_that_takes_tensors_in_turn_is_as_slow_as_its_host(model: str, tensors: int) -> None:
+    """GPT: four maps and four biases, two norms of two vectors; Llama: four maps, two norms of one."""
+    of = problem(model=model, seq_length=2048)
+    found = []
+    for launched, floor_ms in ((0.0, 1.0), (9.0, 1.0), (9.0, 1000.0)):
+        changes = {"host_layer_floor_ms": floor_ms, "optimizer_tensor_launches": launched}
+        stack = of.stack.model_copy(update=changes)
+        prices = price(of.model_copy(update={"stack": stack}), Degrees.single(tensor_parallel=4))
+        found.append(float(prices.layer_optimizer_s[0, 0, 0]))
+    fused, quick, slow = found
+    assert quick == pytest.approx(max(fused, 9 * tensors / 31 * 1e-3))
+    assert slow == pytest.approx(9 * tensors / 31)
