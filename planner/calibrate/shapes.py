@@ -95,6 +95,7 @@ def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
         values["named_vocab_size"] = named.vocab_size
         if named.hidden_size == shape.hidden_size:
             values["named_ffn_hidden_size"] = named.ffn_hidden_size
+        values.update(rule.get("traits", {}))
         return values
     kind = shape.kind if shape.kind in rules["kinds"] else None
     if kind is None:

@@ -10,6 +10,7 @@ from planner.calibrate.convert import Candidate, convert
 from planner.calibrate.layouts import layers_of_chunks, virtual_stages_of
 from planner.calibrate.patterns import SkipRun
 from planner.calibrate.stacks import stack_id, stack_of
+from planner.data.load import load_model
 from tests.planner.calibrate.rows import MOE, run
 
 
@@ -425,6 +426,13 @@ def test_notes_of_a_run_change_its_software() -> None:
     assert (quiet.tp_overlap_fraction, quiet.dp_overlap, quiet.p2p_overlap) == (0.0, False, False)
     assert quiet.fused_cross_entropy
     assert stack_of(run()).dp_overlap
+
+
+def test_traits_of_a_run_may_differ_from_those_of_the_model_that_it_names() -> None:
+    trained = converted(model__name="OPT-350M").problem.model
+    named = load_model("sailor-opt-350m")
+    assert (trained.tied_embeddings, named.tied_embeddings) == (False, True)
+    assert trained.linear_bias == named.linear_bias == "all"
 
 
 def test_unknown_names_are_read_by_their_feed_forward_width() -> None:
