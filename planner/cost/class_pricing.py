@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.attention import attention_times
+from planner.cost.attention_buffers import gathered_heads_bytes
 from planner.cost.checkpointing import policy_of, repeated_shares
 from planner.cost.collectives import inside_s
 from planner.cost.compute import MatmulTimes, matmul_times, traffic_s
@@ -21,7 +22,6 @@ from planner.cost.layer_communication import (
     tensor_forward_s,
     tensor_layer_s,
 )
-from planner.cost.memory import gathered_heads_bytes
 from planner.cost.networks import network_of, networks_of
 from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind, partly_hidden

@@ -139,7 +139,7 @@ def cut_heads_s(network: Network, gathered_bytes: Values, sizes: Sizes) -> tuple
     Parameters
     ----------
     gathered_bytes
-        Queries, keys and values of all ranks (`memory.gathered_heads_bytes`).
+        Queries, keys and values of all ranks (`attention_buffers.gathered_heads_bytes`).
     """
     spread = spread_group(sizes.tp, sizes.ones, network.domain_chips)
     forward, backward = (

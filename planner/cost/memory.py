@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.cost.attention_buffers import context_exchange_bytes, gathered_heads_bytes
 from planner.cost.checkpointing import kept_bytes, policy_bytes, policy_of
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import HALF, attention_dims, column_maps
@@ -96,6 +97,8 @@ def layer_activations(
         saved = whole - values * HALF - kept_bytes(model, kind, s)
     if policy := policy_of(modules):
         saved = whole - values * HALF - policy_bytes(model, policy, s)
+    if kind not in ("mamba", "mlp"):
+        widest = maximum(widest, context_exchange_bytes(model, stack, s))
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 
@@ -174,18 +177,6 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         return low_rank + qkv + output, s.tokens * heads * 4.0
     scores = s.microbatch_size * heads * s.seq_length * s.seq_length / s.cp
     return low_rank + qkv + output, scores * kept_of_a_score(model, stack, s)
-
-
-def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Values:
-    """Queries, keys and values of all tensor-parallel ranks, from which each cuts its heads [bytes].
-
-    Zero where every rank has whole key-value heads (core/transformer/attention.py of Megatron-LM core 0.16 or
-    newer, `all_gather_last_dim_from_tensor_parallel_region`).
-    """
-    if model.mla is not None:
-        return s.zeros
-    width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
-    return where(model.num_query_groups < s.tp, s.tokens * HALF * width, 0.0)
 
 
 def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Values, Values]:

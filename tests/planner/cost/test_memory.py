@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cost.attention_buffers import context_exchange_bytes
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
 from planner.cost.dispatchers import deepep_bytes, hybridep_bytes
@@ -432,6 +433,25 @@ def test_deepspeeds_pipeline_holds_the_logits_of_the_micro_batch_before() -> Non
     degrees = {"tensor_parallel": 4, "microbatch_size": 8}
     more = prices(of, **degrees).head_activation_bytes[0] - prices(one, **degrees).head_activation_bytes[0]
     assert more == pytest.approx(2 * 8 * 2048 * 50688 / 4)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "widths"),
+    [
+        ("p2p", 2 * 2 * 128 + 8 * 128),  # keys and values of two groups, an output of eight heads
+        ("all_gather", 2 * 2 * 2 * 128),
+        ("a2a", 0),
+    ],
+)
+def test_attention_around_a_ring_holds_what_every_step_brought_and_made(exchange: str, widths: int) -> None:
+    """In the forward, beside all that is kept; the backward's buffers are smaller on long rings."""
+    of = problem(model="llama3-8b", seq_length=131072)
+    stack = of.stack.model_copy(update={"cp_exchange": exchange})
+    long, alone = (sizes(of, tensor_parallel=4, context_parallel=cp) for cp in (16, 1))
+    assert context_exchange_bytes(of.model, stack, long)[0] == 131072 * 2 * widths
+    assert context_exchange_bytes(of.model, stack, alone)[0] == 0
+    found = layer_activations(of.model, "dense", stack, long).working[0]
+    assert found >= context_exchange_bytes(of.model, stack, long)[0]
 
 
 def test_a_loss_over_gathered_logits_holds_those_of_all_ranks_beside_its_own() -> None:
