@@ -8,6 +8,7 @@ from dataclasses import replace
 import pulp
 
 from formulations import solvers
+from formulations.model_proto import WrittenRows
 from formulations.options import SolveOptions
 
 
@@ -20,12 +21,13 @@ class BoundedLoop:
         self.deadline = None if limit_s is None else time.monotonic() + limit_s
         self.bound: float | None = None
         """Best bound of all rounds, in the unit of the objective."""
+        self._written = WrittenRows()
         self.work = 0
         """Of all rounds (`Solution.work`)."""
 
     def solve(self, model: pulp.LpProblem) -> solvers.Solution:
         """Solve the program of a round in the time that is left."""
-        solution = solvers.solve(model, self.options_left())
+        solution = solvers.solve(model, self.options_left(), self._written)
         self.work += solution.work
         return solution
 

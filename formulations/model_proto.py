@@ -12,8 +12,47 @@ from typing import Any
 import pulp
 
 
-def model_proto(model: pulp.LpProblem) -> Any:
-    """The `ModelProto` of a program that minimises; variables in order of name, rows as they were added."""
+class WrittenRows:
+    """The rows of one program, number by number: of one that gains rows only the new ones are written.
+
+    A row must stay as it was written.
+    """
+
+    def __init__(self) -> None:
+        self._begin({})
+
+    def _begin(self, index: dict[str, int]) -> None:
+        self._index = index
+        self.names: list[str] = []
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+        self.rows: list[int] = []
+        self.columns: list[int] = []
+        self.values: list[float] = []
+
+    def add_new(self, model: pulp.LpProblem, index: dict[str, int]) -> None:
+        """Write the rows that are not written yet; all of them where a new variable has moved the columns."""
+        if index != self._index:
+            self._begin(index)
+        for constraint in model.constraints()[len(self.names) :]:
+            limit = -float(constraint.constant)
+            self.lower.append(-math.inf if constraint.sense == pulp.LpConstraintLE else limit)
+            self.upper.append(math.inf if constraint.sense == pulp.LpConstraintGE else limit)
+            for column, value in _terms(constraint, index):
+                self.rows.append(len(self.names))
+                self.columns.append(column)
+                self.values.append(value)
+            self.names.append(constraint.name)
+
+
+def model_proto(model: pulp.LpProblem, written: WrittenRows | None = None) -> Any:
+    """The `ModelProto` of a program that minimises; variables in order of name, rows as they were added.
+
+    Parameters
+    ----------
+    written
+        Rows of the same program from earlier calls, which this one goes on from.
+    """
     from ortools.math_opt import model_pb2
 
     proto = model_pb2.ModelProto(name=model.name)
@@ -28,29 +67,16 @@ def model_proto(model: pulp.LpProblem) -> Any:
     proto.objective.offset = float(model.objective.constant)
     proto.objective.linear_coefficients.ids.extend(column for column, _ in terms)
     proto.objective.linear_coefficients.values.extend(value for _, value in terms)
-    _add_rows(proto, model, index)
+    rows = written or WrittenRows()
+    rows.add_new(model, index)
+    proto.linear_constraints.ids.extend(range(len(rows.names)))
+    proto.linear_constraints.names.extend(rows.names)
+    proto.linear_constraints.lower_bounds.extend(rows.lower)
+    proto.linear_constraints.upper_bounds.extend(rows.upper)
+    proto.linear_constraint_matrix.row_ids.extend(rows.rows)
+    proto.linear_constraint_matrix.column_ids.extend(rows.columns)
+    proto.linear_constraint_matrix.coefficients.extend(rows.values)
     return proto
-
-
-def _add_rows(proto: Any, model: pulp.LpProblem, index: dict[str, int]) -> None:
-    rows, columns, values = [], [], []
-    lower, upper = [], []
-    constraints = model.constraints()
-    for row, constraint in enumerate(constraints):
-        limit = -float(constraint.constant)
-        lower.append(-math.inf if constraint.sense == pulp.LpConstraintLE else limit)
-        upper.append(math.inf if constraint.sense == pulp.LpConstraintGE else limit)
-        for column, value in _terms(constraint, index):
-            rows.append(row)
-            columns.append(column)
-            values.append(value)
-    proto.linear_constraints.ids.extend(range(len(lower)))
-    proto.linear_constraints.names.extend(constraint.name for constraint in constraints)
-    proto.linear_constraints.lower_bounds.extend(lower)
-    proto.linear_constraints.upper_bounds.extend(upper)
-    proto.linear_constraint_matrix.row_ids.extend(rows)
-    proto.linear_constraint_matrix.column_ids.extend(columns)
-    proto.linear_constraint_matrix.coefficients.extend(values)
 
 
 def _terms(expression: Any, index: dict[str, int]) -> list[tuple[int, float]]:

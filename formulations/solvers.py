@@ -22,7 +22,7 @@ from typing import Any
 
 import pulp
 
-from formulations.model_proto import model_proto
+from formulations.model_proto import WrittenRows, model_proto
 from formulations.options import SolveOptions, Status
 from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
@@ -71,8 +71,13 @@ def as_integer(value: float, name: str) -> int:
     return int(nearest)
 
 
-def solve(model: pulp.LpProblem, options: SolveOptions) -> Solution:
+def solve(model: pulp.LpProblem, options: SolveOptions, written: WrittenRows | None = None) -> Solution:
     """Solve a PuLP program (minimisation) with HiGHS, SCIP or CBC.
+
+    Parameters
+    ----------
+    written
+        Rows of the same program, kept between calls where it only gains rows.
 
     Raises
     ------
@@ -85,10 +90,10 @@ def solve(model: pulp.LpProblem, options: SolveOptions) -> Solution:
         raise SolverError("every formulation minimises; turn the signs of this one")
     if options.solver == "cbc":
         return _solve_cbc(model, options)
-    return _solve_mathopt(model, options)
+    return _solve_mathopt(model, options, written)
 
 
-def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
+def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions, written: WrittenRows | None) -> Solution:
     from ortools.math_opt.python import mathopt
 
     kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
@@ -100,7 +105,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
         time_limit=_limit(options),
         node_limit=options.node_limit,
     )
-    program = mathopt.Model.from_model_proto(model_proto(model))
+    program = mathopt.Model.from_model_proto(model_proto(model, written))
     with _silent_stdout():
         try:
             result = mathopt.solve(program, kinds[options.solver], params=parameters)
@@ -109,7 +114,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions) -> Solution:
             # to report (AttributeError: canonical_code); SCIP solves the same program.
             if options.solver != "highs":
                 raise SolverError(f"{options.solver} failed: {error}") from error
-            return _solve_mathopt(model, replace(options, solver="scip"))
+            return _solve_mathopt(model, replace(options, solver="scip"), written)
     reason = result.termination.reason
     bound = result.termination.objective_bounds.dual_bound
     finite_bound = float(bound) if math.isfinite(bound) else None

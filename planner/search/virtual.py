@@ -46,9 +46,8 @@ MAX_ORDERS = 6
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
 EFFORT = 100_000_000
-"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s). A guess."""
-EFFORT_GAP = 0.01
-"""Gap at which that holds; who asks for less proof gets less of it."""
+"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s), whatever the gap: a
+wider one closes parts sooner. A guess."""
 NEIGHBOUR = 0.1
 """Share of it behind the search of a neighbour. A guess: the rest tightened bounds of questions by 1% of the
 step at most, in twice the time."""
@@ -71,11 +70,10 @@ class VirtualOpener(VirtualRelaxer):
         """What the bound is asked to pass [s]; None where it is asked to come as near as the gap."""
         self.splits = 0
         asked = interleaving_is_asked_for(self.problem) or self.is_exact
-        share = min(1.0, EFFORT_GAP / max(self.problem.options.gap, EFFORT_GAP))
         self.anneals_late = self.frontier.floors.has_neighbour
         effort = EFFORT * (NEIGHBOUR if self.anneals_late else 1.0)
-        self.most_work = np.inf if asked else share * effort
-        self.may_anneal = share == 1.0 and beyond_s is None
+        self.most_work = np.inf if asked else effort
+        self.may_anneal = beyond_s is None
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         self._opened, self._waiting = 0, self.space.pairs()
 
@@ -101,7 +99,8 @@ class VirtualOpener(VirtualRelaxer):
         elif isinstance(item, VirtualPair):
             self._open_pair(bound_s, item)
         elif isinstance(item, VirtualPart):
-            looks = [self._relax_part, self._raise_part, self._split_part]
+            raising = [] if item.is_split else [self._raise_part]  # what it gained has come down to pieces
+            looks = [self._relax_part, *raising, self._split_part]
             looks.insert(item.whole_look, self._solve_part)
             looks[item.looks](bound_s, item)
         elif isinstance(item, VirtualOrder):

@@ -29,7 +29,8 @@ class VirtualPart:
     stages: int
     limits: VirtualLimits
     looks: int = 0
-    """What was done with it: nothing, the relaxation, then relaxations at lower cutoffs and whole numbers."""
+    """What was done with it: nothing, the relaxation, then relaxations at lower cutoffs (but with pieces) and
+    whole numbers."""
     is_split: bool = False
     """Whether it is a piece of a larger one."""
 
@@ -41,7 +42,7 @@ class VirtualPart:
     @property
     def whole_look(self) -> int:
         """Which look at it is the one in whole numbers."""
-        return 1 if self.num_classes <= FEW_CLASSES else 2
+        return 1 if self.is_split or self.num_classes <= FEW_CLASSES else 2
 
 
 @dataclass(frozen=True)

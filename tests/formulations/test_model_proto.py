@@ -10,7 +10,7 @@ import pulp
 import pytest
 from ortools.math_opt.io.python import mps_converter
 
-from formulations.model_proto import model_proto
+from formulations.model_proto import WrittenRows, model_proto
 
 BOUNDS = [(0, None), (None, None), (None, 3), (2, 2), (-3, None), (0, 5), (-4, 4)]
 CATEGORIES = ["Continuous", "Integer", "Binary"]
@@ -102,3 +102,13 @@ def test_numbers_are_kept_to_their_last_digit() -> None:
     assert list(proto.objective.linear_coefficients.values) == [1 / 3]
     assert list(proto.linear_constraint_matrix.coefficients) == [2 / 3]
     assert list(proto.linear_constraints.lower_bounds) == [1 / 7]
+
+
+def test_program_that_gains_rows_is_written_as_a_whole_one() -> None:
+    """A row may bring a variable whose name moves all columns behind it."""
+    model, written = pulp.LpProblem("grows", pulp.LpMinimize), WrittenRows()
+    x, z, y = (pulp.LpVariable(name, 0) for name in "xzy")
+    model += x + z
+    for name, row in (("first", x + z >= 1), ("second", 2 * z >= x), ("third", y + z <= 3)):
+        model += row, name
+        assert model_proto(model, written) == model_proto(model)

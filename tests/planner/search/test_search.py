@@ -14,7 +14,7 @@ from planner.search.openings import Opener
 from planner.search.programs import Solver
 from planner.search.progress import Progress
 from planner.search.space import Pairs
-from planner.search.virtual import VirtualOpener
+from planner.search.virtual import EFFORT, VirtualOpener
 from planner.search.virtual_items import VirtualPair
 from planner.search.virtual_space import VirtualSpace
 from planner.simulate.evaluate import evaluate
@@ -52,6 +52,15 @@ def test_gap_is_kept_and_bound_lies_below_the_plan() -> None:
     assert result.gap is not None and 0 <= result.gap <= 0.05
     assert result.bound_s is not None and result.evaluation is not None
     assert result.bound_s <= result.evaluation.step_s
+
+
+@pytest.mark.parametrize("gap", [0.02, 0.05])
+def test_a_wider_gap_takes_no_effort_from_virtual_stages(gap: float) -> None:
+    """Asked for the gap that it reaches anyway, a search once ended above it at half of its effort."""
+    search = driver.Search(with_options(load_problem(SMALL), gap=gap), None)
+    search.run()
+    assert search.virtual is not None
+    assert search.virtual.most_work == EFFORT
 
 
 @pytest.mark.slow
