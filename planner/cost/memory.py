@@ -258,7 +258,9 @@ def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, siz
     Fused: 16-bit logits, whose place the gradient takes. Not fused: 16-bit logits, their fp32 copy, which
     becomes softmax and gradient, and the gradient cast to 16 bits; or what the stack says. Of further
     predictions the softmax (fused: the logits) waits for its backward. Ranks that gather all logits keep
-    their own beside them.
+    their own beside them. Ranks that split the sequence gather the head's input into a buffer that stays,
+    and make its whole gradient from that of the 16-bit logits, which takes more than the share of it that is
+    gone by then (`LinearWithGradAccumulationAndAsyncCommunication` in core/tensor_parallel/layers.py).
     """
     logits = sizes.tokens * vocab / sizes.tp
     waits = HALF if stack.fused_cross_entropy else 4.0
@@ -268,6 +270,10 @@ def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, siz
     in_loss = logits * (peak + model.mtp_num_layers * waits)
     if stack.gathers_logits:
         in_loss = where(sizes.tp > 1, in_loss * sizes.tp + HALF * logits, in_loss)
+    behind = logits * (HALF + model.mtp_num_layers * waits)
+    behind = behind + HALF * model.hidden_size * (sizes.tokens - sizes.norm_tokens)
+    gathered = where(sizes.splits_sequence, HALF * model.hidden_size * sizes.tokens, 0.0)
+    in_loss = maximum(in_loss, behind) + gathered
     if stack.gradient_accumulation_fusion:
         return in_loss
     # The head's gradient is made beside that of the logits.

@@ -169,9 +169,13 @@ def test_terms_of_a_dense_stage_equal_a_list_of_its_tensors(s: Setting, tied: bo
     kept += 8 * s.tokens if s.stage == 0 else 0.0  # token numbers
     kept += 4 * values if s.is_last else 0.0  # input and output of the final norm
     assert found["activations"] == pytest.approx(in_flight * kept)
-    # 16-bit logits and an fp32 copy, which becomes the softmax and its gradient; of the layers' weights a
-    # 16-bit placeholder of each shape.
-    logits = s.tokens * vocab * (2 + 4) + 2 * matrices / s.layers if s.is_last else 0.0
+    # 16-bit logits and an fp32 copy, which becomes the softmax and its gradient, or 16-bit gradients of
+    # logits and of what is no share of the head's input; that, gathered; of the layers' weights a 16-bit
+    # placeholder of each shape.
+    whole = 2 * s.tokens * m.hidden_size
+    loss = max(s.tokens * vocab * (2 + 4), s.tokens * vocab * 2 + whole - 2 * values)
+    loss += whole if s.sp and s.tp > 1 else 0.0
+    logits = loss + 2 * matrices / s.layers if s.is_last else 0.0
     passing = found["working"] + found["recompute"]
     few_groups = m.num_query_groups < s.tp  # queries, keys and values are made for a whole group
     near = pytest.approx(logits, rel=0.01 if few_groups else None)

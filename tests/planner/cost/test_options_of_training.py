@@ -164,7 +164,8 @@ def test_allocated_and_reserved_memory_are_told_apart() -> None:
     outside = terms["fragmentation"] + terms["context"]
     assert seen.allocated_memory_gib == pytest.approx(seen.peak_memory_gib - outside)
     # 4,096 tokens of a vocabulary of 128,256 padded to 129,024 over 8 ranks, six bytes a logit; beside them
-    # one 16-bit placeholder for each of a layer's four weights.
+    # one 16-bit placeholder for each of a layer's four weights, and the head's input, gathered.
     layer = 4096 * (32 + 8 + 8 + 32) * 128 + 3 * 4096 * 14_336
-    assert terms["logits"] == pytest.approx((4096 * 129_024 * 6 + 2 * layer) / 8 / GIB)
+    gathered = 4096 * 4096 * 2
+    assert terms["logits"] == pytest.approx(((4096 * 129_024 * 6 + 2 * layer) / 8 + gathered) / GIB)
     assert terms["working"] == terms["recompute"] == 0.0
