@@ -98,6 +98,8 @@ def stages_of(
     num_stages = run.plan.pipeline_parallel or 1
     virtual_stages = virtual_stages_of(run)
     assumption = None
+    if num_stages * virtual_stages > model.num_layers + 2:  # one may hold the embedding alone, one the loss
+        raise SkipRun("layout: more virtual stages than layers")
     if run.plan.stages is not None:
         if len(run.plan.stages) != num_stages or virtual_stages != 1:
             raise SkipRun("layout: stages do not match the pipeline degree")

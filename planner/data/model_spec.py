@@ -156,6 +156,10 @@ class ModelSpec(Data):
             raise ValueError(
                 f"hybrid.pattern has {len(self.hybrid.pattern)} characters, num_layers is {self.num_layers}"
             )
+        if not self.ffn_hidden_size and {"dense", "mlp"} & set(self.kind_of_layer):
+            raise ValueError(
+                "ffn_hidden_size is 0, but some layers have a feed-forward block without experts"
+            )
         if self.moe is not None and self.moe.top_k > self.moe.num_experts:
             raise ValueError(f"moe.top_k {self.moe.top_k} exceeds num_experts {self.moe.num_experts}")
         groups, visited = self.constants.expert_groups, self.constants.groups_visited

@@ -62,6 +62,8 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
         ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
         ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),
         ({"plan__pipeline_parallel": 8}, "layout: needs more chips than the run had"),
+        ({"plan__pipeline_parallel": 10**25}, "layout: more virtual stages than layers"),
+        ({"plan__virtual_stages": 10**9}, "layout: more virtual stages than layers"),
         ({"cluster__groups": [{"chip": "abacus", "num_chips": 16}]}, "chip unknown: abacus"),
     ],
 )

@@ -13,6 +13,7 @@ import yaml
 from planner.data.catalog import KINDS, aliases, shipped_values
 from planner.data.kinds import schema_line
 from planner.data.load import load_chip, load_cluster, load_model, load_problem, load_stack, names
+from planner.data.model_spec import ModelSpec
 
 SHARED = Path(__file__).parents[4] / "shared"
 FOLDER = Path(__file__).parents[3] / "instances"
@@ -170,3 +171,10 @@ def test_models_agree_with_the_collected_shapes():
         model = load_model(shape["id"])
         assert (model.num_layers, model.hidden_size) == (shape["layers"], shape["hidden"])
         assert model.published_params == shape["params"]["published"]
+
+
+def test_a_dense_block_without_width_is_refused() -> None:
+    """It once passed, and its products of no width were taken the logarithm of."""
+    model = load_model("llama3-8b").model_dump() | {"ffn_hidden_size": 0}
+    with pytest.raises(ValueError, match="ffn_hidden_size is 0, but some layers have a feed-forward block"):
+        ModelSpec(**model)
