@@ -515,6 +515,21 @@ def test_runs_without_a_recipe_take_that_of_their_release() -> None:
     assert not named.ep_overlap and named.host_layer_floor_ms > 0
 
 
+def test_runs_without_a_recipe_launch_as_that_of_their_model_does() -> None:
+    software = "Megatron-Bridge / NeMo container 25.11"
+    b200 = [{"chip": "b200-180gb", "num_chips": 8, "chips_per_node": 8}]
+    gb300 = [{"chip": "gb300-288gb", "num_chips": 8, "chips_per_node": 4}]
+    captured = (("Qwen3-30B-A3B", b200), ("GPT-OSS-120B", gb300))
+    eager = (("DeepSeek-V3", b200), ("GPT-OSS-120B", b200))
+    for name, groups in captured:
+        stack = stack_of(run(software=software, model__name=name, cluster__groups=groups))
+        assert stack.host_layer_floor_ms == 0.0
+    for name, groups in eager:
+        stack = stack_of(run(software=software, model__name=name, cluster__groups=groups))
+        assert stack.host_layer_floor_ms > 0
+    assert stack.moe_dispatcher == "alltoall"
+
+
 def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> None:
     software = "Megatron-Bridge / NeMo container 26.06"
     captured = stack_of(run(software=software, notes="moe_a2a_overlap=True, cuda_graph_impl=full_iteration"))
