@@ -72,6 +72,8 @@ class Search:
 
     is_listed = True
     """Whether every part of the space is queued or closed; before that nothing is proven."""
+    patience: tuple[float, float] = (np.inf, 0.0)
+    """Parts opened with which it ends once it has a plan: a number, and as many times those up to it."""
 
     def __init__(
         self,
@@ -88,7 +90,8 @@ class Search:
         self.reporter = Reporter(self.clock, on_progress)
         self.table = list_degrees(problem, mixes=may_mix_stages(problem))
         self.incumbent = Incumbent(max(problem.options.top, 1))
-        self.opened, self.gap = 0, max(problem.options.gap, GAP_TOL)
+        self.opened, self.opened_at_best = 0, 0
+        self.gap = max(problem.options.gap, GAP_TOL)
         self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap, floors)
         self.opener: Opener | PartitionOpener | None = None
         self.virtual: VirtualOpener | None = None
@@ -194,7 +197,8 @@ class Search:
         """
         going = list(openers)
         while going := [opener for opener in going if len(opener.frontier.queue)]:
-            if self.clock.is_up:
+            best_s, (most, times) = self.incumbent.step_s, self.patience
+            if self.clock.is_up or (best_s is not None and self.opened > most + times * self.opened_at_best):
                 return True
             in_turn = not self.clock.is_late
             heads = [one.frontier.queue.head(one.frontier.cutoff_s, in_turn=in_turn) for one in going]
@@ -214,6 +218,8 @@ class Search:
             except KeyboardInterrupt:
                 frontier.queue.push(bound_s, item)
                 raise
+            if self.incumbent.step_s != best_s:
+                self.opened_at_best = self.opened
             self._opened(sum(len(one.queue) for one in self.frontiers))
         return False
 

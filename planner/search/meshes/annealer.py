@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.search.meshes.annealing import anneal, mesh_times
+from planner.search.meshes.annealing import COOLING, anneal, mesh_times
 from planner.search.meshes.neighbours import Place
 from planner.search.meshes.opener import MeshOpener
 from planner.search.relaxation import Found
@@ -13,6 +13,8 @@ EVERY, LATER = 3, 1.2
 """Parts opened between two annealings: at least so many, and so many times those before."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
+SHORT_ROUNDS, LONGER, MOST_STEPS = 4, 0.25, 2000
+"""Annealings of the usual steps, the share of them by which each later one is longer, and the most steps."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_STARTS = 6
@@ -61,7 +63,8 @@ class MeshAnnealer:
         places = opener.places.of(choice, opener.longest[choice])
         times = mesh_times(opener.problem, opener.prices, opener.batches[choice], places, longest)
         seed = opener.problem.options.seed + self._rounds
-        for order, layers in anneal(times, starts, seed, lambda: opener.clock.is_up):
+        steps = min(int(COOLING.steps * (1 + LONGER * max(self._rounds - SHORT_ROUNDS, 0))), MOST_STEPS)
+        for order, layers in anneal(times, starts, seed, lambda: opener.clock.is_up, steps):
             if opener.is_allowed(choice, order):
                 opener.judge_layers(choice, order, layers)
 

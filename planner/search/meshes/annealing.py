@@ -29,7 +29,7 @@ from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_
 from planner.units import MS
 
 COOLING = Cooling(steps=500, warmth=0.01, follow_every=100)
-MOST_WAVES = 48
+MOST_WAVES = 72
 """Micro-batches and stages up to which a pipeline is valued by its events, which costs more with each."""
 NOTHING = -1
 """Shape of a stage that is not there."""

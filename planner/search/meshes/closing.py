@@ -23,10 +23,12 @@ from planner.tolerances import COUNT_TOL
 
 Bools = NDArray[np.bool_]
 
-BRACKETS, MOST_BRACKETS = 12, 8
+BRACKETS, MOST_BRACKETS = 20, 16
 """Brackets of the sum at first, and from which they are not halved any more. A guess."""
-TICKS, FINER = 400, 1.6
+TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
+MOST_WORK = 4_000_000
+"""Shapes times brackets times ticks beyond which brackets are not halved any more. A guess."""
 ROUNDS, LEAST_ROUNDS = 14, 5
 """Rounds of prices on one set of brackets, at most and before they may be given up. A guess."""
 FIRST_PRICE = 0.8
@@ -59,23 +61,24 @@ def close_lengths(
     is_open = np.ones((lengths, len(lows)), dtype=np.bool_)
     prices = known.at(highs) if known is not None else first_prices(walks, len(lows))
     found: dict[Found, int] = {}
-    ticks, hopeless = float(TICKS), np.zeros(lengths, dtype=np.bool_)
+    ticks = float(TICKS)
     for halving in range(halvings + 1):
         rows = _Sums(walks, Holding(walks, limit, lows, highs, limit / ticks), is_open, prices)
-        rows.run(is_up, found)
+        rows.run(is_up, found, is_last=halving == halvings)
         left = rows.left
-        hopeless |= rows.hopeless
         if halving == 0:
             known = rows.known(highs)
         is_open, prices = rows.is_open, rows.ascent.best_at
-        if halving == halvings or not len(left) or len(left) > MOST_BRACKETS or is_up():
+        work = 2 * len(left) * FINER * ticks * len(walks.batch.shapes)
+        too_many = len(left) > MOST_BRACKETS or work > MOST_WORK
+        if halving == halvings or not len(left) or too_many or is_up():
             break
         lows, highs, ticks = lows[left], highs[left], ticks * FINER
         middle = np.sqrt(lows * highs)
         lows, highs = np.stack([lows, middle], 1).ravel(), np.stack([middle, highs], 1).ravel()
         is_open, prices = np.repeat(is_open, 2, axis=1), np.repeat(prices, 2, axis=0)
     ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
-    return Closed(np.asarray(~is_open.any(axis=1) & ~hopeless), tuple(ranked), known)
+    return Closed(np.asarray(~is_open.any(axis=1)), tuple(ranked), known)
 
 
 class _Sums:
@@ -87,14 +90,17 @@ class _Sums:
     def __init__(self, walks: MeshWalks, holding: Holding, is_open: Bools, prices: Floats) -> None:
         self.walks, self.holding, self.is_open = walks, holding, is_open
         self.left = np.arange(is_open.shape[1])
-        self.hopeless = np.zeros(len(is_open), dtype=np.bool_)
-        """[number of stages] lengths that stay open whatever the prices."""
+        self.hopeless = np.zeros(is_open.shape, dtype=np.bool_)
+        """[number of stages, bracket] what stays open whatever the prices, as long as ticks are no finer."""
         most = np.concatenate([[np.inf], np.full(len(walks.chips_of_class), np.inf)])
         self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
         self.scale = chip_scale(walks)
 
-    def run(self, is_up: Callable[[], bool], found: dict[Found, int]) -> None:
-        """Rounds of prices; brackets that no length can hold are closed."""
+    def run(self, is_up: Callable[[], bool], found: dict[Found, int], *, is_last: bool) -> None:
+        """Rounds of prices; brackets that no length can hold are closed.
+
+        Where no finer ticks follow, a length that one bracket keeps open is left alone in all of them.
+        """
         walks = self.walks
         enough = walks.num_layers * (1 - COUNT_TOL)
         for turn in range(ROUNDS):
@@ -102,13 +108,17 @@ class _Sums:
             most = self.holding.most(price) + price @ walks.chips_of_class
             self.is_open &= most >= enough
             # What is closed counts no more; where nothing is left any value does.
-            held = np.where(self.is_open, most, -np.inf)
+            given_up = self.hopeless.any(axis=1, keepdims=True) if is_last else self.hopeless
+            asked = self.is_open & ~given_up
+            if not asked.any():
+                self._keep(np.asarray(self.is_open.any(axis=0)))
+                return
+            held = np.where(asked, most, -np.inf)
             worst, reached = held.argmax(axis=0), held.max(axis=0)
             slope = np.zeros_like(self.ascent.prices)
-            for row in np.flatnonzero(self.is_open.any(axis=0)).tolist():
+            for row in np.flatnonzero(asked.any(axis=0)).tolist():
                 slope[row, 1:] = self._looked_at(row, int(worst[row]), price, found)
             self.ascent.learn(np.where(np.isfinite(reached), -reached, 0.0), slope)
-            self.is_open &= ~self.hopeless[:, None]
             self._keep(np.asarray(self.is_open.any(axis=0)))
             if not len(self.left) or turn + 1 == ROUNDS or is_up():
                 return
@@ -125,8 +135,8 @@ class _Sums:
         if (chips <= walks.chips_of_class).all():
             missing = walks.num_layers - sum(split)
             found[order, split] = abs(missing)
-            # All layers on chips that are there: no price closes this length.
-            self.hopeless[length] |= missing == 0
+            # All layers on chips that are there: no price closes this bracket.
+            self.hopeless[length, row] |= missing == 0
         slope: Floats = (chips - walks.chips_of_class) * self.scale
         return slope
 
@@ -142,7 +152,8 @@ class _Sums:
         self.best[self.left] = self.ascent.best_at
         self.ascent.keep(rows)
         self.holding.keep(rows)
-        self.left, self.is_open = self.left[rows], self.is_open[:, rows]
+        self.left = self.left[rows]
+        self.is_open, self.hopeless = self.is_open[:, rows], self.hopeless[:, rows]
 
 
 def least_sum(walks: MeshWalks) -> float:

@@ -41,6 +41,8 @@ BLOCKS, LOOKS = 400, 120
 """Choices of one shape a class that are listed, and pipelines of them that are looked at for first plans."""
 GAP_OF_UNIFORM = 0.01
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
+PATIENCE_OF_UNIFORM = 30, 3.0
+"""`Search.patience` of it: a guess."""
 SHARE_OF_UNIFORM = 0.2
 """Share of the time limit that the search for equal degrees may take."""
 
@@ -138,9 +140,9 @@ class MeshSearch(Search):
                 "forbid": tuple(dict.fromkeys((*self.problem.options.forbid, "stages=mixed"))),
             }
         )
-        found = Search(
-            self.problem.model_copy(update={"target": "megatron-lm", "options": options}), None
-        ).run()
+        uniform = Search(self.problem.model_copy(update={"target": "megatron-lm", "options": options}), None)
+        uniform.patience = PATIENCE_OF_UNIFORM
+        found = uniform.run()
         self.reason = found.reason
         plans = [found.plan, *(other.plan for other in found.runners_up)]
         self.seeds = [plan for plan in plans if plan is not None]

@@ -31,15 +31,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.search.dual import in_pieces
 from planner.search.meshes.lines import Lines
 from planner.search.meshes.places import Ints
 from planner.search.meshes.walks import MeshWalks
+from planner.search.meshes.ways import Bools, Ways
 from planner.tolerances import BOUND_TOL
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,10 @@ class Choices:
     reduce: Floats
     """Its reduction, if it is the first."""
 
+    def some(self, numbers: Ints) -> Choices:
+        """Some of them."""
+        return Choices(*(values[numbers] for values in vars(self).values()))
+
 
 class Holding:
     """Pipelines whose steps are no longer than a limit, for brackets of the sum of their stages."""
@@ -69,21 +72,60 @@ class Holding:
         """Brackets [row] lie between `low` and `high`; `limit_ms` is without what every plan adds."""
         self.walks, self.limit, self.tick = walks, limit_ms * (1 + BOUND_TOL), tick_ms
         self.low, self.high = low * (1 - BOUND_TOL), high * (1 + BOUND_TOL)
-        self.width = int(self.high.max() / tick_ms) + 1
+        self.width = int(self.high.max() / tick_ms) + 2
         self.lengths = walks.lengths
         self._length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
-        self.inner = [self._choices(walks.inner, q, is_first=False) for q in range(walks.longest - 1)]
-        self.first = {q: self._choices(walks.first, q, is_first=True) for q in self._length_at}
-        self.fits = [self._fits(choices, q, is_first=False) for q, choices in enumerate(self.inner)]
-        self.ends = {q: self._fits(choices, q, is_first=True) for q, choices in self.first.items()}
+        self.inner: list[Choices] = []
+        self.first: dict[int, Choices] = {}
+        self.ways: list[Ways] = []
+        """[place] ways of inner stages."""
+        self.ends: dict[int, Ways] = {}
+        """By place, ways of first stages; all lead to point 0."""
+        self._list_ways()
         self._most: list[Floats] = []
-        self._end_of: dict[int, Floats] = {}
 
     def keep(self, rows: Bools) -> None:
         """Forget the other brackets."""
         self.low, self.high = self.low[rows], self.high[rows]
-        self.fits = [fits[:, rows] for fits in self.fits]
-        self.ends = {q: fits[:, rows] for q, fits in self.ends.items()}
+        self.ways = [ways.of_rows(rows) for ways in self.ways]
+        self.ends = {q: ways.of_rows(rows) for q, ways in self.ends.items()}
+
+    def _list_ways(self) -> None:
+        """Choices and ways by place, those that no stage is reached by or that lead nowhere left out."""
+        reached = np.zeros((len(self.low), self.width), dtype=np.bool_)
+        reached[:, 0] = True
+        for q in range(self.walks.longest):
+            if q in self._length_at:
+                self.first[q] = self._choices(self.walks.first, q, is_first=True)
+                self.ends[q] = self._ways_of(self.first[q], q, reached, is_first=True)
+            if q + 1 < self.walks.longest:
+                self.inner.append(self._choices(self.walks.inner, q, is_first=False))
+                ways = self._ways_of(self.inner[q], q, reached, is_first=False)
+                self.ways.append(ways)
+                reached = np.zeros_like(reached)
+                reached.ravel()[ways.end] = True
+        useful = np.zeros_like(reached)
+        for q in range(self.walks.longest - 1, -1, -1):
+            if q < len(self.ways):
+                self.ways[q] = self.ways[q].some(useful.ravel()[self.ways[q].end])
+                useful = np.zeros_like(reached)
+                useful.ravel()[self.ways[q].start] = True
+            if q in self.ends:
+                useful.ravel()[self.ends[q].start] = True
+
+    def _ways_of(self, choices: Choices, q: int, reached: Bools, *, is_first: bool) -> Ways:
+        """Where a stage of each choice may lie, and where it leads to."""
+        ticks = np.flatnonzero(reached.any(axis=0))
+        # A few choices at a time, as all of them at all points would take gigabytes.
+        pieces = in_pieces(len(choices.ticks), len(self.low) * len(ticks))
+        found = []
+        for piece in pieces:
+            fits = self._fits(choices.some(piece), q, ticks, is_first=is_first) & reached[:, ticks]
+            choice, row, at = np.nonzero(fits)
+            found.append(np.stack([piece[choice], row, ticks[at]]))
+        choice, row, behind = np.concatenate(found or [np.zeros((3, 0), dtype=np.int64)], axis=1)
+        ahead = np.zeros_like(behind) if is_first else behind + choices.ticks[choice]
+        return Ways.sort(choice, row, behind, ahead, self.width)
 
     def _choices(self, lines: Lines, q: int, *, is_first: bool) -> Choices:
         batch, m, place = self.walks.batch, self.walks.num_microbatches, min(q, lines.times.shape[1] - 1)
@@ -127,9 +169,9 @@ class Holding:
             least(reduce),
         )
 
-    def _fits(self, choices: Choices, q: int, *, is_first: bool) -> Bools:
-        """Whether each choice keeps its rows, [choice, row, ticks behind it]."""
-        m, count = self.walks.num_microbatches, np.arange(self.width)
+    def _fits(self, choices: Choices, q: int, count: Ints, *, is_first: bool) -> Bools:
+        """Whether each choice keeps its rows with `count` ticks behind it, [choice, row, count]."""
+        m = self.walks.num_microbatches
         behind, error = count * self.tick, q * self.tick
         t, f, b = (values[:, None, None] for values in (choices.time, choices.forward, choices.backward))
         hop, more = choices.least_hop[:, None, None], choices.most_hop[:, None, None]
@@ -158,53 +200,31 @@ class Holding:
 
     def most(self, price: Floats) -> Floats:
         """Most layers less the price of their chips, [length, row]; `price` is [row, class] of a chip."""
-        rows = len(self.low)
-        ends = np.full((len(self.lengths), rows), -np.inf)
-        most = np.full((rows, self.width), -np.inf)
+        ends = np.full((len(self.lengths), len(self.low)), -np.inf)
+        most = np.full((len(self.low), self.width), -np.inf)
         most[:, 0] = 0.0
-        self._most, self._end_of = [most], {}
+        self._most = [most]
         for q in range(self.walks.longest):
-            if q in self.first:
-                found = np.where(self.ends[q], most, -np.inf).max(axis=2, initial=-np.inf)
-                found += _worth(self.first[q], price)
-                self._end_of[q] = found
-                ends[self._length_at[q]] = found.max(axis=0, initial=-np.inf)
-            if q + 1 < self.walks.longest:
-                most = self._ahead(most, q, price)
+            if q in self.ends:
+                found = self.ends[q].best(most, _worth(self.first[q], price))
+                ends[self._length_at[q]] = found[:, 0]
+            if q < len(self.ways):
+                most = self.ways[q].best(most, _worth(self.inner[q], price))
                 self._most.append(most)
         return ends
 
-    def _ahead(self, most: Floats, q: int, price: Floats) -> Floats:
-        """One stage on."""
-        choices, ahead = self.inner[q], np.full_like(most, -np.inf)
-        if not len(choices.ticks):
-            return ahead
-        found = np.where(self.fits[q], most, -np.inf)
-        found += _worth(choices, price)[:, :, None]
-        starts = np.flatnonzero(np.diff(choices.ticks, prepend=-1))
-        best = np.maximum.reduceat(found, starts, axis=0)
-        for ticks, mine in zip(choices.ticks[starts].tolist(), best, strict=True):
-            reach = self.width - ticks
-            if reach > 0:
-                np.maximum(ahead[:, ticks:], mine[:, :reach], out=ahead[:, ticks:])
-        return ahead
-
     def traced(self, row: int, length: int, price: Floats) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes and layers of the pipeline that holds most, of a length by its number, first stage first."""
-        q = int(self.lengths[length]) - 1
-        choice = int(np.argmax(self._end_of[q][:, row]))
-        at = int(np.argmax(np.where(self.ends[q][choice, row], self._most[q][row], -np.inf)))
-        order, split = [int(self.first[q].shape[choice])], [int(self.first[q].layers[choice])]
-        for place in range(q - 1, -1, -1):
-            choices = self.inner[place]
-            before = at - choices.ticks
-            known = np.maximum(before, 0)
-            ways = self._most[place][row, known] + _worth(choices, price)[:, row]
-            fits = self.fits[place][np.arange(len(before)), row, known]
-            choice = int(np.argmax(np.where(fits & (before >= 0), ways, -np.inf)))
-            at = int(before[choice])
-            order.append(int(choices.shape[choice]))
-            split.append(int(choices.layers[choice]))
+        last, at = int(self.lengths[length]) - 1, 0
+        order, split = [], []
+        for q in range(last, -1, -1):
+            choices, ways = (self.first[q], self.ends[q]) if q == last else (self.inner[q], self.ways[q])
+            here = ways.into(row, at)
+            choice, behind = ways.choice[here], ways.behind[here]
+            best = int(np.argmax(self._most[q][row, behind] + _worth(choices, price)[choice, row]))
+            at = int(behind[best])
+            order.append(int(choices.shape[choice[best]]))
+            split.append(int(choices.layers[choice[best]]))
         return tuple(order), tuple(split)
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_data import StageSelectionData, exposed_reduction_ms
 from formulations.stage_selection_tables import least_recompute, stage_times_ms
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
@@ -40,7 +40,7 @@ class Stages:
     plain: Ints
     """Most layers without recomputation."""
     reduce_ms: Floats
-    """[shape, place, n] exposed reduction with its tail, if the stage is the first."""
+    """[shape, place, n] exposed reduction with its tail."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,9 @@ def following_ms(data: StageSelectionData, width: int) -> Floats:
 
 
 def _reduce(data: StageSelectionData, times: Floats) -> Floats:
-    """[entry, n]"""
+    """Exposed reduction with its tail, [entry, n]."""
     n = np.arange(times.shape[1], dtype=np.float64)[None, :]
     forward = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
     backward = np.where(np.isfinite(times), times - forward, 0.0)
-    reduction = data.reduce_ms[:, None] * n + data.base_reduce_ms[:, None] - data.hidden_fraction * backward
-    exposed: Floats = np.maximum(reduction, 0.0) + data.reduce_tail_ms[:, None]
+    exposed: Floats = exposed_reduction_ms(data, n.T, backward.T).T + data.reduce_tail_ms[:, None]
     return exposed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.data.problem import Problem
-from planner.search.meshes import bounding
+from planner.search.meshes import bounding, closing
 from planner.search.meshes.closing import close_lengths, least_sum
 from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.holding import Holding
@@ -16,6 +16,7 @@ from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
+from planner.units import MS
 from tests.random_problems import random_problem, with_deferred_sends
 
 TICKS = 4000
@@ -131,3 +132,16 @@ def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.Monke
         assert result.termination == "optimal" and result.evaluation is not None
         both.append(result.evaluation.step_s)
     assert both[0] == pytest.approx(both[1], rel=1e-9)
+
+
+def test_finer_ticks_close_what_coarse_ones_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline of all layers that coarse ticks let be left its length open for good."""
+    monkeypatch.setattr(closing, "TICKS", 12)
+    search = MeshSearch(random_problem(9, most_layers=6).model_copy(update={"target": "flagscale"}), None)
+    search.run()
+    opener = search.opener
+    assert isinstance(opener, MeshOpener) and opener.best is not None
+    step_s, number, order = opener.best
+    walks = walks_of(opener, number, [len(order)])
+    closed = [close_lengths(walks, 0.9 * step_s / MS, lambda: False, h).closed[0] for h in (0, 8)]
+    assert closed == [False, True]

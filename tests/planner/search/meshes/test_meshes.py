@@ -26,6 +26,7 @@ from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.neighbours import SHAPES_OF_CLASS, first_sequences, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
+from planner.search.meshes.shapes import shape_numbers
 from planner.search.meshes.units import count_units
 from planner.units import MS
 from tests.random_problems import random_problem
@@ -207,6 +208,31 @@ def test_annealed_pipelines_are_valued_as_their_rows_or_more(seed: int) -> None:
         if held == 10:
             break
     assert held
+
+
+def test_a_later_stage_that_reduces_longest_is_valued_as_the_referee_values_it() -> None:
+    """Its one bucket, which hides behind no backward, was left out of the values."""
+    problem = build_problem(
+        cluster="4x8 h100-sxm-80gb, 4x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=2048,
+        global_batch_size=128,
+        target="flagscale",
+    )
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
+    number, index = next(
+        (number, shape_numbers(batch))
+        for number, batch in enumerate(opener.batches)
+        if (batch.sequences, batch.sequence_parallel, batch.selective) == (32, False, False)
+    )
+    order, layers = (index[1, 1, 32], index[0, 1, 32]), (2, 30)
+    times = mesh_times(problem, opener.prices, opener.batches[number], opener.places.of(number, 2), 2)
+    value_ms = float(times.values_ms(np.array([order]), np.array([layers]))[0])
+    opener.judge_layers(number, order, layers)
+    assert opener.best is not None
+    assert value_ms * MS == pytest.approx(opener.best[0], rel=1e-9)
 
 
 def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
