@@ -14,10 +14,13 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import pulp
@@ -106,7 +109,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions, written: Writte
         node_limit=options.node_limit,
     )
     program = mathopt.Model.from_model_proto(model_proto(model, written))
-    with _silent_stdout():
+    with _ctrl_c_waits(), _silent_stdout():
         try:
             result = mathopt.solve(program, kinds[options.solver], params=parameters)
         except (AttributeError, ValueError, RuntimeError) as error:
@@ -219,7 +222,9 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
     solver.parameters.symmetry_level = 0
     if options.time_limit_s is not None:
         solver.parameters.max_time_in_seconds = max(options.time_limit_s, LEAST_LIMIT_S)
-    code = solver.solve(model)
+    solver.parameters.catch_sigint_signal = False  # it would end this solve alone, and unset our handler
+    with _ctrl_c_waits():
+        code = solver.solve(model)
     if code == cp_model.MODEL_INVALID:
         raise SolverError(f"CP-SAT refuses the model: {model.validate()}")
     names: dict[Any, Status] = {
@@ -228,6 +233,27 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
         cp_model.INFEASIBLE: "infeasible",
     }
     return names.get(code, "unknown"), solver
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C wait until a solver has ended, then act on it.
+
+    Python runs the handler of a signal when the solver gives control back, which is amid the conversion of
+    its answer; OR-Tools 9.15 drops what the handler raises there, and the search would go on.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
 
 
 @contextmanager

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from typing import Any
 
 import numpy as np
 import pulp
 import pytest
+from ortools.sat.python import cp_model
 
 from formulations import solvers
 from formulations.options import SolveOptions, SolverName
@@ -74,6 +78,35 @@ def test_time_limit_with_a_plan_in_hand_keeps_plan_and_bound(solver: SolverName)
     assert solution.objective is not None and solution.bound is not None
     assert solution.bound <= solution.objective - 0.5
     assert all(solution.integer(f"x_{i}") in (0, 1) for i in range(40))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["highs", "scip", "cp_sat"])
+def test_ctrl_c_during_a_solve_is_heard_behind_it(solver: SolverName) -> None:
+    """OR-Tools dropped it amid the conversion of the answer, and the search went on to its end."""
+    options = SolveOptions(solver=solver, time_limit_s=1.0)
+    ours = signal.getsignal(signal.SIGINT)
+    hit = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    hit.start()
+    with pytest.raises(KeyboardInterrupt):
+        solvers.solve_cp(hard_cp(), options) if solver == "cp_sat" else solvers.solve(market_split(), options)
+    hit.join()
+    assert signal.getsignal(signal.SIGINT) is ours
+
+
+def hard_cp() -> cp_model.CpModel:
+    """The books of `market_split` for CP-SAT."""
+    rng, model = np.random.default_rng(1), cp_model.CpModel()
+    items = [model.new_bool_var(f"x_{i}") for i in range(40)]
+    gaps = []
+    for row in range(5):
+        weights = rng.integers(1, 100, len(items)).tolist()
+        gaps.append(model.new_int_var(0, 10_000, f"gap_{row}"))
+        short = sum(w * x for w, x in zip(weights, items, strict=True)) - sum(weights) // 2
+        model.add(gaps[-1] >= short)
+        model.add(gaps[-1] >= -short)
+    model.minimize(sum(gaps))
+    return model
 
 
 @pytest.mark.slow
