@@ -110,11 +110,15 @@ def _run(graph: _Graph, forward: Floats, backward: Floats, send: Floats) -> Floa
     times = np.concatenate(
         [nothing, forward.reshape(num_pipelines, -1).T, backward.reshape(num_pipelines, -1).T]
     )
-    took, delay = times[graph.piece], np.concatenate([nothing, send.T])[graph.send]
-    end = np.zeros((len(graph.piece) + 1, p, num_pipelines))
+    # One array for all three: where several are freed the allocator gives memory back to the system, and to
+    # fetch it anew takes twice as long as all else.
+    end, took, delay = np.empty((3, len(graph.piece) + 1, p, num_pipelines))
+    end[0] = 0.0
+    times.take(graph.piece, axis=0, out=took[1:], mode="clip")
+    np.concatenate([nothing, send.T]).take(graph.send, axis=0, out=delay[1:], mode="clip")
     flat = end.reshape(-1, num_pipelines)
     ready = np.empty((p, num_pipelines))
-    for level, (source, travels, works) in enumerate(zip(graph.source, delay, took, strict=True)):
+    for level, (source, travels, works) in enumerate(zip(graph.source, delay[1:], took[1:], strict=True)):
         flat.take(source, axis=0, out=ready, mode="clip")
         np.add(ready, travels, out=ready)
         np.maximum(ready, end[level], out=ready)

@@ -34,7 +34,8 @@ Order = tuple[int, ...]
 Dealing = tuple[tuple[int, ...], ...]
 """Layers [stage][chunk]."""
 
-COOLING = Cooling(steps=700, warmth=6e-3, follow_every=60)
+WARMTH, FOLLOW_EVERY, FOLLOWS = 6e-3, 60, 12
+"""As in `Cooling`; in long runs walkers follow so often in all, or they would soon be one."""
 MOST_PLANS = 3
 """Plans handed over at the end."""
 SWAP, SHIFT, CLASS, TURN, DEAL, LAYER = range(6)
@@ -198,10 +199,11 @@ def anneal_dealings(
     starts: Sequence[tuple[Order, Dealing]],
     fewest: Sequence[int],
     most: Sequence[int],
+    steps: int,
     seed: int,
     is_up: Callable[[], bool],
 ) -> list[tuple[Order, Dealing]]:
-    """The best orders met with their dealings, the best first.
+    """The best orders met in so many steps with their dealings, the best first.
 
     Parameters
     ----------
@@ -213,14 +215,15 @@ def anneal_dealings(
     random = np.random.default_rng(seed)
     order, layers = (np.array(begun) for begun in zip(*for_all(starts), strict=True))
     change = partial(_changed, fewest=np.array(fewest), most=np.array(most), random=random)
-    found = anneal_walkers(order, layers, times.values_ms, change, COOLING, random, is_up)
+    cooling = Cooling(steps, WARMTH, max(FOLLOW_EVERY, steps // FOLLOWS))
+    found = anneal_walkers(order, layers, times.values_ms, change, cooling, random, is_up)
     return [(tuple(order.tolist()), tuple(map(tuple, dealt.tolist()))) for order, dealt in found[:MOST_PLANS]]
 
 
 def _changed(
     order: Ints, layers: Ints, fewest: Ints, most: Ints, random: np.random.Generator
 ) -> tuple[Ints, Ints, Bools]:
-    """Every walker after one random change, and whether the change is one that may be."""
+    """Every walker after one random change, and whether the change is one that may be and changes it."""
     walkers, p, v = layers.shape
     rows: Ints = np.arange(walkers)
     kind = random.choice(len(SHARES), size=walkers, p=SHARES)
@@ -232,6 +235,7 @@ def _changed(
     swaps, shifts, turns, deals = (np.asarray(kind == which) for which in (SWAP, SHIFT, TURN, DEAL))
     place = new_places(p, one, other, swaps, shifts)
     source = np.argsort(place, axis=1, kind="stable")
+    old_order, old_layers = order, layers
     order = np.take_along_axis(order, source, axis=1)
     layers = np.take_along_axis(layers, source[:, :, None], axis=1)
     classes = kind == CLASS
@@ -246,4 +250,5 @@ def _changed(
     layers[rows[hands], to_stage[hands], to_chunk[hands]] += 1
     counts = (order[:, :, None] == np.arange(len(most))).sum(axis=1)
     legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers.min(axis=(1, 2)) >= 1)
+    legal &= (order != old_order).any(axis=1) | (layers != old_layers).any(axis=(1, 2))
     return order, np.clip(layers, 1, None), legal

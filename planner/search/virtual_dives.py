@@ -37,10 +37,14 @@ FRUITLESS_SWAPS = 12
 """Those in a row that make an order no better, after which it is left."""
 NEAR = 1.05
 """Step of an order, over the best one, up to which its stages are swapped, and its part is annealed."""
-ANNEALED = 4
-"""Parts that are annealed, those of the best plans met."""
+ROUNDS = (10, 200), (4, 700)
+"""Parts that are annealed, those of the best plans met, and in how many steps, round by round."""
+LAST_ROUND = (1, 3000)
+"""The same once relaxations have left the bound as far, where the rounds before were still of use."""
+OF_USE = 0.005
+"""Part of the best step that the last round must have spared for that."""
 FAR = 0.04
-"""Gap from which on they are."""
+"""Gap from which on parts are annealed."""
 FEW_ORDERS = 600
 """Orders of a part up to which it is not, as swaps reach them."""
 
@@ -53,7 +57,7 @@ class VirtualDiver(VirtualSolver):
         self.bounds = bounds
         self._capacity = lru_cache(maxsize=16)(self._made_capacity)
         self.dives = self.swaps = 0
-        self.may_anneal = True
+        self.may_anneal, self.may_anneal_longer, self.anneals_late = True, False, False
         self.tried: set[VirtualPart] = set()
         self.likely: list[tuple[float, VirtualPart]] = []
         """Parts that wait to be tried, with the step that they are likely to reach [ms]."""
@@ -106,18 +110,33 @@ class VirtualDiver(VirtualSolver):
                 return
 
     def _anneal_good(self, bound_s: float) -> None:
-        """Anneal orders and dealings of the best parts met, once, where the bound leaves room for better."""
+        """Anneal the best parts met, once, where the bound leaves room for better."""
         if not self.may_anneal:
             return
         self.may_anneal = False
+        for most, steps in ROUNDS:
+            before_s = self.frontier.incumbent.step_s or np.inf
+            self._anneal_best(bound_s, most, steps)
+            best_s = self.frontier.incumbent.step_s or np.inf
+        self.may_anneal_longer = best_s < (1 - OF_USE) * before_s and not self.anneals_late
+
+    def _anneal_longer(self, bound_s: float) -> None:
+        """Anneal what that left best for longer, once, where there still seems to be room for better."""
+        if self.may_anneal_longer:
+            self.may_anneal_longer = False
+            self._anneal_best(bound_s, *LAST_ROUND)
+
+    def _anneal_best(self, bound_s: float, most: int, steps: int) -> None:
+        """Anneal orders and dealings of so many parts in so many steps."""
         best_s = self.frontier.incumbent.step_s or np.inf
         if self.problem.options.keep_class_order or bound_s >= (1 - FAR) * best_s:
             return
-        for key, (value_s, _, _) in sorted(self.good.items(), key=lambda one: (one[1][0], one[0]))[:ANNEALED]:
+        ranked = sorted(self.good.items(), key=lambda one: (one[1][0], one[0]))
+        for key, (value_s, _, _) in ranked[:most]:
             if value_s < NEAR * best_s and not self.clock.is_late:
-                self._anneal(*key)
+                self._anneal(*key, steps)
 
-    def _anneal(self, choice: int, virtual_stages: int, stages: int) -> None:
+    def _anneal(self, choice: int, virtual_stages: int, stages: int, steps: int) -> None:
         """Anneal a part from the best dealing met; judge what comes of it."""
         tables = self.tables.of_classes(choice, virtual_stages, stages)
         times = DealingTimes(
@@ -130,7 +149,8 @@ class VirtualDiver(VirtualSolver):
         _, begun, choice_begun = self.good[choice, virtual_stages, stages]
         start = begun.order, choice_begun.layers
         seed = self.problem.options.seed
-        for order, layers in anneal_dealings(times, [start], fewest, most, seed, lambda: self.clock.is_late):
+        found = anneal_dealings(times, [start], fewest, most, steps, seed, lambda: self.clock.is_late)
+        for order, layers in found:
             if self.opener.is_allowed(choice, order):
                 self._judge_dealing(VirtualOrder(choice, virtual_stages, order), layers)
 
@@ -138,7 +158,9 @@ class VirtualDiver(VirtualSolver):
         """Judge a dealing as it is, where it is worth it."""
         data = self.tables.data(part.choice, part.virtual_stages, part.order)
         for choice in choices(data, layers):
-            if objective_ms(data, choice) * MS < self.frontier.incumbent.worth_judging_s:
+            value_s = objective_ms(data, choice) * MS
+            self._note_good(part, value_s, choice)
+            if value_s < self.frontier.incumbent.worth_judging_s:
                 self._judge(part, data, choice)
 
     def _value_s(self, part: VirtualPart, order: tuple[int, ...]) -> float:

@@ -89,12 +89,17 @@ class VirtualSolver:
         found = Dealer(data).good_choice(worth_s / MS, totals)
         if found is None:
             return float("inf")
-        value_s, key = found[0] * MS, (part.choice, part.virtual_stages, len(part.order))
-        if value_s < self.good.get(key, (float("inf"),))[0]:
-            self.good[key] = value_s, part, found[1]
+        value_s = found[0] * MS
+        self._note_good(part, value_s, found[1])
         if value_s < worth_s:
             self._judge(part, data, found[1])
         return value_s
+
+    def _note_good(self, part: VirtualOrder, value_s: float, choice: VirtualChoice) -> None:
+        """Keep a dealing where it is the best of all orders like it."""
+        key = part.choice, part.virtual_stages, len(part.order)
+        if value_s < self.good.get(key, (float("inf"),))[0]:
+            self.good[key] = value_s, part, choice
 
     def _may_spend(self, entries: int) -> bool:
         """Take a program of so many chunks out of what is left for them; always for an exact answer."""

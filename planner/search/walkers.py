@@ -122,7 +122,10 @@ def anneal_walkers(
 
     def changed(order: Ints, layers: Ints) -> tuple[Ints, Ints, Floats]:
         new_order, new_layers, legal = change(order, layers)
-        return new_order, new_layers, np.where(legal, values_ms(new_order, new_layers), np.inf)
+        new = np.full(len(legal), np.inf)
+        if legal.any():
+            new[legal] = values_ms(new_order[legal], new_layers[legal])
+        return new_order, new_layers, new
 
     begun = values_ms(order, layers)
     best_order, best_layers, best = walk(order, layers, begun, changed, cooling, random, is_up)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from planner.cost.pricing import price
 from planner.search import virtual_annealing
 from planner.search.degrees import DegreeTable, list_degrees
 from planner.search.virtual_annealing import DealingTimes, anneal_dealings
+from planner.search.virtual_dives import LAST_ROUND, ROUNDS, VirtualDiver
 from planner.search.virtual_tables import VirtualTables
 from tests.random_problems import random_interleaved_problem
 
@@ -63,19 +64,55 @@ def test_dealings_are_valued_as_the_exact_schedule_values_them() -> None:
 
 
 def test_annealed_dealings_keep_the_limits_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        virtual_annealing, "COOLING", replace(virtual_annealing.COOLING, steps=60, follow_every=20)
-    )
+    monkeypatch.setattr(virtual_annealing, "FOLLOW_EVERY", 20)
     times, _, table, choice, stages, num_layers = times_of(564)
     order, layers = random_dealings(table, choice, stages, num_layers, np.random.default_rng(1))
     values = times.values_ms(order, layers)
     begun = int(np.argmin(values))
     start = tuple(order[begun].tolist()), tuple(map(tuple, layers[begun].tolist()))
     most = table.max_stages[choice].tolist()
-    found = anneal_dealings(times, [start], [0] * len(most), most, 1, lambda: False)
-    assert found == anneal_dealings(times, [start], [0] * len(most), most, 1, lambda: False)
+    found = anneal_dealings(times, [start], [0] * len(most), most, 60, 1, lambda: False)
+    assert found == anneal_dealings(times, [start], [0] * len(most), most, 60, 1, lambda: False)
     for one, dealt in found:
         assert all(one.count(c) <= room for c, room in enumerate(most))
         assert np.sum(dealt) == num_layers and np.min(dealt) >= 1
     best = times.values_ms(np.array([found[0][0]]), np.array([found[0][1]]))[0]
     assert best <= values.min()
+
+
+def test_a_change_that_changes_nothing_is_none() -> None:
+    random = np.random.default_rng(3)
+    order, layers = np.array([[0, 1], [1, 0]] * 50), np.array([[[2, 1], [1, 3]]] * 100)
+    before = order.copy(), layers.copy()
+    new_order, new_layers, may_be = virtual_annealing._changed(
+        order.copy(), layers.copy(), np.zeros(2, dtype=np.int64), np.full(2, 2), random
+    )
+    same = (new_order == before[0]).all(axis=1) & (new_layers == before[1]).all(axis=(1, 2))
+    assert same.any()
+    assert may_be.any()
+    assert not (same & may_be).any()
+
+
+@pytest.mark.parametrize(
+    ("last", "late", "longer"), [(99.0, False, True), (99.9, False, False), (99.0, True, False)]
+)
+def test_annealing_goes_on_where_the_last_round_was_of_use(
+    monkeypatch: pytest.MonkeyPatch, last: float, late: bool, longer: bool
+) -> None:
+    """Steps of 100 s after the first round and `last` after the second; half a percent is worth going on."""
+    incumbent = SimpleNamespace(step_s=120.0)
+    diver = VirtualDiver.__new__(VirtualDiver)
+    diver.may_anneal, diver.may_anneal_longer, diver.anneals_late = True, False, late
+    monkeypatch.setattr(diver, "frontier", SimpleNamespace(incumbent=incumbent), raising=False)
+    rounds: list[tuple[int, int]] = []
+    steps_s = iter([100.0, last, last])
+
+    def anneal_best(bound_s: float, most: int, steps: int) -> None:
+        rounds.append((most, steps))
+        incumbent.step_s = next(steps_s)
+
+    monkeypatch.setattr(diver, "_anneal_best", anneal_best)
+    for _ in range(2):
+        diver._anneal_good(1.0)
+        diver._anneal_longer(1.0)
+    assert rounds == [*ROUNDS, *([LAST_ROUND] if longer else [])]

@@ -96,6 +96,24 @@ def test_the_best_orders_come_once_each_and_none_that_may_not_be() -> None:
     ]
 
 
+def test_changes_that_may_not_be_are_not_valued() -> None:
+    valued: list[list[int]] = []
+
+    def values_ms(order: Ints, layers: Ints) -> Floats:
+        valued.append(order[:, 0].tolist())
+        return order[:, 0].astype(np.float64)
+
+    def change(order: Ints, layers: Ints) -> tuple[Ints, Ints, walkers.Bools]:
+        return order - 1, layers, order[:, 0] % 2 == 0
+
+    order, layers = np.array([[3], [4], [5]]), np.zeros((3, 1, 1), dtype=np.int64)
+    found = anneal_walkers(
+        order, layers, values_ms, change, Cooling(2, 0.0, 10), np.random.default_rng(0), lambda: False
+    )
+    assert valued == [[3, 4, 5], [3]], "then none is even"
+    assert [order.tolist() for order, _ in found] == [[3], [5]]
+
+
 def test_every_walker_begins_somewhere() -> None:
     starts = for_all(["a", "b", "c"])
     assert len(starts) == walkers.WALKERS and starts[:4] == ["a", "b", "c", "a"]
