@@ -21,8 +21,9 @@ def json_schema(kind: str) -> dict[str, Any]:
         For an unknown kind.
     """
     if kind not in CLASS_OF_KIND:
+        known = (*KINDS, "jobs")  # whose schema lies with the batch
         raise InstanceError(
-            f"unknown kind {kind!r}{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}", "schema"
+            f"unknown kind {kind!r}{did_you_mean(kind, known)}; there are {', '.join(known)}", "schema"
         )
     line = schema_line(kind)
     schema = CLASS_OF_KIND[kind].model_json_schema()

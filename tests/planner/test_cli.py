@@ -438,6 +438,8 @@ def test_schema_is_json_schema(kind: str, capsys: pytest.CaptureFixture[str]) ->
 def test_schema_of_an_unknown_kind_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "problems"]) == 2
     assert "problem" in one_line_error(capsys)
+    assert main(["schema", "job"]) == 2
+    assert "did you mean jobs?" in one_line_error(capsys)
 
 
 def test_filter_without_an_equals_sign_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
