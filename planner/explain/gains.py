@@ -40,16 +40,6 @@ def more_memory_or_batch(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "twice the global batch", problem.model_copy(update={"workload": twice})
 
 
-def with_faster_links(problem: Problem) -> Problem | None:
-    """The problem with all links faster that `faster_links` makes faster; None where that is one."""
-    changes = [change for _, change in _faster_links(problem)]
-    if len(changes) < 2:
-        return None
-    for change in changes:
-        problem = change(problem)
-    return problem
-
-
 def _faster_links(problem: Problem) -> Iterator[tuple[str, Change]]:
     """What makes the links of one kind faster, for every kind; no two change the same links."""
     classes = problem.cluster.classes

@@ -11,13 +11,15 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation, Result
 from planner.errors import InstanceError
 from planner.explain.alternatives import alternative, other_problems
-from planner.explain.gains import faster_links, more_memory_or_batch, more_nodes, with_faster_links
+from planner.explain.gains import faster_links, more_memory_or_batch, more_nodes
 from planner.search.floors import Floors
-from planner.search.prover import prove_again
 from planner.tolerances import GAP_TOL
 
 QUESTION_S = 20.0
 """Time for each question where nobody says otherwise [s]."""
+
+COARSER, COARSEST = 0.005, 0.99
+"""Gap of virtual stages in a question over that of the best plan, and the largest asked for. Guesses."""
 
 Ask = Callable[[str], None]
 
@@ -35,13 +37,14 @@ def solved(
 
 
 def asked_of(problem: Problem, result: Result | None) -> Problem:
-    """The problem as it is asked about: plans with virtual stages no more finely than the best is proven.
+    """The problem as it is asked about: virtual stages a little less finely than the best is proven.
 
-    What its own search has left open the searches of its neighbours would leave open too, at the same price.
+    What its own search has left open the searches of its neighbours would leave open too, at the same price;
+    and of what it has proven a change of times leaves a little less.
     """
     if result is None or result.gap is None:
         return problem
-    gap = max(problem.options.virtual_gap, result.gap)
+    gap = min(max(problem.options.virtual_gap, result.gap) + COARSER, COARSEST)
     return problem.model_copy(update={"options": problem.options.model_copy(update={"virtual_gap": gap})})
 
 
@@ -63,8 +66,8 @@ class Questions:
         self.best, self.best_s = plan, evaluation.step_s
         if result is not None and result.plan is not None and result.evaluation is not None:
             self.best, self.best_s = result.plan, result.evaluation.step_s
-        self.known = [floors]
-        """What is proven of parts, of this problem and of one with all links faster."""
+        self.floors = floors
+        """What is proven of parts of the problem."""
         self.gains: list[Gain] = []
         self.alternatives: list[Alternative] = []
         self.idle: list[IdleReason] = []
@@ -72,7 +75,6 @@ class Questions:
     def ask(self) -> None:
         """Ask everything."""
         self._ask_gains(more_nodes(self.problem))
-        self._prove_with_faster_links()
         self._ask_gains(faster_links(self.problem))
         self._ask_gains(more_memory_or_batch(self.problem))
         for words, other in other_problems(self.problem, self.best):
@@ -86,18 +88,9 @@ class Questions:
             self.on_question(change)
             self.gains.append(self._gain(change, changed))
 
-    def _prove_with_faster_links(self) -> None:
-        """What holds with all links faster holds with each of them, so that it is proven once."""
-        faster = with_faster_links(self.problem)
-        if faster is not None:
-            self.on_question("what faster links do not change")
-            options = faster.options.model_copy(update={"time_limit_s": self.question_s})
-            faster = faster.model_copy(update={"options": options})
-            self.known.append(prove_again(faster, self.known[0], self.best_s))
-
     def _solve(self, problem: Problem) -> Result:
         seeds = [adapted(self.best, self.problem, problem)]
-        return solved(problem, self.question_s, seeds, floors=Floors(self.known))
+        return solved(problem, self.question_s, seeds, floors=Floors([self.floors]))
 
     def _solve_other(self, problem: Problem) -> Result:
         """Plans that the best one is not among; what their bound is asked is whether all are slower."""

@@ -249,6 +249,7 @@ class Search:
         openers = [opener for opener in (self.opener, self.mixed) if opener is not None]
         best = ranked[0] if ranked else None
         bound_s, gap = self.bound_s, None
+        self.frontier.floors.of_all_s = bound_s or 0.0
         if best is not None and bound_s is not None:
             gap = max(0.0, (best.evaluation.step_s - bound_s) / best.evaluation.step_s)
         termination: Termination

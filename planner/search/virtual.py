@@ -49,9 +49,9 @@ HALVINGS = 3
 EFFORT = 100_000_000
 """Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s), whatever the gap: a
 wider one closes parts sooner. A guess."""
-NEIGHBOUR = 0.1
-"""Share of it behind the search of a neighbour. A guess: the rest tightened bounds of questions by 1% of the
-step at most, in twice the time."""
+NEIGHBOUR = 0.05
+"""Share of it behind the search of a neighbour. A guess: as much again tightened bounds of questions by 0.1%
+of the step, and all the rest by 1% at most, in twice the time."""
 FIRST_PAIRS = 16
 """Pairs opened before whole stages are: a good plan of theirs spares much of both searches."""
 FIRST_LIKELY = 6

@@ -73,7 +73,7 @@ class VirtualSolver:
         """Keep a part open, or note its bound where it cannot win any more; an infinite one holds no plan."""
         if isinstance(part, VirtualPart) and not part.is_split:
             cell = Cell(part.choice, part.stages, part.virtual_stages)
-            self.frontier.floors.note(cell, bound_s, whole_numbers=part.looks > part.whole_look)
+            self.frontier.floors.note(cell, bound_s)
         if bound_s == float("inf"):
             return
         if bound_s >= self.cutoff_s:
