@@ -125,7 +125,7 @@ class ModelSpec(Data):
     sliding_window: int | None = Field(default=None, ge=1)
     """Window of the local layers [tokens]; null where all layers see everything."""
     global_layer_every: int = Field(default=1, ge=1)
-    """With a window: every how many layers one sees everything."""
+    """With a window: every how many layers one sees everything; 1 where none does."""
     mla: MlaSpec | None = None
     """Latent attention, where the model has it."""
     moe: MoeSpec | None = None
