@@ -24,7 +24,8 @@ def assert_search_finds_the_best(
 ) -> int:
     """Hold one problem against brute force; the virtual stages of its plan, 0 without any plan."""
     problem = random_interleaved_problem(seed, most_virtual=most_virtual, experts=experts)
-    wishes = {"forbid": ("vp=1",) if only else (), "keep_class_order": keep_class_order}
+    forbidden = (*problem.options.forbid, *(["vp=1"] if only else []))
+    wishes = {"forbid": forbidden, "keep_class_order": keep_class_order}
     problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
     candidates = [brute_force_virtual(problem, most_virtual)] + ([] if only else [brute_force(problem)])
     best = min(candidates, key=lambda one: one.step_s)
