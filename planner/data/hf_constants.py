@@ -103,6 +103,10 @@ def _epsilon(config: Config, family: str) -> object:
     return next((config[name] for name in names if name in config), _EPSILONS.get(family, 1e-6))
 
 
+_YARN = ("mscale", "mscale_all_dim", "beta_fast")
+"""Numbers of YaRN that are read; the others have the same value in all configurations seen."""
+
+
 def _positions(config: Config, family: str, where: str) -> Config:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -124,7 +128,7 @@ def _positions(config: Config, family: str, where: str) -> Config:
         fields["rotary_scaling"] = {
             "kind": {"su": "longrope"}.get(kind, kind),
             "factor": rope.get("factor", 1.0),
-            **{name: rope[name] for name in ("mscale", "mscale_all_dim") if rope.get(name) is not None},
+            **{name: rope[name] for name in _YARN if rope.get(name) is not None},
         }
     return fields
 

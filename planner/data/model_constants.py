@@ -20,6 +20,8 @@ class RotaryScaling(Data):
     """YaRN's factor of the attention's temperature; null where not stated."""
     mscale_all_dim: float | None = Field(default=None, ge=0)
     """The same for the part of a head without positions."""
+    beta_fast: float | None = Field(default=None, gt=0)
+    """Rotations within the first length from which YaRN stretches no longer; null for 32, the usual one."""
 
 
 class ModelConstants(Data):

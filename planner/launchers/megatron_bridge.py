@@ -79,7 +79,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 "hosts_step": hosts_step(problem, places),
                 "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
-                "notes": notes_text(problem, plan, evaluation),
+                "notes": notes_text(problem, plan, evaluation, network_is_ours=recipe is None),
             },
         ),
     }

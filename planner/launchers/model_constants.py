@@ -16,6 +16,9 @@ DEFAULT_BASE = 10_000
 DEFAULT_EPSILON = 1e-5
 """What its norms add to the variance unless told (`--norm-epsilon`)."""
 
+YARN_BETA_FAST = 32
+"""`beta_fast` of its latent attention's configuration, which no flag of Megatron-LM sets."""
+
 
 def rotary_base(model: ModelSpec) -> int:
     """Base of the rotary frequencies, Megatron's own where the model states none."""
@@ -75,6 +78,15 @@ def left_out(model: ModelSpec) -> tuple[str, ...]:
         notes.append(
             f"rotary positions are not stretched: {model.id} has {scaling.kind} x {scaling.factor:g} for "
             "sequences longer than those it was first trained on"
+        )
+    if (
+        scaling is not None
+        and _positions_are_scaled(model)
+        and scaling.beta_fast not in (None, YARN_BETA_FAST)
+    ):
+        notes.append(
+            f"rotary positions are stretched with beta_fast {YARN_BETA_FAST:g}, Megatron's own; "
+            f"{model.id} has {scaling.beta_fast:g}, which no flag states with latent attention"
         )
     if constants.routed_scale not in (None, 1) and routed_scale(model) is None:
         notes.append(f"the routed experts' output is not scaled by {constants.routed_scale:g}")

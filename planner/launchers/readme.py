@@ -165,10 +165,15 @@ def _recompute(problem: Problem, plan: Plan, stage: Stage) -> str:
     return "core attention" if modules == ("core_attn",) else ", ".join(modules)
 
 
-def notes_text(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> str:
-    """What was taken for granted; empty where nothing was."""
+def notes_text(
+    problem: Problem, plan: Plan, evaluation: Evaluation | None, network_is_ours: bool = True
+) -> str:
+    """What was taken for granted; empty where nothing was.
+
+    `network_is_ours`: whether these files state the network, and not a recipe of the launcher.
+    """
     notes = list(evaluation.assumptions) if evaluation is not None else []
-    notes += left_out(problem.model)
+    notes += left_out(problem.model) if network_is_ours else ()
     backends = sorted({problem.chips[stage.chip].backend for stage in plan.stages})
     for backend in backends:
         if backend != "cuda":

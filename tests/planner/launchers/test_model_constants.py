@@ -11,7 +11,7 @@ import yaml
 from planner.data.load import load_model
 from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import ModelSpec
-from planner.launchers import bridge_model, flagscale, megatron_lm
+from planner.launchers import bridge_model, flagscale, megatron_bridge, megatron_lm
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.model_constants import constant_arguments, left_out
 from tests.planner.launchers import plans
@@ -52,6 +52,14 @@ def test_what_a_model_does_not_state_is_told_to_the_reader() -> None:
     assert "${ROTARY_BASE:-10000}" in script
     assert "rotary base 10000 and norm epsilon 1e-05: Megatron's own, as the file of ours states none" in page
     assert left_out(load_model("gpt-oss-20b"))[0].startswith("rotary positions are not stretched")
+    assert "beta_fast 32, Megatron's own; kimi-k2 has 1" in left_out(load_model("kimi-k2"))[0]
+
+
+def test_a_recipe_that_states_the_network_leaves_nothing_out() -> None:
+    """Megatron-Bridge's recipe of gpt-oss stretches positions, which its page once denied."""
+    problem, plan = plans.two_stages("gpt-oss-20b")
+    page = megatron_bridge.launch_files(problem, plan, None)["README.md"]
+    assert "not stretched" not in page
 
 
 def test_one_chosen_expert_is_weighed_among_all() -> None:
