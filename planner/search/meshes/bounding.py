@@ -21,8 +21,11 @@ FEW_LENGTHS, HALVINGS, MORE_HALVINGS = 4, 0, 4
 """Lengths up to which brackets of sums are halved more often, and how often: guesses."""
 MOST_LENGTHS = 32
 """Lengths beyond which a look is left to walks, until there are fewer: a guess."""
-LIMITS = (1.0, 0.5)
-"""Limits that lengths are held against, as shares of the way from their bound to the cutoff: guesses."""
+LIMITS, LIMITS_OF_FAR = (1.0, 0.5), (1.0, 0.5, 0.25)
+"""Limits that lengths are held against, as shares of the way from their bound to the cutoff, and where that
+is far: guesses."""
+FAR = 0.08
+"""Share of the cutoff from which it is far from a bound: a guess."""
 WORTH_A_LIMIT = 2e-3
 """Share of the cutoff that a limit short of it must add to a bound to be worth it: a guess."""
 
@@ -56,7 +59,8 @@ def bound_lengths(
     bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
     bound = bound.copy()
     few = np.count_nonzero(bound < cutoff_ms) <= MOST_LENGTHS
-    for share in LIMITS if few else ():
+    limits = LIMITS if bound.min() > (1 - FAR) * cutoff_ms else LIMITS_OF_FAR
+    for share in limits if few else ():
         still = np.flatnonzero(bound < cutoff_ms)
         if not len(still) or is_up():
             break
