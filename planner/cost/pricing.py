@@ -38,13 +38,11 @@ from planner.cost.sizes import Sizes
 from planner.cost.states import rank_parameters
 from planner.cost.work import Work
 from planner.data.problem import Problem
+from planner.units import MS
 
 HIDDEN_FRACTION = 0.9
 """Share of the last backward (first forward) that hides gradient reduction (parameter gathering): the last
 bucket is ready only when the backward ends."""
-
-STEP_HOST_S = 5e-3
-"""Host work of a step that nothing hides: gradient norm, scalars, schedule (guess)."""
 
 
 def price(problem: Problem, degrees: Degrees) -> Prices:
@@ -163,7 +161,7 @@ def _once_a_step(
         tensors = [parameter_tensors(problem.model, kind, first.pieces[kind].matmuls) for kind in first.kinds]
         launched = np.array([[of.host.step_s(count) for of in classes] for count in tensors])
         times["layer_optimizer_s"] = np.maximum(times["layer_optimizer_s"], launched)
-    times["step_fixed_s"] = np.full((rows, len(classes)), STEP_HOST_S)
+    times["step_fixed_s"] = np.full((rows, len(classes)), problem.stack.step_host_ms * MS)
     times["tied_sync_s"] = np.full(rows, _tied_sync_s(problem, sizes, vocab))
     return times
 

@@ -203,6 +203,8 @@ class SoftwareStack(Data):
     timers around it do, so that it launches nothing while one runs."""
     host_layer_floor_ms: float = Field(default=0.0, ge=0)
     """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
+    step_host_ms: float = Field(default=5.0, ge=0)
+    """Host work of a step that nothing hides, a guess: gradient norm, scalars, schedule [ms]."""
     context_gib: float = Field(default=1.0, ge=0)
     """Memory of the device context and libraries [GiB]."""
     communicator_gib: float = Field(default=0.64, ge=0)

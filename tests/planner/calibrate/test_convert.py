@@ -430,6 +430,14 @@ def test_notes_of_a_run_change_its_software() -> None:
     assert stack_of(run()).dp_overlap
 
 
+def test_steps_that_were_added_up_have_no_host_work_of_their_own() -> None:
+    added, timed = (
+        stack_of(run(software="Megatron-DeepSpeed", source=x)) for x in ("vtrain-single", "vtrain-multi")
+    )
+    assert (added.step_host_ms, added.optimizer_step_bytes) == (0.0, 33.7)
+    assert (timed.step_host_ms, timed.optimizer_step_bytes) == (5.0, None)
+
+
 def test_traits_of_a_run_may_differ_from_those_of_the_model_that_it_names() -> None:
     trained = converted(model__name="OPT-350M").problem.model
     named = load_model("sailor-opt-350m")

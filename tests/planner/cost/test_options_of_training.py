@@ -169,3 +169,14 @@ def test_allocated_and_reserved_memory_are_told_apart() -> None:
     gathered = 4096 * 4096 * 2
     assert terms["logits"] == pytest.approx(((4096 * 129_024 * 6 + 2 * layer) / 8 + gathered) / GIB)
     assert terms["working"] == terms["recompute"] == 0.0
+
+
+def test_the_host_adds_the_same_to_every_step() -> None:
+    usual = problem()
+    silent, busy = (
+        usual.model_copy(update={"stack": usual.stack.model_copy(update={"step_host_ms": x})})
+        for x in (0.0, 7.0)
+    )
+    np.testing.assert_allclose(prices(silent).step_fixed_s, 0.0)
+    np.testing.assert_allclose(prices(usual).step_fixed_s, 5e-3)
+    np.testing.assert_allclose(prices(busy).step_fixed_s, 7e-3)
