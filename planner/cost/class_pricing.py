@@ -12,6 +12,7 @@ from planner.cost.compute import MatmulTimes, matmul_times, traffic_s
 from planner.cost.elementwise import Values, exists, total, where
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.identity import remembered
+from planner.cost.last_bucket import LastBucket
 from planner.cost.launches import HEAD_LAUNCHES, small_tensors
 from planner.cost.layer_communication import (
     TensorCollectives,
@@ -76,6 +77,7 @@ class ClassPricing:
         self.sync: Synchronisation = synchronisation(
             self.network, sizes, dp_mode, self.stack, precision, self.model.moe is not None
         )
+        self.last_bucket = LastBucket(self.sync, self.network, dp_mode, self.stack, precision)
         self.sharding = Sharding(self.network, sizes, dp_mode, self.stack, precision)
         self.tensor: TensorCollectives = tensor_collectives(
             self.network, self.model, sizes, precision, self.stack

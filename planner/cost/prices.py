@@ -201,6 +201,9 @@ class Prices:
     slowed_fraction: float = 0.0
     """What hidden synchronisation takes from computation, over the prices of reduction and gathering; the
     optimizer's prices contain it."""
+    end_shown_s: Floats | None = None
+    """[choice, piece, node_class] synchronisation of each of the `ENDS` that nothing hides, which the
+    optimizer's prices contain; None where there is none."""
 
     @cached_property
     def layer_times_s(self) -> Floats:

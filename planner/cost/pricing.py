@@ -147,12 +147,19 @@ def _once_a_step(
     dense, expert = rank_parameters(counts, sizes)
     rows, names = dense.shape[1], ("reduce", "gather", "optimizer")
     pieces = list(zip(*(p[:, 0].tolist() if rows == 1 else p for p in (dense, expert)), strict=True))
-    found = [[of.sync.once_a_step_s(*parameters) for of in classes] for parameters in pieces]
-    of_task = [times[task] for task in range(len(names)) for of_piece in found for times in of_piece]
+    of_kinds = [[of.sync.once_a_step_s(*piece) for of in classes] for piece in pieces[:num_kinds]]
+    of_ends = [
+        [of.last_bucket.once_a_step_s(end, *piece) for of in classes]
+        for end, piece in zip(ENDS, pieces[num_kinds:], strict=True)
+    ]
+    of_pieces = of_kinds + of_ends
+    of_task = [times[task] for task in range(len(names)) for row in of_pieces for times in row]
     tasks = _by_choice(of_task, rows, (len(names), len(pieces), len(classes)))
     ends_of_step = [of.sync.tail_s for of in classes]
     tails = _by_choice([tail[i] for i in range(2) for tail in ends_of_step], rows, (2, len(classes)))
     times = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
+    shown = [of_end[-1] for row in of_ends for of_end in row]
+    times["end_shown_s"] = _by_choice(shown, rows, (1, len(ENDS), len(classes)))[0]
     for name, filled in zip(names, tasks, strict=True):
         times[f"layer_{name}_s"] = filled[:, :num_kinds]
         times |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}

@@ -13,7 +13,7 @@ from dataclasses import fields
 import numpy as np
 
 from planner.cost.operators import HALF
-from planner.cost.prices import Degrees, Floats, Prices
+from planner.cost.prices import ENDS, Degrees, Floats, Prices
 from planner.cost.sizes import Sizes
 from planner.data.layer_profile import PIECES, LayerProfile
 from planner.data.problem import Problem
@@ -133,8 +133,10 @@ def _put_times(
         ):
             if np.isfinite(found[2]):
                 sync = getattr(prices, f"{piece}_reduce_s") + getattr(prices, f"{piece}_gather_s")
-                slowed = prices.slowed_fraction * sync[row, ..., c]
-                changed[f"{piece}_optimizer_s"][row, ..., c] = found[2] / shard[row] + slowed
+                beside = prices.slowed_fraction * sync[row, ..., c]
+                if piece in ENDS and prices.end_shown_s is not None:
+                    beside = beside + prices.end_shown_s[row, ENDS.index(piece), c]
+                changed[f"{piece}_optimizer_s"][row, ..., c] = found[2] / shard[row] + beside
 
 
 def _put_activations(changed: Times, profiles: list[LayerProfile], degrees: Degrees) -> None:

@@ -146,7 +146,7 @@ def exposed_gather_s(prices: Prices, choice: int, content: StageContent, forward
 
 
 def slowed_s(prices: Prices, choice: int, content: StageContent) -> float:
-    """What hidden synchronisation takes from computation, a part of the optimizer's price [s]."""
+    """Synchronisation within the optimizer's price: what nothing hides, and what slows products [s]."""
     reduce_s = _once(
         choice,
         content,
@@ -163,7 +163,16 @@ def slowed_s(prices: Prices, choice: int, content: StageContent) -> float:
         prices.head_gather_s,
         prices.head_beside_embedding_gather_s,
     )
-    return prices.slowed_fraction * (reduce_s + gather_s)
+    return prices.slowed_fraction * (reduce_s + gather_s) + shown_s(prices, choice, content)
+
+
+def shown_s(prices: Prices, choice: int, content: StageContent) -> float:
+    """Synchronisation of embedding and head that nothing hides, a part of the optimizer's price [s]."""
+    if prices.end_shown_s is None:
+        return 0.0
+    embedding, head, beside = prices.end_shown_s[choice, :, content.node_class].tolist()
+    of_head = beside if content.has_embedding else head
+    return float(embedding * content.has_embedding + of_head * content.has_head)
 
 
 def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:

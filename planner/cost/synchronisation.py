@@ -91,14 +91,22 @@ def gradient_group(
     sharing: Values,
     dp_mode: str,
     stack: SoftwareStack,
-    precision: Precision,
+    *,
+    bucket: Values,
+    width: float,
 ) -> GradientGroup:
     """How fast a group reduces gradients and gathers parameters once a step.
 
     What full sharding does in every micro-batch is no business of the step (`sharding.py`).
+
+    Parameters
+    ----------
+    bucket
+        Parameters that go at once.
+    width
+        Bytes of one where it is gathered [bytes].
     """
     spread = spread_group(ranks, stride, network.domain_chips)
-    bucket = bucket_parameters(stack, ranks)
     if dp_mode == "ddp":
         reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
         gather: Values = 0.0
@@ -107,7 +115,6 @@ def gradient_group(
     ):
         return _shared_group(network, spread, stride, sharing, bucket, stack)
     else:
-        width = parameter_bytes(stack, precision)
         reduce = collective_s(network, "reduce_scatter", bucket * stack.gradient_bytes, spread, sharing)
         gather = collective_s(network, "all_gather", bucket * width, spread, sharing)
     if dp_mode in SCATTERS_EACH_MICROBATCH:
@@ -184,24 +191,35 @@ class Synchronisation:
         """
         return OVERLAP_SLOWDOWN if self.overlap else 0.0
 
-    def once_a_step_s(self, dense: Values, expert: Values) -> tuple[Values, Values, Values]:
-        """Gradient reduction, parameter gathering and optimizer of a piece [s].
+    def once_a_step_s(
+        self, dense: Values, expert: Values, group: GradientGroup | None = None, *, shown: bool = False
+    ) -> tuple[Values, Values, Values, Values]:
+        """Gradient reduction, parameter gathering and optimizer of a piece, and what nothing hides [s].
 
-        The optimizer's price holds what the other two take from the computation that hides them.
+        The optimizer's price holds what the first two take from the computation that hides them, and all of
+        them where nothing does; the last one says how much that is.
 
         Parameters
         ----------
         dense, expert
             Parameters of the piece that a rank holds.
+        group
+            How fast its dense gradients are reduced; None takes what layers take.
+        shown
+            Whether nothing hides its synchronisation.
         """
-        reduce = dense * self.dense.reduce_s + expert * self.expert.reduce_s
-        gather = dense * self.dense.gather_s + expert * self.expert.gather_s
+        group = group or self.dense
+        reduce = dense * group.reduce_s + expert * self.expert.reduce_s
+        gather = dense * group.gather_s + expert * self.expert.gather_s
         shard = dense / self.dense.shard + expert / self.expert.shard
         total = shard * self.step_bytes + (dense + expert) * (self.whole_bytes + self.cast_bytes)
         spread = dense * self.dense.spread_s + expert * self.expert.spread_s
-        optimizer = total / self.relative.memory_bytes_per_s + spread + self.slowdown * (reduce + gather)
+        optimizer = total / self.relative.memory_bytes_per_s + spread
+        nothing = 0.0 * reduce
+        if shown:
+            return nothing, nothing, optimizer + reduce + gather, reduce + gather
         left = 1 - self.slowdown
-        return left * reduce, left * gather, optimizer
+        return left * reduce, left * gather, optimizer + self.slowdown * (reduce + gather), nothing
 
     @property
     def tail_s(self) -> tuple[Values, Values]:
@@ -224,7 +242,10 @@ def synchronisation(
 
     def group(ranks: Values, stride: Values, sharing: Values) -> GradientGroup:
         sharers = s.sharers(ranks) if dp_mode in GATHERS_IN_FORWARD else ranks
-        return gradient_group(network, ranks, sharers, stride, sharing, dp_mode, stack, precision)
+        bucket, width = bucket_parameters(stack, ranks), parameter_bytes(stack, precision)
+        return gradient_group(
+            network, ranks, sharers, stride, sharing, dp_mode, stack, bucket=bucket, width=width
+        )
 
     dense = group(s.gradient_ranks, s.tp, s.tp)
     expert = dense

@@ -8,7 +8,7 @@ has finished, and runs at the rate of the slowest link between neighbouring repl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from planner.cost.stage import (
     exposed_gather_s,
     exposed_reduce_s,
     optimizer_s,
+    shown_s,
 )
 from planner.cost.synchronisation import bucket_parameters
 from planner.data.plan import Plan
@@ -207,13 +208,28 @@ def _stage_sync(
     # Nothing hides the last bucket of gradients and the first of parameters.
     bucket = float(bucket_parameters(problem.stack, float(len(placed) * plan.context_parallel)))
     tail = min(1.0, bucket / max(shards)) if problem.stack.dp_overlap else 0.0
-    exposed_s = max(0.0, reduce_s - hidden * backward_s) + tail * reduce_s
+    # Nor the embedding, of which the optimizer's price has what it takes within the class.
+    share = _shown_share(problem, plan, prices, first, max(shards))
+    priced_s = max(shown_s(prices, p.choice, p.content) for p in placed)
+    exposed_s = max(0.0, (1 - share) * reduce_s - hidden * backward_s) + tail * reduce_s
+    exposed_s += max(0.0, share * (reduce_s + gather_s) - priced_s)
     if s > 0 and prices.later_stages_have_one_bucket and len(first.content.chunks) == 1:
         exposed_s = max(exposed_s, reduce_s)
     return (
         exposed_s + schedulable_microbatches(plan) * each_s,
-        max(0.0, gather_s - hidden * forward_s) + tail * gather_s,
+        max(0.0, (1 - share) * gather_s - hidden * forward_s) + tail * gather_s,
     )
+
+
+def _shown_share(problem: Problem, plan: Plan, prices: Prices, placed: Placed, parameters: float) -> float:
+    """Share of a stage's parameters on a chip whose synchronisation nothing hides."""
+    content = placed.content
+    if shown_s(prices, placed.choice, content) == 0.0:
+        return 0.0
+    without_head = replace(content, has_head=False)
+    with_head = shown_s(prices, placed.choice, content) > shown_s(prices, placed.choice, without_head)
+    alone = replace(content, chunks=((),), has_head=with_head)
+    return stage_parameters(problem, plan, prices, replace(placed, content=alone)) / parameters
 
 
 def _more_exchange_s(

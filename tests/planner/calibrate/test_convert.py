@@ -490,7 +490,9 @@ def test_mlperf_submissions_are_read_as_their_scripts_configure_them() -> None:
     assert (fp8.bucket_parameters, fp8.narrow_parameters) == (134217728, True)
     assert (fp4.bucket_parameters, fp4.narrow_parameters) == (134217728, False)
     cisco = stack_of(run(**nemo, notes="MLPerf Training v5.1 Cisco hpf_n8; layout from config_tp1pp1cp1.sh"))
-    assert (cisco.bucket_parameters, cisco.host_layer_floor_ms) == (None, 0.9)
+    assert (cisco.bucket_parameters, cisco.host_layer_floor_ms, cisco.tp_userbuffers) == (None, 0.9, False)
+    large = "MLPerf Training v5.1 NVIDIA; layout from config_GB300_128x4x1xtp2pp1cp4_8b.sh, checked"
+    assert stack_of(run(**nemo, notes=large)).bucket_parameters == 768000000
     assert fp8.host_layer_floor_ms == 0.0
     amd = stack_of(run(source="mlperf-training", software="PyTorch, ROCm 7.0.1"))
     assert (amd.gradient_bytes, amd.dp_overlap, amd.narrow_parameters) == (2, False, True)

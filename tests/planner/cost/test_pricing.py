@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
 from planner.cost.remembered import remembered_price
-from planner.cost.stage import StageContent, exposed_reduce_s
-from tests.planner.cost.problems import prices, problem, without_assumptions_of_nics
+from planner.cost.stage import StageContent, exposed_reduce_s, slowed_s
+from tests.planner.cost.problems import prices, problem, with_stack, without_assumptions_of_nics
 
 POWERS = st.sampled_from([1, 2, 4, 8])
 
@@ -102,6 +102,38 @@ def test_one_replica_reduces_and_gathers_nothing() -> None:
         for piece in ("layer", "embedding", "head"):
             assert not getattr(found, f"{piece}_{name}_s").any()
         assert not getattr(found, f"{name}_tail_s").any()
+
+
+def test_nothing_hides_the_bucket_of_the_embedding() -> None:
+    """Its gradient is complete last, its parameters are needed first; the head's may hide."""
+    of = problem(stack="nemo")
+    found = prices(of, data_parallel=32)
+    assert not found.embedding_reduce_s.any()
+    assert not found.embedding_gather_s.any()
+    embedding, head, beside = found.end_shown_s[0, :, 0]
+    apart = prices(with_stack(of, dp_overlap=False), data_parallel=32)
+    exchange = float(apart.embedding_reduce_s[0, 0] + apart.embedding_gather_s[0, 0])
+    assert embedding == pytest.approx(exchange, rel=0.1)
+    assert head == beside == 0.0
+    assert not apart.end_shown_s.any()
+    # All of it is in the optimizer's price, of which reports say that it is synchronisation.
+    assert found.embedding_optimizer_s[0, 0] == pytest.approx(apart.embedding_optimizer_s[0, 0] + embedding)
+    whole = StageContent(
+        0, ((0,) * 32,), has_embedding=True, has_head=True, recompute="none", recompute_layers=0
+    )
+    assert slowed_s(found, 0, whole) > embedding
+
+
+def test_what_stays_in_16_bits_beside_8_bit_weights_goes_with_the_last_bucket() -> None:
+    """partition_buckets of Megatron-LM, case 3; and it is gathered in 16 bits."""
+    narrow = problem(precision="fp8", stack="nemo")
+    wide = with_stack(narrow, narrow_parameters=False)
+    found, other = prices(narrow, data_parallel=32), prices(wide, data_parallel=32)
+    assert found.layer_gather_s[0, 0, 0] < 0.7 * other.layer_gather_s[0, 0, 0]
+    assert found.end_shown_s[0, 0, 0] == pytest.approx(other.end_shown_s[0, 0, 0])
+    assert found.head_gather_s[0, 0] == pytest.approx(other.head_gather_s[0, 0])
+    assert not found.head_beside_embedding_reduce_s.any()
+    assert found.end_shown_s[0, 2, 0] > 0 == other.end_shown_s[0, 2, 0]
 
 
 def test_tensor_parallelism_divides_the_work_less_than_by_its_degree() -> None:

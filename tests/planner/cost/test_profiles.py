@@ -82,6 +82,8 @@ def test_update_is_shared_by_the_ranks_of_the_distributed_optimizer(mixed: Probl
     slowed = shared.slowed_fraction * (shared.layer_reduce_s + shared.layer_gather_s)[0, 0, 0]
     assert slowed > 0
     assert shared.layer_optimizer_s[0, 0, 0] == pytest.approx(0.5 * MS / 4 + slowed)
+    embedding_shown = shared.end_shown_s[0, 0, 0]
+    assert 0 < embedding_shown < shared.embedding_optimizer_s[0, 0]
     alone = price(mixed, Degrees.single(tensor_parallel=2, data_parallel=4, dp_mode="ddp"))
     slowed = alone.slowed_fraction * alone.layer_reduce_s[0, 0, 0]
     assert alone.layer_optimizer_s[0, 0, 0] == pytest.approx(0.5 * MS + slowed)
