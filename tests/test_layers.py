@@ -213,6 +213,22 @@ def test_listing_loads_no_solver() -> None:
     assert loaded & {"ortools", "pandas", "plotly", "pulp"} == set()
 
 
+@pytest.mark.parametrize("before", ["", "import highspy; "], ids=["", "loaded before"])
+def test_pulp_does_not_load_another_highs(tmp_path: Path, before: str) -> None:
+    """PuLP would show its library to the HiGHS of OR-Tools, which died of it once `highspy` was installed."""
+    package = tmp_path / "highspy"
+    package.mkdir()
+    (package / "__init__.py").write_text("class Highs: ...\n")
+    (package / "_core.so").write_text("not a library")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {before}opened = []; "
+        "sys.addaudithook(lambda event, args: event == 'ctypes.dlopen' and opened.append(str(args[0]))); "
+        "import formulations.solvers; assert not any('highspy' in name for name in opened); "
+        f"assert ('highspy' in sys.modules) == {bool(before)}; import highspy; assert highspy.Highs"
+    )
+    assert "pulp" in loaded_by(code)
+
+
 def test_every_package_is_part_of_the_wheel() -> None:
     """A package that the list forgets works from a checkout and fails once installed."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
