@@ -4,7 +4,8 @@ The space: all plans of Megatron-LM, all of FlagScale, and every mix of two or m
 have equal data parallelism and no context parallelism, each with its own stages, micro-batch size (a divisor
 of the batch), replicas and number of micro-batches. The bound is the least of the three parts, each searched
 by itself: the searches for both launchers, which begin with the best plan so far and so close what cannot
-beat it, and `planner.search.replicas.mixes`. Where a part was cut, what its search could prove stands.
+beat it, and `planner.search.replicas.mixes`, at last with whole pipelines (`planner.search.replicas.shares`)
+where that part is the least. Where a part was cut, what its search could prove stands.
 
 The plans of both launchers are legal here, so that the answer is never worse. Mixes of the chains that the
 bound was found with are chosen by `formulations.replica_mix`, whose deadline leaves out what the pipelines
@@ -124,7 +125,10 @@ class ReplicaSearch(MeshSearch):
             cut = self._narrower("flagscale", MeshSearch, share) or cut
             if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
                 self.share_up_s = 0.0
-                mixes_s = max(mixes_s, self.mixes.improve(self.frontier.cutoff_s * BEYOND))
+                most_s = self.frontier.cutoff_s * BEYOND
+                mixes_s = max(mixes_s, self.mixes.improve(most_s))
+                if mixes_s < most_s:
+                    mixes_s = max(mixes_s, self.mixes.improve_whole(most_s))
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
         work_s = work_bound_s(self.whole) or 0.0

@@ -28,6 +28,7 @@ from planner.data.problem import Problem
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.pricing import Pricing
+from planner.search.replicas.shares import Shares
 from planner.units import MS
 
 ROUNDS = 60
@@ -119,6 +120,13 @@ class Mixes:
             self.price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
             if np.allclose(self.price, price, rtol=SAME):
                 break
+        return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def improve_whole(self, most_s: float) -> float:
+        """Raise the bound up to a time by pipelines that are whole [s]."""
+        most_ms = most_s / MS - self.exchange_ms
+        shares = Shares(self.pricing, self.is_up)
+        self.bound_ms = shares.improve(self.best_price, self.bound_ms, most_ms)
         return most_s if self.bound_ms >= most_ms else self.bound_s
 
     def improve_from(self, least_s: float) -> float:

@@ -66,16 +66,19 @@ class Paths:
         saved: Floats = np.where(boxes.adapters > 0, 1 / (replicas * rate**2), 0.0)
         return saved
 
-    def soonest(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, list[Found | None]]:
+    def soonest(
+        self, boxes: Boxes, price: Floats, limit_ms: float | Floats
+    ) -> tuple[Floats, list[Found | None]]:
         """Least time of a chain of each box by its weight and shares, and the chain; the limit without one.
 
         Boxes that no time was left for have 0, and no chain.
         """
         values: Floats = np.zeros(len(boxes))
+        limits = np.broadcast_to(limit_ms, len(boxes))
         found: list[Found | None] = [None] * len(boxes)
         for rows in self._parts(boxes):
             part = boxes.at(rows)
-            values[rows], stages, trail = self._walk(part, price, limit_ms)
+            values[rows], stages, trail = self._walk(part, price, limits[rows])
             for row, chain in zip(rows.tolist(), self._backward(part, price, stages, trail), strict=True):
                 found[row] = chain
         return values, found
@@ -86,7 +89,7 @@ class Paths:
         for start in range(0, len(boxes), most):
             yield order[start : start + most]
 
-    def _walk(self, boxes: Boxes, price: Floats, limit_ms: float) -> tuple[Floats, Ints, list[Trail]]:
+    def _walk(self, boxes: Boxes, price: Floats, limit_ms: Floats) -> tuple[Floats, Ints, list[Trail]]:
         """Values of all boxes, stages of their best chains (0 for none), and the states on the way."""
         num, num_layers, longest = len(boxes), self.num_layers, self.chains.longest
         after = np.array([self.least(k).after_ms for k in boxes.kind.tolist()])

@@ -258,11 +258,12 @@ class Pricing:
                 last = min(least * WIDE[0] // WIDE[1], most)
                 kind = chains.kind_of(size, least)
                 if kind is not None:
-                    parts.append(self._boxes_of(kind, least, last))
+                    parts.append(self.boxes_of(kind, least, last))
                 least = last + 1
         return Boxes.join(parts)
 
-    def _boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
+    def boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
+        """Intervals of time of a kind, with some numbers of micro-batches."""
         times = self.paths.least(kind).times_ms[:, 1:]
         finite = times[np.isfinite(times)]
         if not len(finite):
