@@ -30,9 +30,9 @@ from planner.units import MS
 
 MAX_SPLITS = 400
 """Dealings of one order up to which they are all tried instead of solved for."""
-MAX_CHUNKS = 16
+MAX_CHUNKS = 32
 """Chunks of all stages up to which the program is solved in whole numbers, beyond it only its relaxation;
-always the former where an exact answer is asked for."""
+always the former where an exact answer is asked for. A guess."""
 BUDGET = 3_000
 """Chunks, by class, of all programs in whole numbers, unless an exact answer is asked for."""
 MAX_ENTRIES = 200
