@@ -37,6 +37,8 @@ _NO_MATTER = {
 """What may differ between two problems without a look at what it changes."""
 _OF_ALL = ("kinds", "assumptions", "error_band", "limit_bytes")
 """Prices that are no price of a row of degrees; rooms are compared by themselves."""
+_CONTAINED = ("end_shown_s",)
+"""What is in another price already, which is compared: whole stages take it into account nowhere else."""
 _LAYER_PASSES = ("layer_forward_s", "layer_backward_s", "layer_selective_s", "layer_full_s")
 _END_PASSES = ("embedding_forward_s", "embedding_backward_s", "head_forward_s", "head_backward_s")
 _BY_PART = (*_LAYER_PASSES, *_END_PASSES)
@@ -179,7 +181,7 @@ class Floors:
         own, shorter = self._at[2], {}
         for field in fields(Prices):
             mine, other = getattr(own, field.name), getattr(prices, field.name)
-            if field.name in _OF_ALL:
+            if field.name in (*_OF_ALL, *_CONTAINED):
                 continue
             if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
                 before, after = mine[own_choice], other[choice]

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from planner.cost.prices import Degrees, Prices
+from planner.cost.prices import ENDS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.data.changes import with_class, with_cluster, with_more_memory, with_nodes
 from planner.data.load import build_problem
@@ -17,12 +17,13 @@ from planner.data.problem import Problem
 from planner.explain.gains import faster_links, more_nodes
 from planner.search import driver
 from planner.search.degrees import DegreeTable, list_degrees
-from planner.search.floors import _OF_ALL, ANY_VIRTUAL, Cell, Floors
-from planner.simulate.evaluate import evaluate
+from planner.search.floors import _CONTAINED, _OF_ALL, ANY_VIRTUAL, Cell, Floors
+from planner.simulate.evaluate import degrees_of, evaluate, evaluate_with_prices
 from tests.random_problems import random_interleaved_problem
 
 REL = 1e-9
-TIMES = [field.name for field in fields(Prices) if field.name.endswith("_s") and field.name != "scales_s"]
+COMPARED = [field.name for field in fields(Prices) if field.name not in (*_OF_ALL, *_CONTAINED)]
+TIMES = [name for name in COMPARED if name.endswith("_s") and name != "scales_s"]
 
 
 def larger(problem: Problem, c: int) -> Problem:
@@ -136,7 +137,7 @@ def test_the_highest_bound_is_kept_and_nothing_is_known_of_other_parts() -> None
     assert further.has_neighbour and not floors.has_neighbour
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Prices) if field.name not in _OF_ALL])
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_part_is_carried_only_where_no_size_falls_and_less_where_a_time_does(name: str) -> None:
     problem = random_interleaved_problem(3)
     floors, table, prices = noted(problem)
@@ -154,6 +155,20 @@ def test_a_part_is_carried_only_where_no_size_falls_and_less_where_a_time_does(n
     }
     assert found.pop(0, None) == (0.0 if name in TIMES else None)
     assert found == dict.fromkeys(range(1, len(table)), 1.0)
+
+
+@pytest.mark.parametrize("seed", [23, 25])
+def test_what_another_price_contains_changes_no_step(seed: int) -> None:
+    """Of a plan of whole stages, only what its time is put down to."""
+    problem = random_interleaved_problem(seed)
+    plan = driver.search(problem).plan
+    assert plan is not None
+    prices = price(problem, degrees_of(plan))
+    shown = np.ones((1, len(ENDS), len(problem.cluster.classes)))
+    seen = [
+        evaluate_with_prices(problem, plan, replace(prices, end_shown_s=value)) for value in (None, shown)
+    ]
+    assert seen[0].step_s == seen[1].step_s and seen[0].breakdown_s != seen[1].breakdown_s
 
 
 @pytest.mark.parametrize("forbidden", [(), ("vp=1",)])
