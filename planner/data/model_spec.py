@@ -209,3 +209,5 @@ def _check_groups(moe: MoeSpec | None, groups: int, visited: int) -> None:
             f"constants.groups_visited {visited} of {groups} groups with {moe.num_experts // groups} experts "
             f"each hold no {moe.top_k} experts (moe.top_k)"
         )
+    if visited > moe.top_k:  # a group is weighed by its best top_k // visited experts: then by none
+        raise ValueError(f"constants.groups_visited {visited} must be at most moe.top_k {moe.top_k}")

@@ -96,6 +96,7 @@ def test_flagscale_and_bridge_state_them_too() -> None:
         ({"expert_groups": 8}, "go together"),
         ({"expert_groups": 3, "groups_visited": 1}, "does not divide"),
         ({"expert_groups": 8, "groups_visited": 1}, "hold no 2 experts"),
+        ({"expert_groups": 8, "groups_visited": 4}, "must be at most moe.top_k 2"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(constants: dict[str, int], complaint: str) -> None:
