@@ -145,5 +145,7 @@ def _routing(config: Config, family: str) -> Config:
     }
     method = config.get("topk_method", "greedy" if family == "deepseek_v2" else "noaux_tc")
     if groups is not None and visited is not None and groups > 1 and method != "greedy":
-        fields |= {"expert_groups": groups, "groups_visited": visited}
+        # DeepSeek-V2 weighs a group by its best expert, the others by the sum of its best two.
+        best = 1 if family == "deepseek_v2" else 2
+        fields |= {"expert_groups": groups, "groups_visited": visited, "group_experts": best}
     return fields

@@ -43,3 +43,5 @@ class ModelConstants(Data):
     """Groups of experts of which a token visits some; null where it may visit any expert."""
     groups_visited: int | None = Field(default=None, ge=1)
     """How many groups a token visits."""
+    group_experts: int | None = Field(default=None, ge=1)
+    """How many of a group's best experts weigh it; null where not known."""

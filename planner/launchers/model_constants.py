@@ -88,6 +88,13 @@ def left_out(model: ModelSpec) -> tuple[str, ...]:
             f"rotary positions are stretched with beta_fast {YARN_BETA_FAST:g}, Megatron's own; "
             f"{model.id} has {scaling.beta_fast:g}, which no flag states with latent attention"
         )
+    if model.moe is not None and constants.group_experts is not None and constants.groups_visited is not None:
+        best = model.moe.top_k // constants.groups_visited
+        if best != constants.group_experts:
+            notes.append(
+                f"groups of experts are weighed by the sum of their best {best}, Megatron's own rule (top_k "
+                f"over groups visited); {model.id} weighs them by their best {constants.group_experts}"
+            )
     if constants.routed_scale not in (None, 1) and routed_scale(model) is None:
         notes.append(f"the routed experts' output is not scaled by {constants.routed_scale:g}")
     return tuple(notes)

@@ -13,6 +13,7 @@ from planner.commands.screen import ExitCode
 from planner.cost.parameters import total_parameters
 from planner.data.load import load_model
 from planner.errors import InstanceError
+from planner.launchers.model_constants import left_out
 from planner.launchers.same_model import differences
 
 LLAMA: dict[str, Any] = {
@@ -193,6 +194,18 @@ def test_numbers_for_launch_files_are_read(tmp_path: Path) -> None:
         told = load_model(name).constants
         scale = {"routed_scale": read.routed_scale or told.routed_scale}
         assert read == told.model_copy(update=scale), name
+
+
+def test_groups_that_a_family_weighs_otherwise_than_megatron_are_told(tmp_path: Path) -> None:
+    """DeepSeek-V2 takes a group's best expert, Megatron-LM its best 6 // 3, as DeepSeek-V3 does."""
+    groups = {"n_group": 8, "topk_group": 3, "num_experts_per_tok": 6}
+    older = {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False}
+    limited = {"topk_method": "group_limited_greedy"}
+    third = load_model(written(tmp_path / "v3", CONFIGS["deepseek-v3"] | groups))
+    second = load_model(written(tmp_path / "v2", CONFIGS["deepseek-v3"] | groups | older | limited))
+    assert (third.constants.group_experts, second.constants.group_experts) == (2, 1)
+    assert not any("groups of experts" in note for note in left_out(third))
+    assert any("their best 2, Megatron's own rule" in note for note in left_out(second))
 
 
 ARGUMENTS = (

@@ -222,7 +222,9 @@ def latent_attention_and_prediction() -> Case:
             "num_attention_heads": 16,
             "num_query_groups": 16,
             "moe": model.moe.model_copy(update={"num_experts": 8, "top_k": 2, "first_dense_layers": 1}),
-            "constants": model.constants.model_copy(update={"expert_groups": 4, "groups_visited": 2}),
+            "constants": model.constants.model_copy(
+                update={"expert_groups": 4, "groups_visited": 2, "group_experts": 1}
+            ),
             "published_params": None,
         }
     )
