@@ -172,7 +172,7 @@ def test_what_another_price_contains_changes_no_step(seed: int) -> None:
 
 
 @pytest.mark.parametrize("forbidden", [(), ("vp=1",)])
-@pytest.mark.parametrize("seed", range(2, 8))
+@pytest.mark.parametrize("seed", (7, 9, 14, 17, 18, 25))
 def test_no_plan_is_faster_than_shorter_times_leave_its_step(seed: int, forbidden: tuple[str, ...]) -> None:
     """Whole and virtual stages, each plan as the bound of its own part, links far or a little faster."""
     problem = random_interleaved_problem(seed)
@@ -181,13 +181,13 @@ def test_no_plan_is_faster_than_shorter_times_leave_its_step(seed: int, forbidde
     problem = problem.model_copy(update={"options": options})
     found = driver.search(problem)
     plans = [(found.plan, found.evaluation), *((other.plan, other.evaluation) for other in found.runners_up)]
+    assert len(plans) > 1
     table = list_degrees(problem)
     own = price(problem, table.degrees)
     fast = with_class(problem, 0, intra_node_bandwidth_gb_per_s=1e6, nic_gbit_per_s=1e6, latency_us=0.01)
     for changed in (fast, *(one for _, one in faster_links(problem))):
         for plan, evaluation in plans:
-            if plan is None or evaluation is None:
-                continue
+            assert plan is not None and evaluation is not None
             floors = Floors()
             floors.begin(problem, table, own)
             floors.note(Cell(row_of(table, plan), len(plan.stages), plan.virtual_stages), evaluation.step_s)
