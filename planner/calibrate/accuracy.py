@@ -19,6 +19,7 @@ from planner.calibrate.predictions import Prediction, predict_runs, with_time_fa
 from planner.calibrate.ranking import ranking
 from planner.calibrate.runs import Run, read_runs
 from planner.calibrate.stacks import release_year
+from planner.data.chip import HALF_PRECISIONS
 from planner.data.load import load_chip
 from planner.data.nearest import did_you_mean
 from planner.errors import InstanceError
@@ -177,7 +178,7 @@ def _place(candidate: Candidate, software: str) -> tuple[float, ...]:
         0.5 * math.log(plan.microbatch_size * workload.seq_length),
         0.5 * math.log(degree),
         0.5 * math.log(plan.tensor_parallel),
-        0.3 * (workload.precision in ("bf16", "fp16")),
+        0.3 * (workload.precision in HALF_PRECISIONS),
         0.3 * (plan.stages[0].recompute == "full"),
         math.log(2) * release_year(software),
     )

@@ -11,7 +11,7 @@ from planner.calibrate.patterns import SkipRun, compiled, occurs, table
 from planner.calibrate.runs import Run, RunGroup
 from planner.cost.relatives import link_of_pair
 from planner.data.chip import Chip
-from planner.data.cluster import Cluster, Link, NodeClass, Transport
+from planner.data.cluster import ETHERNET_MTU_BYTES, Cluster, Link, NodeClass, Transport
 from planner.data.load import load_chip, load_cluster
 from planner.data.shorthand import RDMA_LATENCY_US, TCP_LATENCY_US, usual_nodes
 from planner.errors import InstanceError
@@ -78,7 +78,8 @@ def _stated_network(text: str, source: str) -> StatedNetwork | None:
 def _mtu_bytes(source: str) -> int:
     """Largest packet between the nodes of a suite's runs [bytes]."""
     rules = table("network_patterns")["mtu"]
-    return next((int(rule["mtu_bytes"]) for rule in rules if occurs(rule["run_source"], source)), 1500)
+    stated = (int(rule["mtu_bytes"]) for rule in rules if occurs(rule["run_source"], source))
+    return next(stated, ETHERNET_MTU_BYTES)
 
 
 def _number(value: Any, match: re.Match[str]) -> float:

@@ -34,6 +34,7 @@ from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
 from planner.cost.work import Piece, Work
+from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 
@@ -192,7 +193,7 @@ class ClassPricing:
         blocks = tensor_blocks_again(self.model, modules)
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
-        narrow = self.relative.gemm_precision != "bf16"
+        narrow = self.problem.workload.precision not in HALF_PRECISIONS
         return self._launched(parts, launches_again(self.model, self.stack, modules, self.sizes, narrow))
 
     def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:

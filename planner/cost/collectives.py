@@ -18,7 +18,7 @@ from planner.cost.oversubscription import rate_left
 from planner.cost.placement import Spread
 from planner.cost.relatives import Relative
 from planner.cost.trees import tree_s
-from planner.data.cluster import Transport
+from planner.data.cluster import ETHERNET_MTU_BYTES, Transport
 
 WIRE_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Times that (n - 1) / n of the full buffer crosses a rank's link (nccl-tests, doc/PERFORMANCE.md)."""
@@ -109,7 +109,7 @@ class Network:
     peer_bytes_per_s: float
     """What of it reaches a single other chip; less than all where links join pairs [bytes/s]."""
 
-    mtu_bytes: int = 1500
+    mtu_bytes: int = ETHERNET_MTU_BYTES
     """Largest packet between nodes."""
     shares_bridges: bool = True
     """Whether pairs that work at once share bridges, where chips reach each other over PCIe alone."""

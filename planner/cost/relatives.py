@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.cost import tables
-from planner.data.chip import Chip, Precision
+from planner.data.chip import HALF_PRECISIONS, Chip, Precision
 from planner.units import GB, TFLOP
 
 
@@ -180,7 +180,7 @@ deepseek-v3-gb200-optimization.md, section 1)."""
 
 def _format(measured: MeasuredChip, precision: Precision) -> tuple[str, float]:
     """Table of a number format and the scale that makes up for a missing one."""
-    if precision in ("bf16", "fp16"):
+    if precision in HALF_PRECISIONS:
         return "bf16", 1.0
     wanted: str = precision
     if precision == "mxfp8":
@@ -256,7 +256,7 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         table_precision, precision_scale = "bf16", 1.0
     else:
         table_precision, precision_scale = _format(measured, precision)
-        if not own and precision not in ("bf16", "fp16"):
+        if not own and precision not in HALF_PRECISIONS:
             precision_scale *= _usual_gain(measured, precision) / (peak / (half * TFLOP))
     if not own:
         notes.append(

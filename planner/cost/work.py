@@ -27,6 +27,7 @@ from planner.cost.traffic import (
     score_traffic,
 )
 from planner.cost.traffic_of_ends import embedding_traffic, head_traffic
+from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
 
@@ -118,7 +119,7 @@ def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[
     forward: Values = 0.0
     backward: Values = 0.0
     if stack.host_layer_floor_ms > 0:
-        narrow = problem.workload.precision not in ("bf16", "fp16")
+        narrow = problem.workload.precision not in HALF_PRECISIONS
         forward = launches(model, kind, stack, sizes, narrow)
         backward = backward_launches(model, kind, stack, sizes, forward, products, narrow)
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks

@@ -12,6 +12,8 @@ from planner.units import GB, GIB, MIB, TFLOP
 
 Backend = Literal["cuda", "rocm", "ascend", "gaudi", "tpu", "neuron", "musa", "maca", "xpu"]
 Precision = Literal["fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+HALF_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16")
+"""Those of 16 bits; of the others products read fewer."""
 
 
 class Chip(Data):

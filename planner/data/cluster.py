@@ -10,6 +10,8 @@ from planner.data.base import Data
 from planner.units import BYTES_PER_GBIT, US
 
 Transport = Literal["rdma", "host_staged", "tcp"]
+ETHERNET_MTU_BYTES = 1500
+"""Largest packet of Ethernet where nobody asked for larger ones (IEEE 802.3)."""
 RateBasis = Literal["rated", "measured"]
 
 
@@ -131,7 +133,7 @@ class Cluster(Data):
     """Classes of identical nodes."""
     links: tuple[Link, ...] = ()
     """Links between classes; a pair not listed gets the slower side's adapters."""
-    mtu_bytes: int = Field(default=1500, ge=576, le=65535)
+    mtu_bytes: int = Field(default=ETHERNET_MTU_BYTES, ge=576, le=65535)
     """Largest packet between nodes, of which TCP's headers take their part; 9001 within a network of Amazon
     EC2."""
     basis: Literal["measured", "stated", "datasheet", "recalled", "chosen"] = "chosen"

@@ -6,6 +6,7 @@ Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
 
 from __future__ import annotations
 
+from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
@@ -116,7 +117,7 @@ def fp8_tokens_fill_rows(
     Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/utils.py,
     `assert_dim_for_fp8_exec`; megatron/core/fp8_utils.py:318 pads the experts' tokens only.
     """
-    if workload.precision in ("bf16", "fp16"):
+    if workload.precision in HALF_PRECISIONS:
         return None
     tokens, ranks = workload.seq_length * microbatch_size, cp * (tp if sequence_parallel else 1)
     if tokens % (ranks * FP8_ROWS) == 0:

@@ -35,7 +35,7 @@ Dealing = tuple[tuple[int, ...], ...]
 """Layers [stage][chunk]."""
 
 WARMTH, FOLLOW_EVERY, FOLLOWS = 6e-3, 60, 12
-"""As in `Cooling`; in long runs walkers follow so often in all, or they would soon be one."""
+"""As in `Cooling`; in long runs walkers follow so often in all, or they would soon be one. Guesses."""
 MOST_PLANS = 3
 """Plans handed over at the end."""
 SWAP, SHIFT, CLASS, TURN, DEAL, LAYER = range(6)

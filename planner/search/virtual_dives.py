@@ -38,11 +38,11 @@ FRUITLESS_SWAPS = 12
 NEAR = 1.05
 """Step of an order, over the best one, up to which its stages are swapped, and its part is annealed."""
 ROUNDS = (10, 200), (4, 700)
-"""Parts that are annealed, those of the best plans met, and in how many steps, round by round."""
+"""Parts that are annealed, those of the best plans met, and in how many steps, round by round. A guess."""
 LAST_ROUND = (1, 3000)
-"""The same once relaxations have left the bound as far, where the rounds before were still of use."""
+"""The same once relaxations have left the bound as far, where the last round was still of use. A guess."""
 OF_USE = 0.005
-"""Part of the best step that the last round must have spared for that."""
+"""Part of the best step that the last round must have spared for that. A guess."""
 FAR = 0.04
 """Gap from which on parts are annealed."""
 FEW_ORDERS = 600

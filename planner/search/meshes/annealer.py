@@ -14,7 +14,8 @@ EVERY, LATER = 3, 1.2
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
 SHORT_ROUNDS, LONGER, MOST_STEPS = 4, 0.25, 2000
-"""Annealings of the usual steps, the share of them by which each later one is longer, and the most steps."""
+"""Annealings of the usual steps, the share of them by which each later one is longer, and the most steps.
+Guesses."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_STARTS = 6

@@ -30,7 +30,7 @@ from planner.units import MS
 
 COOLING = Cooling(steps=500, warmth=0.01, follow_every=100)
 MOST_WAVES = 72
-"""Micro-batches and stages up to which a pipeline is valued by its events, which costs more with each."""
+"""Micro-batches and stages up to which a pipeline is valued by its events, each of which costs. A guess."""
 NOTHING = -1
 """Shape of a stage that is not there."""
 LAYER, SHAPE, SHAPES, SWAP, SHIFT, CUT, JOIN = range(7)
