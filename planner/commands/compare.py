@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner import api
 from planner.batch.compare import Comparison, Side, compare
@@ -14,6 +15,9 @@ from planner.data import load
 from planner.errors import InstanceError
 from planner.units import LEAST_SHOWN_S, format_change, format_seconds
 
+if TYPE_CHECKING:
+    from rich.console import Group
+
 
 def run(a: str, b: str, *, store: Path | None, as_json: bool) -> ExitCode:
     """Print the comparison."""
@@ -21,7 +25,7 @@ def run(a: str, b: str, *, store: Path | None, as_json: bool) -> ExitCode:
     if as_json:
         screen.show_json(found.as_json())
     else:
-        show(found)
+        screen.show(report(found))
     return ExitCode.PLAN
 
 
@@ -39,7 +43,7 @@ def _side(name: str, store: Path | None) -> Side:
     return Side(problem.name, problem, result.plan, result.evaluation)
 
 
-def show(found: Comparison) -> None:
+def report(found: Comparison) -> Group:
     """The comparison as tables and sentences."""
     from rich import box
     from rich.console import Group
@@ -54,6 +58,8 @@ def show(found: Comparison) -> None:
         heads.add_row(letter, side.label)
         step = predicted(side.evaluation.step_s, side.evaluation.error_band)
         heads.add_row("", f"{degrees_of(side.plan)}; {step}")
+        for violation in side.evaluation.violations:
+            heads.add_row("", f"breaks a rule: {violation}")
     changes = two_columns()
     for name, before, after in found.question:
         changes.add_row(name, f"{before} -> {after}")
@@ -75,4 +81,4 @@ def show(found: Comparison) -> None:
         )
     title = Text("What changed", style="bold")
     why = [Text("Why", style="bold"), *(Text(f"- {sentence}") for sentence in found.reasons)]
-    screen.show(Group(heads, "", title, changes, "", table, *why))
+    return Group(heads, "", title, changes, "", table, *why)

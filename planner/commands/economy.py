@@ -25,8 +25,8 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
         )
     if request.reach_step_s is not None and not 0 < request.reach_step_s < math.inf:
         raise InstanceError(f"must be a number above 0, got {request.reach_step_s:g}", "--reach-step-s")
-    if request.robust is not None or request.compare_split:
-        raise InstanceError("goes with neither --robust nor --compare-split", "--objective")
+    if request.robust is not None or request.compare_split or request.baseline is not None:
+        raise InstanceError("goes with none of --robust, --compare-split and --baseline", "--objective")
 
     with noticing_ctrl_c() as interrupts:
         result, economy = cheapest(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import api
-from planner.commands import clock, screen
+from planner.commands import baseline, clock, screen
 from planner.commands.inputs import (
     checked_options,
     known_classes,
@@ -55,6 +55,7 @@ class PlanRequest:
     use: list[str] | None = None
     compare_split: bool = False
     robust: int | None = None
+    baseline: Path | None = None
     objective: str | None = None
     reach_step_s: float | None = None
     force: bool = False
@@ -71,6 +72,7 @@ def run(request: PlanRequest) -> ExitCode:
     problem = load(request)
     if request.out is not None:
         check_out_dir(request.out, force=request.force)
+    today = baseline.read(request.baseline, problem)
     if request.objective is not None or request.reach_step_s is not None:
         from planner.commands import economy
 
@@ -79,15 +81,19 @@ def run(request: PlanRequest) -> ExitCode:
         with reporter(quiet=request.quiet) as on_progress:
             elapsed_s = clock.since_process_start_s()
             asked = _leaving_time(request, problem)
-            result = api.plan(asked, on_progress=on_progress, elapsed_s=elapsed_s)
+            seeds = () if today is None else (today.plan,)
+            result = api.plan(asked, on_progress=on_progress, elapsed_s=elapsed_s, seeds=seeds)
         robustness = split = None
         with suppress(KeyboardInterrupt):
             result, robustness = _robust(request, problem, result, interrupts)
             split = _compare_split(request, problem, result, interrupts)
+    changed = baseline.against(today, problem, result)
     # A second Ctrl-C from here on ends the program in the ordinary way.
     if request.as_json:
         more = {"robustness": robustness, "split": split}
         extra = {name: found.model_dump(mode="json") for name, found in more.items() if found is not None}
+        if changed is not None:
+            extra["baseline"] = changed.as_json()
         screen.show_json({**result_json(result), **extra})
     else:
         from planner.report.explanation import robustness_report, split_report
@@ -98,6 +104,10 @@ def run(request: PlanRequest) -> ExitCode:
             screen.show("", robustness_report(robustness))
         if split is not None:
             screen.show("", split_report(split))
+        if changed is not None:
+            from planner.commands.compare import report
+
+            screen.show("", report(changed))
     if result.termination == "infeasible" and not request.quiet:
         screen.note("`hetplan explain` with the same arguments finds the least changes that give a plan")
     if request.out is not None and result.plan is not None:
@@ -116,6 +126,7 @@ def _run_all(request: PlanRequest) -> ExitCode:
         (request.out, "--out"),
         (request.robust, "--robust"),
         (request.compare_split or None, "--compare-split"),
+        (request.baseline, "--baseline"),
     ):
         if given is not None:
             raise InstanceError("goes with one target, such as flagscale, not with all", flag)

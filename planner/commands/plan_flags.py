@@ -80,6 +80,10 @@ def plan(
     compare_split: Annotated[
         bool, typer.Option("--compare-split", help="Compare with one job on each class of chips.")
     ] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Plan file of today: the search begins there, the answer says what it gains."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the launch directory here.")] = None,
     force: flags.Force = False,
     **given: Any,

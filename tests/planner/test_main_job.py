@@ -107,3 +107,28 @@ def test_plan_corrupted_on_purpose_is_refused(capsys: pytest.CaptureFixture[str]
         shown = capsys.readouterr()
         assert shown.err.startswith("hetplan: error: ") and shown.err.count("\n") == 1
         assert not elsewhere.exists()
+
+
+def test_answer_is_held_against_the_plan_of_today(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    today = planned(capsys, "llama3-8b-h100-8", "--pin", "tp=8", "--out", str(tmp_path / "launch"))
+    baseline = ["--baseline", str(tmp_path / "launch" / "plan.yaml")]
+    answer = planned(capsys, "llama3-8b-h100-8", *baseline)
+    found, steps = answer["baseline"], (today["evaluation"]["step_s"], answer["evaluation"]["step_s"])
+    assert (found["a"]["step_s"], found["b"]["step_s"]) == steps
+    assert found["step_change"] == steps[1] / steps[0] - 1 < 0
+    # Even where the time is over before the search, the answer is no worse than the plan of today.
+    hurried = planned(capsys, "llama3-8b-h100-8", *baseline, "--time-limit-s", "0.001")
+    assert hurried["evaluation"]["step_s"] <= steps[0]
+
+
+def test_plan_of_today_that_does_not_fit_is_named_and_not_the_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planned(capsys, "llama3-8b-h100-8", "--out", str(tmp_path / "launch"))
+    arguments = ["llama3-8b-h100-8", "--baseline", str(tmp_path / "launch" / "plan.yaml")]
+    answer = planned(capsys, *arguments, "--memory-reserve", "0.2")
+    assert answer["baseline"]["a"]["violations"] and not answer["baseline"]["b"]["violations"]
+    assert main(["plan", *arguments, "--memory-reserve", "0.2", *QUICK]) == 0
+    assert "breaks a rule: " in capsys.readouterr().out
+    assert main(["plan", *arguments, "--target", "all"]) == 2
+    assert "--baseline" in capsys.readouterr().err
