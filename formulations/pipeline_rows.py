@@ -140,12 +140,10 @@ def core_values(
     both = forward + backward
     hop = np.array(send, dtype=np.float64, copy=True)
     hop[..., -1] = 0.0
-    zero = np.zeros((*both.shape[:-1], 1))
-    time_before = np.concatenate([zero, np.cumsum(both, axis=-1)], axis=-1)
-    hop_before = np.concatenate([zero, np.cumsum(hop, axis=-1)], axis=-1)
+    before = _before(both, hop, forward + hop, backward + hop)
+    time_before, hop_before = before[0], before[1]
     down = time_before[..., -1:] - time_before[..., 1:] + 2 * (hop_before[..., -1:] - hop_before[..., :-1])
-    fill = np.concatenate([zero, np.cumsum(forward + hop, axis=-1)], axis=-1)[..., :-1]
-    drain = np.concatenate([zero, np.cumsum(backward + hop, axis=-1)], axis=-1)[..., :-1]
+    fill, drain = before[2, ..., :-1], before[3, ..., :-1]
     round_trip = both + down
     wait = np.broadcast_to(wait, both.shape)
     window = r * forward + (k + 1) * round_trip + k * wait
@@ -177,14 +175,22 @@ def _through(
     """Rows through all stages, with what lies between their ends, or a flush, [..., stage]."""
     p, m = forward.shape[-1], num_microbatches
     q = p - 1 - np.arange(p)
-    ends = []
-    for there, back in ((forward, backward), (backward, forward)):
-        down, up = np.cumsum(there, axis=-1) + hop_before, np.cumsum(back, axis=-1) + hop_before
-        paced = down + np.minimum(q, m - 1) * np.maximum.accumulate(there, axis=-1)
-        turned = np.maximum.accumulate((paced + up)[..., ::-1], axis=-1)[..., ::-1]
-        ends.append(np.where(q <= m - 2, turned - up + back, paced))
+    there = np.array([forward, backward])
+    down = np.cumsum(there, axis=-1) + hop_before
+    back, up = there[::-1], down[::-1]
+    paced = down + np.minimum(q, m - 1) * np.maximum.accumulate(there, axis=-1)
+    turned = np.maximum.accumulate((paced + up)[..., ::-1], axis=-1)[..., ::-1]
+    ends = np.where(q <= m - 2, turned - up + back, paced)
     whole: Floats = ends[0] + ends[1] + np.where(q <= m - 2, between, 0.0)
     return whole
+
+
+def _before(*times: Floats) -> Floats:
+    """What lies before each stage of several times, and before the end: [time, ..., stage + 1]."""
+    stages = np.array(times)
+    before = np.zeros((*stages.shape[:-1], stages.shape[-1] + 1))
+    np.cumsum(stages, axis=-1, out=before[..., 1:])
+    return before
 
 
 def step_bound(

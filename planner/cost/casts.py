@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.operators import HALF, Products
+from planner.cost.operators import HALF
 from planner.cost.prices import Floats
+from planner.cost.products import Products
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 

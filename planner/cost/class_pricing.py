@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from planner.cost.attention import attention_times
 from planner.cost.attention_buffers import gathered_heads_bytes
 from planner.cost.checkpointing import policy_of, repeated_shares
-from planner.cost.collectives import inside_s
-from planner.cost.compute import MatmulTimes, matmul_times, traffic_s
+from planner.cost.compute import MatmulTimes, traffic_s
 from planner.cost.elementwise import Values, exists, total, where
 from planner.cost.host_waits import HostWaits, Parts, parts_of
-from planner.cost.identity import remembered
+from planner.cost.inside_node import inside_s
 from planner.cost.last_bucket import LastBucket
 from planner.cost.launches import HEAD_LAUNCHES, small_tensors
 from planner.cost.layer_communication import (
@@ -23,7 +22,7 @@ from planner.cost.layer_communication import (
     tensor_forward_s,
     tensor_layer_s,
 )
-from planner.cost.networks import network_of, networks_of
+from planner.cost.networks import network_of
 from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import head_parameters, layer_parameters
@@ -262,21 +261,6 @@ class ClassPricing:
                 parts_of(backward, partly_hidden(behind, 1.0), zero, zero, dp[1]), 2 * HEAD_LAUNCHES
             ),
         )
-
-
-def product_times(problem: Problem, work: Work) -> tuple[MatmulTimes, ...]:
-    """Times of the products of all pieces, for every node class."""
-    precision, stack = problem.workload.precision, problem.stack
-    return tuple(
-        matmul_times(network.relative, work.products, precision, stack) for network in networks_of(problem)
-    )
-
-
-@remembered
-def work_of_one(problem: Problem, sizes: Sizes, vocab: float) -> tuple[Work, tuple[MatmulTimes, ...]]:
-    """Work and times of a single choice of degrees; choices that part a micro-batch alike share them."""
-    work = Work.of(problem, sizes, vocab)
-    return work, product_times(problem, work)
 
 
 def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:

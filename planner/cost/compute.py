@@ -16,9 +16,10 @@ import numpy as np
 from planner.cost import tables
 from planner.cost.casts import cast_bytes
 from planner.cost.elementwise import Values
-from planner.cost.operators import HALF, Matmul, Products
+from planner.cost.operators import HALF, Matmul
 from planner.cost.power_limit import in_a_loop_s, narrow_shares
 from planner.cost.prices import Floats
+from planner.cost.products import Products
 from planner.cost.relatives import HOPPER, MeasuredChip, Relative, sixteen_bit
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack

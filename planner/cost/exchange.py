@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.cost.collectives import TRANSPORT_LATENCY_S, transport_rate
+from planner.cost.links import TRANSPORT_LATENCY_S, transport_rate
 from planner.cost.networks import NO_ADAPTER_BYTES_PER_S
 from planner.cost.parameters import (
     embedding_copies,

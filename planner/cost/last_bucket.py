@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.collectives import Network
-from planner.cost.elementwise import Values, maximum
+from planner.cost.elementwise import Values, everywhere, maximum
+from planner.cost.links import Network
 from planner.cost.prices import ENDS
 from planner.cost.sharding import GATHERS_IN_FORWARD, parameter_bytes
 from planner.cost.states import WEIGHT_BYTES
@@ -28,14 +28,29 @@ from planner.data.stack import SoftwareStack
 
 
 @dataclass(frozen=True)
+class _Known:
+    """A group and the parameters of its bucket, of a width where they are gathered [bytes]."""
+
+    bucket: Values
+    width: float
+    group: GradientGroup
+
+
 class LastBucket:
     """Prices of the `ENDS` on one node class."""
 
-    sync: Synchronisation
-    network: Network
-    dp_mode: str
-    stack: SoftwareStack
-    precision: Precision
+    def __init__(
+        self,
+        sync: Synchronisation,
+        network: Network,
+        dp_mode: str,
+        stack: SoftwareStack,
+        precision: Precision,
+    ) -> None:
+        self.sync, self.network, self.dp_mode = sync, network, dp_mode
+        self.stack, self.precision = stack, precision
+        of_layers = bucket_parameters(stack, sync.sizes.gradient_ranks)
+        self._known = [_Known(of_layers, parameter_bytes(stack, precision), sync.dense)]
 
     def once_a_step_s(self, end: str, dense: Values, expert: Values) -> tuple[Values, Values, Values, Values]:
         """Reduction and gathering to be hidden, optimizer, and what of its price nothing hides [s].
@@ -51,20 +66,19 @@ class LastBucket:
         return self.sync.once_a_step_s(dense, expert, group, shown=self._is_shown(end))
 
     def _group(self, end: str, dense: Values) -> GradientGroup:
-        """How fast the bucket goes that holds it."""
+        """How fast the bucket goes that holds it; as fast as another of the same size."""
         s = self.sync.sizes
-        ranks = s.gradient_ranks
-        return gradient_group(
-            self.network,
-            ranks,
-            s.sharers(ranks) if self.dp_mode in GATHERS_IN_FORWARD else ranks,
-            s.tp,
-            s.tp,
-            self.dp_mode,
-            self.stack,
-            bucket=maximum(bucket_parameters(self.stack, ranks), dense),
-            width=self._width(end),
+        ranks, width = s.gradient_ranks, self._width(end)
+        bucket = maximum(bucket_parameters(self.stack, ranks), dense)
+        for known in self._known:
+            if known.width == width and everywhere(known.bucket == bucket):
+                return known.group
+        sharers = s.sharers(ranks) if self.dp_mode in GATHERS_IN_FORWARD else ranks
+        group = gradient_group(
+            self.network, ranks, sharers, s.tp, s.tp, self.dp_mode, self.stack, bucket=bucket, width=width
         )
+        self._known.append(_Known(bucket, width, group))
+        return group
 
     def _is_shown(self, end: str) -> bool:
         is_apart = parameter_bytes(self.stack, self.precision) < WEIGHT_BYTES

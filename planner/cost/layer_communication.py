@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.collectives import Network, collective_s, send_s
+from planner.cost.collectives import collective_s, send_s
 from planner.cost.compute import traffic_s
 from planner.cost.elementwise import Values, everywhere, exists, maximum, minimum, where
+from planner.cost.links import Network
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.placement import spread_group

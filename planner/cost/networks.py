@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.cost.collectives import Network
 from planner.cost.identity import remembered
+from planner.cost.links import Network
 from planner.cost.power_limit import slowest_of
 from planner.cost.relatives import relative_of
 from planner.cost.trees import channel_rates

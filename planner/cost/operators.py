@@ -8,15 +8,11 @@ moe/experts.py, moe/shared_experts.py, moe/router.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-import numpy as np
-
 from planner.cost.elementwise import Values, maximum
-from planner.cost.prices import Floats
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 
@@ -57,78 +53,6 @@ class Matmul:
     def flop(self) -> Values:
         """FLOP of the forward product."""
         return 2.0 * self.count * self.m * self.n * self.k
-
-
-class Products:
-    """Several products, so that one numpy call serves them all: arrays [product, choice]."""
-
-    def __init__(self, matmuls: Sequence[Matmul]) -> None:
-        self.matmuls = matmuls
-        values = np.array([[x.m, x.n, x.k, x.count] for x in matmuls])
-        self.single = values.ndim == 2
-        self.m, self.n, self.k, self.count = values.reshape(len(matmuls), 4, -1).transpose(1, 0, 2)
-        self.weight = np.array([x.has_weight for x in matmuls])[:, None]
-        self.after_norm = np.array([x.after_norm for x in matmuls])[:, None]
-        self.input_again = np.array([x.input_again for x in matmuls])[:, None]
-        # Rows of inputs and of outputs' gradients that a rank casts, the rest being gathered.
-        self.own_inputs, self.own_gradients = self.m.copy(), self.m.copy()
-        for i, x in enumerate(matmuls):
-            if x.own_rows is not None:
-                own = self.own_inputs if x.split == "column" else self.own_gradients
-                own[i] = x.own_rows
-        self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
-        self._found: dict[Hashable, Floats] = {}
-        self.wide = [i for i, x in enumerate(matmuls) if not x.narrow]
-        self.narrow = [i for i, x in enumerate(matmuls) if x.narrow]
-
-    @cached_property
-    def log_shapes(self) -> Floats:
-        """Logarithms of rows, columns and depth of forward, dgrad and wgrad, array [dimension, pass, product,
-        choice]."""
-        m, n, k = np.log(self.m), np.log(self.n), np.log(self.k)
-        return np.array([[m, m, n], [n, k, k], [k, n, m]])
-
-    @cached_property
-    def flop(self) -> Floats:
-        """FLOP of one product of each, array [product, choice]."""
-        flop: Floats = 2.0 * self.m * self.n * self.k
-        return flop
-
-    def once(self, key: Hashable, find: Callable[[], Floats]) -> Floats:
-        """What is found of these products, read-only: node classes that ask for the same share it."""
-        if key not in self._found:
-            self._found[key] = find()
-        return self._found[key]
-
-    def moved_bytes(self, element: float, gradient_bytes: float) -> Floats:
-        """Bytes that the three passes must move at least, array [pass, product, choice].
-
-        wgrad reads and writes the sum of a weight's gradient.
-
-        Parameters
-        ----------
-        element
-            Bytes of a value that a product reads.
-        """
-
-        def moved() -> Floats:
-            a, b, c = self.m * self.k, self.k * self.n, self.m * self.n
-            summed = np.where(self.weight, 2 * gradient_bytes, HALF)
-            return np.array(
-                [element * (a + b) + HALF * c, element * (c + b) + HALF * a, element * (a + c) + summed * b]
-            )
-
-        return self.once(("moved", element, gradient_bytes), moved)
-
-    @cached_property
-    def in_16_bits(self) -> Products:
-        """Products that stay in 16 bits."""
-        return Products([self.matmuls[i] for i in self.wide])
-
-    @cached_property
-    def in_few_bits(self) -> Products:
-        """Products that run in the workload's format."""
-        return Products([self.matmuls[i] for i in self.narrow])
 
 
 def column_maps(model: ModelSpec, kind: LayerKind) -> int:

@@ -7,13 +7,19 @@ Ranks of a stage are numbered tensor, context, data parallel, fastest first (`tp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from planner.cost.elementwise import Values, ceil, minimum, where
 
+REMEMBERED = 1024
+"""Spreads of single groups kept."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Spread:
-    """A group over nodes."""
+    """A group over nodes; the same where it is the same object."""
 
     ranks: Values
     """Ranks of the group."""
@@ -39,6 +45,16 @@ def nodes_of_block(num_ranks: Values, chips_per_node: float) -> Values:
 
 def spread_group(ranks: Values, stride: Values, chips_per_node: float) -> Spread:
     """A group of ranks that lie `stride` apart, at its worst alignment."""
+    if isinstance(ranks, np.ndarray) or isinstance(stride, np.ndarray):
+        return _spread(ranks, stride, chips_per_node)
+    return _spread_of_one(ranks, stride, chips_per_node)
+
+
+def _spread(ranks: Values, stride: Values, chips_per_node: float) -> Spread:
     block = nodes_of_block(ranks * stride, chips_per_node)
     nodes = minimum(block, ranks)
     return Spread(ranks, ranks / nodes, nodes, block / nodes)
+
+
+_spread_of_one = lru_cache(maxsize=REMEMBERED)(_spread)
+"""That of a single group: choices ask for few of them again and again."""

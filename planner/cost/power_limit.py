@@ -20,8 +20,8 @@ from statistics import NormalDist
 import numpy as np
 
 from planner.cost import tables
-from planner.cost.operators import Products
 from planner.cost.prices import Floats
+from planner.cost.products import Products
 from planner.cost.relatives import Relative
 from planner.data.chip import Chip
 from planner.units import TFLOP, format_percent

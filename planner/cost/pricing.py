@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
-from planner.cost.class_pricing import ClassPricing, product_times, work_of_one
+from planner.cost.class_pricing import ClassPricing
 from planner.cost.collectives import send_s
 from planner.cost.elementwise import Values, minimum
 from planner.cost.identity import remembered
@@ -31,6 +31,7 @@ from planner.cost.parameters import (
 )
 from planner.cost.passing_gradients import step_copy_share
 from planner.cost.prices import ENDS, PARTS, Degrees, Floats, Prices
+from planner.cost.product_times import product_times, work_of_one
 from planner.cost.profiles import with_profiles
 from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
@@ -56,7 +57,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         counts = _parameters_of_one(problem, vocab)
     else:
         work, counts = Work.of(problem, sizes, vocab), _parameters(problem, vocab)
-        times = product_times(problem, work)
+        times = product_times(problem, work.products)
     classes = [ClassPricing(problem, work, of, sizes, i, degrees.dp_mode) for i, of in enumerate(times)]
     slowdown, given = classes[0].sync.slowdown, _given(problem)
     prices = Prices(

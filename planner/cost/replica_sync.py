@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.collectives import LAUNCH_S, TRANSPORT_LATENCY_S, transport_rate
+from planner.cost.collectives import LAUNCH_S
+from planner.cost.links import TRANSPORT_LATENCY_S, transport_rate
 from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
 from planner.cost.parameters import padded_vocab
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH

@@ -20,8 +20,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.collectives import TRANSPORT_LATENCY_S
 from planner.cost.hops import INSIDE_LATENCY_S, hops_inside_host
+from planner.cost.links import TRANSPORT_LATENCY_S
 from planner.cost.networks import network_of
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem

@@ -10,8 +10,10 @@ ranks are all of the stage, or those that divide tensors and sequences with `tp_
 
 from __future__ import annotations
 
-from planner.cost.collectives import SMALLEST_BYTES, Network, collective_s
+from planner.cost.collectives import collective_s
 from planner.cost.elementwise import Values
+from planner.cost.inside_node import SMALLEST_BYTES
+from planner.cost.links import Network
 from planner.cost.placement import spread_group
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision

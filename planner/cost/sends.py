@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.collectives import TRANSPORT_LATENCY_S, inside_s, send_s, transport_rate
+from planner.cost.collectives import send_s
 from planner.cost.elementwise import Values, minimum, where
 from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.host_waits import host_layer_s
 from planner.cost.identity import remembered
+from planner.cost.inside_node import inside_s
 from planner.cost.launches import DENSE_LAUNCHES
+from planner.cost.links import TRANSPORT_LATENCY_S, transport_rate
 from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
 from planner.cost.operators import HALF
 from planner.cost.oversubscription import send_rate_left

@@ -27,9 +27,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.collectives import Network, collective_s, ring_latency_s
+from planner.cost.collectives import collective_s, ring_latency_s
 from planner.cost.compute import traffic_s
 from planner.cost.elementwise import Values, minimum, total, where
+from planner.cost.links import Network
 from planner.cost.operators import HALF, Matmul
 from planner.cost.overlap import exposed_behind
 from planner.cost.parameters import ParameterCounts

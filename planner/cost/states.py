@@ -29,7 +29,7 @@ def rank_parameters(counts: ParameterCounts, sizes: Sizes) -> tuple[Floats, Floa
 
 def nothing(counts: ParameterCounts, sizes: Sizes) -> Floats:
     """Zero for every piece and choice."""
-    return np.zeros((len(np.atleast_1d(counts.replicated)), np.size(sizes.tp)))
+    return np.zeros((np.size(counts.replicated), np.size(sizes.tp)))
 
 
 def state_bytes(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.collectives import Network, collective_s, ring_latency_s
+from planner.cost.collectives import collective_s, ring_latency_s
 from planner.cost.elementwise import Values, maximum, minimum, where
+from planner.cost.links import Network
 from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.passing_gradients import step_copy_share
 from planner.cost.placement import Spread, spread_group

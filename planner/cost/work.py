@@ -13,13 +13,13 @@ from planner.cost.elementwise import Values
 from planner.cost.launches import backward_launches, launches
 from planner.cost.operators import (
     Matmul,
-    Products,
     column_maps,
     head_matmul,
     layer_matmuls,
     merge_matmul,
     score_matmuls,
 )
+from planner.cost.products import Products
 from planner.cost.sizes import Sizes
 from planner.cost.traffic import (
     Traffic,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -178,12 +179,7 @@ class ModelSpec(Data):
         if self.moe is None:
             dense: LayerKind = "dense"
             return (dense,) * self.num_layers
-        moe = self.moe
-        kinds: list[LayerKind] = [
-            "moe" if i >= moe.first_dense_layers and (i + 1) % moe.layer_freq == 0 else "dense"
-            for i in range(self.num_layers)
-        ]
-        return tuple(kinds)
+        return _kinds_among_experts(self.num_layers, self.moe.first_dense_layers, self.moe.layer_freq)
 
     @property
     def copies_embedding(self) -> bool:
@@ -194,6 +190,14 @@ class ModelSpec(Data):
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds that occur, each once, in order of first occurrence."""
         return tuple(dict.fromkeys(self.kind_of_layer))
+
+
+@lru_cache(maxsize=64)
+def _kinds_among_experts(num_layers: int, first_dense_layers: int, layer_freq: int) -> tuple[LayerKind, ...]:
+    """Kind of every layer of a mixture of experts."""
+    return tuple(
+        "moe" if i >= first_dense_layers and (i + 1) % layer_freq == 0 else "dense" for i in range(num_layers)
+    )
 
 
 def _check_groups(moe: MoeSpec | None, groups: int, visited: int) -> None:

@@ -105,10 +105,12 @@ def entry_coefficients(
 
     layer, leading = of_layers(prices.layer_times_s)
     pieces = prices.end_times_s[:, :, c, classes] / MS
-    base = ends(pieces[0], pieces[1]) + lead * (leading[:2] - layer[:2])
+    base = ends(pieces[0], pieces[1])
     once, leading_once = of_layers(prices.layer_tasks_s)
     pieces = prices.end_tasks_s[:, :, c, classes] / MS
-    base_once = ends(pieces[0], np.where(only_stage, pieces[2], pieces[1])) + lead * (leading_once - once)
+    base_once = ends(pieces[0], np.where(only_stage, pieces[2], pieces[1]))
+    if kinds.num_lead:
+        base, base_once = base + lead * (leading[:2] - layer[:2]), base_once + lead * (leading_once - once)
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
     hops, blocked, wait = hops / MS, np.zeros((2, len(c))), np.zeros(len(c))
     if not problem.stack.p2p_overlap:
@@ -169,14 +171,13 @@ def _memory(
         in_flight = entries.in_flight
     scale = 1 / prices.allocated_fraction / GIB
 
-    def kept(kind: int) -> Floats:
-        states = prices.layer_state_bytes[c, kind].sum(axis=-1)
-        total: Floats = states + in_flight * prices.layer_activation_bytes[c, kind]
-        return total
+    activations = prices.layer_activation_bytes[c]
+    kept = prices.layer_state_bytes[c].sum(axis=-1) + in_flight[:, None] * activations
 
-    def saved(kept_bytes: Floats, kind: int) -> Floats:
-        less: Floats = in_flight * (prices.layer_activation_bytes[c, kind] - kept_bytes[c, kind]) * scale
-        return less
+    def saved(recompute: str, kept_bytes: Floats) -> Floats:
+        """What a layer of each kind saves in [entry, kind]: nothing where that is forbidden."""
+        less: Floats = in_flight[:, None] * (activations - kept_bytes[c]) * scale
+        return np.zeros_like(less) if f"recompute={recompute}" in forbid else less
 
     def most(peaks: Floats) -> Floats:
         """The larger of the kinds that a stage holds, of sizes [entry, kind]."""
@@ -194,7 +195,7 @@ def _memory(
     of_kind = working_of_kind + prices.layer_recompute_peak_bytes[c]
     peaks = np.maximum(of_kind, embedding("full")[:, None])
     peak = most(peaks)
-    again = prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
+    again = activations - prices.layer_activation_selective_bytes[c]
     selective_peak = np.maximum(most(working_of_kind + again), embedding("selective"))
     embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
     base = np.where(first_stage, embedding_state + in_flight * prices.embedding_activation_bytes[c], 0.0)
@@ -204,7 +205,8 @@ def _memory(
     base = base + np.where(last_stage, head_state + in_flight * prices.head_activation_bytes[c], 0.0)
     buffers = prices.pipeline_buffer_bytes[c] if p > 1 else np.zeros(len(c))
     base = base + base_working + buffers
-    base = base + lead * (kept(kinds.lead) - kept(kinds.main))
+    if kinds.num_lead:
+        base = base + lead * (kept[:, kinds.lead] - kept[:, kinds.main])
     stepping, ends = in_step(prices, entries, kinds)
     ends = ends + most(prices.layer_placeholder_bytes[c]) + buffers
     alone = None
@@ -213,23 +215,21 @@ def _memory(
         whole = [base_working, np.maximum(base_working, selective_peak)]
         whole += [np.maximum(base_working, peaks[:, kinds.lead]), most(prices.layer_placeholder_bytes[c])]
         alone = np.where(first_stage & ~last_stage, np.array(whole) - passing, 0.0) * scale
-    selective, full = prices.layer_activation_selective_bytes, prices.layer_activation_full_bytes
-    if "recompute=selective" in forbid:
-        selective = prices.layer_activation_bytes
-    if "recompute=full" in forbid:
-        full = prices.layer_activation_bytes
+    selective = saved("selective", prices.layer_activation_selective_bytes)
+    full = saved("full", prices.layer_activation_full_bytes)
+    fixed_gib = prices.fixed_bytes[c, entries.node_class] / GIB
     return {
-        "layer_gib": kept(kinds.main) * scale,
-        "selective_saves_gib": saved(selective, kinds.main),
-        "full_saves_gib": saved(full, kinds.main),
-        "lead_selective_saves_gib": saved(selective, kinds.lead),
-        "lead_full_saves_gib": saved(full, kinds.lead),
+        "layer_gib": kept[:, kinds.main] * scale,
+        "selective_saves_gib": selective[:, kinds.main],
+        "full_saves_gib": full[:, kinds.main],
+        "lead_selective_saves_gib": selective[:, kinds.lead],
+        "lead_full_saves_gib": full[:, kinds.lead],
         "full_peak_gib": (np.maximum(base_working, peak) - base_working) * scale,
         "lead_full_peak_gib": (np.maximum(base_working, peaks[:, kinds.lead]) - base_working) * scale,
         "selective_peak_gib": (np.maximum(base_working, selective_peak) - base_working) * scale,
-        "base_gib": base * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
+        "base_gib": base * scale + fixed_gib,
         "step_layer_gib": stepping * scale,
-        "step_base_gib": ends * scale + prices.fixed_bytes[c, entries.node_class] / GIB,
+        "step_base_gib": ends * scale + fixed_gib,
         "limit_gib": (prices.limit_bytes[entries.node_class] + MEMORY_TOL_BYTES / 2) / GIB,
         "alone_gib": alone,
     }

@@ -9,7 +9,8 @@ import pytest
 
 from planner.cost.casts import MXFP8_CAST_BYTES, cast_bytes
 from planner.cost.networks import network_of
-from planner.cost.operators import Matmul, Products
+from planner.cost.operators import Matmul
+from planner.cost.products import Products
 from planner.data.chip import Precision
 from planner.data.load import load_stack
 from tests.planner.cost.problems import problem

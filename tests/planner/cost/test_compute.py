@@ -7,8 +7,9 @@ import pytest
 
 from planner.cost.compute import matmul_times
 from planner.cost.networks import network_of
-from planner.cost.operators import Matmul, Products
+from planner.cost.operators import Matmul
 from planner.cost.prices import PARTS, Prices
+from planner.cost.products import Products
 from planner.data.chip import Chip
 from planner.data.load import load_chip
 from planner.data.problem import Problem

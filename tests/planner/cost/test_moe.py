@@ -9,10 +9,11 @@ from planner.cost.compute import MatmulTimes, matmul_times
 from planner.cost.launches import launches
 from planner.cost.layer_communication import distinct_share, hybridep_s
 from planner.cost.networks import network_of
-from planner.cost.operators import Matmul, Products
+from planner.cost.operators import Matmul
 from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
+from planner.cost.products import Products
 from planner.cost.relatives import relative_of
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision

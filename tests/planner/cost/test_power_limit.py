@@ -10,8 +10,9 @@ import pytest
 from planner.cost import tables
 from planner.cost.compute import MatmulTimes, matmul_times
 from planner.cost.networks import network_of
-from planner.cost.operators import Matmul, Products
+from planner.cost.operators import Matmul
 from planner.cost.power_limit import CHIP_SPREAD, slowest_of
+from planner.cost.products import Products
 from planner.data.changes import with_cluster, with_nodes
 from tests.planner.cost.problems import prices, problem
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.collectives import inside_s
 from planner.cost.host_waits import with_host_floor
+from planner.cost.inside_node import inside_s
 from planner.cost.networks import network_of
 from planner.cost.prices import PARTS
 from planner.cost.sharding import LIST_TENSOR_S

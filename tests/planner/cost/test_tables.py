@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import tables
-from planner.cost.collectives import SCALE_BYTES_PER_S, collective_s, inside_s
+from planner.cost.collectives import SCALE_BYTES_PER_S, collective_s
 from planner.cost.grid import LogGrid
+from planner.cost.inside_node import inside_s
 from planner.cost.networks import network_of
 from planner.cost.placement import spread_group
 from planner.cost.relatives import link_of_pair, relative_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.cost.collectives import inside_s
+from planner.cost.inside_node import inside_s
 from planner.cost.networks import network_of
 from planner.cost.overlap import OVERLAP_SLOWDOWN
 from planner.cost.prices import PARTS, Prices
