@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.cost import tables
 from planner.cost.elementwise import Values, ceil, exists, log2, maximum, minimum, where
-from planner.cost.inside_node import WIRE_PASSES, inside_s
+from planner.cost.inside_node import WIRE_PASSES, inside_node
 from planner.cost.links import Network
 from planner.cost.oversubscription import rate_left
 from planner.cost.placement import Spread
@@ -69,18 +69,28 @@ def collective_s(
     efficiency
         Share of the adapters' rate that the library reaches, where it is not NCCL's by nodes and size.
     """
-    inside = inside_s(network, op, size_bytes, minimum(spread.inside, spread.ranks))
-    several, across = spread.ranks > 1, spread.nodes > 1
-    if not exists(across & several):
-        return where(several, inside, 0.0)
-    if isinstance(across, np.ndarray) or isinstance(sharing, np.ndarray):
-        nodes = BetweenNodes(network, op, spread, sharing)
-    else:
-        # Between nodes a scatter sends what a gather does.
-        nodes = _of_one(network, "all_gather" if op == "reduce_scatter" else op, spread, sharing)
-    between = nodes.time_s(size_bytes, efficiency)
-    hierarchical = maximum(inside, between) + (1 - PHASE_OVERLAP) * minimum(inside, between)
-    return where(several, where(across, hierarchical, inside), 0.0)
+    if isinstance(spread.ranks, np.ndarray) or isinstance(sharing, np.ndarray):
+        return Collective(network, op, spread, sharing).time_s(size_bytes, efficiency)
+    return _of_one(network, op, spread, sharing).time_s(size_bytes, efficiency)
+
+
+class Collective:
+    """A collective of a group over nodes: all of its time that its size does not change."""
+
+    def __init__(self, network: Network, op: str, spread: Spread, sharing: Values) -> None:
+        self.inside = inside_node(network, op, spread.inside)
+        self.several, self.across = spread.ranks > 1, spread.nodes > 1
+        crosses = exists(self.across & self.several)
+        self.between = BetweenNodes(network, op, spread, sharing) if crosses else None
+
+    def time_s(self, size_bytes: Values, efficiency: float | None) -> Values:
+        """Time with a buffer of a size [s]; with NCCL's efficiency where none is given."""
+        inside = self.inside.time_s(size_bytes)
+        if self.between is None:
+            return where(self.several, inside, 0.0)
+        between = self.between.time_s(size_bytes, efficiency)
+        hierarchical = maximum(inside, between) + (1 - PHASE_OVERLAP) * minimum(inside, between)
+        return where(self.several, where(self.across, hierarchical, inside), 0.0)
 
 
 class BetweenNodes:
@@ -120,10 +130,8 @@ class BetweenNodes:
         return minimum(between, tree_s(size_bytes, self.nodes, self.levels, ring_rate, channels) + LAUNCH_S)
 
 
-@lru_cache(maxsize=REMEMBERED)
-def _of_one(network: Network, op: str, spread: Spread, sharing: float) -> BetweenNodes:
-    """That of a single group: choices ask for few of them again and again."""
-    return BetweenNodes(network, op, spread, sharing)
+_of_one = lru_cache(maxsize=REMEMBERED)(Collective)
+"""That of a single group: choices ask for few of them again and again."""
 
 
 def _reached(table: str, nodes: Values, size_bytes: Values) -> Values:

@@ -65,21 +65,19 @@ def inside_s(network: Network, op: str, size_bytes: Values, ranks: Values) -> Va
     size_bytes
         The full buffer: what each rank holds after a gather, or before a reduction or an exchange.
     """
-    if not exists(ranks > 1):
-        return 0.0 * size_bytes
-    if network.is_mesh and op == "all_reduce":
-        # The measured all-reduce is summed by the switch.
-        return inside_s(network, "reduce_scatter", size_bytes, ranks) + inside_s(
-            network, "all_gather", size_bytes, ranks
-        )
-    several = InsideNode(network, op, ranks) if isinstance(ranks, np.ndarray) else _of_one(network, op, ranks)
-    return several.time_s(size_bytes)
+    return inside_node(network, op, ranks).time_s(size_bytes)
 
 
 class InsideNode:
-    """A collective among several ranks of one node: all of its time that its size does not change."""
+    """A collective among ranks of one node: all of its time that its size does not change."""
 
     def __init__(self, network: Network, op: str, ranks: Values) -> None:
+        self.several = ranks > 1
+        self.then: InsideNode | None = None
+        self.is_one = not exists(self.several)
+        if network.is_mesh and op == "all_reduce":
+            # The measured all-reduce is summed by the switch.
+            op, self.then = "reduce_scatter", InsideNode(network, "all_gather", ranks)
         relative = network.relative
         self.of = of = _measured(relative.collective_table, op)
         bridged = relative.collective_table in BRIDGED
@@ -87,7 +85,6 @@ class InsideNode:
         # With lanes of its own each chip of a larger group reaches what those of a pair do.
         most_ranks = of.most_ranks if network.shares_bridges or not bridged else 2
         self.measured = measured = minimum(n, float(most_ranks))
-        self.several = ranks > 1
         self.floor_s = of.latency_s(measured, SMALLEST_BYTES)
         self.bridge = _Bridge(network, of, measured) if bridged and network.shares_bridges else None
         over, self.link_scale = (n - 1) / n, relative.link_scale * network.unused_links(n)
@@ -99,6 +96,8 @@ class InsideNode:
 
     def time_s(self, size_bytes: Values) -> Values:
         """Time with a buffer of a size [s]."""
+        if self.is_one:
+            return 0.0 * size_bytes
         size = maximum(size_bytes, 1.0)
         latency = self.of.latency_s(self.measured, size)
         if self.bridge is not None:
@@ -107,7 +106,16 @@ class InsideNode:
         if self.of.fit is not None:
             sent = self.line_share * size_bytes
             latency = maximum(latency, self.line_s + sent / self.of.fit.bytes_per_s * self.link_scale)
-        return where(self.several & (size_bytes > 0), maximum(latency, 0.0), 0.0)
+        once = where(self.several & (size_bytes > 0), maximum(latency, 0.0), 0.0)
+        return once if self.then is None else once + self.then.time_s(size_bytes)
+
+
+def inside_node(network: Network, op: str, ranks: Values) -> InsideNode:
+    """A collective among ranks of a node; choices ask for few single numbers of them again and again."""
+    return InsideNode(network, op, ranks) if isinstance(ranks, np.ndarray) else _of_one(network, op, ranks)
+
+
+_of_one = lru_cache(maxsize=REMEMBERED)(InsideNode)
 
 
 class _Bridge:
@@ -122,9 +130,3 @@ class _Bridge:
     def beyond_floor_s(self, size_bytes: Values) -> Values:
         """What a buffer takes beyond the smallest one [s]."""
         return (self.of.latency_s(self.everyone, size_bytes) - self.floor_s) * self.share
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _of_one(network: Network, op: str, ranks: float) -> InsideNode:
-    """That of a single number of ranks: choices ask for few of them again and again."""
-    return InsideNode(network, op, ranks)

@@ -48,9 +48,10 @@ class LastBucket:
         precision: Precision,
     ) -> None:
         self.sync, self.network, self.dp_mode = sync, network, dp_mode
-        self.stack, self.precision = stack, precision
-        of_layers = bucket_parameters(stack, sync.sizes.gradient_ranks)
-        self._known = [_Known(of_layers, parameter_bytes(stack, precision), sync.dense)]
+        self.stack = stack
+        self.parameter_bytes = parameter_bytes(stack, precision)
+        self.bucket = bucket_parameters(stack, sync.sizes.gradient_ranks)
+        self._known = [_Known(self.bucket, self.parameter_bytes, sync.dense)]
 
     def once_a_step_s(self, end: str, dense: Values, expert: Values) -> tuple[Values, Values, Values, Values]:
         """Reduction and gathering to be hidden, optimizer, and what of its price nothing hides [s].
@@ -69,7 +70,7 @@ class LastBucket:
         """How fast the bucket goes that holds it; as fast as another of the same size."""
         s = self.sync.sizes
         ranks, width = s.gradient_ranks, self._width(end)
-        bucket = maximum(bucket_parameters(self.stack, ranks), dense)
+        bucket = maximum(self.bucket, dense)
         for known in self._known:
             if known.width == width and everywhere(known.bucket == bucket):
                 return known.group
@@ -81,10 +82,10 @@ class LastBucket:
         return group
 
     def _is_shown(self, end: str) -> bool:
-        is_apart = parameter_bytes(self.stack, self.precision) < WEIGHT_BYTES
+        is_apart = self.parameter_bytes < WEIGHT_BYTES
         return self.stack.dp_overlap and (end == ENDS[0] or (end == ENDS[2] and is_apart))
 
     def _width(self, end: str) -> float:
         """Bytes of a parameter where it is gathered: 16 bits, but for heads that are 8-bit products."""
         is_narrow = end != ENDS[0] and self.stack.narrow_head
-        return parameter_bytes(self.stack, self.precision) if is_narrow else WEIGHT_BYTES
+        return self.parameter_bytes if is_narrow else WEIGHT_BYTES
