@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.cost.attention import attention_times
 from planner.cost.attention_buffers import gathered_heads_bytes
 from planner.cost.checkpointing import policy_of, repeated_shares
-from planner.cost.compute import MatmulTimes, traffic_s
+from planner.cost.compute import MatmulTimes, gradient_sum_s, traffic_s
 from planner.cost.elementwise import Values, exists, total, where
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.inside_node import inside_s
@@ -206,10 +206,23 @@ class ClassPricing:
         sp, t, zero = self.sizes.splits_sequence, self.tensor, self.zero
         learned = self.model.position_embedding == "learned"
         scatter = t.all_reduce_s if learned else t.reduce_scatter_s
+        parameters = self.work.vocab / self.sizes.tp * self.model.hidden_size
+        backward = traffic.backward_bytes / rate + parameters * self._whole_gradient_s()
         return (
             parts_of(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero),
-            parts_of(traffic.backward_bytes / rate, where(sp, t.all_gather_s, 0.0), zero, zero),
+            parts_of(backward, where(sp, t.all_gather_s, 0.0), zero, zero),
         )
+
+    def _whole_gradient_s(self) -> Values:
+        """What the gradient of a rank's whole embedding takes in each micro-batch [s/parameter].
+
+        Autograd fills it with zeros before it adds rows (`embedding_dense_backward` of PyTorch). No product
+        takes it to the sum of the micro-batches: a kernel of its own does (`param.main_grad.add_`,
+        core/distributed/distributed_data_parallel.py of Megatron-LM), or copies it to be scattered.
+        """
+        stack = self.stack
+        copied = HALF + stack.scattered_gradient_bytes if stack.shard_copies != "none" else 0.0
+        return traffic_s(self.relative, HALF + copied) + gradient_sum_s(self.relative, stack)
 
     def head(self) -> tuple[Parts, Parts]:
         """Forward and backward of final norm, head and loss [s].

@@ -30,6 +30,14 @@ UNTURNED = ("b200_sxm", "b300_sxm", "gb200", "gb300")
 """Tables of chips whose 8-bit products read operands along either dimension: compute capability 10 and 11
 (transformer_engine/pytorch/utils.py, is_non_tn_fp8_gemm_supported)."""
 
+WIDE_WGRAD = ("a100_sxm",)
+"""Tables whose wgrad was timed adding to fp32 sums. With a 16-bit output it takes as much over dgrad as on
+H100, where it was timed so."""
+
+CAST_SUMS_PER_S = 2.6e11
+"""Values of a 16-bit gradient that PyTorch adds to an fp32 sum [1/s]: it casts them one by one, which memory
+does not limit. 500 million took 2.05 ms on one H100, 1.81 ms on one H200 (`instances/tables/README.md`)."""
+
 SPLIT_ACCUMULATOR = 1.15
 """Latency of 8-bit products whose partial sums are promoted to full precision, over that of fast ones, on
 Hopper: "1.1x to 1.2x" (github.com/pytorch/ao, issue 2377). Transformer Engine uses them in both backward
@@ -117,9 +125,20 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         turned = relative.measured.table not in UNTURNED
         latency = latency + cast_bytes(products, precision, stack, turned=turned) / rate
     if not stack.gradient_accumulation_fusion:
-        moved = HALF + 2 * stack.gradient_bytes  # one more gradient read, the sum read and written
-        latency[2] += np.where(weight, count * n * k * moved / rate, 0.0)
+        latency[2] += np.where(weight, count * n * k * gradient_sum_s(relative, stack), 0.0)
     return latency
+
+
+def gradient_sum_s(relative: Relative, stack: SoftwareStack) -> float:
+    """Time to add one more micro-batch's gradient to the sum, by a kernel of its own [s/parameter].
+
+    The gradient is read, the sum read and written. Full sharding has no whole sum: it copies gradients into
+    the buffer of their reduction (`sharding.py`).
+    """
+    if stack.shard_copies != "none":
+        return 0.0
+    moved_s = (HALF + 2 * stack.gradient_bytes) / relative.memory_bytes_per_s
+    return max(moved_s, 1 / CAST_SUMS_PER_S) if stack.gradient_bytes > HALF else moved_s
 
 
 def _table_s(table: str, precision: str, products: Products) -> Floats:
@@ -170,8 +189,11 @@ def _hopper_s(relative: Relative, products: Products, wide_s: Floats, sums: floa
 
 
 def _sums_factor(stack: SoftwareStack) -> float:
-    """Latency of wgrad with a sum as wide as the stack keeps it over that with a 16-bit one, seen on B200."""
-    if stack.gradient_bytes <= HALF:
+    """Latency of wgrad with an output as wide as the stack asks for over that with a 16-bit one, on B200.
+
+    Wider ones are asked for where the product adds to the sum itself.
+    """
+    if stack.gradient_bytes <= HALF or not stack.gradient_accumulation_fusion:
         return 1.0
     return tables.relation("b200_sxm", "gemm", "wgrad_fp32_over_bf16")
 
@@ -195,6 +217,9 @@ def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str, sums: f
     factor = tables.relation(source, "gemm", name)
     if name == "wgrad" and source in ("h100_sxm", "h200_sxm"):
         factor *= sums
+    if name == "wgrad" and source in WIDE_WGRAD and sums == 1.0:
+        wgrad, dgrad = (tables.relation("h100_sxm", "gemm", of) for of in ("wgrad", "dgrad"))
+        factor = tables.relation(source, "gemm", "dgrad") * wgrad / dgrad
     over_forward = factor / tables.relation(source, "gemm", "forward")
     if gemm_precision == "bf16" or measured.table not in HOPPER:
         return factor if source == training else over_forward

@@ -42,6 +42,6 @@ def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: S
 
 
 def embedding_traffic(model: ModelSpec, sizes: Sizes) -> Traffic:
-    """Rows read and written; the gradient is added to the fp32 rows at random places."""
+    """Rows read and written; backward their gradients are read and added at random places."""
     values = sizes.tokens * model.hidden_size
-    return Traffic(values * 2 * HALF, values * (HALF + 2 * 4.0))
+    return Traffic(values * 2 * HALF, values * 3 * HALF)

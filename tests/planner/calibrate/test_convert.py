@@ -614,6 +614,15 @@ def test_maxtext_shards_over_sixteen_nodes_from_sixty_four_on() -> None:
     assert [size(n) for n in (128, 256, 512, 2048)] == [None, None, 128, 128]
 
 
+def test_megatron_of_2021_adds_gradients_apart_and_that_of_2022_where_sums_are_narrow() -> None:
+    of_2021, of_2022 = (
+        stack_of(run(software="Megatron-LM (Selene)", source=source))
+        for source in ("sc21-megatron", "korthikanti22")
+    )
+    assert (of_2021.gradient_bytes, of_2021.gradient_accumulation_fusion) == (2, False)
+    assert (of_2022.gradient_bytes, of_2022.gradient_accumulation_fusion) == (4, True)
+
+
 def test_mindspeed_adds_gradients_apart_and_overlaps_their_sums_where_the_script_says_so() -> None:
     plain = stack_of(run(software="MindSpeed-LLM 1.0.RC3 (Mcore)", notes="script enables mc2"))
     asked = stack_of(run(software="MindSpeed-LLM 1.0.RC3 (Mcore)", notes="mc2; overlap-grad-reduce; x"))

@@ -13,7 +13,7 @@ from planner.cost.products import Products
 from planner.data.chip import Chip
 from planner.data.load import load_chip
 from planner.data.problem import Problem
-from tests.planner.cost.problems import prices, problem
+from tests.planner.cost.problems import prices, problem, with_stack
 
 
 def on_stack(of: Problem, **changes: object) -> Prices:
@@ -177,3 +177,41 @@ def test_rowwise_steps_are_as_much_slower_as_torchtitan_measured() -> None:
     half, rows, tensor = seconds
     assert half / rows == pytest.approx(6424 / 5760, rel=0.05)
     assert half / tensor == pytest.approx(7186 / 5760, rel=0.05)
+
+
+@pytest.mark.parametrize(("chip", "add_s"), [("a100-sxm-80gb", None), ("h200-sxm-141gb", 1 / 2.6e11)])
+def test_gradients_added_by_a_kernel_of_their_own_leave_the_product_narrow(
+    chip: str, add_s: float | None
+) -> None:
+    of = problem(cluster=f"1x8 {chip}")
+    relative = network_of(of, 0).relative
+    parameters = 4096.0 * 4096.0
+    matmul = Products([Matmul("fc", 4096.0, 4096.0, 4096.0, 1.0)])
+
+    def wgrad_s(**changes: object) -> float:
+        stack = of.stack.model_copy(update=changes)
+        return float(matmul_times(relative, matmul, "bf16", stack).wgrad_s[0])
+
+    narrow = wgrad_s(gradient_bytes=2.0)
+    # One more gradient is read, the sum read and written, or cast value by value.
+    added = parameters * (add_s or (2 + 2 * 4) / relative.memory_bytes_per_s)
+    assert wgrad_s() > 1.02 * narrow
+    assert wgrad_s(gradient_accumulation_fusion=False) == pytest.approx(narrow + added)
+    assert wgrad_s(gradient_accumulation_fusion=False, shard_copies="all") == pytest.approx(narrow)
+
+
+def test_the_embedding_s_whole_gradient_is_filled_and_added_in_every_micro_batch() -> None:
+    of = problem(cluster="1x8 a100-sxm-80gb")
+    rate = network_of(of, 0).relative.memory_bytes_per_s
+    vocab, width = 129024, 4096
+
+    def backward_s(**changes: object) -> float:
+        found = prices(with_stack(of, **changes), tensor_parallel=8, sequence_parallel=False)
+        return float(found.embedding_backward_s[0, 0, PARTS.index("compute")])
+
+    rows_s = 4096 * width * 3 * 2 / (0.5 * rate)
+    filled_s, added_s = (vocab / 8 * width * moved / rate for moved in (2, 2 + 2 * 4))
+    assert backward_s() == pytest.approx(rows_s + filled_s + added_s)
+    # Full sharding copies it to be scattered in 16 bits.
+    copied_s = vocab / 8 * width * (2 + 2) / rate
+    assert backward_s(shard_copies="gradients") == pytest.approx(rows_s + filled_s + copied_s)
