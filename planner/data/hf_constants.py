@@ -103,12 +103,29 @@ def _epsilon(config: Config, family: str) -> object:
     return next((config[name] for name in names if name in config), _EPSILONS.get(family, 1e-6))
 
 
-_YARN = ("mscale", "mscale_all_dim", "beta_fast")
-"""Numbers of YaRN that are read; the others have the same value in all configurations seen."""
+_YARN = {
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "original_max_position_embeddings": "original_length",
+    "truncate": "whole_dimensions",
+}
+"""Numbers of YaRN that are read, and what we call them."""
+
+_POSITIONS = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    }
+}
+"""How positions are stretched where a configuration does not say, by family; in others they are not."""
 
 
 def _positions(config: Config, family: str, where: str) -> Config:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or _POSITIONS.get(family, {})
     if not isinstance(rope, dict):
         raise InstanceError(f"rope_scaling: must be a mapping, got {rope!r}", where)
     base = config.get("rope_theta", config.get("rotary_emb_base", rope.get("rope_theta")))
@@ -124,11 +141,13 @@ def _positions(config: Config, family: str, where: str) -> Config:
         for name, value in _LLAMA3.items():
             if rope.get(name, value) != value:
                 raise _not_described(name, rope[name], f"{value:g} of rope_type 'llama3'", where)
+    if kind == "yarn" and rope.get("attention_factor") is not None:
+        raise _not_described("attention_factor", rope["attention_factor"], "the one that follows", where)
     if kind != "default":
         fields["rotary_scaling"] = {
             "kind": {"su": "longrope"}.get(kind, kind),
             "factor": rope.get("factor", 1.0),
-            **{name: rope[name] for name in _YARN if rope.get(name) is not None},
+            **{ours: rope[name] for name, ours in _YARN.items() if rope.get(name) is not None},
         }
     return fields
 

@@ -22,6 +22,12 @@ class RotaryScaling(Data):
     """The same for the part of a head without positions."""
     beta_fast: float | None = Field(default=None, gt=0)
     """Rotations within the first length from which YaRN stretches no longer; null for 32, the usual one."""
+    beta_slow: float | None = Field(default=None, gt=0)
+    """Rotations within the first length up to which YaRN stretches fully; null for 1, the usual one."""
+    original_length: int | None = Field(default=None, ge=1)
+    """Tokens of the sequences that the model was first trained at; null for the rule's usual number."""
+    whole_dimensions: bool = True
+    """Whether YaRN's stretching begins and ends at whole dimensions of a head (`truncate`)."""
 
 
 class ModelConstants(Data):

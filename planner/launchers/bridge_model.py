@@ -7,13 +7,15 @@ tests hold every name written here against a list read from them.
 from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
-from planner.launchers.megatron_model import VOCAB_MULTIPLE
+from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
-    constant_arguments,
-    has_rotary_positions,
     norm_epsilon,
     rotary_base,
+    rotated_share,
+    routing_arguments,
 )
+from planner.launchers.rotary_positions import has_rotary_positions, stretching_fields
+from planner.rules.versions import NEWEST
 
 RECIPES: dict[str, tuple[str, str]] = {
     model: (f"megatron.bridge.recipes.{family}", f"{name}_pretrain_config")
@@ -81,9 +83,7 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
         "attention_dropout": "0.0",
         "hidden_dropout": "0.0",
         "normalization": repr("RMSNorm" if model.normalization == "rms" else "LayerNorm"),
-        "position_embedding_type": repr(
-            {"rope": "rope", "learned": "learned_absolute", "none": "none"}[model.position_embedding]
-        ),
+        "position_embedding_type": repr(position_kind(model, NEWEST)),
         **_biases(model),
         **_activation(model),
         **_attention(model),
@@ -98,16 +98,11 @@ def _constants(model: ModelSpec) -> Fields:
     fields = {"layernorm_epsilon": repr(norm_epsilon(model))}
     if has_rotary_positions(model):
         fields["rotary_base"] = repr(rotary_base(model))
-        if model.mla is not None:  # which its configuration stretches 40 times unless told
-            fields["rotary_scaling_factor"] = "1.0"
-    for argument in constant_arguments(model):
-        name = _FIELD_OF_FLAG.get(argument.flag) or argument.flag.removeprefix("--").replace("-", "_")
+        fields |= stretching_fields(model, NEWEST)
+    for argument in (*rotated_share(model), *routing_arguments(model)):
+        name = argument.flag.removeprefix("--").replace("-", "_")
         fields[name] = argument.values[0] if argument.values else "True"
     return fields
-
-
-_FIELD_OF_FLAG = {"--use-rope-scaling": "rope_scaling"}
-"""Fields of the provider whose name differs from the flag's (megatron-bridge, `gpt_provider.py`)."""
 
 
 def _biases(model: ModelSpec) -> Fields:

@@ -23,18 +23,21 @@ from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.model_constants import (
     constant_arguments,
-    has_rotary_positions,
+    left_out,
     norm_epsilon,
     rotary_base,
 )
 from planner.launchers.placement import HostPlace, hosts_text, place_hosts
 from planner.launchers.readme import hosts_step, notes_text, signs_of_life, stage_table, summary
+from planner.launchers.rotary_positions import has_rotary_positions
 from planner.launchers.template_text import fill, template
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import HeteroConfig
 
 Tree = dict[str, Any]
 
+CORE_VERSION = "0.17"
+"""Version of core that FlagScale's own Megatron-LM follows (Megatron-LM-FL 175ae90 is core 0.17.1)."""
 
 LOGS = "What each rank says is in `outputs/logs/` (or in `OUTPUT_PATH`)."
 """Where FlagScale's runner writes, under its `experiment.exp_dir`."""
@@ -73,7 +76,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 "hosts_step": hosts_step(problem, places, "hostfile"),
                 "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
-                "notes": notes_text(problem, plan, evaluation),
+                "notes": notes_text(problem, plan, evaluation, left_out(problem.model, CORE_VERSION)),
             },
         ),
     }
@@ -150,7 +153,7 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
     return {
         "system": system,
         "model": {
-            **_leaves(model_arguments(model, workload.seq_length)),
+            **_leaves(model_arguments(model, workload.seq_length, CORE_VERSION)),
             **_leaves(moe),
             **_leaves(args.batch_arguments(problem, plan)),
             "train_iters": workload.train_iters,
@@ -158,7 +161,7 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
             "init_method_std": 0.02,
             "norm_epsilon": norm_epsilon(model),
             **({"rotary_base": rotary_base(model)} if has_rotary_positions(model) else {}),
-            **_leaves(constant_arguments(model)),
+            **_leaves(constant_arguments(model, CORE_VERSION)),
             "clip_grad": 1.0,
             "eval_iters": 0,
             "optimizer": {

@@ -16,11 +16,13 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
+from planner.launchers.model_constants import left_out
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.launchers.placement import place_hosts
 from planner.launchers.readme import LOGS, hosts_step, notes_text, signs_of_life, stage_table, summary
 from planner.launchers.start_script import start_files
 from planner.launchers.template_text import fill
+from planner.rules.versions import NEWEST
 
 MIXED_PRECISION: dict[Precision, str] = {
     "bf16": "bf16_mixed",
@@ -52,6 +54,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
         raise PlanRefusedError("megatron-bridge cannot run this plan: " + "; ".join(refusals))
     places = place_hosts(problem, plan)
     recipe = bridge_model.RECIPES.get(problem.model.id)
+    unstated = () if recipe else left_out(problem.model, NEWEST, by_fields=True)
     names = {"version": planner.__version__, "problem_name": " ".join(problem.name.split())}
     command = fill(
         "bridge_command.sh",
@@ -79,7 +82,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 "hosts_step": hosts_step(problem, places),
                 "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
-                "notes": notes_text(problem, plan, evaluation, network_is_ours=recipe is None),
+                "notes": notes_text(problem, plan, evaluation, unstated),
             },
         ),
     }

@@ -21,13 +21,13 @@ from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.model_constants import (
     constant_arguments,
-    has_rotary_positions,
     norm_epsilon,
     rotary_base,
 )
 from planner.launchers.mpi import mpi_files
 from planner.launchers.placement import HostPlace, place_hosts
 from planner.launchers.readme import readme_text
+from planner.launchers.rotary_positions import has_rotary_positions
 from planner.launchers.start_script import start_files
 from planner.launchers.template_text import fill
 from planner.rules.versions import NEWEST, version_violations
@@ -87,7 +87,7 @@ def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
         {
             "core_version": version,
             "model_args": _array(
-                model_arguments(model, workload.seq_length) + hybrid_arguments(model, version)
+                model_arguments(model, workload.seq_length, version) + hybrid_arguments(model, version)
             ),
             "moe_args": _array(moe),
             "parallel_args": _array(args.parallel_arguments(problem, plan)),
@@ -96,7 +96,7 @@ def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
             "optimizer_args": _array(args.optimizer_arguments(problem, plan)),
             "train_iters": workload.train_iters,
             "norm_epsilon": f"{norm_epsilon(model):g}",
-            "training_args": _training_placeholders(problem),
+            "training_args": _training_placeholders(problem, version),
             "vocab_size": model.vocab_size,
             "checkpoint_format": args.checkpoint_format(plan),
             "script": script,
@@ -110,7 +110,7 @@ def _array(arguments: Arguments) -> str:
     return "\n".join("    " + shlex.join(argument.words) for argument in arguments)
 
 
-def _training_placeholders(problem: Problem) -> str:
+def _training_placeholders(problem: Problem, version: str) -> str:
     """Lines of the training arguments that only some models have; the user may set them."""
     lines = []
     if has_rotary_positions(problem.model):
@@ -122,7 +122,7 @@ def _training_placeholders(problem: Problem) -> str:
         kind, weight = ("seq_aux_loss", "1e-4") if by_bias else ("aux_loss", "1e-2")
         lines.append(f'--moe-router-load-balancing-type "${{MOE_BALANCING:-{kind}}}"')
         lines.append(f'--moe-aux-loss-coeff "${{MOE_AUX_LOSS_COEFF:-{weight}}}"')
-    lines += [shlex.join(argument.words) for argument in constant_arguments(problem.model)]
+    lines += [shlex.join(argument.words) for argument in constant_arguments(problem.model, version)]
     return "\n".join("    " + line for line in lines)
 
 

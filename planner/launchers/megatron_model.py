@@ -11,6 +11,8 @@ from itertools import groupby
 
 from planner.data.model_spec import MlaSpec, ModelSpec, MoeSpec
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.rotary_positions import stretched_by
+from planner.rules.versions import NEWEST
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times the tensor-parallel degree."""
@@ -83,15 +85,22 @@ def _trouble_with_biases(model: ModelSpec) -> str | None:
     return "has biases in its experts beside shared ones" if moe.shared_ffn_hidden_size else None
 
 
-def model_arguments(model: ModelSpec, seq_length: int) -> Arguments:
-    """Arguments that state the network's shape, the same on every node."""
+def model_arguments(model: ModelSpec, seq_length: int, version: str = NEWEST) -> Arguments:
+    """Arguments that state the network's shape, the same on every node, for a version of core."""
     return (
         *_sizes(model, seq_length),
         *_attention(model),
         *_feed_forward(model),
         *_norms_and_biases(model),
-        *_positions_and_vocabulary(model),
+        *_positions_and_vocabulary(model, version),
     )
+
+
+def position_kind(model: ModelSpec, version: str) -> str:
+    """Value of `--position-embedding-type`; latent attention states YaRN in a way of its own."""
+    if model.mla is None and stretched_by(model, version) == "yarn":
+        return "yarn"
+    return {"rope": "rope", "learned": "learned_absolute", "none": "none"}[model.position_embedding]
 
 
 def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
@@ -210,9 +219,8 @@ def _norms_and_biases(model: ModelSpec) -> Arguments:
     return tuple(arguments)
 
 
-def _positions_and_vocabulary(model: ModelSpec) -> Arguments:
-    kind = {"rope": "rope", "learned": "learned_absolute", "none": "none"}[model.position_embedding]
-    arguments = [option("--position-embedding-type", kind)]
+def _positions_and_vocabulary(model: ModelSpec, version: str) -> Arguments:
+    arguments = [option("--position-embedding-type", position_kind(model, version))]
     if not model.tied_embeddings:
         arguments.append(switch("--untie-embeddings-and-output-weights"))
     arguments.append(option("--make-vocab-size-divisible-by", VOCAB_MULTIPLE))

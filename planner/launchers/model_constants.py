@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.rotary_positions import (
+    has_rotary_positions,
+    stretching_arguments,
+    unstated_stretching,
+)
 
 DEFAULT_BASE = 10_000
 """Rotary base that Megatron takes unless told (`--rotary-base`)."""
 DEFAULT_EPSILON = 1e-5
 """What its norms add to the variance unless told (`--norm-epsilon`)."""
-
-YARN_BETA_FAST = 32
-"""`beta_fast` of its latent attention's configuration, which no flag of Megatron-LM sets."""
 
 
 def rotary_base(model: ModelSpec) -> int:
@@ -28,11 +30,6 @@ def rotary_base(model: ModelSpec) -> int:
 def norm_epsilon(model: ModelSpec) -> float:
     """What norms add to the variance, Megatron's own where the model states none."""
     return model.constants.norm_epsilon or DEFAULT_EPSILON
-
-
-def has_rotary_positions(model: ModelSpec) -> bool:
-    """Whether any layer rotates its queries and keys."""
-    return model.position_embedding == "rope"
 
 
 def weighs_by_sigmoid(model: ModelSpec) -> bool:
@@ -57,13 +54,16 @@ def routed_scale(model: ModelSpec) -> float | None:
     return scale
 
 
-def constant_arguments(model: ModelSpec) -> Arguments:
-    """Flags beside `--rotary-base` and `--norm-epsilon`, which every script has."""
-    return (*_positions(model), *_routing(model))
+def constant_arguments(model: ModelSpec, version: str) -> Arguments:
+    """Flags beside `--rotary-base` and `--norm-epsilon`, which every script has, for a version of core."""
+    return (*rotated_share(model), *stretching_arguments(model, version), *routing_arguments(model))
 
 
-def left_out(model: ModelSpec) -> tuple[str, ...]:
-    """What the launch files cannot state of the network or had to take for granted, in sentences."""
+def left_out(model: ModelSpec, version: str, *, by_fields: bool = False) -> tuple[str, ...]:
+    """What the launch files cannot state of the network or had to take for granted, in sentences.
+
+    `by_fields`: whether they state it as fields of Megatron-Bridge, of which there are more than flags.
+    """
     constants, notes = model.constants, []
     unstated = [] if constants.norm_epsilon else [f"norm epsilon {DEFAULT_EPSILON:g}"]
     if has_rotary_positions(model) and constants.rotary_base is None:
@@ -73,21 +73,7 @@ def left_out(model: ModelSpec) -> tuple[str, ...]:
             f"{' and '.join(unstated)}: Megatron's own, as the file of {model.id} states none; they change "
             "what is trained, not its time and memory"
         )
-    scaling = constants.rotary_scaling
-    if has_rotary_positions(model) and scaling is not None and not _positions_are_scaled(model):
-        notes.append(
-            f"rotary positions are not stretched: {model.id} has {scaling.kind} x {scaling.factor:g} for "
-            "sequences longer than those it was first trained on"
-        )
-    if (
-        scaling is not None
-        and _positions_are_scaled(model)
-        and scaling.beta_fast not in (None, YARN_BETA_FAST)
-    ):
-        notes.append(
-            f"rotary positions are stretched with beta_fast {YARN_BETA_FAST:g}, Megatron's own; "
-            f"{model.id} has {scaling.beta_fast:g}, which no flag states with latent attention"
-        )
+    notes += unstated_stretching(model, version, by_fields=by_fields)
     if model.moe is not None and constants.group_experts is not None and constants.groups_visited is not None:
         best = model.moe.top_k // constants.groups_visited
         if best != constants.group_experts:
@@ -100,36 +86,16 @@ def left_out(model: ModelSpec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _positions_are_scaled(model: ModelSpec) -> bool:
-    """Whether flags state how positions are stretched: llama3's rule, and YaRN with latent attention."""
-    scaling = model.constants.rotary_scaling
-    return scaling is not None and scaling.kind == ("llama3" if model.mla is None else "yarn")
+def rotated_share(model: ModelSpec) -> Arguments:
+    """How much of a head is rotated; nothing where all of it is."""
+    share = model.constants.rotary_fraction
+    return (
+        (option("--rotary-percent", share),) if has_rotary_positions(model) and share not in (None, 1) else ()
+    )
 
 
-def _positions(model: ModelSpec) -> Arguments:
-    if not has_rotary_positions(model):
-        return ()
-    constants, arguments = model.constants, list[Argument]()
-    if constants.rotary_fraction not in (None, 1):
-        arguments.append(option("--rotary-percent", constants.rotary_fraction))
-    scaling = constants.rotary_scaling
-    if scaling is None or not _positions_are_scaled(model):
-        return tuple(arguments)
-    if model.mla is None:
-        return (
-            *arguments,
-            switch("--use-rope-scaling"),
-            option("--rope-scaling-factor", scaling.factor),
-        )
-    arguments.append(option("--rotary-scaling-factor", scaling.factor))
-    if scaling.mscale is not None:
-        arguments.append(option("--mscale", scaling.mscale))
-    if scaling.mscale_all_dim is not None:
-        arguments.append(option("--mscale-all-dim", scaling.mscale_all_dim))
-    return tuple(arguments)
-
-
-def _routing(model: ModelSpec) -> Arguments:
+def routing_arguments(model: ModelSpec) -> Arguments:
+    """How experts are weighed and grouped."""
     constants, arguments = model.constants, list[Argument]()
     if softmax_over_all(model):
         arguments.append(switch("--moe-router-pre-softmax"))

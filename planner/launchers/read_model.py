@@ -24,6 +24,7 @@ from planner.launchers.megatron_model import CONVOLUTION, inexpressible, model_a
 from planner.launchers.read_dialects import expert_pattern
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_other import refuse_other_models
+from planner.rules.versions import NEWEST, VERSIONS
 
 GPT2_VOCABULARY = 50_257
 """Entries of the vocabulary that GPT-2 published, which many scripts still name."""
@@ -93,6 +94,7 @@ def _shipped(flags: Flags) -> ModelSpec | None:
     size = (flags.number("--num-layers"), flags.number("--hidden-size"))
     length = flags.number("--seq-length")
     vocabulary = flags.values.get("--vocab-size")
+    version = NEWEST if flags.text("--position-embedding-type", "") == "yarn" else VERSIONS[0]
     found = []
     for model in _shipped_models():
         if (model.num_layers, model.hidden_size) != size or inexpressible(model, builds_hybrids=True):
@@ -101,7 +103,9 @@ def _shipped(flags: Flags) -> ModelSpec | None:
             continue
         if vocabulary not in (None, (str(model.vocab_size),)):
             continue
-        shape = Flags(words((*model_arguments(model, length), *moe_arguments(model, grouped_gemm=False))))
+        shape = Flags(
+            words((*model_arguments(model, length, version), *moe_arguments(model, grouped_gemm=False)))
+        )
         if all(flags.values.get(flag) == values for flag, values in shape.values.items()) and not (
             _SHAPE & flags.values.keys() - shape.values.keys()
         ):

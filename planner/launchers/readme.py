@@ -37,7 +37,7 @@ def readme_text(
             "hosts_step": hosts_step(problem, places),
             "signs": signs_of_life(problem, plan, evaluation, LOGS),
             "stage_table": stage_table(problem, plan, places, evaluation),
-            "notes": notes_text(problem, plan, evaluation),
+            "notes": notes_text(problem, plan, evaluation, left_out(problem.model, core_version)),
         },
     )
 
@@ -166,14 +166,11 @@ def _recompute(problem: Problem, plan: Plan, stage: Stage) -> str:
 
 
 def notes_text(
-    problem: Problem, plan: Plan, evaluation: Evaluation | None, network_is_ours: bool = True
+    problem: Problem, plan: Plan, evaluation: Evaluation | None, of_network: tuple[str, ...]
 ) -> str:
-    """What was taken for granted; empty where nothing was.
-
-    `network_is_ours`: whether these files state the network, and not a recipe of the launcher.
-    """
+    """What was taken for granted, with what these files cannot state of the network; empty for nothing."""
     notes = list(evaluation.assumptions) if evaluation is not None else []
-    notes += left_out(problem.model) if network_is_ours else ()
+    notes += of_network
     backends = sorted({problem.chips[stage.chip].backend for stage in plan.stages})
     for backend in backends:
         if backend != "cuda":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ from planner.data.model_spec import ModelSpec
 from planner.launchers import bridge_model, flagscale, megatron_bridge, megatron_lm
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.model_constants import constant_arguments, left_out
+from planner.launchers.rotary_positions import stretching_arguments
+from planner.rules.versions import NEWEST
 from tests.planner.launchers import plans
+from tests.planner.launchers.conftest import ROOT
 
 STATED = {
     "llama3-8b": ["--rotary-base ${ROTARY_BASE:-500000}", "--norm-epsilon ${NORM_EPSILON:-1e-05}"],
@@ -26,6 +31,11 @@ STATED = {
         "--mscale-all-dim 1.0",
     ],
     "deepseek-v2-lite": ["--moe-router-pre-softmax", "--mscale 0.707"],
+    "gpt-oss-20b": [
+        "--position-embedding-type yarn", "--rotary-scaling-factor 32.0",
+        "--yarn-original-max-position-embeddings 4096", "--yarn-beta-fast 32.0", "--yarn-beta-slow 1.0",
+        "--no-yarn-correction-range-round-to-int",
+    ],
 }  # fmt: skip
 
 
@@ -51,8 +61,50 @@ def test_what_a_model_does_not_state_is_told_to_the_reader() -> None:
     script, page = scripts(model)
     assert "${ROTARY_BASE:-10000}" in script
     assert "rotary base 10000 and norm epsilon 1e-05: Megatron's own, as the file of ours states none" in page
-    assert left_out(load_model("gpt-oss-20b"))[0].startswith("rotary positions are not stretched")
-    assert "beta_fast 32, Megatron's own; kimi-k2 has 1" in left_out(load_model("kimi-k2"))[0]
+    assert "beta_fast 32, Megatron's own; kimi-k2 has 1" in left_out(load_model("kimi-k2"), NEWEST)[0]
+    assert left_out(load_model("kimi-k2"), NEWEST, by_fields=True) == ()
+
+
+def test_positions_are_stretched_where_the_version_can_and_else_the_page_says_so() -> None:
+    """gpt-oss was once written for every version without its YaRN, which core 0.19 takes as arguments."""
+    model = load_model("gpt-oss-20b")
+    problem, plan = plans.two_stages(model)
+    assert left_out(model, NEWEST) == ()
+    for files in (
+        megatron_lm.launch_files(problem, plan, None, "0.18"),
+        flagscale.launch_files(
+            problem.model_copy(update={"target": "flagscale"}),
+            plan.model_copy(update={"target": "flagscale"}),
+            None,
+        ),
+    ):
+        assert not any("yarn" in text for path, text in files.items() if path != "README.md")
+        assert "positions are not stretched: gpt-oss-20b has yarn x 32" in files["README.md"]
+    # Megatron's YaRN rotates whole heads.
+    half = model.constants.model_copy(update={"rotary_fraction": 0.5})
+    assert "not stretched" in left_out(model.model_copy(update={"constants": half}), NEWEST)[0]
+
+
+@pytest.mark.slow
+def test_the_real_frequencies_are_those_of_yarn(megatron_python: str) -> None:
+    """Formulas 17 to 22 of arXiv:2309.00071: frequencies that turn often stay, slow ones are divided."""
+    values = {a.flag: a.values for a in stretching_arguments(load_model("gpt-oss-20b"), NEWEST)}
+    flags = {
+        "factor": "--rotary-scaling-factor",
+        "length": "--yarn-original-max-position-embeddings",
+        "fast": "--yarn-beta-fast",
+        "slow": "--yarn-beta-slow",
+    }
+    told = [word for name, flag in flags.items() for word in (name, *values[flag])]
+    command = [megatron_python, "-m", "tests.megatron_check.frequencies", "base", "150000", "head", "64"]
+    done = subprocess.run([*command, *told], cwd=ROOT, capture_output=True, text=True, check=True)
+    scale, *built = map(float, done.stdout.split())
+    assert scale == pytest.approx(0.1 * math.log(32) + 1)
+    for pair, frequency in enumerate(built):
+        plain = 150_000 ** (-pair / 32)
+        low, high = (32 * math.log(4096 / (turns * 2 * math.pi)) / math.log(150_000) for turns in (32, 1))
+        share = min(max((pair - low) / (high - low), 0), 1)
+        assert frequency == pytest.approx(plain * (1 - share + share / 32), rel=1e-5)
 
 
 def test_a_recipe_that_states_the_network_leaves_nothing_out() -> None:
@@ -67,8 +119,8 @@ def test_one_chosen_expert_is_weighed_among_all() -> None:
     model = load_model("mixtral-8x7b")
     assert model.moe is not None
     switch = model.model_copy(update={"moe": model.moe.model_copy(update={"top_k": 1})})
-    assert [argument.flag for argument in constant_arguments(switch)] == ["--moe-router-pre-softmax"]
-    assert constant_arguments(model) == ()
+    assert [argument.flag for argument in constant_arguments(switch, NEWEST)] == ["--moe-router-pre-softmax"]
+    assert constant_arguments(model, NEWEST) == ()
 
 
 def test_flagscale_and_bridge_state_them_too() -> None:
@@ -86,6 +138,11 @@ def test_flagscale_and_bridge_state_them_too() -> None:
     )
     tree: Any = yaml.safe_load(flagscale.launch_files(problem, plan, None)["train/hetero.yaml"])
     assert (tree["model"]["rotary_base"], tree["model"]["norm_epsilon"]) == (1_000_000, 1e-6)
+    kimi = bridge_model.provider_fields(load_model("kimi-k2"), grouped_gemm=True)
+    assert (kimi["rotary_scaling_factor"], kimi["beta_fast"]) == ("32.0", "1.0")
+    oss = bridge_model.provider_fields(load_model("gpt-oss-20b"), grouped_gemm=True)
+    assert (oss["position_embedding_type"], oss["yarn_beta_fast"]) == ("'yarn'", "32.0")
+    assert oss["yarn_correction_range_round_to_int"] == "False" and "rotary_scaling_factor" not in oss
     llama = bridge_model.provider_fields(load_model("llama3.1-405b"), grouped_gemm=True)
     assert (llama["rope_scaling"], llama["rope_scaling_factor"]) == ("True", "8.0")
 
