@@ -18,7 +18,7 @@ from planner.calibrate.patterns import SkipRun
 from planner.calibrate.predictions import Prediction, predict_runs, with_time_factors
 from planner.calibrate.ranking import ranking
 from planner.calibrate.runs import Run, read_runs
-from planner.calibrate.stacks import release_year
+from planner.calibrate.stacks import family, release_year
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.load import load_chip
 from planner.data.nearest import did_you_mean
@@ -156,7 +156,7 @@ def _anchorable(scored: Scored) -> Anchorable:
     return Anchorable(
         chips=chips,
         vendors=tuple(load_chip(chip).vendor for chip in chips),
-        stack=candidate.stack,
+        stack=family(run),
         layout=layout,
         ratio=run.measured.step_s / prediction.step_s,
         kind=layer_family(run),

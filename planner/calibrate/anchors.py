@@ -30,7 +30,7 @@ class Anchorable:
     vendors: tuple[str, ...]
     """Maker of each."""
     stack: str
-    """Family of its software."""
+    """Family of its software, and how its step was timed."""
     layout: Hashable
     """Model and layout: runs that share it never anchor each other."""
     ratio: float

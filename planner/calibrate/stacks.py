@@ -20,17 +20,23 @@ Setting = float | bool | str | tuple[str, ...]
 
 
 def stack_id(run: Run) -> str:
-    """Family of a run's software, such as `nemo` or `megatron-deepspeed`."""
-    return _stack_id(run.software, run.source)
+    """Stack of a run's software, such as `nemo` or `megatron-deepspeed`."""
+    return str(_rule(run.software, run.source)["stack"])
+
+
+def family(run: Run) -> str:
+    """Which runs say how far off a prediction of this one is: those of its stack, timed as it was."""
+    rule = _rule(run.software, run.source)
+    return str(rule.get("family", rule["stack"]))
 
 
 @lru_cache(maxsize=4096)
-def _stack_id(software: str, source: str) -> str:
+def _rule(software: str, source: str) -> dict[str, str]:
     rules = table("stack_patterns")
     for rule in rules["families"]:
         if occurs(rule.get("software"), software) and occurs(rule.get("source"), source):
-            return str(rule["stack"])
-    return str(rules["default"])
+            return dict(rule)
+    return {"stack": rules["default"]}
 
 
 RELEASE = re.compile(r"\b(?:v|20)?(2\d)[.-](0[1-9]|1[0-2])\b")

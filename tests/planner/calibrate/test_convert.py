@@ -9,7 +9,7 @@ import pytest
 from planner.calibrate.convert import Candidate, convert
 from planner.calibrate.layouts import layers_of_chunks, virtual_stages_of
 from planner.calibrate.patterns import SkipRun
-from planner.calibrate.stacks import stack_id, stack_of
+from planner.calibrate.stacks import family, stack_id, stack_of
 from planner.data.load import load_model
 from tests.planner.calibrate.rows import MOE, run
 
@@ -421,6 +421,11 @@ def test_slingshot_is_reached_directly_but_by_sailor() -> None:
 )
 def test_software_text_names_its_family(software: str, source: str, stack: str) -> None:
     assert stack_id(run(software=software, source=source)) == stack
+
+
+def test_steps_added_up_from_parts_anchor_no_whole_ones() -> None:
+    whole, parts = (run(software="Megatron-DeepSpeed", source=f"vtrain-{of}") for of in ("multi", "single"))
+    assert stack_id(whole) == stack_id(parts) == family(whole) != family(parts)
 
 
 def test_notes_of_a_run_change_its_software() -> None:
