@@ -128,8 +128,8 @@ class Alone(Data):
     """Name of the class."""
     tokens_per_s: float
     """Throughput of the best plan found on it alone; 0 where none fits [tokens/s]."""
-    tokens_per_s_at_most: float
-    """No plan on it alone has more [tokens/s]; that of the plan found where no bound is known."""
+    tokens_per_s_at_most: float | None
+    """No plan on it alone has more [tokens/s]; null where no bound is known."""
     words: str
     """The plan's degrees, or why there is none."""
 
@@ -143,9 +143,10 @@ class SplitComparison(Data):
     """Each class by itself."""
     mixing_gain: float | None
     """Throughput of the mixed plan over the sum of what the classes reach alone; above 1 the mix is more
-    than the sum of its parts. Null where no class can train alone."""
+    than the sum of its parts. Null where no plan of a class alone was found."""
     mixing_gain_at_least: float | None
-    """The same against the bounds of the classes alone: proven."""
+    """The same against the bounds of the classes alone: proven. Null where no class can train alone, or one's
+    bound is unknown."""
     mixing_gain_at_most: float | None
     """The same from the bound of the mix: proven. Null where that bound is unknown."""
     words: str

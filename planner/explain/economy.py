@@ -5,7 +5,7 @@ Data       N[c]                     nodes of a class
            w[c]                     price [$/h] or power [kW] of one of its nodes
            T(u)                     least step time of a plan on at most u[c] nodes of each class [s]
            limit_s                  step time to reach, in the second question
-Variables  u[c] in 0 .. N[c]        nodes used
+Variables  u[c] in 0 .. N[c]        nodes used; from 1 where a class must not idle
 Model      (tokens)  min  sum_c w[c] u[c] T(u)
            (reach)   min  sum_c w[c] u[c]    s.t. T(u) <= limit_s
 Bound      T falls as u grows. So for every u of a box low <= u <= high no plan does better than
@@ -116,9 +116,10 @@ class _Economy:
     def run(self) -> tuple[Result | None, Economy]:
         """Split and search until the gap is reached."""
         classes = self.problem.cluster.classes
-        spare = self.problem.options.spare
-        most = tuple(0 if c.name in spare else c.num_nodes for c in classes)
-        self._add((0,) * len(classes), most, 0.0)
+        options = self.problem.options
+        least = tuple(int(c.name in options.use) for c in classes)
+        most = tuple(0 if c.name in options.spare else c.num_nodes for c in classes)
+        self._add(least, most, 0.0)
         while self.boxes:
             box = heapq.heappop(self.boxes)
             if self._is_hopeless(box.bound):

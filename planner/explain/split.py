@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from planner import api
 from planner.data.explanation import Alone, SplitComparison
 from planner.data.problem import Problem
@@ -50,9 +52,10 @@ def compare_split(
         on_class(name)
         alone.append(_alone(budget.given(problem, len(names) - number), name))
     mixed = result.evaluation.tokens_per_s
-    together, at_most = sum(a.tokens_per_s for a in alone), sum(a.tokens_per_s_at_most for a in alone)
+    together = sum(a.tokens_per_s for a in alone)
+    at_most = sum(np.inf if a.tokens_per_s_at_most is None else a.tokens_per_s_at_most for a in alone)
     gain = mixed / together if together else None
-    least = mixed / at_most if at_most else None
+    least = mixed / at_most if 0 < at_most < np.inf else None
     most = None
     if together and result.bound_s:
         most = problem.workload.tokens_per_step / result.bound_s / together
@@ -62,7 +65,7 @@ def compare_split(
         mixing_gain=gain,
         mixing_gain_at_least=least,
         mixing_gain_at_most=most,
-        words=_verdict(gain, least, most),
+        words=_verdict(gain, least, most, none_can=at_most == 0),
     )
 
 
@@ -73,25 +76,27 @@ def _alone(problem: Problem, name: str) -> Alone:
         result = api.plan(problem.model_copy(update={"options": options}))
     except InstanceError as refusal:
         return Alone(node_class=name, tokens_per_s=0.0, tokens_per_s_at_most=0.0, words=str(refusal))
-    if result.plan is None or result.evaluation is None:
-        return Alone(
-            node_class=name, tokens_per_s=0.0, tokens_per_s_at_most=0.0, words=result.reason or "no plan"
-        )
-    tokens_per_s = result.evaluation.tokens_per_s
-    bound_s = result.bound_s
-    at_most = tokens_per_s if bound_s is None else problem.workload.tokens_per_step / bound_s
+    at_most = problem.workload.tokens_per_step / result.bound_s if result.bound_s else None
     return Alone(
         node_class=name,
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_at_most=at_most,
-        words=degrees_of(result.plan),
+        tokens_per_s=0.0 if result.evaluation is None else result.evaluation.tokens_per_s,
+        tokens_per_s_at_most=0.0 if result.termination == "infeasible" else at_most,
+        words=result.reason or "no plan" if result.plan is None else degrees_of(result.plan),
     )
 
 
-def _verdict(gain: float | None, least: float | None, most: float | None) -> str:
-    """Whether the proven range of the gain lies above 1, below it, or holds it."""
-    if gain is None:
+def _verdict(gain: float | None, least: float | None, most: float | None, *, none_can: bool = False) -> str:
+    """Whether the proven range of the gain lies above 1, below it, or holds it.
+
+    Parameters
+    ----------
+    none_can
+        Whether it is proven that no class can train alone.
+    """
+    if none_can:
         return "train together: no class can train this model alone"
+    if gain is None:
+        return "not known: no class was found to train this model alone, which is no proof that none can"
     if least is not None and least > 1:
         return f"train together: the mix trains {100 * (gain - 1):.1f}% more tokens than separate jobs would"
     if most is not None and most < 1:

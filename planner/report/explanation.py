@@ -148,13 +148,14 @@ def split_report(split: SplitComparison) -> RenderableType:
         table.add_row(
             f"{alone.node_class} alone",
             f"{alone.tokens_per_s:,.0f}" if alone.tokens_per_s else "-",
-            f"{alone.tokens_per_s_at_most:,.0f}" if alone.tokens_per_s else "-",
+            _at_most(alone.tokens_per_s_at_most),
             alone.words,
         )
     table.add_section()
     total = sum(alone.tokens_per_s for alone in split.alone)
-    most = sum(alone.tokens_per_s_at_most for alone in split.alone)
-    table.add_row("all apart", f"{total:,.0f}", f"{most:,.0f}", "each with the whole batch")
+    bounds = [alone.tokens_per_s_at_most for alone in split.alone]
+    most = None if None in bounds else sum(bound or 0.0 for bound in bounds)
+    table.add_row("all apart", f"{total:,.0f}", _at_most(most), "each with the whole batch")
     table.add_row("together", f"{split.tokens_per_s:,.0f}", "", "the plan above")
     grid = two_columns()
     if split.mixing_gain is not None:
@@ -164,6 +165,13 @@ def split_report(split: SplitComparison) -> RenderableType:
         grid.add_row("mixing gain", f"{split.mixing_gain:.3f}{proven}")
     grid.add_row("verdict", split.words)
     return Group(table, grid)
+
+
+def _at_most(tokens_per_s: float | None) -> str:
+    """A bound on a throughput."""
+    if tokens_per_s is None:
+        return "not known"
+    return f"{tokens_per_s:,.0f}" if tokens_per_s else "-"
 
 
 def robustness_report(robustness: Robustness) -> RenderableType:

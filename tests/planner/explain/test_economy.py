@@ -148,6 +148,17 @@ def test_the_cheapest_nodes_that_reach_a_step_time_are_those_of_all_plans(seed: 
         assert found.bound is not None and found.bound <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("reach_s", [None, 1e3])
+def test_a_class_that_must_not_idle_is_among_the_nodes(reach_s: float | None) -> None:
+    """The class was left out together with the wish for it, and the answer claimed a proof."""
+    problem = priced(1)
+    for node_class in problem.cluster.classes:
+        options = Options(gap=0.2, use=(node_class.name,))
+        asked = problem.model_copy(update={"options": options})
+        result, found = cheapest(asked, "cost", reach_s=reach_s)
+        assert result is not None and node_class.name in found.nodes
+
+
 def test_a_class_without_a_price_is_named() -> None:
     problem = with_class(priced(1), 1, price_usd_per_hour=None)
     named = r"class a100-sxm-80gb has no price_usd_per_hour, which `"

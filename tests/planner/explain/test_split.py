@@ -34,7 +34,20 @@ def test_the_verdict_says_only_what_is_proven() -> None:
     assert _verdict(1.1, 1.05, 1.12).startswith("train together: the mix trains 10.0% more")
     assert "25.0% more tokens in all" in _verdict(0.8, 0.75, 0.85)
     assert _verdict(1.01, 0.99, 1.03).startswith("no difference is proven")
-    assert "no class can train this model alone" in _verdict(None, None, None)
+    assert "no class can train this model alone" in _verdict(None, None, None, none_can=True)
+    assert _verdict(None, None, None).startswith("not known")
+
+
+def test_a_class_whose_search_ran_out_of_time_is_not_said_to_hold_no_plan() -> None:
+    """With none of the limit left for the classes, the answer was that none can train the model alone."""
+    flags = {"model": "llama3-8b", "seq_length": 4096, "global_batch_size": 64}
+    problem = build_problem(cluster="1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", **flags)
+    result = api.plan(problem, Options(gap=0.5))
+    limited = problem.model_copy(update={"options": Options(gap=0.5, time_limit_s=1e-3)})
+    split = compare_split(limited, result, spent_s=1.0)
+    assert all(alone.tokens_per_s == 0 and alone.tokens_per_s_at_most != 0 for alone in split.alone)
+    assert split.mixing_gain is None and split.mixing_gain_at_most is None
+    assert split.words.startswith("not known")
 
 
 def test_one_class_cannot_be_split() -> None:
