@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from planner.data.explanation import Robustness, SplitComparison
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
-from planner.launchers.directory import check_replaceable
+from planner.launchers.directory import check_replaceable, check_writable
 
 
 @dataclass(frozen=True)
@@ -237,11 +236,7 @@ def check_out_dir(out: Path, *, force: bool) -> None:
         Where it may not be replaced, or lies where nothing can be made.
     """
     check_replaceable(out, force)
-    above = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-    if not above.is_dir():
-        raise InstanceError(f"{above} is no directory", "--out")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise InstanceError(f"{above} cannot be written by this user", "--out")
+    check_writable(out)
 
 
 def write(request: PlanRequest, problem: Problem, result: Result) -> None:

@@ -157,6 +157,34 @@ def check_replaceable(out: Path, force: bool) -> None:
         )
 
 
+def check_writable(out: Path) -> None:
+    """Refuse a place in which nothing can be made, by making a folder there and taking it away again.
+
+    Rights alone do not tell: /proc and the like take no folder from anybody, and names have a longest length.
+
+    Raises
+    ------
+    InstanceError
+        With the folder that takes none.
+    """
+    out = Path(os.path.abspath(out))
+    above = next(p for p in out.parents if os.path.lexists(p))
+    if not above.is_dir():
+        raise InstanceError(f"{above} is no directory", str(out))
+    try:
+        for missing in out.relative_to(above).parts:
+            _new_folder(above, missing).rmdir()
+    except OSError as error:
+        raise InstanceError(
+            f"no folder can be made in {above} ({error.strerror}); choose another place", str(out)
+        ) from None
+
+
+def _new_folder(above: Path, name: str) -> Path:
+    """A folder beside the one that is to be, which is renamed into its place when it is whole."""
+    return Path(tempfile.mkdtemp(dir=above, prefix=f".{name}.new-"))
+
+
 def _is_launch_directory(path: Path) -> bool:
     plan_file = path / PLAN_FILE
     if not plan_file.is_file():
@@ -167,7 +195,7 @@ def _is_launch_directory(path: Path) -> bool:
 
 def _write_directory(out: Path, files: dict[str, str]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.new-"))
+    building = _new_folder(out.parent, out.name)
     try:
         new = building / out.name
         for name, text in files.items():

@@ -292,6 +292,19 @@ def test_wrong_file_ends_in_one_line_that_names_it(
     assert not out.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("out", ["/proc/launch", "/proc/self/a/b", "/dev/null/launch", "x" * 250, "y" * 300])
+def test_a_place_that_takes_no_folder_is_refused_before_the_search(
+    out: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Root may write everywhere, so that rights said nothing: the plan was found first and then lost."""
+    monkeypatch.chdir(tmp_path)
+    replace_both(monkeypatch, lambda problem: pytest.fail("searched"))
+    assert main(["plan", *flags(), "--out", out]) == 2
+    assert out in one_line_error(capsys)
+    assert not any(tmp_path.iterdir())
+
+
 def test_huge_file_is_refused_before_it_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     huge = tmp_path / "huge.yaml"
     with open(huge, "wb") as file:
