@@ -15,6 +15,7 @@ from planner.data.read import decode, read_raw
 from planner.errors import InstanceError
 from planner.launchers import read_megatron
 from planner.launchers.read_back import ReadBack
+from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import split_words
 from planner.launchers.read_launch import read_launch
 from planner.launchers.same_model import differences
@@ -75,7 +76,9 @@ def _check_model(back: ReadBack, name: str) -> None:
     """Stop where a script trains another model than it should."""
     found = back.problem.model
     stated = not any(note.startswith("vocabulary of") for note in back.notes)
-    different = differences(found, load.load_model(name), vocabulary_is_known=stated)
+    wanted = load.load_model(name)
+    shape = differences(found, wanted, vocabulary_is_known=stated)
+    different = (*shape, *other_constants(found, wanted))
     if different:
         raise InstanceError(
             f"trains another model than {name}: {'; '.join(different)}", found.source or "script"

@@ -59,6 +59,12 @@ def constant_arguments(model: ModelSpec, version: str) -> Arguments:
     return (*rotated_share(model), *stretching_arguments(model, version), *routing_arguments(model))
 
 
+def all_constants(model: ModelSpec, version: str) -> Arguments:
+    """The same with those two flags."""
+    base = (option("--rotary-base", rotary_base(model)),) if has_rotary_positions(model) else ()
+    return (*base, option("--norm-epsilon", norm_epsilon(model)), *constant_arguments(model, version))
+
+
 def left_out(model: ModelSpec, version: str, *, by_fields: bool = False) -> tuple[str, ...]:
     """What the launch files cannot state of the network or had to take for granted, in sentences.
 

@@ -18,6 +18,8 @@ from planner.launchers.arguments import words
 from planner.launchers.megatron_arguments import number_format
 from planner.launchers.megatron_bridge import CURRENT_SCALING, MIXED_PRECISION
 from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.model_constants import all_constants
+from planner.rules.versions import NEWEST
 
 VALUES = {
     "model.tensor_model_parallel_size": "--tensor-model-parallel-size",
@@ -44,6 +46,8 @@ VALUES = {
     "train.global_batch_size": "--global-batch-size",
     "train.train_iters": "--train-iters",
     "tokenizer.vocab_size": "--vocab-size",
+    "model.rotary_base": "--rotary-base",
+    "model.layernorm_epsilon": "--norm-epsilon",
     "ddp.data_parallel_sharding_strategy": "--data-parallel-sharding-strategy",
     "ddp.bucket_size": "--ddp-bucket-size",
     "ddp.num_distributed_optimizer_instances": "--num-distributed-optimizer-instances",
@@ -94,6 +98,22 @@ PROVIDER = {
     "moe_ffn_hidden_size": "--moe-ffn-hidden-size",
     "moe_shared_expert_intermediate_size": "--moe-shared-expert-intermediate-size",
     "make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
+    "layernorm_epsilon": "--norm-epsilon",
+    "rotary_base": "--rotary-base",
+    "rotary_percent": "--rotary-percent",
+    "rope_scaling_factor": "--rope-scaling-factor",
+    "rotary_scaling_factor": "--rotary-scaling-factor",
+    "mscale": "--mscale",
+    "mscale_all_dim": "--mscale-all-dim",
+    "yarn_rotary_scaling_factor": "--rotary-scaling-factor",
+    "yarn_mscale": "--mscale",
+    "yarn_mscale_all_dim": "--mscale-all-dim",
+    "yarn_beta_fast": "--yarn-beta-fast",
+    "yarn_beta_slow": "--yarn-beta-slow",
+    "yarn_original_max_position_embeddings": "--yarn-original-max-position-embeddings",
+    "moe_router_topk_scaling_factor": "--moe-router-topk-scaling-factor",
+    "moe_router_num_groups": "--moe-router-num-groups",
+    "moe_router_group_topk": "--moe-router-group-topk",
 }
 """Fields of a model provider with a value, and the argument of Megatron-LM that states it."""
 
@@ -190,7 +210,8 @@ def _model_words(entry_point: Path, fields: dict[str, str]) -> tuple[str, ...]:
     named = next((model for model, known in bridge_model.RECIPES.items() if known == recipe), None)
     if named is not None:
         model = load_model(named)
-        return words((*model_arguments(model, length), *moe_arguments(model, grouped_gemm=False)))
+        shape = (*model_arguments(model, length), *moe_arguments(model, grouped_gemm=False))
+        return words((*shape, *all_constants(model, NEWEST)))
     own = entry_point.parent / "recipe.py"
     if recipe != ("recipe", "pretrain_config") or not own.is_file():
         raise InstanceError(
@@ -235,6 +256,9 @@ def _provider_words(recipe: Path, length: int) -> Iterator[str]:
         "--untie-embeddings-and-output-weights": not values.get("share_embeddings_and_output_weights"),
         "--disable-bias-linear": values.get("add_bias_linear") is False,
         "--add-qkv-bias": values.get("add_qkv_bias"),
+        "--no-yarn-correction-range-round-to-int": values.get("yarn_correction_range_round_to_int") is False,
+        "--use-rope-scaling": values.get("rope_scaling"),
+        "--moe-router-pre-softmax": values.get("moe_router_pre_softmax"),
         "--moe-router-enable-expert-bias": values.get("moe_router_enable_expert_bias"),
         "--quick-geglu": texts["activation_func"] == "quick_gelu",
         "--squared-relu": texts["activation_func"] == "squared_relu",

@@ -26,6 +26,8 @@ _RENAMED = {
     "--num-mtp-predictor": "--mtp-num-layers",
     "--moe-expert-parallel-size": "--expert-model-parallel-size",
     "--topk": "--moe-router-topk",
+    "--layernorm-epsilon": "--norm-epsilon",
+    "--routed-scaling-factor": "--moe-router-topk-scaling-factor",
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--encoder-num-layers": "--num-layers",
     "--batch-size": "--micro-batch-size",

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 
-from planner.data.catalog import names
 from planner.data.explain import explained
-from planner.data.load import load_model
+from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
 from planner.errors import InstanceError
-from planner.launchers.arguments import words
 from planner.launchers.megatron_hybrid import PATTERN, SPECS, STAGE_END
-from planner.launchers.megatron_model import CONVOLUTION, inexpressible, model_arguments, moe_arguments
+from planner.launchers.megatron_model import CONVOLUTION
+from planner.launchers.read_constants import other_constants, read_constants
 from planner.launchers.read_dialects import expert_pattern
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_other import refuse_other_models
-from planner.rules.versions import NEWEST, VERSIONS
+from planner.launchers.read_shipped import shipped, shipped_models
 
 GPT2_VOCABULARY = 50_257
 """Entries of the vocabulary that GPT-2 published, which many scripts still name."""
@@ -40,13 +38,25 @@ def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
     """
     refuse_other_models(flags)
     hybrid = _hybrid(flags)
-    shipped = _shipped(flags)
-    if shipped is not None:
-        return shipped
+    known = shipped(flags, hybrid)
     try:
-        return _as_stated(flags, hybrid, notes)
+        model = known or _as_stated(flags, hybrid, notes)
     except ValidationError as error:
         raise explained(ModelSpec, error, flags.where) from None
+    stated = _with_constants(model, read_constants(flags))
+    return known if known is not None and not any(other_constants(stated, known)) else stated
+
+
+def _with_constants(model: ModelSpec, constants: ModelConstants) -> ModelSpec:
+    """The network with what a script states of its numbers.
+
+    Groups of experts that cannot be are left out: `planner.launchers.read_refusals` says what is wrong.
+    """
+    try:
+        return ModelSpec(**(dict(model) | {"constants": constants}))
+    except ValidationError:
+        without = constants.model_copy(update={"expert_groups": None, "groups_visited": None})
+        return model.model_copy(update={"constants": without})
 
 
 def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> ModelSpec:
@@ -87,44 +97,6 @@ def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> Mod
         "source": flags.where,
     }
     return ModelSpec(**fields)
-
-
-def _shipped(flags: Flags) -> ModelSpec | None:
-    """The shipped model whose own arguments are all there, with no other word on its shape."""
-    size = (flags.number("--num-layers"), flags.number("--hidden-size"))
-    length = flags.number("--seq-length")
-    vocabulary = flags.values.get("--vocab-size")
-    version = NEWEST if flags.text("--position-embedding-type", "") == "yarn" else VERSIONS[0]
-    found = []
-    for model in _shipped_models():
-        if (model.num_layers, model.hidden_size) != size or inexpressible(model, builds_hybrids=True):
-            continue
-        if model.hybrid != _hybrid(flags):
-            continue
-        if vocabulary not in (None, (str(model.vocab_size),)):
-            continue
-        shape = Flags(
-            words((*model_arguments(model, length, version), *moe_arguments(model, grouped_gemm=False)))
-        )
-        if all(flags.values.get(flag) == values for flag, values in shape.values.items()) and not (
-            _SHAPE & flags.values.keys() - shape.values.keys()
-        ):
-            found.append(model)
-    return found[0] if len(found) == 1 else None
-
-
-@cache
-def _shipped_models() -> tuple[ModelSpec, ...]:
-    return tuple(load_model(name) for name in names("models"))
-
-
-_SHAPE = {
-    "--group-query-attention", "--kv-channels", "--qk-layernorm", "--softmax-type", "--window-size",
-    "--multi-latent-attention", "--swiglu", "--squared-relu", "--quick-geglu", "--disable-bias-linear",
-    "--add-qkv-bias", "--num-experts", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
-    "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
-    "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--moe-shared-expert-gate",
-}  # fmt: skip
 
 
 def _hybrid(flags: Flags) -> HybridSpec | None:
@@ -175,7 +147,7 @@ def _vocabulary(flags: Flags, notes: list[str]) -> int:
         notes.append(f"vocabulary of {GPT2_VOCABULARY:,} entries, as GPT-2's tokenizer has")
         return GPT2_VOCABULARY
     size = (flags.number("--num-layers"), flags.number("--hidden-size"))
-    for model in _shipped_models():
+    for model in shipped_models():
         if (model.num_layers, model.hidden_size) == size:
             notes.append(
                 f"vocabulary of {model.vocab_size:,} entries, as {model.id} has; no --vocab-size is given"

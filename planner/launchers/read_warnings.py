@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from planner.data.catalog import names
+from planner.data.load import load_model
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.megatron_arguments import GROUP_SIZE
+from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_other import unpriced
 from planner.rules.experts import exchange_cannot_hide
@@ -30,6 +33,7 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
         *_expert_tensor_parallel(problem, plan, flags),
         *unpriced(flags),
         *_recomputed_layers(flags),
+        *_constants(problem),
     ]
     copied = kv_heads_are_not_copied(problem, plan, "0.15")
     return (*found, copied) if copied is not None else tuple(found)
@@ -81,6 +85,13 @@ def _recomputation_under_fsdp2(plan: Plan, flags: Flags) -> Iterator[str]:
             "recomputation with --use-torch-fsdp2: reported to save no memory, which the prediction counts "
             "as saved; measure it, or take --use-megatron-fsdp"
         )
+
+
+def _constants(problem: Problem) -> Iterator[str]:
+    """Numbers that cost nothing, but without which a published network becomes another."""
+    name = problem.model.id
+    if name in names("models") and (others := list(other_constants(problem.model, load_model(name)))):
+        yield f"{'; '.join(others)}: of the shape of {name}, yet another network is trained"
 
 
 def _mask_of_loader(problem: Problem, flags: Flags) -> Iterator[str]:

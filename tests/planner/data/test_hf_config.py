@@ -232,7 +232,7 @@ def test_a_script_that_trains_another_model_or_contradicts_itself_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # THUDM/slime#1240: layers, widths or tied embeddings differed, and the wrong model trained in silence.
-    config, arguments = written(tmp_path, LLAMA), tmp_path / "args.txt"
+    config, arguments = written(tmp_path, LLAMA | {"rope_theta": 500000.0}), tmp_path / "args.txt"
     arguments.write_text(ARGUMENTS)
     asked = [
         "predict",
@@ -247,6 +247,10 @@ def test_a_script_that_trains_another_model_or_contradicts_itself_is_refused(
     said = " ".join(capsys.readouterr().err.split())
     assert "num_layers 30, not 32; tied_embeddings True, not False" in said
     arguments.write_text(ARGUMENTS.replace("30", "32", 1) + " --untie-embeddings-and-output-weights")
+    # Of rotary base and epsilon nothing was said, and Megatron's own were trained with.
+    assert main(asked) == ExitCode.WRONG_INPUT
+    assert "norm_epsilon 1e-05, not 1e-06; rotary_base 10000, not 500000" in capsys.readouterr().err
+    arguments.write_text(arguments.read_text() + " --norm-epsilon 1e-6 --rotary-base 500000")
     assert main(asked) == ExitCode.PLAN
     arguments.write_text(arguments.read_text() + " --overlap-param-gather")
     assert main(asked) == ExitCode.INFEASIBLE

@@ -24,11 +24,15 @@ from planner.launchers.megatron_arguments import (
 )
 from planner.launchers.megatron_hybrid import hybrid_arguments, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
+from planner.launchers.model_constants import all_constants
+from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import Flags
+from planner.launchers.read_launch import read_launch
 from planner.launchers.read_layout import layer_counts, layout_stages
 from planner.launchers.read_megatron import read_arguments, read_script
 from planner.launchers.read_model import layers_with_experts, read_capacity, read_model
 from planner.launchers.read_software import read_recompute_modules, read_stack
+from planner.rules.versions import NEWEST
 from tests.planner.launchers import plans
 
 FAST = {"virtual_stages", "latent_attention_and_prediction", "sharded_parameters"}
@@ -90,6 +94,40 @@ def test_a_hybrid_of_the_users_own_is_built_from_its_flags() -> None:
 def test_layers_that_our_models_lack_are_refused(flags: str, said: str) -> None:
     with pytest.raises(InstanceError, match=said):
         read_model(Flags([*flags.split(), "--hidden-size", "1024"]), [])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("llama3-8b", {"--rotary-base": "10000"}, "rotary_base 10000, not 500000"),
+        ("qwen3-8b", {"--norm-epsilon": "1e-5"}, "norm_epsilon 1e-05, not 1e-06"),
+        ("deepseek-v3", {"--mscale-all-dim": "0"}, "mscale_all_dim 0, not yarn x 40"),
+        ("deepseek-v3", {"--moe-router-group-topk": "2"}, "groups_visited 2, not 4"),
+        ("deepseek-v2-lite", {"--moe-router-topk-scaling-factor": "2"}, "routed_scale 2, not 1"),
+        (
+            "gpt-oss-20b",
+            {"--yarn-beta-fast": "16"},
+            "beta_fast 16 beta_slow 1 original_length 4096",
+        ),
+        ("llama3.1-405b", {"--rope-scaling-factor": "4"}, "llama3 x 4, not llama3 x 8"),
+    ],
+)
+def test_numbers_that_make_another_network_of_a_published_one_are_told(
+    name: str, changes: dict[str, str], said: str
+) -> None:
+    """Only what costs time or memory was compared, so that a wrong rotary base passed as the model."""
+    flags = Flags((*arguments_of(name), *words(all_constants(load_model(name), NEWEST))))
+    assert read_model(flags, []) == load_model(name)
+    flags.values |= {flag: (value,) for flag, value in changes.items()}
+    (phrase,) = other_constants(read_model(flags, []), load_model(name))
+    assert said in phrase
+
+
+def test_experts_in_every_layer_are_known_from_flagscales_files(tmp_path: Path) -> None:
+    """Its list of layers has no parentheses, so that gpt-oss was read as a network with biases everywhere."""
+    problem, plan = plans.two_stages("gpt-oss-20b")
+    out = export_plan(problem, plan, "flagscale", tmp_path / "launch")
+    assert read_launch(out, problem.cluster).problem.model == problem.model
 
 
 def arguments_of(name: str) -> tuple[str, ...]:

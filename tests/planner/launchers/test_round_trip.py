@@ -17,6 +17,7 @@ from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError
 from planner.launchers.directory import export_plan
 from planner.launchers.nearest import is_legal
+from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flagscale import read_flagscale
 from planner.launchers.read_launch import read_launch
 from tests.planner.launchers import plans
@@ -36,6 +37,7 @@ def assert_reads_back(problem: Problem, plan: Plan, target: TargetName, folder: 
     assert back.problem.workload == problem.workload
     assert back.problem.stack == problem.stack
     assert total_parameters(back.problem.model) == total_parameters(problem.model)
+    assert list(other_constants(back.problem.model, problem.model)) == []
     assert back.unknown_flags == () and back.refusals == ()
 
 
