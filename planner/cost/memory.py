@@ -264,9 +264,11 @@ def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, siz
     """
     logits = sizes.tokens * vocab / sizes.tp
     waits = HALF if stack.fused_cross_entropy else 4.0
-    peak = 2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0
+    peak: Values = 2 * HALF if stack.fused_cross_entropy else HALF + 4.0 + 4.0
     if stack.loss_bytes_per_logit is not None:
         peak = stack.loss_bytes_per_logit
+    if stack.whole_loss_bytes_per_logit is not None:
+        peak = where(sizes.tp > 1, peak, stack.whole_loss_bytes_per_logit)
     in_loss = logits * (peak + model.mtp_num_layers * waits)
     if stack.gathers_logits:
         in_loss = where(sizes.tp > 1, in_loss * sizes.tp + HALF * logits, in_loss)

@@ -196,6 +196,8 @@ class Prices:
     """Whether a stage after the first begins to reduce when its last backward has ended."""
     scales_s: Floats | None = None
     """[choice, node_class] what each pass of a chunk takes to agree on its scales; None takes nothing."""
+    plans_memory: bool = False
+    """Whether a stage has a place for every micro-batch that may be in flight (`in_flight_1f1b`)."""
     step_copy_share: float = 0.0
     """Gradients that the optimizer's step makes anew in fp32, over its state."""
     slowed_fraction: float = 0.0

@@ -72,6 +72,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         last_kind=classes[0].kinds.index(model.kind_of_layer[-1]),
         later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
         scales_s=_scales_s(problem, sizes, len(degrees)),
+        plans_memory=problem.stack.plans_memory,
         step_copy_share=step_copy_share(problem.stack, degrees.dp_mode),
         allocated_fraction=problem.stack.allocated_fraction,
         limit_bytes=given.limit_bytes,

@@ -187,6 +187,16 @@ def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:
     )
 
 
-def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int) -> int:
-    """Micro-batches whose activations stage s of p holds under 1F1B: min(m, p - s)."""
+def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int, *, planned: bool = False) -> int:
+    """Micro-batches whose activations stage s of p holds under 1F1B: min(m, p - s).
+
+    Parameters
+    ----------
+    planned
+        Whether memory is planned ahead (`plans_memory` of a stack). Every stage but the last then has 2 p
+        places between its forward and its backward, however many are taken, and that where a forward writes
+        (oneflow/core/job_rewriter/pipeline_buffer_pass.cpp: buffer_size = total_stage_num * 2).
+    """
+    if planned and num_microbatches > 1 and stage < num_stages - 1:
+        return 2 * num_stages + 1
     return min(num_microbatches, num_stages - stage)

@@ -37,7 +37,9 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
     without it the scores are cast to fp32 (6 bytes moved), scaled (8), masked (9), normalised (8) and cast
     back (6), and the backward goes the same way with one read more; in 16 bits they are masked in place (5,
     backward in a copy: 9) and normalised (4, backward 6). Dropout reads and writes a score and a mask of one
-    byte (Korthikanti et al. 2022, section 4.1; megatron/model/fused_softmax.py of Megatron-LM).
+    byte (Korthikanti et al. 2022, section 4.1; megatron/model/fused_softmax.py of Megatron-LM). A softmax
+    that applies it writes the dropped score beside its own, and both ways read a mask that was drawn before
+    (fused_tril_scale_softmax_mask_scale of OneFlow).
     """
     s = sizes
     scores = s.microbatch_size * model.num_attention_heads / s.tp * s.seq_length * s.seq_length / s.cp
@@ -46,8 +48,10 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
         plain = (2 * HALF + 1.0 + 2 * HALF, 4 * HALF + 1.0 + 3 * HALF)
     fused = is_fused(model, stack, s)
     forward, backward = (where(fused, x, y) for x, y in zip((2 * HALF, 3 * HALF), plain, strict=True))
-    dropout = 2 * HALF + 1.0 if stack.has_dropout(model) else 0.0
-    return Traffic(scores * (forward + dropout), scores * (backward + dropout))
+    drops, dropped = (HALF + 2.0, 1.0) if stack.softmax_drops else (2 * HALF + 1.0, 2 * HALF + 1.0)
+    if not stack.has_dropout(model):
+        drops = dropped = 0.0
+    return Traffic(scores * (forward + drops), scores * (backward + dropped))
 
 
 def layer_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes) -> Traffic:

@@ -37,6 +37,8 @@ class SoftwareStack(Data):
     """Whether the loss avoids extra fp32 copies of the logits."""
     loss_bytes_per_logit: float | None = Field(default=None, gt=0)
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
+    whole_loss_bytes_per_logit: float | None = Field(default=None, gt=0)
+    """The same where one rank has all logits of a token, if it differs [bytes]."""
     loss_in_fp32: bool = False
     """With a fused loss: whether logits are cast to fp32 for it, and their gradient is cast back."""
     gathers_logits: bool = False
@@ -162,6 +164,8 @@ class SoftwareStack(Data):
     dropout_in_gpt: bool = False
     """Whether it is on for models with learned positions alone, as in PaddleNLP, whose GPT has it by default
     and whose other networks have none."""
+    softmax_drops: bool = False
+    """Whether the fused softmax applies dropout too, rather than a kernel that reads and writes once more."""
     cp_exchange: Literal["p2p", "all_gather", "a2a", "a2a+p2p"] = "p2p"
     """How context-parallel ranks attend to all tokens (Megatron-LM's --cp-comm-type): keys and values around
     a ring, or gathered first; heads exchanged for tokens; or that inside a node and a ring between nodes."""
@@ -221,6 +225,10 @@ class SoftwareStack(Data):
     megatron_groups: bool = False
     """Whether Megatron-LM's groups beside those that share work have communicators as well: the ranks of a
     replica, of the distributed optimizer, of the shared embedding and of an expert layer."""
+    plans_memory: bool = False
+    """Whether memory is planned ahead, each stretch of the graph for itself. In a pipeline the gradients of a
+    micro-batch then lie whole beside their sum, a forward that passes has a place beside that of a backward,
+    and every stage but the last one for each micro-batch that may be in flight (OneFlow)."""
     allocated_fraction: float = Field(default=0.94, gt=0, le=1)
     """Allocated over reserved memory: what fragmentation leaves."""
     time_factor: dict[str, float] = Field(default_factory=dict)

@@ -165,7 +165,7 @@ def _memory(
     c, p = entries.choice, entries.num_stages
     first_stage, last_stage = entries.position == 0, entries.position == p - 1
     lead = np.where(first_stage, kinds.num_lead, 0)
-    held = [in_flight_1f1b(p, s, num_microbatches) for s in range(p)]
+    held = [in_flight_1f1b(p, s, num_microbatches, planned=prices.plans_memory) for s in range(p)]
     in_flight = np.array(held, dtype=np.float64)[entries.position]
     if entries.in_flight is not None:
         in_flight = entries.in_flight

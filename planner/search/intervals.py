@@ -97,7 +97,7 @@ class Intervals:
             Position(
                 choice=choice,
                 node_class=int(order[stage]),
-                in_flight=in_flight_1f1b(num_stages, stage, m),
+                in_flight=in_flight_1f1b(num_stages, stage, m, planned=self.prices.plans_memory),
                 first=stage == 0,
                 last=stage == num_stages - 1,
             )

@@ -15,7 +15,7 @@ from planner.cost.flop import model_flop_per_step
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
 from planner.cost.remembered import remembered_price
-from planner.cost.stage import StageContent
+from planner.cost.stage import StageContent, in_flight_1f1b
 from planner.cost.stage_memory import OUTSIDE, kept_bytes, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -221,6 +221,8 @@ def _evaluate_mixed(problem: Problem, plan: Plan, *, timeline: bool) -> Evaluati
 
 def _in_flight_of(plan: Plan, prices: Prices, choice: int, content: StageContent, s: int) -> tuple[int, ...]:
     v, m = plan.virtual_stages, schedulable_microbatches(plan)
+    if prices.plans_memory and v == 1:
+        return (in_flight_1f1b(len(plan.stages), s, m, planned=True),)
     kept = kept_bytes(prices, choice, content) if v > 1 else None
     return peak_in_flight(len(plan.stages), s, m, v, kept, schedulable_group(plan))
 

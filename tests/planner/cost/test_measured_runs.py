@@ -92,7 +92,6 @@ def test_memory_of_other_software_stays_within_the_goal(suite: str, worst_mape: 
 
 
 LOW_BY_MORE = {
-    "dlperf-OneFlow-DP-PP-8x1x4-512-1536x16",  # buffers of a static graph's pipeline
     "paddlenlp-facebook-llama-13b",
     "flagperf-nvidia-llama3_8B-megatron-A800-80G-8-PP1DP1TP8-bf16-512-mbs1",
     "flagperf-nvidia-llama3_8B-megatron-A800-80G-8-PP2DP1TP4-bf16-512-mbs1",

@@ -33,6 +33,14 @@ def test_scores_in_16_bits_are_masked_normalised_and_dropped() -> None:
     assert moved.backward_bytes == (5 + 6 + 9) * scores
 
 
+def test_a_softmax_that_applies_dropout_draws_its_mask_before_and_reads_it_both_ways() -> None:
+    of = with_stack(problem(model="llama2-7b", seq_length=1024, stack="oneflow"), fused_softmax=True)
+    moved = score_traffic(of.model, of.stack, Sizes.single(of, Degrees.single()))
+    scores = 32 * 1024 * 1024
+    assert moved.forward_bytes == (1 + 1 + 2 + 2 + 2) * scores
+    assert moved.backward_bytes == (2 + 2 + 1 + 2) * scores
+
+
 def test_two_heads_of_one_sequence_have_no_fused_softmax() -> None:
     # Megatron-LM's kernel takes four score matrices at a time (fused_softmax.py, is_kernel_available).
     of = problem(model="gpt3-175b", seq_length=1024)
