@@ -151,7 +151,8 @@ class MeshSearch(Search):
         self.offer_seeds()
         for plan in self.seeds:
             place = sequence_of(self.problem, opener.batches, plan)
-            if place is not None:
+            # A plan of more nodes may be at hand; without its hosts it shows nothing here.
+            if place is not None and opener.is_allowed(*place):
                 opener.try_order(*place)
         self.annealer.blocks = first_sequences(opener, BLOCKS)
         for choice, order in self.annealer.blocks[:LOOKS]:

@@ -203,7 +203,7 @@ class ReplicaSearch(MeshSearch):
             mixes.begin_at(best.plan)
         self.mixes = mixes
         known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
-        places = [place for place in known if place is not None]
+        places = [place for place in known if place is not None and opener.is_allowed(*place)]
         least_s = work_bound_s(self.whole) or 0.0
         for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = self.incumbent.step_s

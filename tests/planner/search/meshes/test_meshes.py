@@ -10,6 +10,7 @@ import pytest
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner import api
 from planner.cost.resharding import hop_between_s
+from planner.data.changes import with_cluster, with_nodes
 from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.plan import Replica
@@ -28,6 +29,7 @@ from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.shapes import shape_numbers
 from planner.search.meshes.units import count_units
+from planner.search.targets import search_target
 from planner.units import MS
 from tests.random_problems import random_problem
 
@@ -309,6 +311,20 @@ def random_pipeline(
         if choice is not None:
             best = min(best, opener._evaluated(number, order, choice)[1].step_s)
     return order, best
+
+
+def test_a_plan_of_more_nodes_begins_no_search_of_fewer() -> None:
+    """Its pipeline was tried without the hosts that it takes, so that the cheapest nodes were never found."""
+    problem = random_problem(9543, most_layers=3).model_copy(update={"target": "flagscale"})
+    many = with_nodes(problem.cluster, 1, 0)
+    assert many is not None
+    one = with_nodes(many, 0, 1)
+    assert one is not None
+    plan = MeshSearch(with_cluster(problem, many), None).run().plan
+    assert plan is not None and plan.pipeline_parallel == 2
+    few = with_cluster(problem, one)
+    assert MeshSearch(few, None, [plan]).run().plan is not None
+    assert search_target(few.model_copy(update={"target": "unrestricted"}), None, [plan]).plan is not None
 
 
 def test_a_plan_whose_stages_mix_chips_begins_no_search_of_whole_ones() -> None:
