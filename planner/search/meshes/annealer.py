@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from planner.search.meshes.annealing import COOLING, anneal, mesh_times
-from planner.search.meshes.neighbours import Place
+from planner.search.meshes.annealing import COOLING, MeshTimes, anneal, mesh_times
+from planner.search.meshes.balance import Balance
+from planner.search.meshes.blocks import block_starts
 from planner.search.meshes.opener import MeshOpener
 from planner.search.relaxation import Found
+from planner.units import MS
 
 WORTH_A_GAP = 0.02
 """How far below the best plan the bound must lie for pipelines to be annealed."""
-EVERY, LATER = 3, 1.2
-"""Parts opened between two annealings: at least so many, and so many times those before."""
+STUCK = 20
+"""Sets split without a better plan from which pipelines are annealed at a smaller gap too. A guess."""
+EVERY, LATER, LATER_IF_STUCK = 3, 1.2, 1.5
+"""Parts opened between two annealings: at least so many, and so many times those before; more at a small
+gap."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
 SHORT_ROUNDS, LONGER, MOST_STEPS = 4, 0.25, 2000
 """Annealings of the usual steps, the share of them by which each later one is longer, and the most steps.
 Guesses."""
+AGAIN = 0.004
+"""By how much the bound of a batch counts as higher for each time that it has been annealed. A guess."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
-MOST_STARTS = 6
-"""Pipelines of a batch to begin with."""
+MOST_FOUND, MOST_STARTS, MOST_KEPT = 5, 8, 2
+"""Pipelines to begin with: those known of a batch, with some of one shape a class, and of the annealing
+before. Guesses."""
 
 
 class MeshAnnealer:
@@ -28,9 +36,10 @@ class MeshAnnealer:
     def __init__(self, opener: MeshOpener) -> None:
         self._opener = opener
         self._next, self._wait, self._rounds = EVERY, EVERY, 0
-        self._done: set[int] = set()
-        self.blocks: list[Place] = []
-        """Pipelines of one shape a class, the most promising first."""
+        self._done: dict[int, int] = {}
+        """How often batches have been annealed."""
+        self._kept: dict[int, list[Found]] = {}
+        """The best pipelines that came of it."""
         self._begun: tuple[int, tuple[int, ...]] | None = None
 
     def look(self, opened: int, bound_s: float | None) -> None:
@@ -40,47 +49,66 @@ class MeshAnnealer:
         if opened < self._next or bound_s is None or opener.problem.options.keep_class_order:
             return
         far = max(WORTH_A_GAP, 2 * opener.problem.options.gap)
-        if step_s is not None and bound_s >= (1 - far) * step_s:
+        is_near = step_s is not None and bound_s >= (1 - far) * step_s
+        if is_near and opener.sets_since_better < STUCK:
+            return
+        best, promised = opener.best, opener.promised_s
+        if best is not None and best[1:] != self._begun:
+            self._begun, choice = best[1:], best[1]
+        elif promised:
+            choice = min(promised, key=lambda one: promised[one] * (1 + AGAIN * self._done.get(one, 0)))
+        else:
             return
         self._rounds += 1
-        fresh = [choice for choice in opener.promising if choice not in self._done]
-        best = opener.best
-        if fresh and (self._rounds % 2 or best is None or best[1:] == self._begun):
-            self._improve(fresh[0])
-        elif best is not None:
-            self._begun = best[1:]
-            self._improve(best[1])
+        fresh = choice not in self._done
+        self._improve(choice, bound_s)
         in_vain = not fresh and opener.incumbent.step_s == step_s
         self._wait = int(self._wait * IN_VAIN) if in_vain else EVERY
-        self._next = max(opened + self._wait, int(opened * LATER))
+        self._next = max(opened + self._wait, int(opened * (LATER_IF_STUCK if is_near else LATER)))
 
-    def _improve(self, choice: int) -> None:
+    def _improve(self, choice: int, bound_s: float) -> None:
         opener = self._opener
-        self._done.add(choice)
-        starts = self._starts(choice)
-        if not starts:
-            return
-        longest = min(opener.longest[choice], max(len(order) for order, _ in starts) + MORE_STAGES)
+        self._done[choice] = self._done.get(choice, 0) + 1
+        batch, found = opener.batches[choice], self._found(choice)
+        listed = [*found, *opener.promising.get(choice, ())]
+        longest = min(opener.longest[choice], max(len(order) for order, _ in listed) + MORE_STAGES)
         places = opener.places.of(choice, opener.longest[choice])
-        times = mesh_times(opener.problem, opener.prices, opener.batches[choice], places, longest)
+        times = mesh_times(opener.problem, opener.prices, batch, places, longest)
+        balance = Balance.of(times)
         seed = opener.problem.options.seed + self._rounds
+        slowest_ms = bound_s / MS / batch.num_microbatches
+        starts = [
+            (order, layers)
+            for order, layers in block_starts(times, balance, slowest_ms, MOST_STARTS - len(found), seed)
+            if opener.is_allowed(choice, order)
+        ]
+        starts = [*found, *starts]
+        if starts:
+            self._anneal(choice, times, balance, starts, seed)
+
+    def _anneal(
+        self, choice: int, times: MeshTimes, balance: Balance, starts: list[Found], seed: int
+    ) -> None:
+        opener = self._opener
         steps = min(int(COOLING.steps * (1 + LONGER * max(self._rounds - SHORT_ROUNDS, 0))), MOST_STEPS)
-        for order, layers in anneal(times, starts, seed, lambda: opener.clock.is_up, steps):
+        found = anneal(times, balance, starts, seed, lambda: opener.clock.is_up, steps)
+        self._kept[choice] = found[:MOST_KEPT]
+        for order, layers in found:
             if opener.is_allowed(choice, order):
                 opener.judge_layers(choice, order, layers)
 
-    def _starts(self, choice: int) -> list[Found]:
-        """Pipelines of a batch with whole layers: the best plan, what walks found, one shape a class."""
+    def _found(self, choice: int) -> list[Found]:
+        """The best plan, what an annealing kept, and what walks found, with whole layers."""
         opener = self._opener
         places: list[Found] = []
         if opener.best is not None and opener.best[1] == choice:
             places.append((opener.best[2], opener.best_layers))
+        places += self._kept.get(choice, [])
         places += opener.promising.get(choice, ())
-        places += [(order, (1,) * len(order)) for of, order in self.blocks if of == choice]
-        starts: list[Found] = []
+        found: list[Found] = []
         for order, layers in places:
-            if len(starts) < MOST_STARTS and opener.is_allowed(choice, order):
+            if len(found) < MOST_FOUND and opener.is_allowed(choice, order):
                 whole = opener.whole_layers(choice, order, layers)
                 if whole is not None:
-                    starts.append((order, whole))
-        return starts
+                    found.append((order, whole))
+        return found

@@ -22,6 +22,7 @@ from planner.cost.resharding import hops_between_s
 from planner.data.problem import Problem
 from planner.search.annealing import MOST_ORDERS
 from planner.search.degrees import allowed_stages
+from planner.search.meshes.balance import NOTHING, Balance
 from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch, ends_match
 from planner.search.relaxation import Found
@@ -31,8 +32,6 @@ from planner.units import MS
 COOLING = Cooling(steps=500, warmth=0.01, follow_every=100)
 MOST_WAVES = 72
 """Micro-batches and stages up to which a pipeline is valued by its events, each of which costs. A guess."""
-NOTHING = -1
-"""Shape of a stage that is not there."""
 LAYER, SHAPE, SHAPES, SWAP, SHIFT, CUT, JOIN = range(7)
 """A layer moves; a stage gets another shape; all of a shape do; two change places; one moves along; one
 becomes two; two become one."""
@@ -40,8 +39,10 @@ SHARES = (0.3, 0.2, 0.05, 0.15, 0.1, 0.1, 0.1)
 """How often a change is of each kind."""
 AND_A_LAYER = 0.5
 """How often a layer moves beside a change of another kind."""
-OF_ITS_CLASS = 0.7
-"""How often a new shape is of the class that the stage is on."""
+COPIED, OF_ITS_CLASS = 0.5, 0.7
+"""How often a new shape is one of the pipeline's, and how often another is of the class of the stage."""
+BALANCED = 0.75
+"""How often all layers are balanced behind a change of shapes. Guesses."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ def mesh_times(problem: Problem, prices: Prices, batch: Batch, places: Places, l
 
 def anneal(
     times: MeshTimes,
+    balance: Balance,
     starts: Sequence[Found],
     seed: int,
     is_up: Callable[[], bool],
@@ -182,7 +184,7 @@ def anneal(
         for none, (order, split) in zip(front, starts, strict=True)
     ]
     order, layers = (np.array(begun) for begun in zip(*for_all(filled), strict=True))
-    change = partial(_Draw(times).changed, random=random)
+    change = partial(_Draw(times, balance).changed, random=random)
     cooling = replace(COOLING, steps=steps)
     found = anneal_walkers(order, layers, times.values_ms, change, cooling, random, is_up)
     return [
@@ -194,7 +196,8 @@ def anneal(
 class _Draw:
     """Random changes of pipelines."""
 
-    def __init__(self, times: MeshTimes) -> None:
+    def __init__(self, times: MeshTimes, balance: Balance) -> None:
+        self.balance = balance
         self.node_class = times.node_class
         num_classes = len(times.nodes)
         self.of_class = [np.flatnonzero(times.node_class == c) for c in range(num_classes)]
@@ -208,7 +211,7 @@ class _Draw:
         """Every walker after one random change; each may be."""
         walkers, stages = order.shape
         rows = np.arange(walkers)
-        order, layers = order.copy(), layers.copy()
+        before, order, layers = order, order.copy(), layers.copy()
         real = order != NOTHING
         count = real.sum(axis=1)
         front = stages - count
@@ -217,7 +220,8 @@ class _Draw:
         is_cut = np.asarray((kind == CUT) & (front > 0) & (layers[rows, one] > 1))
         is_join = np.asarray((kind == JOIN) & (one < stages - 1))
         here = order[rows, one]
-        new = self._shape(here, random)
+        copied = random.random(walkers) < COPIED
+        new = np.where(copied, order[rows, other], self._shape(here, random))
         turns = np.asarray((kind == SHAPE) | is_cut | is_join)
         many = np.asarray(kind == SHAPES)[:, None] & np.asarray(order == here[:, None])
         order = np.where(many, new[:, None], order)
@@ -238,6 +242,9 @@ class _Draw:
         layers[rows[hands], taker[hands]] += 1
         source = np.argsort(place, axis=1, kind="stable")
         order, layers = (np.take_along_axis(of, source, axis=1) for of in (order, layers))
+        anew = np.flatnonzero((order != before).any(axis=1) & (random.random(walkers) < BALANCED))
+        balanced, fits = self.balance.layers(order[anew], random)
+        layers[anew[fits]] = balanced[fits]
         return order, layers, np.ones(walkers, dtype=np.bool_)
 
     def _shape(self, here: Ints, random: np.random.Generator) -> Ints:

@@ -154,8 +154,7 @@ class MeshSearch(Search):
             # A plan of more nodes may be at hand; without its hosts it shows nothing here.
             if place is not None and opener.is_allowed(*place):
                 opener.try_order(*place)
-        self.annealer.blocks = first_sequences(opener, BLOCKS)
-        for choice, order in self.annealer.blocks[:LOOKS]:
+        for choice, order in first_sequences(opener, BLOCKS)[:LOOKS]:
             if self.clock.is_up:
                 return
             opener.try_order(choice, order)

@@ -85,7 +85,9 @@ class MeshOpener(Opener):
         self.best_layers: tuple[int, ...] = ()
         """Its layers."""
         self.promising: dict[int, tuple[Found, ...]] = {}
-        """Pipelines that the last look at a batch came to, those of the latest last."""
+        """Pipelines that the last look at a batch came to."""
+        self.promised_s: dict[int, float] = {}
+        """Bound of that look [s]."""
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -113,7 +115,7 @@ class MeshOpener(Opener):
             bound_s, key, family.batch, family.places, lengths, COARSE_WORK, halvings
         )
         if found_s.min() < self.frontier.cutoff_s:
-            self._try_found_of_family(family, found)
+            self._try_found_of_family(float(found_s.min()), family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
         if part.choice in self._narrower:
             for narrow in self._narrower[part.choice]:
@@ -149,7 +151,7 @@ class MeshOpener(Opener):
             self._made[number] = made
         return self._made[number]
 
-    def _try_found_of_family(self, family: Family, found: Sequence[Found]) -> None:
+    def _try_found_of_family(self, bound_s: float, family: Family, found: Sequence[Found]) -> None:
         """Try pipelines of a family in the first of its batches that has their shapes."""
         for member in family.members[:TRIED_MEMBERS]:
             index = shape_numbers(self.batches[member])
@@ -160,8 +162,7 @@ class MeshOpener(Opener):
                 if all(keys[k] in index for k in order)
             ]
             if mine:
-                self.promising.pop(member, None)
-                self.promising[member] = tuple(mine)
+                self.promising[member], self.promised_s[member] = tuple(mine), bound_s
                 self._try_found(member, mine)
 
     def _open_lengths(self, stages: Ints, bounds_s: Floats) -> tuple[Ints, Floats]:

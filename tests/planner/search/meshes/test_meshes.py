@@ -23,6 +23,8 @@ from planner.search import driver as whole_driver
 from planner.search.meshes import driver
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
+from planner.search.meshes.balance import Balance
+from planner.search.meshes.blocks import block_starts
 from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.neighbours import SHAPES_OF_CLASS, first_sequences, sequence_of
 from planner.search.meshes.opener import MeshOpener
@@ -257,10 +259,55 @@ def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
         return float(times.values_ms(*filled)[0])
 
     assert start[1] is not None
-    found = anneal(times, [start], 0, lambda: False, 150)  # type: ignore[list-item]
+    balance = Balance.of(times)
+    found = anneal(times, balance, [start], 0, lambda: False, 150)  # type: ignore[list-item]
     assert value(*found[0]) < value(*start)  # type: ignore[arg-type]
-    assert found == anneal(times, [start], 0, lambda: False, 150)  # type: ignore[list-item]
+    assert found == anneal(times, balance, [start], 0, lambda: False, 150)  # type: ignore[list-item]
     assert all(sum(layers) == problem.model.num_layers for _, layers in found)
+    # All chips of each class in a row, the fastest first.
+    blocks = block_starts(times, balance, value(*found[0]) / batch.num_microbatches, 4, 0)
+    assert [value(*one) for one in blocks] == sorted(value(*one) for one in blocks)
+    for order, layers in blocks:
+        classes = [int(batch.node_class[k]) for k in order]
+        assert len(list(itertools.groupby(order))) == len(set(classes))
+        assert sum(layers) == problem.model.num_layers
+        assert {classes.count(c) for c in set(classes)} == {
+            4 // int(batch.num_chips[order[classes.index(c)]]) for c in set(classes)
+        }
+
+
+def test_balanced_layers_keep_the_least_limit_that_holds_them() -> None:
+    """No limit of the table that is lower holds all layers, and every stage keeps the one that is taken."""
+    problem = problem_of(global_batch_size=32)
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
+    number = max(opener.longest, key=lambda one: len(opener.batches[one].shapes))
+    batch, most = opener.batches[number], opener.longest[number]
+    times = mesh_times(problem, opener.prices, batch, opener.places.of(number, most), most)
+    balance, rng, held = Balance.of(times), np.random.default_rng(0), 0
+    both = times.forward_ms + times.backward_ms
+    for _ in range(60):
+        p = int(rng.integers(1, most + 1))
+        order = np.array([[NOTHING] * (most - p) + rng.integers(0, len(batch.shapes), p).tolist()])
+        layers, fits = balance.layers(order, rng)
+        places = [min(most - 1 - s, both.shape[2] - 1) for s in range(most - p, most)]
+        tables = [
+            both[int(i == 0), k, q] for i, (k, q) in enumerate(zip(order[0, most - p :], places, strict=True))
+        ]
+
+        def holds(limit: float) -> int:
+            return sum(max(np.flatnonzero(one <= limit), default=0) for one in tables)  # noqa: B023
+
+        enough = [limit for limit in balance.limits_ms if holds(limit) >= problem.model.num_layers]
+        if not fits[0]:
+            assert not enough or p > problem.model.num_layers
+            continue
+        held += 1
+        assert layers[0].sum() == problem.model.num_layers and (layers[0, : most - p] == 0).all()
+        for count, one in zip(layers[0, most - p :].tolist(), tables, strict=True):
+            assert count == 1 or one[count] <= enough[0]
+    assert held > 10
 
 
 def test_first_pipelines_are_the_most_promising_of_all_choices_of_one_shape_a_class() -> None:
