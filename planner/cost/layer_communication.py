@@ -23,6 +23,7 @@ from planner.cost.links import Network
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.placement import spread_group
+from planner.cost.routing import distinct_share
 from planner.cost.sizes import Sizes, context_levels
 from planner.cost.userbuffers import PieceTimes, pipelined_scatter_s, ring_gather_s
 from planner.data.chip import Precision
@@ -214,14 +215,6 @@ deepseek-ai/DeepEP, branch hybrid-ep, docs/README_Hybrid-EP.md). That more ranks
 links as much, is a guess."""
 
 
-def distinct_share(top_k: int, groups: Values) -> Values:
-    """Copies of a token that groups of ranks receive over those that its experts do, experts spread evenly.
-
-    A token that visits k experts at random meets N (1 - (1 - 1/N)^k) of N groups.
-    """
-    return groups * (1 - (1 - 1 / groups) ** top_k) / top_k
-
-
 def hybridep_s(network: Network, received_bytes: Values, ranks: Values) -> Values:
     """Dispatch or combination of tokens by HybridEP among ranks that fast links join, weights along [s]."""
     share = np.interp(ranks, HYBRIDEP_RANKS, HYBRIDEP_SHARE)
@@ -248,7 +241,7 @@ def expert_layer_s(
     sent = rows
     once_a_node = stack.moe_dispatcher == "deduplicating"
     if once_a_node:
-        sent = rows * distinct_share(moe.top_k, where(spread.nodes > 1, spread.nodes, spread.ranks))
+        sent = rows * distinct_share(model, where(spread.nodes > 1, spread.nodes, spread.ranks))
     reached = DEDUPLICATING_EFFICIENCY if once_a_node else None
     tokens, probabilities = (
         collective_s(network, "all_to_all", size, spread, sharing, reached)

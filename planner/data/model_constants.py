@@ -1,4 +1,4 @@
-"""Numbers of a network that change what it computes, but neither its time nor its memory."""
+"""Numbers of a network that change what it computes, but not its memory, and its time hardly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class ModelConstants(Data):
     softmax_over_all: bool = False
     """Whether experts are weighed by a softmax over all of them, not over those that a token visits."""
     expert_groups: int | None = Field(default=None, ge=1)
-    """Groups of experts of which a token visits some; null where it may visit any expert."""
+    """Groups of experts of which a token visits some, which keeps it on fewer nodes; null where it may visit
+    any expert."""
     groups_visited: int | None = Field(default=None, ge=1)
     """How many groups a token visits."""
     group_experts: int | None = Field(default=None, ge=1)
