@@ -53,7 +53,8 @@ def stack_of(run: Run) -> SoftwareStack:
     """Properties of the run's software, with what its notes, model and chip say changed."""
     chips = " ".join(group.chip for group in run.cluster.groups)
     num_chips = str(sum(group.num_chips for group in run.cluster.groups))
-    changed = _overrides(run.text, run.source, run.model.name, chips, num_chips)
+    precision = run.workload.precision or ""
+    changed = _overrides(run.text, run.source, run.model.name, chips, num_chips, precision)
     if run.plan.dp_mode == "distopt" and run.plan.optimizer_shard_size is not None:
         changed += (("optimizer_shard_size", run.plan.optimizer_shard_size),)
     return _stack(stack_id(run), changed)
@@ -61,7 +62,7 @@ def stack_of(run: Run) -> SoftwareStack:
 
 @lru_cache(maxsize=4096)
 def _overrides(
-    text: str, source: str, model: str, chips: str, num_chips: str
+    text: str, source: str, model: str, chips: str, num_chips: str, precision: str
 ) -> tuple[tuple[str, Setting], ...]:
     changed: dict[str, Setting] = {}
     for rule in table("stack_patterns")["overrides"]:
@@ -71,6 +72,7 @@ def _overrides(
             ("model", model),
             ("chip", chips),
             ("num_chips", num_chips),
+            ("precision", precision),
         )
         if all(occurs(rule.get(name), words) for name, words in asked):
             changed.update((k, tuple(v) if isinstance(v, list) else v) for k, v in rule["set"].items())

@@ -8,7 +8,7 @@ from planner.cost.attention import attention_times
 from planner.cost.attention_buffers import gathered_heads_bytes
 from planner.cost.checkpointing import policy_of, repeated_shares
 from planner.cost.compute import MatmulTimes, gradient_sum_s, traffic_s
-from planner.cost.elementwise import Values, exists, total, where
+from planner.cost.elementwise import Values, exists, maximum, total, where
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.inside_node import inside_s
 from planner.cost.last_bucket import LastBucket
@@ -32,7 +32,7 @@ from planner.cost.sizes import Sizes, context_levels
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
-from planner.cost.work import Piece, Work
+from planner.cost.work import Piece, Routed, Work
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import LayerKind
 from planner.data.problem import Problem
@@ -151,6 +151,8 @@ class ClassPricing:
         times = self.stack.forwards_per_layer
         ran = (times * compute[0], times * tp[0], times * cp[0], times * ep[0])
         launched, reduced = times * work.launches, times * work.blocks
+        if work.routed is not None:
+            launched = maximum(launched, self._after_counting(piece, work.routed, total(ran), ep[0]))
         # FSDP keeps what it gathered for the recomputation until the backward is done, ZeRO-3 lets go of it.
         again = dp[0] if self.sharding.releases_after_forward else 0.0
         return LayerTimes(
@@ -161,6 +163,16 @@ class ClassPricing:
             selective=self._selective(kind, piece, core[0], cp[0], ep[0]),
             full=self._launched(parts_of(*ran, again), launched, reduced),
         )
+
+    def _after_counting(self, piece: Piece, routed: Routed, all_s: Values, exchange_s: Values) -> Values:
+        """Launches that take as long as a forward whose experts the host launches when tokens are counted.
+
+        The chip does what comes before the experts, then waits while they are launched.
+        """
+        times = zip(piece.matmuls, piece.rows(self.times.forward_s), strict=True)
+        experts = total(time for product, time in times if product.grouped)
+        experts = self.factor * (experts + traffic_s(self.relative, routed.moved_bytes)) + exchange_s
+        return routed.launches + (all_s - experts) / self.host.layer_s
 
     def _pieces(self, piece: Piece) -> PieceTimes | None:
         """Tensor-parallel products in pieces, where the stack runs them so; never with latent attention."""
@@ -187,12 +199,12 @@ class ClassPricing:
         has_core = "core_attn" in modules or policy_of(modules) is not None
         if has_core:
             compute = compute + core
-        moved = selective_traffic(self.model, kind, self.stack, self.sizes)
+        narrow = self.problem.workload.precision not in HALF_PRECISIONS
+        moved = selective_traffic(self.model, kind, self.stack, self.sizes, narrow)
         compute = self.factor * (compute + traffic_s(self.relative, moved))
         blocks = tensor_blocks_again(self.model, modules)
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
-        narrow = self.problem.workload.precision not in HALF_PRECISIONS
         return self._launched(parts, launches_again(self.model, self.stack, modules, self.sizes, narrow))
 
     def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:

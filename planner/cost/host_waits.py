@@ -39,10 +39,15 @@ class HostWaits:
     chip: Chip
     sizes: Sizes
 
+    @property
+    def layer_s(self) -> float:
+        """What the host takes to launch the forward of a dense layer [s]."""
+        return host_layer_s(self.stack, self.chip)
+
     def step_s(self, tensors: int) -> float:
         """Least time of the optimizer's step for parameters in so many tensors [s]."""
         launches = self.stack.optimizer_tensor_launches * tensors
-        return launches / DENSE_LAUNCHES * host_layer_s(self.stack, self.chip)
+        return launches / DENSE_LAUNCHES * self.layer_s
 
     def launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
         """Parts of a piece with the time that the chip waits.
@@ -60,7 +65,7 @@ class HostWaits:
         stack = self.stack
         if not stack.host_layer_floor_ms:
             return parts
-        layer_s = host_layer_s(stack, self.chip)
+        layer_s = self.layer_s
         floor_s = layers * layer_s
         if stack.tp_collectives_synchronise:
             alone = parts[TENSOR_PARALLEL]

@@ -38,9 +38,17 @@ FUSED_ROUTER_SHARE = 31 / 72
 """Of a router's kernels, those that --moe-router-fusion leaves (NVIDIA/Megatron-LM, docs/discussions,
 deepseek-v3-gb200-optimization.md, section 2.1.4)."""
 
-DISPATCH_LAUNCHES = 30.0
-"""Counts and their exchange (12), sorting both ways (11), exchanges (4), activation with weights, norm and
-residual (3)."""
+COUNT_LAUNCHES = 12.0
+"""Counts of the tokens of each expert and their exchange; one kernel of DeepEP and HybridEP."""
+
+EXCHANGE_LAUNCHES = 18.0
+"""Sorting both ways (11), exchanges (4), activation with weights, norm and residual (3). Of the sorting those
+libraries need half, as they do not send a token's copies in order."""
+
+HALF_OF_SORTING = 5.0
+
+REPLAY_LAUNCHES = 2.0
+"""Of a layer's captured modules: their graph, and what hands its inputs over (guess)."""
 
 ROUTING_BACKWARD_LAUNCHES = 45.0
 """Most of routing in a backward (counted likewise: 43 by softmax, 47): choosing has no gradient."""
@@ -56,6 +64,29 @@ SINGLE_PRODUCT_US, CAST_US = 33.0, 10.0
 """Host time of a single expert's product in a loop over them [us]: 0.267 ms for 8 products of 128 tokens,
 which take the chip far less (NVIDIA/TransformerEngine, pull request 3134; it does not name the host). Of a
 cast kernel: 10 us (pull request 1016)."""
+
+NARROW_TENSOR_US, NARROW_OPERANDS_US, GRADIENT_US = 15.0, 12.0, 12.0
+"""Host time around the kernels of products, counted from the code of Transformer Engine 2.9 at 1 to 2 us
+for a line of Python or a tensor made (guess): a tensor of few bits, that is four views of a buffer, an
+object and its keeping for the backward (pytorch/csrc/extensions/cast.cpp, bulk_allocate_mxfp8_tensors;
+tensor/storage); both such operands of a product taken apart again (csrc/extensions/gemm.cpp); a weight's
+placeholder of a gradient and the hook of its reduction (module/grouped_linear.py; Megatron-LM core,
+distributed/distributed_data_parallel.py). With them the count gives 561 and 636 TFLOP/s for two steps of
+NVIDIA's tuning of DeepSeek-V3 on GB200 that wait for the host, which reached 540 and 611 (the guide named
+below)."""
+
+SCALE_LAUNCHES_US = 2.0 * CAST_US
+"""Before a narrow product: both operands' MXFP8 scales are put in its order, or for one scale a tensor their
+largest values are found."""
+
+NARROW_MAP_US = CAST_US + NARROW_TENSOR_US + SCALE_LAUNCHES_US + NARROW_OPERANDS_US
+"""Host time that a map of few bits adds to a pass, whose weights are of few bits already."""
+
+NARROW_WGRAD_US = SCALE_LAUNCHES_US + NARROW_OPERANDS_US
+"""What the second product of its backward adds to that, as the gradient is cast once."""
+
+UP_PROJECTION_LAUNCHES = 12.0
+"""Both up-projections of latent attention with positions, splits and joins of heads."""
 
 SHARED_LAUNCHES = 12.0
 """Shared experts with their gather and sum."""
@@ -76,16 +107,7 @@ def launches(
     narrow
         Whether products read fewer than 16 bits, so that operands are cast first.
     """
-    count = sizes.zeros
-    if kind != "mlp":
-        count = count + ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
-    if kind in ("dense", "moe", "attention"):
-        count = count + more_launches(model, stack, sizes)
-    if kind in ("dense", "mlp"):
-        count = count + MLP_LAUNCHES
-    if kind == "moe":
-        count = count + moe_launches(model, stack, sizes, narrow)
-    return count / DENSE_LAUNCHES
+    return _launched(forward_modules(model, kind, stack, sizes, narrow), stack, sizes)
 
 
 def backward_launches(
@@ -93,7 +115,6 @@ def backward_launches(
     kind: LayerKind,
     stack: SoftwareStack,
     sizes: Sizes,
-    forward: Values,
     products: Sequence[Matmul],
     narrow: bool = False,
 ) -> Values:
@@ -101,25 +122,73 @@ def backward_launches(
 
     Parameters
     ----------
-    forward
-        Those of its forward (`launches`).
     products
         Its products, those of core attention apart.
     narrow
         Whether they read fewer than 16 bits.
     """
-    single = [product for product in products if not product.grouped]
-    count = len(single) + small_tensors(model, kind)
+    modules = forward_modules(model, kind, stack, sizes, narrow)
+    for product in products:
+        if not product.grouped:
+            added = 0 if stack.gradient_accumulation_fusion else int(product.has_weight)
+            wgrad = NARROW_WGRAD_US / LAUNCH_US if narrow and product.narrow else 0.0
+            modules[_module_of(product.name)] += 1.0 + added + wgrad
+    first = "attn" if "attn" in modules else "mlp"
+    modules[first] += float(small_tensors(model, kind))
     if kind in ("dense", "moe", "attention") and not stack.flash_attention:
-        count += 2
-    if not stack.gradient_accumulation_fusion:
-        count += sum(product.has_weight for product in single)
-    more = count * sizes.ones
+        modules["attn"] += 2.0
     if kind == "moe" and model.moe is not None:
         chosen = max(routing_launches(model, stack) - ROUTING_BACKWARD_LAUNCHES, 0.0)
-        of_experts = _expert_launches(stack, narrow)[1] * maximum(model.moe.num_experts / sizes.ep, 1.0)
-        more = more + of_experts - chosen
-    return forward + more / DENSE_LAUNCHES
+        modules["moe_router"] -= chosen
+        local = maximum(model.moe.num_experts / sizes.ep, 1.0)
+        modules["experts"] += _expert_launches(stack, narrow)[1] * local
+    return _launched(modules, stack, sizes)
+
+
+def _launched(modules: Modules, stack: SoftwareStack, sizes: Sizes) -> Values:
+    """What the host launches of these modules, over the launches of a dense layer."""
+    captured = [name for name in modules if name in stack.captured_modules]
+    count = sum(modules[name] for name in modules if name not in captured)
+    return (count + (REPLAY_LAUNCHES if captured else 0.0)) * sizes.ones / DENSE_LAUNCHES
+
+
+Modules = dict[str, Values]
+"""Launches by module, in the words of Megatron-LM's --cuda-graph-modules, and `experts`: exchange of tokens,
+their sorting and the routed experts, which no graph of a layer holds."""
+
+
+def forward_modules(
+    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes, narrow: bool
+) -> Modules:
+    """Launches of the modules of one forward of a layer."""
+    modules: Modules = {}
+    if kind != "mlp":
+        modules["attn"] = ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
+    if kind in ("dense", "moe", "attention"):
+        modules["attn"] += more_launches(model, stack, sizes)
+    if kind in ("dense", "mlp"):
+        modules["mlp"] = MLP_LAUNCHES
+    if kind == "moe":
+        modules |= _moe_modules(model, stack, sizes, narrow)
+    if narrow:
+        maps = {"attn": _attention_maps(model), "mlp": 2.0}
+        for name in maps.keys() & modules.keys():
+            modules[name] += maps[name] * NARROW_MAP_US / LAUNCH_US
+    return modules
+
+
+def _attention_maps(model: ModelSpec) -> float:
+    """Products with weights of an attention; latent attention has down- and up-projections and the output."""
+    if model.mla is None:
+        return 2.0
+    return 4.0 if model.mla.q_lora_rank is None else 5.0
+
+
+def _module_of(product: str) -> str:
+    """Module that a product with this name belongs to."""
+    if product.startswith("fc"):
+        return "mlp"
+    return "moe_router" if product.startswith(("router", "shared")) else "attn"
 
 
 def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
@@ -142,9 +211,20 @@ def parameter_tensors(model: ModelSpec, kind: LayerKind, products: Sequence[Matm
 
 def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:
     """Launches of a router and of the way of tokens to experts and back."""
+    return _router_launches(model, stack) + sum(_dispatch_launches(stack))
+
+
+def _router_launches(model: ModelSpec, stack: SoftwareStack) -> float:
     assert model.moe is not None
     router = BIASED_ROUTER_LAUNCHES if model.moe.router_bias else ROUTER_LAUNCHES
-    return DISPATCH_LAUNCHES + router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0)
+    return router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0)
+
+
+def _dispatch_launches(stack: SoftwareStack) -> tuple[float, float]:
+    """Launches of counting the tokens of each expert, and of their exchange."""
+    if stack.moe_dispatcher == "deduplicating":
+        return 1.0, EXCHANGE_LAUNCHES - HALF_OF_SORTING
+    return COUNT_LAUNCHES, EXCHANGE_LAUNCHES
 
 
 def _expert_launches(stack: SoftwareStack, narrow: bool) -> tuple[float, float]:
@@ -154,15 +234,32 @@ def _expert_launches(stack: SoftwareStack, narrow: bool) -> tuple[float, float]:
     """
     if not stack.experts_as_single_products:
         return EXPERT_LAUNCHES
-    casts = 2 * CAST_US if narrow else 0.0
-    return (2 * SINGLE_PRODUCT_US + casts) / LAUNCH_US, 2 * SINGLE_PRODUCT_US / LAUNCH_US
+    cast = CAST_US + NARROW_TENSOR_US if narrow else 0.0
+    product = SINGLE_PRODUCT_US + (NARROW_OPERANDS_US if narrow else 0.0)
+    return 2 * (cast + product) / LAUNCH_US, 2 * (product + GRADIENT_US) / LAUNCH_US
 
 
 def moe_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool = False) -> Values:
     """Launches of router, exchanges, experts and shared experts, array [choice]."""
+    return DENSE_LAUNCHES * _launched(_moe_modules(model, stack, sizes, narrow), stack, sizes)
+
+
+def routed_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool = False) -> Values:
+    """Those of them that the host can begin only when it knows how many tokens each expert gets, over the
+    launches of a dense layer."""
+    return _moe_modules(model, stack, sizes, narrow)["experts"] / DENSE_LAUNCHES
+
+
+def _moe_modules(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool) -> Modules:
     moe = model.moe
     assert moe is not None
-    experts = _expert_launches(stack, narrow)[0] * maximum(moe.num_experts / sizes.ep, 1.0)
+    counting, exchange = _dispatch_launches(stack)
+    local = maximum(moe.num_experts / sizes.ep, 1.0)
     shared = SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0
-    launched: Values = routing_launches(model, stack) + experts + shared
-    return launched
+    if shared and narrow:
+        shared += 2 * NARROW_MAP_US / LAUNCH_US
+    return {
+        "moe_router": _router_launches(model, stack) + shared,
+        "moe_preprocess": counting,
+        "experts": exchange + _expert_launches(stack, narrow)[0] * local,
+    }

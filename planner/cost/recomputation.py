@@ -12,7 +12,15 @@ from collections.abc import Sequence
 
 from planner.cost.checkpointing import KEPT_BY_POLICY
 from planner.cost.elementwise import Values
-from planner.cost.launches import DENSE_LAUNCHES, MLP_LAUNCHES, SHARED_LAUNCHES, moe_launches
+from planner.cost.launches import (
+    DENSE_LAUNCHES,
+    LAUNCH_US,
+    MLP_LAUNCHES,
+    NARROW_MAP_US,
+    SHARED_LAUNCHES,
+    UP_PROJECTION_LAUNCHES,
+    moe_launches,
+)
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
@@ -66,8 +74,10 @@ def tensor_blocks_again(model: ModelSpec, modules: Sequence[str]) -> int:
 def launches_again(
     model: ModelSpec, stack: SoftwareStack, modules: Sequence[str], sizes: Sizes, narrow: bool = False
 ) -> Values:
-    """Launches of whole blocks that run again, over those of a dense layer; smaller modules count nothing."""
+    """Launches that run again, over those of a dense layer; an activation or norm counts nothing."""
     count = sizes.ones * (MLP_LAUNCHES if "mlp" in modules else 0.0)
+    if "mla_up_proj" in modules and "attn" not in stack.captured_modules:
+        count = count + UP_PROJECTION_LAUNCHES + (2 * NARROW_MAP_US / LAUNCH_US if narrow else 0.0)
     if "moe" in modules:
         count = count + moe_launches(model, stack, sizes, narrow)
     elif "shared_experts" in modules:

@@ -15,6 +15,7 @@ from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import is_fused
+from planner.cost.sorting import sorting_bytes
 from planner.data.model_spec import LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
@@ -54,8 +55,16 @@ def score_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Traff
     return Traffic(scores * (forward + drops), scores * (backward + dropped))
 
 
-def layer_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes) -> Traffic:
-    """Norms, residuals, positions and activation of one layer, and the sorting of tokens to experts."""
+def layer_traffic(
+    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes, narrow: bool = False
+) -> Traffic:
+    """Norms, residuals, positions and activation of one layer, and the sorting of tokens to experts.
+
+    Parameters
+    ----------
+    narrow
+        Whether products read fewer than 16 bits.
+    """
     s = sizes
     out = _norm_and_residual_traffic(model, kind, stack, s)
     if kind == "mamba":
@@ -69,7 +78,7 @@ def layer_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes
     if kind in ("dense", "mlp"):
         out = out + _activation_traffic(model, stack, s.tokens * model.ffn_hidden_size / s.tp)
     elif kind == "moe":
-        out = out + _moe_traffic(model, stack, s)
+        out = out + _moe_traffic(model, stack, s, narrow)
     if stack.joined_maps != "all":
         out = out + Traffic(s.zeros, s.tokens * model.hidden_size * _summed_input_bytes(model, kind, stack))
     return out
@@ -218,57 +227,50 @@ def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Values) 
     return Traffic(values * (HALF * (inputs + 1) + extra), values * (HALF * (2 * inputs + 1) + 2 * extra))
 
 
-UNFUSED_PERMUTE_FACTOR = 10.0
-"""Indexed copies and scatter-adds of plain PyTorch reach about 200 GB/s on an H100, a tenth of the fused
-kernels' rate (12 shapes measured, `instances/tables/README.md`)."""
-
-LOOP_BYTES = 10 * HALF * (1 + 8) / 256
-"""Bytes a value and expert that take as long to move as fused sorting whose kernels loop over all experts for
-every token, as Transformer Engine's did before version 2.6: of 8 in 256 experts the sorting was then up to 10
-times as long (NVIDIA/Megatron-LM, docs/discussions, deepseek-v3-gb200-optimization.md, section 2.1.1;
-TransformerEngine, pull request 1927)."""
-
 ROUTER_BYTES_PER_SCORE = 40.0
 """Softmax, top-k, scatter and auxiliary loss over fp32 scores: ten passes of four bytes; a guess that gives
 the 0.1 to 0.2 ms measured on one H100 for 4,096 to 8,192 tokens and 256 experts, launches apart."""
 
 
-def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
-    """Router scores, permutation before and after the exchange, the activation over routed rows."""
+def _moe_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool) -> Traffic:
+    """Router scores, sorting of tokens, the activation over routed rows, and shared experts."""
     moe = model.moe
     assert moe is not None
-    sent = s.norm_tokens * moe.top_k * model.hidden_size
-    own = s.norm_tokens * model.hidden_size
-    received = s.expert_rows(moe.top_k) * model.hidden_size
-    sorted_again = where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
-    permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
-    if stack.moe_permute_fusion and stack.moe_permute_loops:
-        permute = maximum(permute, 2.0 * LOOP_BYTES * moe.num_experts * own)
-    if stack.moe_dispatcher == "deduplicating":
-        # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
-        permute = where(s.ep * s.etp > 1, HALF * own * 2.0, permute)
-    moved = permute + received * sorted_again + s.norm_tokens * moe.num_experts * ROUTER_BYTES_PER_SCORE
-    out = Traffic(moved, moved)
-    rows = s.expert_rows(moe.top_k) * moe.ffn_hidden_size / s.etp
-    out = out + _activation_traffic(model, stack, rows)
+    scores = s.norm_tokens * moe.num_experts * ROUTER_BYTES_PER_SCORE
+    out = _routed_traffic(model, stack, s, narrow) + Traffic(scores, scores)
     if moe.shared_ffn_hidden_size:
+        own = s.norm_tokens * model.hidden_size
         out = out + _activation_traffic(model, stack, s.tokens * moe.shared_ffn_hidden_size / s.tp)
         out = out + Traffic(own * 3 * HALF, own * 3 * HALF)
     return out
 
 
-def selective_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Values:
+def _routed_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool) -> Traffic:
+    assert model.moe is not None
+    moved = sorting_bytes(model, stack, s, narrow)
+    rows = s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp
+    return _activation_traffic(model, stack, rows) + Traffic(moved, moved)
+
+
+def routed_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool = False) -> Values:
+    """What memory-bound operators move in a forward between the router and the end of the routed experts."""
+    return _routed_traffic(model, stack, sizes, narrow).forward_bytes
+
+
+def selective_traffic(
+    model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes, narrow: bool = False
+) -> Values:
     """Bytes that the memory-bound operators of selective recomputation move again."""
     modules, moved = modules_of(model, kind, stack.selective_modules), s.zeros
     moe = model.moe
     if "every_second_product" in modules:
-        return layer_traffic(model, kind, stack, s).forward_bytes
+        return layer_traffic(model, kind, stack, s, narrow).forward_bytes
     policy = policy_of(modules)
     if "layernorm" in modules or policy:
         norm = FP32_NORM_BYTES[0] if stack.norms_read_fp32 else 2 * HALF
         moved = moved + s.norm_tokens * model.hidden_size * 2 * norm
     if "moe" in modules:
-        moved = moved + _moe_traffic(model, stack, s).forward_bytes
+        moved = moved + _moe_traffic(model, stack, s, narrow).forward_bytes
     if "moe_act" in modules and moe is not None:
         rows = s.expert_rows(moe.top_k) * moe.ffn_hidden_size / s.etp
         moved = moved + _activation_traffic(model, stack, rows).forward_bytes

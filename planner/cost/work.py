@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
-from planner.cost.launches import backward_launches, launches
+from planner.cost.launches import backward_launches, launches, routed_launches
 from planner.cost.operators import (
     Matmul,
     column_maps,
@@ -24,6 +24,7 @@ from planner.cost.sizes import Sizes
 from planner.cost.traffic import (
     Traffic,
     layer_traffic,
+    routed_bytes,
     score_traffic,
 )
 from planner.cost.traffic_of_ends import embedding_traffic, head_traffic
@@ -51,6 +52,16 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Routed:
+    """The forward of routed experts, which begins when the host knows how many tokens each of them gets."""
+
+    moved_bytes: Values
+    """What memory-bound operators move."""
+    launches: Values
+    """Launches over those of a dense layer."""
+
+
+@dataclass(frozen=True)
 class LayerWork:
     """What one layer does beside its products."""
 
@@ -63,6 +74,8 @@ class LayerWork:
     """Launches of its forward over those of a dense layer; 0 where no launch is ever waited for."""
     backward_launches: Values
     """Launches of its backward over those of a dense layer's forward; 0 likewise."""
+    routed: Routed | None = None
+    """Its routed experts, where the host waits for their counts."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +131,15 @@ def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[
     blocks = tensor_blocks(model, kind)
     forward: Values = 0.0
     backward: Values = 0.0
+    routed: Routed | None = None
+    narrow = problem.workload.precision not in HALF_PRECISIONS
     if stack.host_layer_floor_ms > 0:
-        narrow = problem.workload.precision not in HALF_PRECISIONS
         forward = launches(model, kind, stack, sizes, narrow)
-        backward = backward_launches(model, kind, stack, sizes, forward, products, narrow)
+        backward = backward_launches(model, kind, stack, sizes, products, narrow)
+        even = model.moe is not None and model.moe.pad_to_capacity
+        if kind == "moe" and stack.waits_for_token_counts and not even:
+            moved = routed_bytes(model, stack, sizes, narrow)
+            routed = Routed(moved, routed_launches(model, stack, sizes, narrow))
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks
-    return LayerWork(layer_traffic(model, kind, stack, sizes), blocks, reductions, forward, backward)
+    traffic = layer_traffic(model, kind, stack, sizes, narrow)
+    return LayerWork(traffic, blocks, reductions, forward, backward, routed)

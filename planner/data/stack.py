@@ -12,6 +12,9 @@ from planner.data.model_spec import ModelSpec
 SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
 """Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
 
+CapturedModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
+"""Modules of a layer that CUDA graphs may hold, in the words of Megatron-LM's --cuda-graph-modules."""
+
 CheckpointedModule = (
     SelectiveModule | Literal["every_second_product", "all_but_qkv", "all_but_qkv_proj", "all_but_products"]
 )
@@ -66,6 +69,9 @@ class SoftwareStack(Data):
     experts_as_single_products: bool = False
     """Whether experts run as single products on several streams (Transformer Engine's GroupedLinear), rather
     than in one grouped kernel."""
+    pads_narrow_experts: bool = False
+    """With products in 8 bits or fewer: whether kernels of their own pad the rows of each expert, as where
+    the router does not (Megatron-LM without --moe-router-padding-for-quantization) and none is dropped."""
     selective_modules: tuple[CheckpointedModule, ...] = ("core_attn",)
     """What selective recomputation computes again, unless a plan says otherwise: core attention,
     up-projections of latent attention, the experts' activation, norms, dense MLPs, all of a layer's experts
@@ -206,7 +212,14 @@ class SoftwareStack(Data):
     """Whether the host waits for the chip before and after each reduction among tensor-parallel ranks, as
     timers around it do, so that it launches nothing while one runs."""
     host_layer_floor_ms: float = Field(default=0.0, ge=0)
-    """Least time of one layer's forward pass, set by the host's kernel launches [ms]."""
+    """Least time of one layer's forward pass, set by the host's kernel launches [ms]; 0 where CUDA graphs
+    hold all of a layer."""
+    captured_modules: tuple[CapturedModule, ...] = ()
+    """Modules of a layer that CUDA graphs launch, where they do not hold all of it (Megatron-LM's
+    --cuda-graph-modules); `moe_router` holds shared experts too."""
+    waits_for_token_counts: bool = True
+    """Whether the host waits for the chip to count the tokens of each expert before it launches their
+    exchange, as where none is dropped (token_dispatcher.py, _maybe_dtoh_and_synchronize)."""
     step_host_ms: float = Field(default=5.0, ge=0)
     """Host work of a step that nothing hides, a guess: gradient norm, scalars, schedule [ms]."""
     context_gib: float = Field(default=1.0, ge=0)

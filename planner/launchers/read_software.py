@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from planner.data.chip import Precision
-from planner.data.stack import SelectiveModule, SoftwareStack
+from planner.data.stack import CapturedModule, SelectiveModule, SoftwareStack
 from planner.errors import InstanceError
 from planner.launchers.read_flags import Flags
 
@@ -92,8 +92,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
     if "--no-overlap-p2p-communication" in flags:
         changes["p2p_overlap_interleaved"] = False
     if _captures_graphs(flags):
-        changes["host_layer_floor_ms"] = 0.0
-        notes.append("no waiting for the host: CUDA graphs are captured")
+        changes |= _captured(flags, notes)
     if "--ddp-bucket-size" in flags:
         changes["bucket_parameters"] = float(flags.number("--ddp-bucket-size"))
     if "--use-precision-aware-optimizer" in flags:
@@ -111,6 +110,9 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
     return base.model_copy(update=changes)
 
 
+_ROUTER_PADS = ("--moe-router-padding-for-quantization", "--moe-router-padding-for-fp8")
+
+
 def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
     """How tokens reach experts: fields of the software."""
     kind = flags.text("--moe-token-dispatcher-type", "allgather")
@@ -123,7 +125,17 @@ def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
         "moe_permute_fusion": "--moe-permute-fusion" in flags,
         "moe_router_fusion": "--moe-router-fusion" in flags,
         "ep_overlap": "--overlap-moe-expert-parallel-comm" in flags,
+        "pads_narrow_experts": not any(flag in flags for flag in _ROUTER_PADS),
     }
+
+
+def _captured(flags: Flags, notes: list[str]) -> dict[str, Any]:
+    """What CUDA graphs launch: all of a layer, or modules of one with experts."""
+    names = flags.values.get("--cuda-graph-modules", flags.values.get("--cuda-graph-scope", ()))
+    if "--num-experts" not in flags or not names or {"moe", "full", "full_iteration"} & set(names):
+        notes.append("no waiting for the host: CUDA graphs are captured")
+        return {"host_layer_floor_ms": 0.0}
+    return {"captured_modules": tuple(name for name in get_args(CapturedModule) if name in names)}
 
 
 def _captures_graphs(flags: Flags) -> bool:

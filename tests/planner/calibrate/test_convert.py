@@ -525,24 +525,50 @@ def test_runs_without_a_recipe_take_that_of_their_release() -> None:
         "cluster__groups": [b200],
     }
     unnamed = stack_of(run(**deepseek, notes="recompute not stated in source table"))
-    assert (unnamed.ep_overlap, unnamed.host_layer_floor_ms) == (True, 0.0)
+    assert unnamed.ep_overlap
+    assert unnamed.captured_modules == ("attn", "moe_router", "moe_preprocess")
     named = stack_of(run(**deepseek, notes="recipe X_V2@v0.4.1, moe_flex_dispatcher_backend=hybridep"))
-    assert not named.ep_overlap and named.host_layer_floor_ms > 0
+    assert not named.ep_overlap and not named.captured_modules
 
 
 def test_runs_without_a_recipe_launch_as_that_of_their_model_does() -> None:
     software = "Megatron-Bridge / NeMo container 25.11"
     b200 = [{"chip": "b200-180gb", "num_chips": 8, "chips_per_node": 8}]
     gb300 = [{"chip": "gb300-288gb", "num_chips": 8, "chips_per_node": 4}]
-    captured = (("Qwen3-30B-A3B", b200), ("GPT-OSS-120B", gb300))
     eager = (("DeepSeek-V3", b200), ("GPT-OSS-120B", b200))
-    for name, groups in captured:
-        stack = stack_of(run(software=software, model__name=name, cluster__groups=groups))
-        assert stack.host_layer_floor_ms == 0.0
     for name, groups in eager:
         stack = stack_of(run(software=software, model__name=name, cluster__groups=groups))
-        assert stack.host_layer_floor_ms > 0
-    assert stack.moe_dispatcher == "alltoall"
+        assert stack.host_layer_floor_ms > 0 and not stack.captured_modules
+        assert stack.moe_dispatcher == "alltoall"
+    large = stack_of(run(software=software, model__name="GPT-OSS-120B", cluster__groups=gb300))
+    assert large.host_layer_floor_ms == 0.0
+    parts = stack_of(run(software=software, model__name="Qwen3-30B-A3B", cluster__groups=b200))
+    assert parts.captured_modules == ("attn", "moe_router", "moe_preprocess")
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "precision", "modules"),
+    [
+        ("DeepSeek-V3", "gb200-186gb", "bf16", ("moe_router", "moe_preprocess")),
+        ("DeepSeek-V3", "gb200-186gb", "mxfp8", ("attn", "moe_router", "moe_preprocess")),
+        ("Llama3-70B", "gb200-186gb", "bf16", None),
+    ],
+)
+def test_graphs_of_mixtures_hold_what_their_recipes_name(
+    model: str, chip: str, precision: str, modules: tuple[str, ...] | None
+) -> None:
+    release = "25.11" if modules else "26.02"
+    found = stack_of(
+        run(
+            software=f"Megatron-Bridge / NeMo container {release}",
+            notes="" if modules else "recipe X@v0.3.0, cuda_graph_impl=transformer_engine",
+            model__name=model,
+            cluster__groups=[{"chip": chip, "num_chips": 8, "chips_per_node": 4}],
+            workload__precision=precision,
+        )
+    )
+    assert found.captured_modules == (modules or ())
+    assert (found.host_layer_floor_ms > 0) == (modules is not None)
 
 
 def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> None:

@@ -10,10 +10,17 @@ from planner.cost.launches import (
     CAST_US,
     DENSE_LAUNCHES,
     EXPERT_LAUNCHES,
+    GRADIENT_US,
     LAUNCH_US,
+    NARROW_MAP_US,
+    NARROW_OPERANDS_US,
+    NARROW_TENSOR_US,
+    REPLAY_LAUNCHES,
     SINGLE_PRODUCT_US,
     backward_launches,
+    forward_modules,
     launches,
+    routed_launches,
 )
 from planner.cost.operators import layer_matmuls
 from planner.cost.prices import PARTS, Degrees
@@ -29,8 +36,7 @@ def backward_count(model: str, kind: LayerKind = "dense", ep: int = 1, **changes
     stack = of.stack.model_copy(update=changes)
     sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=ep, expert_tensor_parallel=1))
     products = layer_matmuls(of.model, kind, sizes)
-    forward = launches(of.model, kind, stack, sizes)
-    return DENSE_LAUNCHES * float(backward_launches(of.model, kind, stack, sizes, forward, products))
+    return DENSE_LAUNCHES * float(backward_launches(of.model, kind, stack, sizes, products))
 
 
 def test_a_backward_launches_each_product_twice_and_sums_gradients() -> None:
@@ -48,15 +54,51 @@ def test_local_experts_launch_again_in_the_backward(single: bool) -> None:
         backward_count("mixtral-8x7b", "moe", ep, experts_as_single_products=single) for ep in (8, 1)
     )
     # Two products forward, dgrad and wgrad of each backward; or a loop in C++.
-    of_one = 4 * SINGLE_PRODUCT_US / LAUNCH_US if single else sum(EXPERT_LAUNCHES)
+    # forward, backward and what reduces their gradients.
+    of_one = (4 * SINGLE_PRODUCT_US + 2 * GRADIENT_US) / LAUNCH_US if single else sum(EXPERT_LAUNCHES)
     assert many - few == pytest.approx(7 * of_one)
 
 
-def test_narrow_experts_cast_what_each_map_reads() -> None:
+def test_narrow_maps_and_experts_cast_what_they_read() -> None:
     of = problem(model="mixtral-8x7b", seq_length=2048)
     sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=2))
     wide, narrow = (float(launches(of.model, "moe", of.stack, sizes, narrow=x)) for x in (False, True))
-    assert DENSE_LAUNCHES * (narrow - wide) == pytest.approx(4 * 2 * CAST_US / LAUNCH_US)
+    # Four local experts of two maps, and two maps of attention.
+    of_experts = 4 * 2 * (CAST_US + NARROW_TENSOR_US + NARROW_OPERANDS_US)
+    assert DENSE_LAUNCHES * (narrow - wide) == pytest.approx((of_experts + 2 * NARROW_MAP_US) / LAUNCH_US)
+
+
+def test_graphs_take_the_launches_of_their_modules_and_leave_those_of_experts() -> None:
+    of = problem(model="deepseek-v3", seq_length=2048)
+    stack = of.stack.model_copy(update={"captured_modules": ("attn", "moe_router", "moe_preprocess")})
+    sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=8))
+    modules = forward_modules(of.model, "moe", stack, sizes, True)
+    left = DENSE_LAUNCHES * float(launches(of.model, "moe", stack, sizes, True))
+    assert left == pytest.approx(modules["experts"] + REPLAY_LAUNCHES)
+    assert float(routed_launches(of.model, stack, sizes, True)) * DENSE_LAUNCHES == modules["experts"]
+    whole = DENSE_LAUNCHES * float(launches(of.model, "moe", of.stack, sizes, True))
+    assert whole == pytest.approx(sum(modules.values()))
+    # In the backward the experts' products are launched twice as often.
+    products = layer_matmuls(of.model, "moe", sizes)
+    backward = DENSE_LAUNCHES * float(backward_launches(of.model, "moe", stack, sizes, products, True))
+    assert left < backward < 2 * left
+
+
+def test_experts_are_launched_when_their_tokens_are_counted() -> None:
+    of = problem(model="deepseek-v3", seq_length=4096)
+    degrees = Degrees.single(data_parallel=32, expert_parallel=8)
+
+    def forward_s(**changes: object) -> float:
+        stack = of.stack.model_copy(update=changes)
+        found = price(of.model_copy(update={"stack": stack}), degrees)
+        return float(found.layer_forward_s[0, found.kinds.index("moe"), 0].sum())
+
+    slow = {"host_layer_floor_ms": 5.0, "captured_modules": ("attn", "moe_router", "moe_preprocess")}
+    quick, waiting = forward_s(host_layer_floor_ms=0.0), forward_s(**slow)
+    queued = forward_s(**slow, waits_for_token_counts=False)
+    # The host alone would take less than chip and host in turn, which take less than one after the other.
+    assert max(quick, queued) < waiting < quick + queued
+    assert forward_s(host_layer_floor_ms=1e-3) == pytest.approx(quick)
 
 
 def test_routing_with_biases_and_groups_launches_more_unless_the_router_is_fused() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
 from planner.cost.compute import MatmulTimes, matmul_times
 from planner.cost.launches import launches
-from planner.cost.layer_communication import distinct_share, hybridep_s
+from planner.cost.layer_communication import hybridep_s
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul
 from planner.cost.overlap import OVERLAP_SLOWDOWN
@@ -15,6 +17,7 @@ from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.products import Products
 from planner.cost.relatives import relative_of
+from planner.cost.routing import distinct_share
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
 from planner.data.problem import Problem
@@ -36,8 +39,22 @@ def deepseek(cluster: str = "4x8 h100-sxm-80gb") -> Problem:
 
 def test_a_token_that_meets_every_node_is_not_sent_twice_to_one() -> None:
     # Two copies over two nodes: with even chances both on one node half of the time, 1.5 nodes of 2.
-    assert distinct_share(2, np.array([2.0]))[0] == pytest.approx(0.75)
-    assert distinct_share(8, np.array([1.0]))[0] == pytest.approx(1 / 8)
+    assert distinct_share(problem(model="mixtral-8x7b").model, np.array([2.0]))[0] == pytest.approx(0.75)
+    assert distinct_share(deepseek().model, np.array([1.0]))[0] == pytest.approx(1 / 8)
+
+
+def test_tokens_that_visit_some_groups_of_experts_meet_as_many_places_as_counted_one_by_one() -> None:
+    of = problem(model="mixtral-8x7b").model
+    groups = of.constants.model_copy(update={"expert_groups": 4, "groups_visited": 2})
+    model = of.model_copy(update={"constants": groups})
+    for places in (1, 2, 4, 8):
+        found = []
+        # Both choices fall on any of the groups visited, each of which is as likely as another.
+        for visited in combinations(range(4), 2):
+            places_of_group = [{g * places // 4} if places <= 4 else {2 * g, 2 * g + 1} for g in range(4)]
+            near = [place for g in visited for place in sorted(places_of_group[g])]
+            found += [len({a, b}) / 2 for a in near for b in near]
+        assert float(distinct_share(model, float(places))) == pytest.approx(np.mean(found))
 
 
 def test_deduplicating_dispatcher_sends_less_across_nodes_and_sorts_less() -> None:
@@ -115,7 +132,7 @@ def test_hybridep_takes_what_it_was_measured_to_take_within_fast_links(
     ranks: int, dispatch_gb_per_s: float, combine_gb_per_s: float
 ) -> None:
     network = network_of(problem(cluster="9x4 gb200-186gb"), 0)
-    received = 4096 * 8 * 7168 * 2.0 * float(distinct_share(8, float(ranks)))
+    received = 4096 * 8 * 7168 * 2.0 * float(distinct_share(deepseek().model, float(ranks)))
     both = 2 * float(hybridep_s(network, received, float(ranks)))
     assert both == pytest.approx(received / 1e9 * (1 / dispatch_gb_per_s + 1 / combine_gb_per_s), rel=0.01)
 

@@ -240,3 +240,17 @@ def test_sorting_that_loops_over_all_experts_is_slow_where_few_of_many_are_chose
     assert more == pytest.approx(9 * 2 * (1 + 8) * tokens)
     # With 2 of 8 experts the loops take less than the copies.
     assert sorted_bytes("mixtral-8x7b", True) == sorted_bytes("mixtral-8x7b", False)
+
+
+def test_rows_of_narrow_experts_are_padded_where_nothing_else_does_it() -> None:
+    def moved(narrow: bool, **changes: object) -> float:
+        of = with_stack(problem(model="mixtral-8x7b"), **{"pads_narrow_experts": True, **changes})
+        sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=8))
+        return float(layer_traffic(of.model, "moe", of.stack, sizes, narrow).forward_bytes)
+
+    assert moved(True) - moved(False) == pytest.approx(
+        2 * 4096 * 4096 * 8
+    )  # two rows a token, there and back
+    assert moved(True, pads_narrow_experts=False) == moved(False)
+    hybrid = {"moe_dispatcher": "deduplicating", "dispatcher_library": "hybridep"}
+    assert moved(True, **hybrid) == moved(False, **hybrid)

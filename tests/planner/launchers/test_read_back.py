@@ -491,6 +491,11 @@ def test_words_on_software_and_experts_are_read() -> None:
     hybrid = "--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep"
     stack = read_stack(Flags(hybrid.split()), load_stack("megatron-core"), notes)
     assert (stack.moe_dispatcher, stack.dispatcher_library) == ("deduplicating", "hybridep")
+    graphs = "--num-experts 8 --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router"
+    padded = f"{graphs} --moe-router-padding-for-quantization"
+    stack = read_stack(Flags(padded.split()), load_stack("megatron-core"), notes)
+    assert stack.captured_modules == ("attn", "moe_router") and stack.host_layer_floor_ms > 0
+    assert not stack.pads_narrow_experts
     with pytest.raises(InstanceError, match="which is no number"):
         read_capacity(Flags(["--moe-expert-capacity-factor", "much"]))
 

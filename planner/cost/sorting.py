@@ -1,0 +1,52 @@
+"""Bytes that sorting tokens to experts moves, in one pass over a micro-batch.
+
+Kernels follow Megatron-LM core 0.19 (Apache-2.0): transformer/moe/moe_utils.py, token_dispatcher.py and
+experts.py.
+"""
+
+from __future__ import annotations
+
+from planner.cost.elementwise import Values, maximum, where
+from planner.cost.operators import HALF
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
+
+UNFUSED_PERMUTE_FACTOR = 10.0
+"""Indexed copies and scatter-adds of plain PyTorch reach about 200 GB/s on an H100, a tenth of the fused
+kernels' rate (12 shapes measured, `instances/tables/README.md`)."""
+
+LOOP_BYTES = 10 * HALF * (1 + 8) / 256
+"""Bytes a value and expert that take as long to move as fused sorting whose kernels loop over all experts for
+every token, as Transformer Engine's did before version 2.6: of 8 in 256 experts the sorting was then up to 10
+times as long (NVIDIA/Megatron-LM, docs/discussions, deepseek-v3-gb200-optimization.md, section 2.1.1;
+TransformerEngine, pull request 1927)."""
+
+PADDING_BYTES = 4 * HALF
+"""Rows of each expert are copied to a padded count before its maps, and back behind them: read and written
+twice, and their gradients as well (quantization_padding of TEGroupedMLP, transformer/moe/experts.py)."""
+
+
+def pads_experts(stack: SoftwareStack) -> bool:
+    """Whether narrow products' rows are padded by kernels of their own; HybridEP pads as it sorts them."""
+    hybrid = stack.moe_dispatcher == "deduplicating" and stack.dispatcher_library == "hybridep"
+    return stack.pads_narrow_experts and not hybrid
+
+
+def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool) -> Values:
+    """Permutation before and after the exchange, sorting by local experts, and padding of their rows."""
+    moe = model.moe
+    assert moe is not None
+    sent = s.norm_tokens * moe.top_k * model.hidden_size
+    own = s.norm_tokens * model.hidden_size
+    received = s.expert_rows(moe.top_k) * model.hidden_size
+    sorted_again = where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
+    permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
+    if stack.moe_permute_fusion and stack.moe_permute_loops:
+        permute = maximum(permute, 2.0 * LOOP_BYTES * moe.num_experts * own)
+    if stack.moe_dispatcher == "deduplicating":
+        # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
+        permute = where(s.ep * s.etp > 1, HALF * own * 2.0, permute)
+    padding = PADDING_BYTES if narrow and pads_experts(stack) else 0.0
+    moved: Values = permute + received * (sorted_again + padding)
+    return moved
