@@ -495,6 +495,22 @@ def test_reader_that_leaves_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def test_ctrl_c_while_modules_load_ends_in_one_line() -> None:
+    """Nobody caught it there: the user saw the traceback of an import."""
+    program = """
+import os, signal, sys
+class Ctrl_C:
+    def find_spec(name, *rest):
+        if name == "planner.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Ctrl_C)
+from planner.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "hetplan: error: interrupted\n")
+
+
 def test_shell_sees_the_exit_code_and_no_traceback() -> None:
     done = hetplan("plan", "no-such-problem")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
