@@ -12,6 +12,9 @@ from planner.cost.traffic import Traffic
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 
+FUSED_LOSS_BYTES, PLAIN_LOSS_BYTES = (8.0, 4.0), (38.0, 14.0)
+"""Bytes that a loss moves for each logit, forward and backward (`head_traffic`)."""
+
 FP32_LOSS_BYTES = (14.0, 14.0)
 """Bytes that a fused loss moves for each logit that is cast to fp32, forward and backward: cast 6, read twice
 8; read and overwritten by its gradient 8, that cast 6."""
@@ -31,9 +34,12 @@ def head_traffic(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: S
     logits = s.tokens * vocab / s.tp
     forward: Values
     backward: Values
-    forward, backward = (8.0, 4.0) if stack.fused_cross_entropy else (38.0, 14.0)
+    forward, backward = FUSED_LOSS_BYTES if stack.fused_cross_entropy else PLAIN_LOSS_BYTES
     if stack.fused_cross_entropy and stack.loss_in_fp32:
         forward, backward = FP32_LOSS_BYTES
+    if stack.whole_loss_bytes_per_logit is not None:
+        whole, again = FUSED_LOSS_BYTES
+        forward, backward = where(s.tp > 1, forward, whole), where(s.tp > 1, backward, again)
     forward += stack.metric_bytes_per_logit
     if stack.gathers_logits:
         forward = where(s.tp > 1, (forward + 2 * HALF) * s.tp, forward)

@@ -41,7 +41,8 @@ class SoftwareStack(Data):
     loss_bytes_per_logit: float | None = Field(default=None, gt=0)
     """Bytes that the loss holds for each logit at its peak; null takes 4 if fused, else 10 [bytes]."""
     whole_loss_bytes_per_logit: float | None = Field(default=None, gt=0)
-    """The same where one rank has all logits of a token, if it differs [bytes]."""
+    """The same where one rank has all logits of a token, if their loss is then fused; null where it is as
+    everywhere [bytes]."""
     loss_in_fp32: bool = False
     """With a fused loss: whether logits are cast to fp32 for it, and their gradient is cast back."""
     gathers_logits: bool = False

@@ -88,6 +88,15 @@ def test_a_fused_loss_over_fp32_logits_casts_them_and_their_gradient() -> None:
     assert b.backward_bytes - a.backward_bytes == (8 + 6 - 4) * 1024 * 1000
 
 
+def test_a_loss_that_is_fused_over_whole_logits_alone_passes_over_those_less_often() -> None:
+    of = with_stack(problem(seq_length=1024), whole_loss_bytes_per_logit=6)
+    plain, fused = (with_stack(of, whole_loss_bytes_per_logit=None, fused_cross_entropy=f) for f in (0, 1))
+    for tp, like in ((1, fused), (2, plain)):
+        sizes = Sizes.single(of, Degrees.single(tensor_parallel=tp))
+        found, same = (head_traffic(x.model, x.stack, 1000.0, sizes) for x in (of, like))
+        assert found == same
+
+
 def test_a_loss_over_gathered_logits_passes_over_those_of_all_ranks() -> None:
     of = problem(model="llama2-7b", seq_length=1024)
     gathers = with_stack(of, gathers_logits=True)
