@@ -25,7 +25,7 @@ from planner.cost.layer_communication import (
 from planner.cost.networks import network_of
 from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind, partly_hidden
-from planner.cost.parameters import head_parameters, layer_parameters
+from planner.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.sharding import Sharding, Tensors
 from planner.cost.sizes import Sizes, context_levels
@@ -212,29 +212,26 @@ class ClassPricing:
         return self.host.launched(parts, layers, reductions)
 
     def embedding(self) -> tuple[Parts, Parts]:
-        """Forward and backward of the embedding [s]."""
+        """Forward and backward of the embedding [s].
+
+        Autograd fills its whole gradient with zeros before it adds rows (`embedding_dense_backward` of
+        PyTorch). No product takes that to the sum of the micro-batches: a kernel of its own does
+        (`param.main_grad.add_`, core/distributed/distributed_data_parallel.py of Megatron-LM).
+        """
         traffic = self.work.embedding
         rate = EMBEDDING_RATE * self.relative.memory_bytes_per_s
         sp, t, zero = self.sizes.splits_sequence, self.tensor, self.zero
         learned = self.model.position_embedding == "learned"
         scatter = t.all_reduce_s if learned else t.reduce_scatter_s
         parameters = self.work.vocab / self.sizes.tp * self.model.hidden_size
-        backward = traffic.backward_bytes / rate + parameters * self._whole_gradient_s()
+        added_s = traffic_s(self.relative, HALF) + gradient_sum_s(self.relative, self.stack)
+        backward = traffic.backward_bytes / rate + parameters * added_s
+        counts = embedding_parameters(self.model, self.vocab)  # type: ignore[arg-type]
+        dp = self.sharding.root_s(counts, Tensors([parameters], 0), zero)
         return (
-            parts_of(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero),
-            parts_of(backward, where(sp, t.all_gather_s, 0.0), zero, zero),
+            parts_of(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero, dp[0]),
+            parts_of(backward, where(sp, t.all_gather_s, 0.0), zero, zero, dp[1]),
         )
-
-    def _whole_gradient_s(self) -> Values:
-        """What the gradient of a rank's whole embedding takes in each micro-batch [s/parameter].
-
-        Autograd fills it with zeros before it adds rows (`embedding_dense_backward` of PyTorch). No product
-        takes it to the sum of the micro-batches: a kernel of its own does (`param.main_grad.add_`,
-        core/distributed/distributed_data_parallel.py of Megatron-LM), or copies it to be scattered.
-        """
-        stack = self.stack
-        copied = HALF + stack.scattered_gradient_bytes if stack.shard_copies != "none" else 0.0
-        return traffic_s(self.relative, HALF + copied) + gradient_sum_s(self.relative, stack)
 
     def head(self) -> tuple[Parts, Parts]:
         """Forward and backward of final norm, head and loss [s].
@@ -276,10 +273,8 @@ class ClassPricing:
         gather = partly_hidden(where(sp, t.all_gather_s, 0.0), hidden)
         # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
         behind = where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
-        dp: tuple[Values, Values] = (0.0, 0.0)
-        if self.sharding.scatters:
-            counts = head_parameters(self.model, self.vocab)  # type: ignore[arg-type]
-            dp = self.sharding.layer_s(counts, Tensors.of(piece.matmuls, 0), (forward, backward))
+        counts, tensors = head_parameters(self.model, self.vocab), Tensors.of(piece.matmuls, 0)  # type: ignore[arg-type]
+        dp = self.sharding.head_s(counts, tensors, (forward, backward))
         return (
             self._launched(parts_of(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
             self._launched(

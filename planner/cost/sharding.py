@@ -8,6 +8,10 @@ in flight, what a layer exposes is what its own computation cannot hide. Hybrid 
 among neighbours, within a node say; the gradient's shards are then all-reduced among all that hold the same
 (arXiv 2304.11277, section 3.2.2).
 
+What is gathered first has nothing to hide behind, nor has what is scattered last: the embedding. PyTorch's
+root unit holds it with the head and keeps both between the passes (fully_shard, reshard_after_forward: false
+for the root unless set).
+
 PyTorch's also copy on the stream of the computation. FSDP cuts a layer's parameters out of a flat one, so
 that autograd joins their gradients (torch/distributed/fsdp/_flat_param.py, torch.split). FSDP2 gathers the
 ranks' shards one behind the other, copies each parameter out of them, and copies gradients in, cast to the
@@ -129,6 +133,24 @@ class Sharding:
             forward + traffic_s(relative, copied_out),
             backward + traffic_s(relative, copied_out + copied_in),
         )
+
+    def root_s(self, counts: ParameterCounts, tensors: Tensors, zero: Values) -> tuple[Values, Values]:
+        """Forward and backward exchange of what is gathered first, scattered last and kept between [s].
+
+        Nothing hides either.
+        """
+        if not self.scatters:
+            return zero, zero
+        gather, both = self.layer_s(counts, tensors, (zero, zero))
+        return gather, both - gather
+
+    def head_s(
+        self, counts: ParameterCounts, tensors: Tensors, compute_s: tuple[Values, Values]
+    ) -> tuple[Values, Values]:
+        """The same of the head, which PyTorch's keep with the embedding in the root's unit [s]."""
+        if self.stack.shard_copies != "none":
+            return self.root_s(counts, tensors, 0.0 * compute_s[0])
+        return self.layer_s(counts, tensors, compute_s)
 
     def _tensor_by_tensor(self, tensors: Tensors) -> tuple[Values, Values]:
         """Forward and backward exchange where lists of tensors go from the host to each collective [s]."""

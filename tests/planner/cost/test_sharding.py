@@ -46,6 +46,23 @@ def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() 
     assert more("all", "backward") == pytest.approx(2 + 2 + 2 + width)
 
 
+@pytest.mark.parametrize("copies", ["none", "gradients"])
+def test_the_root_is_gathered_once_and_scattered_last_behind_nothing(copies: str) -> None:
+    of = with_stack(problem(), dp_overlap=True, shard_copies=copies)
+    found, network = prices(of, data_parallel=8, dp_mode="fsdp"), network_of(of, 0)
+    parameters, width = 128256 * 4096, of.stack.scattered_gradient_bytes
+    gather, scatter = (
+        float(inside_s(network, op, size * parameters, 8))
+        for op, size in (("all_gather", 2), ("reduce_scatter", width))
+    )
+    copied = parameters * (2 + width) / network.relative.memory_bytes_per_s if copies != "none" else 0.0
+    assert found.embedding_forward_s[0, 0, DP] == pytest.approx(gather)
+    assert found.embedding_backward_s[0, 0, DP] == pytest.approx(scatter + copied)
+    # The head goes with it where PyTorch makes the unit; elsewhere its passes hide its own.
+    shown = found.head_forward_s[0, 0, DP] / found.embedding_forward_s[0, 0, DP]
+    assert shown == pytest.approx(1, rel=0.01) if copies != "none" else shown < 0.5
+
+
 def test_lists_of_tensors_go_weight_by_weight_and_a_launch_for_every_rank() -> None:
     of = with_stack(problem(), dp_overlap=False, shards_tensor_by_tensor=True, host_layer_floor_ms=0.0)
     found = prices(of, data_parallel=8, dp_mode="zero3")
