@@ -42,6 +42,9 @@ of the rate is latency, the same on any adapter, so that slower ones reach as mu
 NCCL's own latencies of a ring (src/graph/tuning.cc: 8.4 us, then 1.9 times 3.4 us a step inside a node and
 9.6 us between nodes) give 0.28, 0.41, 0.58 for 16, 32, 64 MiB on two of them, the table 0.32, 0.47, 0.50."""
 
+PEAK_SHARE = 48.5 / 50
+"""Peak of an adapter to which those shares refer, over its nominal rate: 48.5 of 50 GB/s (the same tool)."""
+
 RING_STEP_S = (1.9e-6, 4.0e-6)
 """Latency of a step of a ring inside a node and between nodes [s] (NVIDIA nccl, src/graph/tuning.cc, hwLat
 of Ring with LL128 over NVLink and network)."""
@@ -136,7 +139,8 @@ _of_one = lru_cache(maxsize=REMEMBERED)(Collective)
 
 def _reached(table: str, nodes: Values, size_bytes: Values) -> Values:
     """Share of the adapters' rate that NCCL reaches between so many nodes."""
-    return minimum(maximum(tables.scale_grid(table).latency_s(nodes, size_bytes), 0.01), 1.0)
+    found = tables.scale_grid(table).latency_s(nodes, size_bytes)
+    return PEAK_SHARE * minimum(maximum(found, 0.01), 1.0)
 
 
 def ring_latency_s(spread: Spread) -> Values:

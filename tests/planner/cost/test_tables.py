@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import tables
-from planner.cost.collectives import SCALE_BYTES_PER_S, collective_s
+from planner.cost.collectives import PEAK_SHARE, SCALE_BYTES_PER_S, collective_s
 from planner.cost.grid import LogGrid
 from planner.cost.inside_node import inside_s
 from planner.cost.networks import network_of
@@ -199,7 +199,7 @@ def test_rings_pass_on_all_but_a_ranks_own_share_from_node_to_node() -> None:
     spread = spread_group(16 * one, one, 8.0)
     for chip, rate in (("a100-sxm-80gb", 200e9), ("h100-sxm-80gb", 400e9)):
         scaled = size * SCALE_BYTES_PER_S / rate
-        reached = float(tables.scale_grid("allreduce_nic").latency_s(2.0, scaled))
+        reached = PEAK_SHARE * float(tables.scale_grid("allreduce_nic").latency_s(2.0, scaled))
         network = network_of(problem(cluster=f"2x8 {chip}"), 0)
         gather = float(collective_s(network, "all_gather", size * one, spread, one)[0])
         inside = float(inside_s(network, "all_gather", size * one, 8 * one)[0])
