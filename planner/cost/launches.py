@@ -47,6 +47,13 @@ libraries need half, as they do not send a token's copies in order."""
 
 HALF_OF_SORTING = 5.0
 
+NODE_LAUNCHES = (5.0, 14.5)
+"""Where exchanges run behind another micro-batch's computation, a layer is five nodes a pass: attention,
+router, dispatch, experts and combination. Each waits for an event, changes streams and detaches its inputs, a
+launch; in the backward Python starts the automatic differentiation for each, two and a half, and gradients of
+attention's and experts' weights are two pieces more (guess, by the lines of ScheduleNode in Megatron-LM core
+0.15, pipeline_parallel/utils.py, and of models/common/model_chunk_schedule_plan.py)."""
+
 REPLAY_LAUNCHES = 2.0
 """Of a layer's captured modules: their graph, and what hands its inputs over (guess)."""
 
@@ -142,6 +149,7 @@ def backward_launches(
         modules["moe_router"] -= chosen
         local = maximum(model.moe.num_experts / sizes.ep, 1.0)
         modules["experts"] += _expert_launches(stack, narrow)[1] * local
+        modules["experts"] += NODE_LAUNCHES[1] - NODE_LAUNCHES[0] if stack.ep_overlap else 0.0
     return _launched(modules, stack, sizes)
 
 
@@ -255,11 +263,12 @@ def _moe_modules(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: b
     assert moe is not None
     counting, exchange = _dispatch_launches(stack)
     local = maximum(moe.num_experts / sizes.ep, 1.0)
+    nodes = NODE_LAUNCHES[0] if stack.ep_overlap else 0.0
     shared = SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0
     if shared and narrow:
         shared += 2 * NARROW_MAP_US / LAUNCH_US
     return {
         "moe_router": _router_launches(model, stack) + shared,
         "moe_preprocess": counting,
-        "experts": exchange + _expert_launches(stack, narrow)[0] * local,
+        "experts": exchange + nodes + _expert_launches(stack, narrow)[0] * local,
     }

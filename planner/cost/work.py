@@ -136,8 +136,9 @@ def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[
     if stack.host_layer_floor_ms > 0:
         forward = launches(model, kind, stack, sizes, narrow)
         backward = backward_launches(model, kind, stack, sizes, products, narrow)
-        even = model.moe is not None and model.moe.pad_to_capacity
-        if kind == "moe" and stack.waits_for_token_counts and not even:
+        # Beside another micro-batch the host has that one's pieces to launch as well.
+        never = stack.ep_overlap or (model.moe is not None and model.moe.pad_to_capacity)
+        if kind == "moe" and stack.waits_for_token_counts and not never:
             moved = routed_bytes(model, stack, sizes, narrow)
             routed = Routed(moved, routed_launches(model, stack, sizes, narrow))
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks

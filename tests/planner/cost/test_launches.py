@@ -15,6 +15,7 @@ from planner.cost.launches import (
     NARROW_MAP_US,
     NARROW_OPERANDS_US,
     NARROW_TENSOR_US,
+    NODE_LAUNCHES,
     REPLAY_LAUNCHES,
     SINGLE_PRODUCT_US,
     backward_launches,
@@ -78,10 +79,15 @@ def test_graphs_take_the_launches_of_their_modules_and_leave_those_of_experts() 
     assert float(routed_launches(of.model, stack, sizes, True)) * DENSE_LAUNCHES == modules["experts"]
     whole = DENSE_LAUNCHES * float(launches(of.model, "moe", of.stack, sizes, True))
     assert whole == pytest.approx(sum(modules.values()))
+    overlapped = stack.model_copy(update={"ep_overlap": True})
+    nodes = DENSE_LAUNCHES * float(launches(of.model, "moe", overlapped, sizes, True)) - left
+    assert nodes == pytest.approx(NODE_LAUNCHES[0])
     # In the backward the experts' products are launched twice as often.
     products = layer_matmuls(of.model, "moe", sizes)
     backward = DENSE_LAUNCHES * float(backward_launches(of.model, "moe", stack, sizes, products, True))
     assert left < backward < 2 * left
+    more = DENSE_LAUNCHES * float(backward_launches(of.model, "moe", overlapped, sizes, products, True))
+    assert more - backward == pytest.approx(NODE_LAUNCHES[1])
 
 
 def test_experts_are_launched_when_their_tokens_are_counted() -> None:
