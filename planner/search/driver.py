@@ -5,7 +5,8 @@ bound is opened next: it is bounded again by shortest walks (`planner.search.wal
 classes, with memory, whole layers and hops; then cut by the number of stages on each class, then by the
 classes of the first stages, down to single orders, which become programs (`formulations.stage_selection`).
 Every plan is judged by the referee. The search ends when the least bound left comes within the gap of
-the best plan: no plan of the space can beat it by more.
+the best plan: no plan of the space can beat it by more. Where virtual stages follow, whole ones are looked
+at a little more closely than that.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ class Search:
         if isinstance(self.opener, Opener):
             self.frontier.queue.turn_of = turn_of
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener, self.beyond_s)
+            if self.beyond_s is None and self.virtual.waiting:
+                self.frontier.look_closer()
             try:
                 self.virtual.begin(0 if cut else FIRST_PAIRS)
             except KeyboardInterrupt:
@@ -204,6 +207,8 @@ class Search:
             heads = [one.frontier.queue.head(one.frontier.cutoff_s, in_turn=in_turn) for one in going]
             least = min(range(len(going)), key=lambda i: heads[i] if in_turn else heads[i][1:])
             opener, frontier = going[least], going[least].frontier
+            if frontier.has_looked_closer(self.opened, *heads[least]):
+                continue
             bound_s, item = frontier.queue.pop(frontier.cutoff_s, in_turn=in_turn)
             if bound_s >= frontier.cutoff_s or opener.sets_since_better >= self.stale_sets:
                 frontier.queue.push(bound_s, item)

@@ -16,7 +16,7 @@ from planner.data.plan import Plan
 from planner.data.result import Evaluation, RunnerUp
 from planner.search.floors import Floors
 from planner.search.progress import Progress
-from planner.tolerances import ROUNDING_TOL
+from planner.tolerances import GAP_TOL, ROUNDING_TOL
 
 T = TypeVar("T")
 
@@ -24,6 +24,11 @@ LEAST_SHARE_S = 1e-3
 """Least time limit of a search that gets a share of one [s]: it ends at its first look at the clock."""
 PROGRESS_EVERY_S = 0.1
 """Least time between two reports [s]."""
+FINER = 0.2
+"""Gap of whole stages, over the one asked for, that is looked for where virtual stages follow: the better the
+best plan, the more of their parts are closed, and none are dearer to bound. A guess."""
+LEAST_FURTHER, FURTHER = 4, 0.25
+"""Parts opened for that beyond the gap asked for: a number, and over those opened up to it. A guess."""
 
 
 @dataclass
@@ -191,7 +196,8 @@ class Frontier(Generic[T]):
     """What is open, what is closed, and what that proves: no plan undercuts `bound_s`."""
 
     def __init__(self, incumbent: Incumbent, gap: float, floors: Floors | None = None) -> None:
-        self.incumbent, self._gap = incumbent, gap
+        self.incumbent, self.gap = incumbent, gap
+        self._asked_gap, self._near_at = gap, 0
         self.floors = floors or Floors()
         """What was known of parts before, and what is proven of them."""
         self.queue: Queue[T] = Queue()
@@ -206,9 +212,26 @@ class Frontier(Generic[T]):
 
         Raised by what rounding may take, so that what is closed there keeps within the gap.
         """
+        return self._cutoff_s(self.gap)
+
+    def _cutoff_s(self, gap: float) -> float:
         if self.incumbent.step_s is None:
             return float("inf")
-        return self.incumbent.step_s * (1 - self._gap) * (1 + ROUNDING_TOL)
+        return self.incumbent.step_s * (1 - gap) * (1 + ROUNDING_TOL)
+
+    def look_closer(self) -> None:
+        """Close whole stages at a finer gap than asked for, as long as that takes few parts more."""
+        self.gap = max(FINER * self._asked_gap, GAP_TOL)
+
+    def has_looked_closer(self, opened: int, turn: int, bound_s: float) -> bool:
+        """Whether that ends here: so many parts have been opened, the next is of this turn and bound."""
+        if self.gap >= self._asked_gap or turn > 0 or bound_s < self._cutoff_s(self._asked_gap):
+            return False
+        self._near_at = self._near_at or opened
+        if opened < self._near_at * (1 + FURTHER) + LEAST_FURTHER:
+            return False
+        self.gap = self._asked_gap
+        return True
 
     @property
     def bound_s(self) -> float | None:

@@ -76,11 +76,11 @@ class VirtualOpener(VirtualRelaxer):
         self.most_work = np.inf if asked else effort
         self.may_anneal = beyond_s is None
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
-        self._opened, self._waiting = 0, self.space.pairs()
+        self._opened, self.waiting = 0, self.space.pairs()
 
     def begin(self, most: int) -> None:
         """Open so many pairs and queue the others; an interrupted one too, so that the bound counts it."""
-        pairs, opened = self._waiting, 0
+        pairs, opened = self.waiting, 0
         try:
             while opened < min(most, len(pairs)) and not self.clock.is_up:
                 self.open(*pairs[opened])
