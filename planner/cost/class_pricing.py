@@ -9,6 +9,7 @@ from planner.cost.attention_buffers import gathered_heads_bytes
 from planner.cost.checkpointing import policy_of, repeated_shares
 from planner.cost.compute import MatmulTimes, gradient_sum_s, traffic_s
 from planner.cost.elementwise import Values, exists, maximum, total, where
+from planner.cost.gated_units import plain_gated_s
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.inside_node import inside_s
 from planner.cost.last_bucket import LastBucket
@@ -122,6 +123,8 @@ class ClassPricing:
         traffic = work.traffic
         forward = forward + traffic_s(self.relative, traffic.forward_bytes)
         backward = backward + traffic_s(self.relative, traffic.backward_bytes)
+        gated = plain_gated_s(self.relative, self.model, kind, stack, sizes)
+        forward, backward = forward + gated[0], backward + gated[1]
         has_attention = kind in ("dense", "moe", "attention")
         core = self.attention if has_attention else (self.zero, self.zero)
         forward, backward = forward + core[0], backward + core[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost.gated_units import plain_gated_s
+from planner.cost.networks import network_of
 from planner.cost.operators import layer_matmuls
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
@@ -263,3 +265,22 @@ def test_rows_of_narrow_experts_are_padded_where_nothing_else_does_it() -> None:
     assert moved(True, pads_narrow_experts=False) == moved(False)
     hybrid = {"moe_dispatcher": "deduplicating", "dispatcher_library": "hybridep"}
     assert moved(True, **hybrid) == moved(False, **hybrid)
+
+
+@pytest.mark.parametrize(("chip", "is_slower"), [("h200-sxm-141gb", True), ("v100-sxm-32gb", False)])
+def test_plain_gated_units_take_what_their_kernels_do_where_memory_is_fast(
+    chip: str, is_slower: bool
+) -> None:
+    precision = "bf16" if is_slower else "fp16"
+    of = with_stack(problem(cluster=f"1x8 {chip}", precision=precision), fused_pointwise=False)
+    relative, sizes = network_of(of, 0).relative, Sizes.single(of, Degrees.single(tensor_parallel=8))
+
+    def beside_s(**changes: object) -> tuple[float, float]:
+        stack = of.stack.model_copy(update=changes)
+        forward, backward = plain_gated_s(relative, of.model, "dense", stack, sizes)
+        return float(forward), float(backward)
+
+    values, rate = 4096 * 14336 / 8, relative.memory_bytes_per_s
+    own = (values / 2.42e11 - values * 10 / rate, values / 7.9e10 - values * 18 / rate)
+    assert beside_s() == pytest.approx(own if is_slower else (0.0, 0.0))
+    assert beside_s(fused_pointwise=True) == (0.0, 0.0)

@@ -1,0 +1,47 @@
+"""Gated units of plain operators, which memory does not limit on every chip.
+
+The activation of one map's output times the other's are kernels that move 10 bytes a value, and 18 in the
+backward (activation 4, product 6; two products and the activation's backward, 6 each), which is what
+`traffic.py` counts. On chips with fast memory PyTorch's take longer, as long on one with 4.8 TB/s as on one
+with 3.35: 134 million values took 0.51 and 1.66 ms on one H100, 0.60 and 1.72 ms on one H200
+(`instances/tables/README.md`). That other chips make as many, where memory lets them, is a guess.
+"""
+
+from __future__ import annotations
+
+from planner.cost.elementwise import Values
+from planner.cost.relatives import Relative
+from planner.cost.sizes import Sizes
+from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.stack import SoftwareStack
+
+VALUES_PER_S = (2.42e11, 7.9e10)
+"""Most values that they make, forward and backward, the mean of both chips [1/s]."""
+
+MOVED_BYTES = (10.0, 18.0)
+"""Bytes that `traffic.py` counts for each."""
+
+
+def plain_gated_s(
+    relative: Relative, model: ModelSpec, kind: LayerKind, stack: SoftwareStack, sizes: Sizes
+) -> tuple[Values, Values]:
+    """What the gated units of one layer take beside what they move, forward and backward [s]."""
+    if stack.fused_pointwise or not model.gated_mlp:
+        return 0.0, 0.0
+    beside = (
+        max(1 / most - moved / relative.memory_bytes_per_s, 0.0)
+        for most, moved in zip(VALUES_PER_S, MOVED_BYTES, strict=True)
+    )
+    values = _values(model, kind, sizes)
+    forward, backward = (values * each for each in beside)
+    return forward, backward
+
+
+def _values(model: ModelSpec, kind: LayerKind, s: Sizes) -> Values:
+    """Values that the gated units of one layer make on a rank."""
+    if kind in ("dense", "mlp"):
+        return s.tokens * model.ffn_hidden_size / s.tp
+    if kind != "moe" or model.moe is None:
+        return s.zeros
+    shared = s.tokens * model.moe.shared_ffn_hidden_size / s.tp
+    return s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp + shared
