@@ -36,7 +36,8 @@ H100, where it was timed so."""
 
 CAST_SUMS_PER_S = 2.6e11
 """Values of a 16-bit gradient that PyTorch adds to an fp32 sum [1/s]: it casts them one by one, which memory
-does not limit. 500 million took 2.05 ms on one H100, 1.81 ms on one H200 (`instances/tables/README.md`)."""
+does not limit. 500 million took 2.05 ms on one H100, 1.81 ms on one H200 (`instances/tables/README.md`); that
+other chips make as many, where memory lets them, is a guess."""
 
 SPLIT_ACCUMULATOR = 1.15
 """Latency of 8-bit products whose partial sums are promoted to full precision, over that of fast ones, on
