@@ -11,18 +11,19 @@ from planner.units import MS
 
 WORTH_A_GAP = 0.02
 """How far below the best plan the bound must lie for pipelines to be annealed."""
-STUCK = 20
+STUCK = 8
 """Sets split without a better plan from which pipelines are annealed at a smaller gap too. A guess."""
 EVERY, LATER, LATER_IF_STUCK = 3, 1.2, 1.5
 """Parts opened between two annealings: at least so many, and so many times those before; more at a small
 gap."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
-SHORT_ROUNDS, LONGER, MOST_STEPS = 4, 0.25, 2000
-"""Annealings of the usual steps, the share of them by which each later one is longer, and the most steps.
-Guesses."""
+LONGER, MOST_STEPS = 0.5, 2000
+"""Share of the usual steps by which each annealing of a batch is longer than the one before, and the most
+steps. Guesses."""
 AGAIN = 0.004
-"""By how much the bound of a batch counts as higher for each time that it has been annealed. A guess."""
+"""By how much the bound of a batch counts as higher for each time that one of as many sequences at a time has
+been annealed. A guess."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_FOUND, MOST_STARTS, MOST_KEPT = 5, 8, 2
@@ -37,7 +38,7 @@ class MeshAnnealer:
         self._opener = opener
         self._next, self._wait, self._rounds = EVERY, EVERY, 0
         self._done: dict[int, int] = {}
-        """How often batches have been annealed."""
+        """How often batches of so many sequences at a time have been annealed."""
         self._kept: dict[int, list[Found]] = {}
         """The best pipelines that came of it."""
         self._begun: tuple[int, tuple[int, ...]] | None = None
@@ -52,23 +53,36 @@ class MeshAnnealer:
         is_near = step_s is not None and bound_s >= (1 - far) * step_s
         if is_near and opener.sets_since_better < STUCK:
             return
-        best, promised = opener.best, opener.promised_s
-        if best is not None and best[1:] != self._begun:
-            self._begun, choice = best[1:], best[1]
-        elif promised:
-            choice = min(promised, key=lambda one: promised[one] * (1 + AGAIN * self._done.get(one, 0)))
-        else:
+        choice = self._choice(is_stuck=is_near)
+        if choice is None:
             return
         self._rounds += 1
-        fresh = choice not in self._done
+        sequences = opener.batches[choice].sequences
+        fresh = sequences not in self._done
+        self._done[sequences] = self._done.get(sequences, 0) + 1
         self._improve(choice, bound_s)
         in_vain = not fresh and opener.incumbent.step_s == step_s
         self._wait = int(self._wait * IN_VAIN) if in_vain else EVERY
         self._next = max(opened + self._wait, int(opened * (LATER_IF_STUCK if is_near else LATER)))
 
+    def _choice(self, *, is_stuck: bool) -> int | None:
+        """The batch to anneal: that of a new best plan, the one being split, or what promises most."""
+        opener = self._opener
+        best, promised = opener.best, opener.promised_s
+        if best is not None and best[1:] != self._begun:
+            self._begun = best[1:]
+            return best[1]
+        if is_stuck and opener.split_last in opener.promising:
+            return opener.split_last
+
+        def counted_s(choice: int) -> float:
+            done = self._done.get(opener.batches[choice].sequences, 0)
+            return promised[choice][1] * (1 + AGAIN * done)
+
+        return min((choice for choice in promised if choice in opener.promising), key=counted_s, default=None)
+
     def _improve(self, choice: int, bound_s: float) -> None:
         opener = self._opener
-        self._done[choice] = self._done.get(choice, 0) + 1
         batch, found = opener.batches[choice], self._found(choice)
         listed = [*found, *opener.promising.get(choice, ())]
         longest = min(opener.longest[choice], max(len(order) for order, _ in listed) + MORE_STAGES)
@@ -90,7 +104,8 @@ class MeshAnnealer:
         self, choice: int, times: MeshTimes, balance: Balance, starts: list[Found], seed: int
     ) -> None:
         opener = self._opener
-        steps = min(int(COOLING.steps * (1 + LONGER * max(self._rounds - SHORT_ROUNDS, 0))), MOST_STEPS)
+        before = self._done[opener.batches[choice].sequences] - 1
+        steps = min(int(COOLING.steps * (1 + LONGER * before)), MOST_STEPS)
         found = anneal(times, balance, starts, seed, lambda: opener.clock.is_up, steps)
         self._kept[choice] = found[:MOST_KEPT]
         for order, layers in found:

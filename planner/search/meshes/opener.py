@@ -86,8 +86,10 @@ class MeshOpener(Opener):
         """Its layers."""
         self.promising: dict[int, tuple[Found, ...]] = {}
         """Pipelines that the last look at a batch came to."""
-        self.promised_s: dict[int, float] = {}
-        """Bound of that look [s]."""
+        self.promised_s: dict[int, tuple[int, float]] = {}
+        """The family that was looked at last, and the least bound of its looks that came to any [s]."""
+        self.split_last: int | None = None
+        """Batch of the pipelines that were split last."""
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -114,8 +116,9 @@ class MeshOpener(Opener):
         found_s, found = self._walked(
             bound_s, key, family.batch, family.places, lengths, COARSE_WORK, halvings
         )
+        self._promise(part.choice, family.members[:TRIED_MEMBERS], float(found_s.min()))
         if found_s.min() < self.frontier.cutoff_s:
-            self._try_found_of_family(float(found_s.min()), family, found)
+            self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
         if part.choice in self._narrower:
             for narrow in self._narrower[part.choice]:
@@ -151,7 +154,16 @@ class MeshOpener(Opener):
             self._made[number] = made
         return self._made[number]
 
-    def _try_found_of_family(self, bound_s: float, family: Family, found: Sequence[Found]) -> None:
+    def _promise(self, family: int, members: Sequence[int], bound_s: float) -> None:
+        """Note what batches promise: nothing where their family is closed, unless parts of it are open."""
+        for member in members:
+            before, least_s = self.promised_s.get(member, (family, bound_s))
+            least_s = min(least_s, bound_s) if before == family else bound_s
+            self.promised_s[member] = family, least_s
+            if least_s >= self.frontier.cutoff_s:
+                del self.promised_s[member]
+
+    def _try_found_of_family(self, family: Family, found: Sequence[Found]) -> None:
         """Try pipelines of a family in the first of its batches that has their shapes."""
         for member in family.members[:TRIED_MEMBERS]:
             index = shape_numbers(self.batches[member])
@@ -162,7 +174,7 @@ class MeshOpener(Opener):
                 if all(keys[k] in index for k in order)
             ]
             if mine:
-                self.promising[member], self.promised_s[member] = tuple(mine), bound_s
+                self.promising[member] = tuple(mine)
                 self._try_found(member, mine)
 
     def _open_lengths(self, stages: Ints, bounds_s: Floats) -> tuple[Ints, Floats]:
@@ -236,6 +248,7 @@ class MeshOpener(Opener):
     def _split(self, bound_s: float, part: Prefix) -> None:
         """Bound pipelines as well as can be, take the best one out, and cut the rest by where they differ."""
         self.sets_since_better += 1
+        self.split_last = part.choice
         batch, start = self.batches[part.choice], len(part.shapes)
         if start == part.stages:
             if self._is_whole(part.choice, part.shapes):

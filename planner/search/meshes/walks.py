@@ -17,9 +17,9 @@ up to 1 (v = w = 1, or (m - 1) max(f, b) where m <= q + 1):
 
 and T is at least 1 - u of the row of s and u of this one, u in [0, 1]. The reduction of stage 0 adds to all
 of it. Of what follows the pipeline the largest counts, which is no less than any sum with weights that add
-up to 1: s adds z in [0, 1], and of the rest each stage 1 / P, where P is the most stages looked at, the first
-stage what is left. A hop takes at least what either of its stages must pay for any; where sends block, that
-lengthens the passes of both.
+up to 1: s adds z in [0, 1], and of the rest each stage 1 / (2 P), where P is the most stages looked at, the
+first stage, which has the embedding to update, what is left. A hop takes at least what either of its stages
+must pay for any; where sends block, that lengthens the passes of both.
 
 No term depends on the number of stages, only on q and on which stage is first. So walks go from the last
 stage to the first, and what they reach after p stages bounds pipelines of p, for every p at once. With a
@@ -53,6 +53,9 @@ from planner.search.meshes.shapes import Batch
 from planner.search.meshes.units import Units
 from planner.tolerances import BOUND_TOL
 
+SPREAD = 0.5
+"""Share of what follows the pipeline that all stages count for alike, of what is not taken from the slowest.
+A guess."""
 TINY = 1e-12
 """In the place of no share, so that what is barred stays infinite."""
 FEW = 2
@@ -105,12 +108,12 @@ class MeshWalks:
         usual = self.num_layers / self.longest
         inner, turn = self.inner.terms(low, high, all_places, usual)
         behind, _ = self.inner.terms(low, low_ms * (1 + BOUND_TOL), all_places, usual)
-        weight = np.full(len(all_places), 1 / self.longest)
+        weight = np.full(len(all_places), SPREAD / self.longest)
         inner, behind, turn = (
             self._followed(terms, self.inner, all_places, weight, usual) for terms in (inner, behind, turn)
         )
         at = self.place[self.lengths - 1]
-        rest = 1 - (self.lengths - 1) / self.longest
+        rest = 1 - SPREAD * (self.lengths - 1) / self.longest
         if len(self.lengths) <= FEW:
             first, first_turn = self.first.every_term(low, high, at)
             after = self.first.reduce[:, at].swapaxes(0, 1)[None]

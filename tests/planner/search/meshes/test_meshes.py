@@ -399,3 +399,18 @@ def test_a_search_ends_by_itself_where_parts_stay_open(monkeypatch: pytest.Monke
     result = driver.search_meshes(problem.model_copy(update={"options": options}))
     assert (result.termination, result.interrupted) == ("feasible", False)
     assert result.gap is not None and result.gap > 0
+
+
+def test_batches_promise_the_least_bound_of_their_family_until_it_is_closed() -> None:
+    """The looks at one family count together; a narrower one takes its place."""
+    opener = MeshSearch(problem_of(), None).make_opener()
+    opener.incumbent.step_s = 20.0
+    for family, bound_s, promised in [
+        (0, 8.0, (0, 8.0)),
+        (3, 12.0, (3, 12.0)),
+        (3, 15.0, (3, 12.0)),
+        (3, 20.0, (3, 12.0)),
+        (4, 20.0, None),
+    ]:
+        opener._promise(family, [1, 2], bound_s)
+        assert opener.promised_s == ({1: promised, 2: promised} if promised else {})
