@@ -27,6 +27,15 @@ ATTENTION_LAUNCHES = 20.0
 LATENT_LAUNCHES = 12.0
 """More with latent attention: down-projections with their norms, splits and joins of heads."""
 
+PLAIN_ROTARY_LAUNCHES = 26.0
+"""More where latent attention turns queries and keys by plain operators: even and odd values joined, cosine
+and sine of the angles scaled and cast, two products, negated and joined halves, sum and join (13 for each;
+models/common/embeddings/rope_utils.py of Megatron-LM core 0.12)."""
+
+DROP_LAUNCHES = 6.0
+"""More of a router that drops tokens: the best of each expert, their mask and what it leaves of the scores
+(transformer/moe/moe_utils.py, topk_softmax_with_capacity)."""
+
 MLP_LAUNCHES = 11.0
 """Norm, casts, two products, activation, residual."""
 
@@ -171,7 +180,7 @@ def forward_modules(
     """Launches of the modules of one forward of a layer."""
     modules: Modules = {}
     if kind != "mlp":
-        modules["attn"] = ATTENTION_LAUNCHES + (LATENT_LAUNCHES if model.mla is not None else 0.0)
+        modules["attn"] = ATTENTION_LAUNCHES + _latent_launches(model, stack)
     if kind in ("dense", "moe", "attention"):
         modules["attn"] += more_launches(model, stack, sizes)
     if kind in ("dense", "mlp"):
@@ -183,6 +192,12 @@ def forward_modules(
         for name in maps.keys() & modules.keys():
             modules[name] += maps[name] * NARROW_MAP_US / LAUNCH_US
     return modules
+
+
+def _latent_launches(model: ModelSpec, stack: SoftwareStack) -> float:
+    if model.mla is None:
+        return 0.0
+    return LATENT_LAUNCHES + (0.0 if stack.fused_latent_rotary else PLAIN_ROTARY_LAUNCHES)
 
 
 def _attention_maps(model: ModelSpec) -> float:
@@ -225,7 +240,8 @@ def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:
 def _router_launches(model: ModelSpec, stack: SoftwareStack) -> float:
     assert model.moe is not None
     router = BIASED_ROUTER_LAUNCHES if model.moe.router_bias else ROUTER_LAUNCHES
-    return router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0)
+    drops = not stack.waits_for_token_counts or model.moe.capacity_factor is not None
+    return router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0) + DROP_LAUNCHES * drops
 
 
 def _dispatch_launches(stack: SoftwareStack) -> tuple[float, float]:

@@ -59,6 +59,9 @@ class SoftwareStack(Data):
     biases_in_products: bool = True
     """Whether matrix products, or kernels that follow them anyway, take biases along; else each is added by a
     kernel of its own."""
+    fused_latent_rotary: bool = True
+    """Whether one kernel turns queries and keys of latent attention by their positions (Megatron-LM core
+    since 0.13)."""
     moe_permute_fusion: bool = True
     """Whether tokens are sorted to experts by one kernel that reads and writes each value once."""
     moe_permute_loops: bool = False

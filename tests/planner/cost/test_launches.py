@@ -9,6 +9,7 @@ from planner.cost.host_waits import LAUNCHES_BESIDE_REDUCTION
 from planner.cost.launches import (
     CAST_US,
     DENSE_LAUNCHES,
+    DROP_LAUNCHES,
     EXPERT_LAUNCHES,
     GRADIENT_US,
     LAUNCH_US,
@@ -16,6 +17,7 @@ from planner.cost.launches import (
     NARROW_OPERANDS_US,
     NARROW_TENSOR_US,
     NODE_LAUNCHES,
+    PLAIN_ROTARY_LAUNCHES,
     REPLAY_LAUNCHES,
     SINGLE_PRODUCT_US,
     backward_launches,
@@ -119,6 +121,18 @@ def test_routing_with_biases_and_groups_launches_more_unless_the_router_is_fused
     # DeepSeek-V3's router has 21 more; latent attention, shared experts and 31 more local ones the rest.
     more = forward("deepseek-v3", False) - forward("mixtral-8x7b", False)
     assert more == pytest.approx(21 + 12 + 12 + 31 * 2 * SINGLE_PRODUCT_US / LAUNCH_US)
+
+
+def test_plain_positions_of_latent_attention_and_dropped_tokens_are_launched() -> None:
+    of = problem(model="deepseek-v3", seq_length=2048)
+    sizes = Sizes.single(of, Degrees.single(data_parallel=32, expert_parallel=8))
+    for changes, kind, more in (
+        ({"fused_latent_rotary": False}, "dense", PLAIN_ROTARY_LAUNCHES),
+        ({"waits_for_token_counts": False}, "moe", DROP_LAUNCHES),
+    ):
+        stack = of.stack.model_copy(update=changes)
+        found = [float(launches(of.model, kind, x, sizes)) for x in (stack, of.stack)]
+        assert DENSE_LAUNCHES * (found[0] - found[1]) == pytest.approx(more)
 
 
 def test_choosing_experts_has_no_backward() -> None:
