@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.data.checks import MAX_CHIPS, MAX_LAYERS
 from planner.data.explain import explained
+from planner.data.read import decode, read_raw
 from planner.errors import InstanceError
-from planner.units import GIB, MIB, format_gib
+from planner.units import MIB
 
 MAX_FILE_BYTES = 512 * MIB
 """Larger than any list of runs: the largest known is 2.5 MB."""
@@ -241,18 +242,8 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of every line that is not blank."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            limit = MAX_FILE_BYTES / GIB
-            raise InstanceError(f"has {format_gib(size)}, at most {limit} GiB are read", str(path))
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InstanceError("there is no such file", str(path)) from None
-    except UnicodeDecodeError as error:
-        raise InstanceError(f"is no text file (UTF-8): {error.reason}", str(path)) from None
-    except OSError as error:
-        raise InstanceError(f"cannot be read: {error.strerror}", str(path)) from None
+    where = str(path)
+    text = decode(read_raw(path, where, "JSON-lines file of runs", MAX_FILE_BYTES), where)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line

@@ -32,6 +32,8 @@ _TYPE_WORDS = {
     "model_type": "a table of keys",
     "model_attributes_type": "a table of keys",
 }
+MAX_LISTED = 24
+"""Most names of keys in one message; ours."""
 _LIMIT_WORDS = {
     "greater_than": (">", "gt"),
     "greater_than_equal": (">=", "ge"),
@@ -176,8 +178,16 @@ def _unknown_key(cls: type[BaseModel], parts: tuple[int | str, ...]) -> str:
     owner = _record_at(cls, parts[:-1])
     fields = list(owner.model_fields) if owner else []
     key = str(parts[-1])
-    known = did_you_mean(key, fields) or (f"; known are {', '.join(fields)}" if fields else "")
-    return f"unknown key {_shown(key)}{known}"
+    return f"unknown key {_shown(key)}{did_you_mean(key, fields) or _known(fields)}"
+
+
+def _known(fields: list[str]) -> str:
+    """The names that there are, or the first of them where a line would not hold them."""
+    if not fields:
+        return ""
+    listed = ", ".join(fields[:MAX_LISTED])
+    rest = len(fields) - MAX_LISTED
+    return f"; known are {listed}" + (f" and {rest} more (`hetplan schema` lists them)" if rest > 0 else "")
 
 
 def _record_at(cls: type[BaseModel], parts: tuple[int | str, ...]) -> type[BaseModel] | None:

@@ -36,8 +36,8 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
     family = str(config["model_type"])
     if family not in _FAMILIES:
         raise InstanceError(
-            f"model_type {family!r} cannot be read; known are {', '.join(sorted(_FAMILIES))}; a model file "
-            "of your own can describe others (`hetplan schema model`)",
+            f"model_type {family[:60]!r} cannot be read; known are {', '.join(sorted(_FAMILIES))}; a model "
+            "file of your own can describe others (`hetplan schema model`)",
             where,
         )
     named = str(config.get("_name_or_path") or path.resolve().parent.name)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.data.layer_profile import LayerProfile, PieceTimes, ProfilePoint
-from planner.data.read import MAX_FILE_BYTES, decode, read_file
+from planner.data.read import decode, read_file, read_raw
 from planner.errors import InstanceError
-from planner.units import MIB, MS
+from planner.units import MS
 
 TABLE_COLUMNS = ("model", "chip", "mbs", "tp", "layer_index", "fwd_s", "bwd_s", "update_s")
 """Columns of the table; others are ignored."""
@@ -87,12 +87,7 @@ def read_profile_table(
 
 def _rows(path: Path, where: str) -> list[dict[str, str]]:
     """Rows of a table, each with all columns that are needed."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InstanceError(f"has more than {MAX_FILE_BYTES // MIB} MiB, the limit", where)
-        text = decode(path.read_bytes(), where)
-    except OSError as error:
-        raise InstanceError(f"cannot be read: {error.strerror or error}", where) from None
+    text = decode(read_raw(path, where, "table of layer times"), where)
     reader = csv.DictReader(io.StringIO(text))
     missing = [name for name in TABLE_COLUMNS if name not in (reader.fieldnames or ())]
     if missing:

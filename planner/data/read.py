@@ -78,7 +78,9 @@ def read_file(path: Path, where: str) -> Any:
     return parse_text(decode(read_raw(path, where), where), where)
 
 
-def read_raw(path: Path, where: str, kind: str = "YAML or JSON file") -> bytes:
+def read_raw(
+    path: Path, where: str, kind: str = "YAML or JSON file", max_bytes: int = MAX_FILE_BYTES
+) -> bytes:
     """Bytes of a file of modest size.
 
     Parameters
@@ -97,10 +99,9 @@ def read_raw(path: Path, where: str, kind: str = "YAML or JSON file") -> bytes:
             raise InstanceError(f"is a directory; give a {kind}", where)
         if not stat.S_ISREG(status.st_mode):
             raise InstanceError(f"is no regular file; give a {kind}", where)
-        if status.st_size > MAX_FILE_BYTES:
+        if status.st_size > max_bytes:
             raise InstanceError(
-                f"has {status.st_size / MIB:.0f} MiB, the limit is {MAX_FILE_BYTES // MIB} MiB; "
-                "what is read here has a few KiB",
+                f"has {status.st_size / MIB:.0f} MiB, the limit is {max_bytes // MIB} MiB; give a {kind}",
                 where,
             )
         return path.read_bytes()

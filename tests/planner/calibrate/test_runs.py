@@ -69,9 +69,11 @@ def test_empty_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_missing_file_directory_and_binary_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InstanceError, match="no such file"):
         read_runs(tmp_path / "absent.jsonl")
-    with pytest.raises(InstanceError, match="cannot be read"):
+    with pytest.raises(InstanceError, match="is a directory; give a JSON-lines file of runs"):
         read_runs(tmp_path)
+    with pytest.raises(InstanceError, match="is no regular file"):  # it filled the memory of the machine
+        read_runs("/dev/zero")
     binary = tmp_path / "runs.jsonl"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InstanceError, match="no text file"):
+    with pytest.raises(InstanceError, match="is no text: zero byte at offset 2"):
         read_runs(binary)

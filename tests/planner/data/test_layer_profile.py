@@ -219,7 +219,7 @@ def test_problem_names_a_table_beside_it(tmp_path: Path) -> None:
     ("profiles", "more", "words"),
     [
         ("[llama3-9b]", {}, "unknown profile 'llama3-9b'; did you mean llama3-8b"),
-        ("[missing.csv]", {}, "cannot be read"),
+        ("[missing.csv]", {}, "there is no such file"),
         ("[{chip: h100-sxm-80gb, points: []}]", {}, r"profiles\[0\].points: must have at least 1 entry"),
         ("[{fil: a.csv}]", {}, r"profiles\[0\]: unknown key 'fil'; did you mean file"),
         ("[llama3-8b, llama3-8b]", {}, "has two profiles"),
