@@ -27,6 +27,8 @@ PROGRESS_EVERY_S = 0.1
 FINER = 0.2
 """Gap of whole stages, over the one asked for, that is looked for where virtual stages follow: the better the
 best plan, the more of their parts are closed, and none are dearer to bound. A guess."""
+FINER_BESIDE = 0.3
+"""The same behind the search of a neighbour, whose bounds then close most parts as they are. A guess."""
 LEAST_FURTHER, FURTHER = 4, 0.25
 """Parts opened for that beyond the gap asked for: a number, and over those opened up to it. A guess."""
 
@@ -221,7 +223,8 @@ class Frontier(Generic[T]):
 
     def look_closer(self) -> None:
         """Close whole stages at a finer gap than asked for, as long as that takes few parts more."""
-        self.gap = max(FINER * self._asked_gap, GAP_TOL)
+        finer = FINER_BESIDE if self.floors.has_neighbour else FINER
+        self.gap = max(finer * self._asked_gap, GAP_TOL)
 
     def has_looked_closer(self, opened: int, turn: int, bound_s: float) -> bool:
         """Whether that ends here: so many parts have been opened, the next is of this turn and bound."""

@@ -4,14 +4,14 @@ A pair of degrees and stages is split by the number of virtual stages; such a pa
 of classes, first by what its stages hold below the cutoff (`planner.search.virtual_capacity`), then by the
 relaxation of a program over classes and whole layers (`formulations.virtual_classes`), whose answer is an
 order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both;
-before the first relaxation (the first split, where a neighbour's search has left its best plan) the best
-parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done for all parts below
-the cutoff those left open are bounded again, by relaxations at lower cutoffs (before the first of which the
-best part is annealed for longer, where that was of use) and in whole numbers (first where classes are few),
-and are split by the stages on each class, then by the classes of the first stages, down to single orders,
-which become programs (`formulations.virtual_selection`); the referee judges their answers. Every dealing of
-the layers to chunks of at least one layer is covered, very uneven ones too; leading layers of another kind
-lie on the first chunk.
+before the first relaxation (but for a short round the first split, where a neighbour's search has left its
+best plan) the best parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done
+for all parts below the cutoff those left open are bounded again, by relaxations at lower cutoffs (before the
+first of which the best part is annealed for longer, where that was of use) and in whole numbers (first where
+classes are few), and are split by the stages on each class, then by the classes of the first stages, down to
+single orders, which become programs (`formulations.virtual_selection`); the referee judges their answers.
+Every dealing of the layers to chunks of at least one layer is covered, very uneven ones too; leading layers
+of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
 by more than `virtual_gap`, and after so many programs those that are left keep their bound; sooner where
@@ -74,7 +74,7 @@ class VirtualOpener(VirtualRelaxer):
         self.anneals_late = self.frontier.floors.has_neighbour
         effort = EFFORT * (NEIGHBOUR if self.anneals_late else 1.0)
         self.most_work = np.inf if asked else effort
-        self.may_anneal = beyond_s is None
+        self.may_anneal = self.may_anneal_beside = beyond_s is None
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         self._opened, self.waiting = 0, self.space.pairs()
 
@@ -187,7 +187,9 @@ class VirtualOpener(VirtualRelaxer):
         """Bound a part by the relaxation over its classes, and try the order that comes up."""
         self._try_likely(LIKELY)
         self.likely = []
-        if not self.anneals_late:
+        if self.anneals_late:
+            self._anneal_beside(bound_s)
+        else:
             self._anneal_good(bound_s)
         bound_s = self._raised_s(bound_s, part)
         if bound_s >= self.cutoff_s:
@@ -195,6 +197,8 @@ class VirtualOpener(VirtualRelaxer):
             return
         if self._is_settled(bound_s, part):
             self.most_work = 0.0
+            self._push(bound_s, part)
+            return
         self._look(bound_s, part, self.cutoff_s, integral=False)
 
     def _raise_part(self, bound_s: float, part: VirtualPart) -> None:
@@ -222,7 +226,8 @@ class VirtualOpener(VirtualRelaxer):
         beyond_s = self.beyond_s
         if beyond_s is None or bound_s >= beyond_s:
             return False
-        if min(self.frontier.floor_s, self.frontier.virtual_floor_s) < beyond_s:
+        # A part that holds a plan is closed at the cutoff at the latest.
+        if min(self.frontier.floor_s, self.frontier.virtual_floor_s, self.cutoff_s) < beyond_s:
             return True
         return self._relaxed(part, beyond_s, integral=False).bound_ms * MS < beyond_s
 
