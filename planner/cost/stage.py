@@ -175,6 +175,15 @@ def shown_s(prices: Prices, choice: int, content: StageContent) -> float:
     return float(embedding * content.has_embedding + of_head * content.has_head)
 
 
+def shown_ends(prices: Prices, choice: int, node_class: int, *, first: bool, last: bool) -> tuple[bool, bool]:
+    """Whether nothing hides the exchange of a stage's embedding and of its head, a part of `optimizer_s`."""
+    if prices.end_shown_s is None:
+        return False, False
+    embedding, head, beside = (prices.end_shown_s[choice, :, node_class] > 0.0).tolist()
+    of_head = last and (beside if first else head)
+    return first and (embedding or of_head), of_head
+
+
 def optimizer_s(prices: Prices, choice: int, content: StageContent) -> float:
     """Optimizer step over the stage's parameters, and what synchronising them takes from computation [s]."""
     return _once(

@@ -28,6 +28,7 @@ from planner.cost.parameters import (
 )
 from planner.cost.prices import Floats, Prices
 from planner.cost.replica_sync import ReplicaPlace, replica_link, tied_embedding_s
+from planner.cost.stage import shown_ends
 from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
@@ -188,7 +189,10 @@ class MixedTables(Tables):
         """Write the synchronisation and the memory limit of a mixed stage."""
         prices = self.whole_prices
         per_byte_s, beside_s = self._ring(choice, classes)
-        layer, base = self._stage_parameters(choice, s, num_stages)
+        shown = shown_ends(prices, choice, classes[0], first=s == 0, last=s == num_stages - 1)
+        layer, base = self._stage_parameters(choice, s, num_stages, shown)
+        if any(shown):  # which have a share of it
+            beside_s = 0.0
         for task, width in ("reduce", self.plain.stack.gradient_bytes), ("gather", WEIGHT_BYTES):
             changed[f"{task}_ms"][s] = layer * width * per_byte_s / MS
             changed[f"base_{task}_ms"][s] = (base * width * per_byte_s + beside_s) / MS
@@ -199,8 +203,13 @@ class MixedTables(Tables):
         room = prices.limit_bytes[list(classes)] - prices.fixed_bytes[choice, list(classes)]
         changed["limit_gib"][s] -= (room[0] - room.min()) / GIB
 
-    def _stage_parameters(self, choice: int, s: int, num_stages: int) -> tuple[float, float]:
-        """Parameters of a layer on one chip, and of what a stage holds beside its layers."""
+    def _stage_parameters(
+        self, choice: int, s: int, num_stages: int, shown: tuple[bool, bool]
+    ) -> tuple[float, float]:
+        """Parameters of a layer on one chip, and of what a stage holds beside its layers.
+
+        `shown`: whether embedding and head are left out, whose exchange nothing hides.
+        """
         model, kinds = self.plain.model, layer_kinds(self.plain.model)
         assert kinds is not None
         vocab = padded_vocab(model.vocab_size, int(self.space.table.degrees.tensor_parallel[choice]))
@@ -208,9 +217,9 @@ class MixedTables(Tables):
         lead = self._parameters(choice, layer_parameters(model, model.layer_kinds[kinds.lead]))
         base = kinds.num_lead * (lead - main) if s == 0 else 0.0
         ends = ParameterCounts()
-        if s == 0:
+        if s == 0 and not shown[0]:
             ends += embedding_parameters(model, vocab)
-        if s == num_stages - 1:
+        if s == num_stages - 1 and not shown[1]:
             ends += head_parameters(model, vocab) + mtp_parameters(model)
             if model.tied_embeddings and s > 0:
                 ends += ParameterCounts(tensor_sharded=vocab * model.hidden_size)

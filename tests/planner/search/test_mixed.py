@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
+from planner.data.changes import with_cluster
 from planner.data.cluster import Cluster
 from planner.data.load import build_problem
 from planner.data.options import Options
@@ -13,6 +16,7 @@ from planner.data.problem import Problem
 from planner.launchers.placement import place_hosts
 from planner.search import annealer, driver, openings
 from planner.search.degrees import may_mix_stages
+from planner.search.mixed.opener import MixedOpener
 from planner.search.mixed.placement import Dealer
 from planner.simulate.evaluate import evaluate
 from tests.oracle_mixed import brute_force_mixed
@@ -110,6 +114,35 @@ def test_ranks_left_on_two_classes_are_dealt_to_one_stage() -> None:
 def test_search_equals_brute_force_over_whole_and_mixed_plans() -> None:
     won = sum(assert_search_finds_the_best(seed) for seed in range(100, 160))
     assert won >= 8, "too few of the problems are won by a mixed plan to show anything"
+
+
+@pytest.mark.parametrize("gbit_per_s", [400.0, 10.0])
+def test_no_mixed_plan_undercuts_its_bound_where_nothing_hides_the_embedding(gbit_per_s: float) -> None:
+    """Its exchange stood in the reduction of a mixed first stage and again in the optimizer's price.
+
+    The search then broke off, as the referee found plans faster than their bound.
+    """
+    problem = build_problem(
+        cluster="3x1 h100-sxm-80gb, 3x1 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=1024,
+        global_batch_size=8,
+        options=Options(max_virtual_stages=1, pin={"mbs": 1, "dp": 2}),
+    )
+    classes = tuple(c.model_copy(update={"nic_gbit_per_s": gbit_per_s}) for c in problem.cluster.classes)
+    model = problem.model.model_copy(update={"num_layers": 6, "vocab_size": 500_000})
+    problem = with_cluster(problem, problem.cluster.model_copy(update={"classes": classes}))
+    search = driver.Search(problem.model_copy(update={"model": model}), None)
+    prices = search.list_parts()
+    mixed = MixedOpener(
+        search.problem, prices, search.table, search.bounds, search.incumbent, search.gap, search.clock
+    )
+    for choice, stages in itertools.product(range(len(mixed.table)), (2, 3)):
+        for order in itertools.product(range(4), repeat=stages):
+            if max(order) > 1:  # kinds of mixed stages stand behind those of whole ones
+                for composed in mixed._composed(choice, order):
+                    mixed.try_order(choice, composed)
+    assert mixed.evaluated >= 10
 
 
 def test_very_large_clusters_keep_stages_whole() -> None:
