@@ -28,10 +28,6 @@ class Boxes:
     """Some stage takes `low` or more, none more than `high` [ms]."""
     weight: Floats
     """y: what a micro-batch's worth of chips counts [ms]."""
-    fill: Floats
-    """phi: share of (partial) where the slow stage counts by it; (work) has the rest."""
-    deep: Floats
-    """psi: share of (deep) where it counts by that; (work) has the rest."""
     late: Floats
     """theta: share of what follows the slow stage; what follows the first one has the rest."""
 
@@ -49,7 +45,7 @@ class Boxes:
     def none() -> Boxes:
         """No boxes."""
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Boxes(whole, whole, whole, real, real, real, real, real, real, real)
+        return Boxes(whole, whole, whole, real, real, real, real, real)
 
     @staticmethod
     def join(parts: Sequence[Boxes]) -> Boxes:
@@ -125,6 +121,8 @@ class Found:
     """Sequences that its chips are worth."""
     slow: int
     """Its stage."""
+    share: float
+    """Of what lies behind it; twice that of (deep) where it counts by that."""
     by_partial: bool
     adapters: float
     """Rate of its adapters."""

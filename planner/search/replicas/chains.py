@@ -13,7 +13,7 @@ takes no more memory and no more time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,15 +57,17 @@ class StageTimes:
     """Least of what follows its last backward: exposed reduction, tied embeddings, update, gathering."""
     forward: Floats
     """[item, n] of a micro-batch; 0 where there is no such item."""
+    most_forward: Floats
+    """[item, n] the same at most, with a send to one side."""
 
     def at(self, level: int) -> StageTimes:
         """Of [level, item, n] those of one number of micro-batches held, numbered from 1."""
-        return StageTimes(self.times[level - 1], self.after[level - 1], self.forward)
+        return replace(self, times=self.times[level - 1], after=self.after[level - 1])
 
     def and_more(self, levels: StageTimes) -> StageTimes:
         """Of [level, item, n] these levels and more."""
         times, after = np.concatenate([self.times, levels.times]), np.concatenate([self.after, levels.after])
-        return StageTimes(times, after, self.forward)
+        return replace(self, times=times, after=after)
 
     def of(self, item: int, layers: int) -> tuple[float, float, float]:
         """Time, what follows it, and forward of one stage."""
@@ -243,7 +245,9 @@ class Chains:
             table[:, item] = np.minimum.reduceat(each, starts, axis=1)
         least = np.zeros(shape[1:])
         least[item] = np.minimum.reduceat(forward[:num], starts, axis=0)
-        return StageTimes(tables[0], tables[1], least)
+        most = np.zeros(shape[1:])
+        most[item] = np.maximum.reduceat(forward[:num] + hops[:num, None] / max(sides, 1), starts, axis=0)
+        return StageTimes(tables[0], tables[1], least, most)
 
     def _least_hops_ms(self, size: int) -> Floats:
         """Least hop that a stage of each item takes part in, inside a host where it may, [item]."""

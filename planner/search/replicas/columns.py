@@ -25,6 +25,8 @@ class Least:
         stages = [*chains.stages(number, 0, 1), *(chains.stages(number, 1, 1) if chains.longest > 1 else ())]
         self.forward_ms: Floats = np.min([place.forward for place in stages], axis=0)
         """[item, n] forward at any place."""
+        self.most_forward_ms: Floats = np.max([place.most_forward for place in stages], axis=0)
+        """[item, n] the same at most, with a send to one side."""
         self.after_ms = chains.least_after_ms(number)
         """What follows the pipeline."""
         self._by_class = [
@@ -33,6 +35,13 @@ class Least:
         ]
         self.room = chains.room(number)
         """[class] chips that a chain may take."""
+
+    def pace(self, low_ms: Floats, high_ms: Floats) -> Floats:
+        """Most share of the forward in a stage's time, if that lies in some interval, [box]."""
+        fits = self.times_ms <= high_ms[:, None, None]
+        time = np.where(fits, np.maximum(self.times_ms, low_ms[:, None, None]), np.inf)
+        most: Floats = np.minimum((self.most_forward_ms / time).max(axis=(1, 2)), 1.0)
+        return most
 
     def chips_of_layer(self, most_ms: Floats) -> Floats:
         """Least chips of a layer on stages no slower than some times, inf for none, [box, class]."""
@@ -78,6 +87,7 @@ def found_chain(
     picked: Sequence[Picked],
     worth: Floats,
     slow: int,
+    share: float,
     by_partial: bool,
 ) -> Found:
     """The chain of a box by its stages, in pipeline order; `worth` is that of the chips of each item."""
@@ -130,7 +140,7 @@ def found_chain(
     )
     whole_ms = rows_ms(stages_ms[0], before_ms[0], behind_ms[0], m)
     loss_ms = float(times[best] - whole_ms) if not kind.is_single else 0.0
-    return Found(column, asked, slow, by_partial, adapters, float(gain_ms[best, slow]), loss_ms)
+    return Found(column, asked, slow, share, by_partial, adapters, float(gain_ms[best, slow]), loss_ms)
 
 
 def _ways(

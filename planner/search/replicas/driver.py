@@ -126,7 +126,8 @@ class ReplicaSearch(MeshSearch):
             if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
                 self.share_up_s = 0.0
                 most_s = self.frontier.cutoff_s * BEYOND
-                mixes_s = max(mixes_s, self.mixes.improve(most_s))
+                if not self.mixes.is_reached(most_s):
+                    mixes_s = max(mixes_s, self.mixes.improve(most_s))
                 if mixes_s < most_s:
                     mixes_s = max(mixes_s, self.mixes.improve_whole(most_s))
         else:

@@ -81,6 +81,8 @@ class Mixes:
         """Prices to look at next, and those of the best bound so far."""
         self.bound_ms = 0.0
         """What chains bound, without the exchange."""
+        self.reach_ms = np.inf
+        """When fractions of the chains found first run the batch, without the exchange."""
         self.looks = 0
 
     @property
@@ -104,11 +106,10 @@ class Mixes:
     def improve(self, most_s: float) -> float:
         """Raise the bound up to a time, as far as prices can [s]."""
         most_ms = most_s / MS - self.exchange_ms
-        reach_ms = np.inf
         for _ in range(ROUNDS):
-            if self.is_up() or self.bound_ms >= min(most_ms, reach_ms * (1 - NEAR)):
+            if self.is_up() or self.bound_ms >= min(most_ms, self.reach_ms * (1 - NEAR)):
                 break
-            limit_ms, price = min(most_ms, reach_ms), self.price
+            limit_ms, price = min(most_ms, self.reach_ms), self.price
             self.looks += 1
             found = self.pricing.soonest(price, limit_ms, self.bound_ms)
             if found.bound_ms > self.bound_ms:
@@ -116,11 +117,15 @@ class Mixes:
             self._keep(found.columns)
             if not self.columns or self.is_up():
                 break
-            reach_ms, program = self._reach(limit_ms)
+            self.reach_ms, program = self._reach(limit_ms)
             self.price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
             if np.allclose(self.price, price, rtol=SAME):
                 break
         return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def is_reached(self, most_s: float) -> bool:
+        """Whether fractions of the chains found run the batch by a time: prices prove nothing beyond it."""
+        return self.reach_ms <= most_s / MS - self.exchange_ms
 
     def improve_whole(self, most_s: float) -> float:
         """Raise the bound up to a time by pipelines that are whole [s]."""

@@ -1,7 +1,7 @@
 """Shortest paths over the stages of a chain, from the last one on; many boxes go through together.
 
 A state is the stages placed, the layers on them, and where the slow stage is: still to come, so that they lie
-behind it by one row or another, or placed. `planner.search.replicas.steps` has what a stage costs.
+behind it and count by some share, or placed. `planner.search.replicas.steps` has what a stage costs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from planner.search.replicas.columns import Least, found_chain
 from planner.search.replicas.space import Ints
 from planner.search.replicas.steps import (
     AHEAD,
-    DEEP,
-    State,
+    SHARES,
     Step,
     at_low,
     best_ways,
@@ -26,12 +25,13 @@ from planner.search.replicas.steps import (
     lent,
     make_step,
     moved,
+    paces,
 )
 
 NUMBERS = 10_000
 """Boxes times layers that go through at once."""
-Trail = tuple[Ints, State]
-"""Boxes that are still open with so many stages placed, and their states."""
+Trail = tuple[Ints, Floats]
+"""Boxes that are still open with so many stages placed, and their states [way, box, layers placed]."""
 
 
 class Paths:
@@ -96,18 +96,17 @@ class Paths:
         # 1 / (d w) is no less than its tangent at omega; beside it stands what any mix exchanges.
         exchange = 2 * boxes.adapters * self._saved_ms(boxes)
         exchange = np.where(boxes.adapters > 0, exchange - self.chains.exchange_ms, 0.0)
-        constant = after + exchange + at_low(boxes, np.ones(num))
+        constant = after + exchange + at_low(boxes)
         best, stages = limit_ms - constant, np.zeros(num, dtype=np.int64)
         rows, alive = np.arange(num), boxes
-        partial = np.full((num, num_layers + 1), np.inf)
-        partial[:, 0] = 0.0
-        deep = np.where((boxes.least_m <= longest)[:, None], partial, np.inf)
-        state: State = (partial, deep, np.full_like(partial, np.inf))
+        pace = self._paces(boxes)
+        state = np.full((AHEAD + 1, num, num_layers + 1), np.inf)
+        state[:AHEAD, :, 0] = 0.0
         trail: list[Trail] = []
         # What is left cannot cost less than its layers at the least cost of one.
-        rest = np.arange(num_layers, -1, -1)
-        floors = [floor[:, None] * rest for floor in self._floors(boxes, price)]
-        floors[DEEP] += np.minimum(lent(boxes), 0.0)[:, None]
+        floors = self._floors(boxes, pace, price)[:, :, None] * np.arange(num_layers, -1, -1)
+        for k, share in enumerate(SHARES):
+            floors[k] += np.where(boxes.least_m <= longest, np.minimum(lent(boxes, share), 0.0), 0.0)[:, None]
         alike = range(0)
         for q in range(longest):
             if self.is_up():
@@ -115,19 +114,20 @@ class Paths:
             trail.append((rows, state))
             if q not in alike:
                 alike = self._alike(alive, q)
-                first, inner = (step.cheapest() for step in self._steps(alive, price, alike))
+                first, inner = (step.cheapest() for step in self._steps(alive, pace[:, rows], price, alike))
             closed = closing(state, first, num_layers)
             better = closed < best[rows]
             best[rows[better]], stages[rows[better]] = closed[better], q + 1
             if q + 1 == longest:
                 break
-            partial, deep, ahead = (
-                np.where(costs < best[rows][:, None] - floor[rows], costs, np.inf)
-                for costs, floor in zip(moved(state, inner), floors, strict=True)
-            )
-            goes_on = np.isfinite(np.minimum(np.minimum(partial, deep), ahead)).any(axis=1)
+            state = moved(state, inner)
+            behind, ahead = state[:AHEAD], state[AHEAD]
+            # What some share shows to cost too much is in no better chain, whatever the others say of it.
+            behind[:, (behind >= best[rows][:, None] - floors[:AHEAD, rows]).any(axis=0)] = np.inf
+            ahead[ahead >= best[rows][:, None] - floors[AHEAD, rows]] = np.inf
+            goes_on = np.isfinite(np.minimum(behind[0], ahead)).any(axis=1)
             rows, alive, first, inner = rows[goes_on], alive.at(goes_on), first.at(goes_on), inner.at(goes_on)
-            state = partial[goes_on], deep[goes_on], ahead[goes_on]
+            state = state[:, goes_on]
             if not len(rows):
                 break
         # Without a chain the limit itself: what the sum rounds off would leave the bound short of it.
@@ -139,29 +139,38 @@ class Paths:
         left, was = np.full(num, self.num_layers), np.full(num, AHEAD)
         picks: list[list[Picked]] = [[] for _ in range(num)]
         slow, by_partial = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.bool_)
+        share, pace = np.zeros(num, dtype=np.int64), self._paces(boxes)
         alike, last = range(0), np.zeros(0, dtype=np.int64)
         for q in range(int(stages.max(initial=0)) - 1, -1, -1):
             rows = np.flatnonzero(stages > q)
             if q not in alike or len(rows) > len(last):
                 alike, last = self._alike(boxes.at(rows), q), rows
-                both = self._steps(boxes.at(rows), price, alike)
+                both = self._steps(boxes.at(rows), pace[:, rows], price, alike)
             starts = stages[rows] == q + 1
             there, state = trail[q]
             at = np.searchsorted(there, rows)
-            previous = state[0][at], state[1][at], state[2][at]
+            previous = state[:, at]
             for step, own in zip(both, (starts, ~starts), strict=True):
                 at = rows[own]
-                before = was[at]
-                item, layers, was[at] = best_ways(step, own, previous, left[at], before)
+                item, layers, was[at], is_slow = best_ways(step, own, previous, left[at], was[at])
                 left[at] -= layers
-                is_slow = (before == AHEAD) & (was[at] != AHEAD)
                 slow[at[is_slow]] = stages[at[is_slow]] - 1 - q
+                share[at[is_slow]] = was[at[is_slow]]
                 by_partial[at[is_slow]] = step.by_partial[own][is_slow]
                 for j, row in enumerate(at.tolist()):
                     picks[row].append(Picked(int(item[j]), int(layers[j])))
         worth = self.worth(price)
         return [
-            found_chain(self.chains, boxes, row, picks[row], worth, int(slow[row]), bool(by_partial[row]))
+            found_chain(
+                self.chains,
+                boxes,
+                row,
+                picks[row],
+                worth,
+                int(slow[row]),
+                SHARES[share[row]],
+                bool(by_partial[row]),
+            )
             if stages[row]
             else None
             for row in range(num)
@@ -176,7 +185,15 @@ class Paths:
         after = starts[starts > behind]
         return range(int(starts[starts <= behind].max()), int(after.min(initial=self.chains.longest)))
 
-    def _steps(self, boxes: Boxes, price: Floats, behind: range) -> tuple[Step, Step]:
+    def _paces(self, boxes: Boxes) -> Floats:
+        """What (partial) takes off for each stage behind the slow one, in times of that, [share, box]."""
+        pace = np.empty(len(boxes))
+        for number in np.unique(boxes.kind).tolist():
+            rows = np.flatnonzero(boxes.kind == number)
+            pace[rows] = self.least(number).pace(boxes.low[rows], boxes.high[rows])
+        return paces(pace)
+
+    def _steps(self, boxes: Boxes, pace: Floats, price: Floats, behind: range) -> tuple[Step, Step]:
         """Costs of a stage that the pipeline begins with, and of one that others come before."""
         held = np.minimum(boxes.least_m, behind[0] + 1)
         keys, index = np.unique(boxes.kind * (self.num_layers + 1) + held, return_inverse=True)
@@ -199,12 +216,12 @@ class Paths:
                 after = np.stack(more)[index]
             if boxes.late.any():
                 forward = np.stack([stages.forward[:, :width] for stages in there])[index]
-            stages = StageTimes(times[:, :, :width][index], after, forward)
-            found.append(make_step(boxes, paid, hops, stages, behind, is_first=place == 0))
+            stages = StageTimes(times[:, :, :width][index], after, forward, forward)
+            found.append(make_step(boxes, pace, paid, hops, stages, behind, is_first=place == 0))
         return found[0], found[1]
 
-    def _floors(self, boxes: Boxes, price: Floats) -> tuple[Floats, Floats, Floats]:
-        """Least cost of a layer that is still to be placed, by the three states, [box]."""
+    def _floors(self, boxes: Boxes, pace: Floats, price: Floats) -> Floats:
+        """Least cost of a layer that is still to be placed, by the state, [way, box]."""
         times = np.stack([self.least(k).times_ms[:, 1:] for k in boxes.kind.tolist()])
         forward = np.stack([self.least(k).forward_ms[:, 1:] for k in boxes.kind.tolist()])
         width = int(np.flatnonzero((times <= boxes.high.max()).any(axis=(0, 1))).max(initial=0)) + 1
@@ -220,8 +237,9 @@ class Paths:
             found: Floats = np.where(fits, (paid + more) / n, np.inf).min(axis=(1, 2))
             return np.where(np.isfinite(found), found, 0.0)
 
-        return (
-            least(boxes.fill[:, None, None] * np.minimum(2 * taken - boxes.low[:, None, None], 0.0)),
-            least(0.0),
-            least(ahead),
-        )
+        low = boxes.low[:, None, None]
+        behind = [
+            least(np.minimum(share * taken - own[:, None, None] * low, 0.0))
+            for share, own in zip(SHARES, pace, strict=True)
+        ]
+        return np.stack([*behind, least(ahead)])

@@ -10,10 +10,15 @@ stage, and q the stages behind s. The rows (partial, e = s) and (work) of `formu
 with h the sends at a stage (of one way, to either side),
 
     T >= m tau[s] + sum_{i>s} (2 t[i] + 2 h[i] - tau[s]) + 2 h[s] + up        (partial), m >= q + 2
+    T >= m tau[s] + sum_{i>s} (t[i] + h[i] - f[s]) + h[s] + up                (once), m >= q + 2
     T >= tau[s] + sum_{i>s} (t[i] + h[i]) + h[s]
          + sum_{i>=j} (t[i] + h[i]) - g[j] + up                               (deep), m >= m', q >= m' - 1
     T >= m tau[s] + up                                                        (work)
     up = sum_{i<s} (t[i] + h[i]) + h[s]
+
+(once) is the row (partial) with A by the way there and back, and Z by the backwards of s: it takes f[s] off
+for each stage behind, where (partial) counts them twice and takes tau[s] off. With rho the most share of the
+forward in the time of a stage that lies in [a, a'], rho tau[s] is no less than f[s].
 
 (deep) is (partial) of the stage j that m' - 2 stages lie behind, instead of s: the last m' - 1 stages count
 twice, all others once, as m' tau[j] - (m' - 2) tau[j] = 2 tau[j]; g[j] is the send to j from the stage before
@@ -36,19 +41,24 @@ tangent of that convex function at any omega > 0
 with the most replicas of the kind: a term of each stage again. A box may count it in the place of what all
 pipelines of any mix exchange, which is added to every bound.
 
-For m in [m', m''] a box counts phi of (partial), or psi of (deep) where m' < q + 2, and of (work) the rest.
-Of what it then counts for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - psi) m a with (deep),
-any y >= 0 leaves at least
+With m in [m', m''], (work), (once) and (partial) count what lies behind s alpha = 0, 1 and 2 times; where
+m' < q + 2 the same alpha counts psi = alpha / 2 of (deep), and of (work) the rest. Of what a row then counts
+for m tau[s], tau[s] - a is taken m' times, and of m a, or (1 - psi) m a with (deep), any y >= 0 leaves at
+least
 
     y W / b + (a - y) m'       y <= a     (m'' for m' where y > a)
 
-All of it is a sum over the stages, so that the least over all chains,
-with whole layers and memory by the place in the pipeline, is a shortest path over (stages behind, layers
-placed, where s is). A box is refined where its best chain asks for it: another y towards the highest bound,
-as a concave function of it, other phi, psi, theta or omega where they say more of the chain found, and else
-two pieces, cut where the chain leaves most between this and what it takes itself with one number of
-replicas: by those numbers, at the micro-batches that its chips are worth, which are to be whole, or in the
-middle of [a, a'].
+All of it is a sum over the stages, so that the least over all chains, with whole layers and memory by the
+place in the pipeline, is a shortest path over (stages behind, layers placed, where s is). Up to s there is
+one path for each alpha. When s comes, behind it q stages with l layers, the most that they say counts:
+
+    min over chains of max over alpha
+        >= min over (q, l) of max over alpha of min over chains through (q, l)
+
+A box is refined where its best chain asks for it: another y towards the highest bound, as a concave function
+of it, other theta or omega where they say more of the chain found, and else two pieces, cut where the chain
+leaves most between this and what it takes itself with one number of replicas: by those numbers, at the
+micro-batches that its chips are worth, which are to be whole, or in the middle of [a, a'].
 
 Before any path a box is bounded by its chips alone: d replicas of a chain have no more of a class than the
 cluster, so that the layers go to the classes where one is worth least, as far as N[c] / d chips of each
@@ -81,8 +91,6 @@ LONGEST = 1e6
 """The same of the box of the longest times."""
 WIDE = 6, 5
 """The same of its micro-batches."""
-HALF = 0.5
-"""Share of (deep) at first: chains with slim stages behind the slow one cost too little by it. A guess."""
 TOGETHER = 80
 """Boxes that are evaluated together, those of the least bounds first."""
 MOST_BOXES = 3000
@@ -275,8 +283,8 @@ class Pricing:
         edges.append(edges[-1] * LONGEST)
         low, same = np.array(edges[:-1]), np.ones(len(edges) - 1, dtype=np.int64)
         high = np.array(edges[1:])
-        one, none = np.ones(len(low)), np.zeros(len(low))
-        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, one, HALF * one, none, none)
+        none = np.zeros(len(low))
+        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, none, none)
 
     def _quick(self, boxes: Boxes, price: Floats) -> Floats:
         """Bound of every box by the least worth of a chain, inf where its chips are worth too much, [box]."""

@@ -64,7 +64,6 @@ def refined(
         Bound from which on the box is closed [ms].
     """
     low, weight = float(box.low[0]), float(box.weight[0])
-    fill = float((box.fill if found.by_partial else box.deep)[0])
     microbatches = found.worth / found.column.microbatch_size
     slope = _slope(box, found, microbatches)
     if slope < 0:
@@ -76,11 +75,6 @@ def refined(
         return [replace(box, weight=np.array([better]))], asked
     if asked.turns < MOST_TURNS:
         again = Asked(turns=asked.turns + 1)
-        gain_ms = _gain_of_row(box, found)
-        better = _share(fill, gain_ms, CLOSE * value)
-        if better is not None:
-            share = np.array([better])
-            return [replace(box, fill=share) if found.by_partial else replace(box, deep=share)], again
         better = _share(float(box.late[0]), found.gain_ms, CLOSE * value)
         if better is not None:
             return [replace(box, late=np.array([better]))], again
@@ -99,7 +93,7 @@ def _slope(box: Boxes, found: Found, microbatches: float) -> float:
     """How the value changes with the weight; 0 where it is highest."""
     weight, least_m, most_m = float(box.weight[0]), int(box.least_m[0]), int(box.most_m[0])
     # Where the weight takes over all that the row counts of a micro-batch, the slope jumps.
-    jump = float(box.low[0]) * (1.0 if found.by_partial else 1 - float(box.deep[0]))
+    jump = float(box.low[0]) * (1.0 if found.by_partial else 1 - found.share / 2)
     if weight == jump:
         return min(microbatches - least_m, 0.0) + max(microbatches - most_m, 0.0)
     return microbatches - (least_m if weight < jump else most_m)
@@ -147,17 +141,6 @@ def _adapters(chains: Chains, box: Boxes, found: Found, enough_ms: float) -> flo
         if 1 / NEAR_RATE < rate / at < NEAR_RATE:
             return None
     return rate if exchange_ms - counted_ms > enough_ms else None
-
-
-def _gain_of_row(box: Boxes, found: Found) -> float:
-    """How much more the row that the slow stage counts by says than (work) [ms]."""
-    column, slow = found.column, found.slow
-    behind, time = column.behind_ms[slow], column.stages_ms[slow]
-    last = len(column.layers) - 1
-    if found.by_partial:
-        return 2 * behind - (last - slow) * time
-    others = int(box.least_m[0]) - 1
-    return behind + column.behind_ms[last - others] - others * time
 
 
 def _cut(chains: Chains, box: Boxes, value: float, found: Found, microbatches: float) -> list[Boxes]:

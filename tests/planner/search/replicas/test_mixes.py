@@ -15,11 +15,13 @@ from planner.data.problem import Problem
 from planner.search.degrees import list_degrees
 from planner.search.replicas.boxes import Boxes, Column
 from planner.search.replicas.chains import Chains, Kind
+from planner.search.replicas.columns import Least
 from planner.search.replicas.items import held_levels
 from planner.search.replicas.mixes import Mixes, work_of_chips
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees
+from planner.search.replicas.steps import paces
 from planner.simulate.evaluate import evaluate
 from planner.simulate.pipelines import exchange_s, share_of, tail_s
 from planner.units import MS
@@ -163,7 +165,7 @@ def end_ms(timed: Timed, price: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_every_weight_and_fill_bounds_all_pipelines_that_boxes_hold(seed: int) -> None:
+def test_every_weight_and_share_bounds_all_pipelines_that_boxes_hold(seed: int) -> None:
     """Boxes that cut all times and numbers of micro-batches at random: the least of them holds for all."""
     random = np.random.default_rng(seed)
     problem = small_problem(seed)
@@ -178,12 +180,12 @@ def test_every_weight_and_fill_bounds_all_pipelines_that_boxes_hold(seed: int) -
         for size, m in least:
             same, low = np.ones(4, dtype=np.int64), edges[:-1]
             weights = low * random.uniform(0.0, 2.0, 4)
-            shares = random.uniform(0.0, 1.0, (3, 4))
+            late = random.uniform(0.0, 1.0, 4) * random.integers(0, 2, 4)
             adapters = random.choice([0.0, 1.0], 4) * random.uniform(0.2, 4.0, 4) * chains.adapters.max()
             first = int(random.integers(max(m - 2, 1), m + 1))
             kind = chains.kind_of(size, first)
             assert kind is not None
-            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, *shares, adapters)
+            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, late, adapters)
             least[size, m] = float(mixes.pricing.paths.soonest(boxes, price, 1e7)[0].min())
         for timed in pipelines:
             size = timed.plan.microbatch_size
@@ -191,6 +193,24 @@ def test_every_weight_and_fill_bounds_all_pipelines_that_boxes_hold(seed: int) -
             for m in range(max(int(np.ceil(worth * (1 - 1e-9))), 1), min(len(timed.ends_s), 12) + 1):
                 end = timed.ends_s[m - 1] + timed.tail_s + timed.beyond_s
                 assert least[size, m] <= end / MS * (1 + 1e-9)
+
+
+def test_no_stage_of_a_box_has_more_forward_in_its_time_than_the_box_takes_it_to() -> None:
+    """At all places, with several numbers of micro-batches held; shares count none, it, and all time."""
+    random = np.random.default_rng(0)
+    chains = mixes_of(small_problem(0)).chains
+    kind = chains.kind_of(1, 1)
+    assert kind is not None
+    least, compared = Least(chains, kind), 0
+    for low in random.uniform(1.0, 100.0, 20):
+        pace = least.pace(np.array([low]), np.array([1.5 * low]))[0]
+        for behind, held in ((0, 1), (1, 1), (2, 2), (3, 3)):
+            for stages in chains.stages(kind, behind, held):
+                own = (stages.times >= low) & (stages.times <= 1.5 * low)
+                compared += int(own.sum())
+                assert (stages.forward[own] <= pace * stages.times[own] * (1 + 1e-12)).all()
+    assert compared > 20
+    assert paces(np.array([0.3])).ravel() == pytest.approx([0.0, 0.3, 1.0])
 
 
 @pytest.mark.parametrize("seed", range(4))
