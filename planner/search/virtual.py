@@ -8,10 +8,10 @@ before the first relaxation (but for a short round the first split, where a neig
 best plan) the best parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done
 for all parts below the cutoff those left open are bounded again, by relaxations at lower cutoffs (before the
 first of which the best part is annealed for longer, where that was of use) and in whole numbers (first where
-classes are few), and are split by the stages on each class, then by the classes of the first stages, down to
-single orders, which become programs (`formulations.virtual_selection`); the referee judges their answers.
-Every dealing of the layers to chunks of at least one layer is covered, very uneven ones too; leading layers
-of another kind lie on the first chunk.
+classes are few, at cutoffs that rise where they are not), and are split by the stages on each class, then by
+the classes of the first stages, down to single orders, which become programs
+(`formulations.virtual_selection`); the referee judges their answers. Every dealing of the layers to chunks of
+at least one layer is covered, very uneven ones too; leading layers of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better
 by more than `virtual_gap`, and after so many programs those that are left keep their bound; sooner where
@@ -46,10 +46,13 @@ MAX_ORDERS = 6
 """Orders of one part up to which they are listed instead of cut by their first stages."""
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
-EFFORT = 100_000_000
-"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s), whatever the gap: a
-wider one closes parts sooner. A guess."""
-NEIGHBOUR = 0.05
+EFFORT = 300_000_000
+"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 20 s), whatever the gap:
+a wider one closes parts sooner. A guess."""
+ABOVE = 1 / 3
+"""Share of it beyond which parts are left that lie above one that was given up: what raises their bounds no
+longer raises that of all, but may still find plans. A guess."""
+NEIGHBOUR = 0.017
 """Share of it behind the search of a neighbour. A guess: as much again tightened bounds of questions by 0.1%
 of the step, and all the rest by 1% at most, in twice the time."""
 FIRST_PAIRS = 16
@@ -93,7 +96,7 @@ class VirtualOpener(VirtualRelaxer):
         """Bound a part better, split it, or judge what is in it."""
         if bound_s >= self.cutoff_s:
             self.frontier.close_virtual(bound_s)
-        elif self.work >= self.most_work:
+        elif self.work >= self._most_work(bound_s):
             if isinstance(item, VirtualPart) and item.looks == 0:
                 bound_s = self._raised_s(bound_s, item)
             self.frontier.close_virtual(bound_s)
@@ -108,6 +111,11 @@ class VirtualOpener(VirtualRelaxer):
             self._open_order(bound_s, item)
         else:
             self._solve(bound_s, item)
+
+    def _most_work(self, bound_s: float) -> float:
+        """Work after which a part with such a bound is left."""
+        is_above = bound_s > self.frontier.virtual_floor_s
+        return self.most_work * ABOVE if is_above else self.most_work
 
     def _open_pair(self, bound_s: float, pair: VirtualPair) -> None:
         """One part for each number of virtual stages."""
@@ -199,7 +207,8 @@ class VirtualOpener(VirtualRelaxer):
             self.most_work = 0.0
             self._push(bound_s, part)
             return
-        self._look(bound_s, part, self.cutoff_s, integral=False)
+        bound_s = self._look(bound_s, part, self.cutoff_s, integral=False)
+        self._push(bound_s, replace(part, looks=part.looks + 1))
 
     def _raise_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by relaxations at lower cutoffs.
@@ -230,30 +239,6 @@ class VirtualOpener(VirtualRelaxer):
         if min(self.frontier.floor_s, self.frontier.virtual_floor_s, self.cutoff_s) < beyond_s:
             return True
         return self._relaxed(part, beyond_s, integral=False).bound_ms * MS < beyond_s
-
-    def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
-        """Bound a part by the program in whole classes and layers, where that is not too large."""
-        if self._may_spend(part.stages * part.virtual_stages * part.num_classes):
-            self._look(bound_s, part, self.cutoff_s, integral=True)
-        else:
-            self._push(bound_s, replace(part, looks=part.looks + 1))
-
-    def _look(self, bound_s: float, part: VirtualPart, cutoff_s: float, *, integral: bool) -> None:
-        if np.isfinite(cutoff_s):
-            found = self._relaxed(part, cutoff_s, integral=integral)
-            bound_s = max(bound_s, min(found.bound_ms * MS, cutoff_s))
-            if bound_s < cutoff_s and found.order is not None:
-                self._try_found(part, found.order, found.layers)
-                if not integral and not part.limits.prefix:
-                    self._try_blocks(part)
-        self._push(bound_s, replace(part, looks=part.looks + 1))
-
-    def _try_found(self, part: VirtualPart, order: tuple[int, ...], layers: tuple[int, ...]) -> None:
-        """Try an order with the layers of its stages, where they add up."""
-        if self.opener.is_allowed(part.choice, order):
-            data = self.tables.data(part.choice, part.virtual_stages, order)
-            totals = (layers,) if sum(layers) == data.num_layers else ()
-            self._try_order(VirtualOrder(part.choice, part.virtual_stages, order), data, totals)
 
     def _split_part(self, bound_s: float, part: VirtualPart) -> None:
         """Halve the widest range of a class; else list the orders, or cut by the next class."""

@@ -44,6 +44,11 @@ class VirtualPart:
         """Which look at it is the one in whole numbers."""
         return 1 if self.is_split or self.num_classes <= FEW_CLASSES else 2
 
+    @property
+    def rises(self) -> bool:
+        """Whether whole numbers bound it at cutoffs that rise, as relaxations do before: in small bites."""
+        return not self.is_split and self.num_classes > FEW_CLASSES
+
 
 @dataclass(frozen=True)
 class VirtualOrder:
@@ -73,10 +78,10 @@ def turn_of(part: object) -> int:
 
     A relaxation takes a fraction of what a program in whole numbers takes and closes most parts, so that
     none of those is solved while a relaxation may still spare it. Relaxations go where the bound is least,
-    at the cutoff and below: nothing else raises the bound of all.
+    at the cutoff and below: nothing else raises the bound of all. So do programs whose cutoffs rise.
     """
     if isinstance(part, VirtualPart):
-        return 2 if part.looks < part.whole_look else 3
+        return 2 if part.looks < part.whole_look + part.rises else 3
     if isinstance(part, VirtualPair):
         return 1
     return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0

@@ -1,9 +1,16 @@
-"""Bounds of parts with virtual stages by the relaxation over their classes (`formulations.virtual_classes`).
+"""Bounds of parts with virtual stages by the program over their classes (`formulations.virtual_classes`).
+
+It is relaxed, or solved in whole numbers. A cutoff narrows what stages may hold, so that the program at a low
+one is soon found to hold no plan; that bounds every plan by the cutoff.
 
 Rows (path) that one part needs are kept for all of its shape, as a path knows no times.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
 
 from formulations.interleaved_paths import PathRow
 from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
@@ -11,11 +18,17 @@ from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.state import Clock
 from planner.search.virtual_dives import VirtualDiver
-from planner.search.virtual_items import VirtualPart
+from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.units import MS
 
 FIRST_ROUNDS, RAISING_ROUNDS = 2, 6
 """Rounds of rows (path) of the relaxation of a part, at the cutoff that counts and at lower ones. A guess."""
+LEVEL = 0.005
+"""Part of the cutoff by which the cutoff of a program in whole numbers rises. A guess."""
+MOST_ENTRIES = 260
+"""Chunks, by class, of such a program that rises."""
+STEP_NODES = 200
+"""Nodes of a program in whole numbers whose cutoff rises, unless an exact answer is asked for. A guess."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
 
@@ -53,9 +66,10 @@ class VirtualRelaxer(VirtualDiver):
         )
         key = part.stages, data.sample.stage.num_microbatches, part.virtual_stages
         known = self._paths.setdefault(key, {})
-        found = virtual_classes.solve(
-            data, self._solve_options(), integral=integral, rows=tuple(known), rounds=rounds
-        )
+        options = self._solve_options()
+        if part.rises and options.node_limit is not None:
+            options = replace(options, node_limit=min(options.node_limit, STEP_NODES))
+        found = virtual_classes.solve(data, options, integral=integral, rows=tuple(known), rounds=rounds)
         for row in found.rows:
             known.pop(row, None)
             known[row] = None
@@ -64,3 +78,39 @@ class VirtualRelaxer(VirtualDiver):
         self.opener.programs += 1
         self.work += found.work
         return found
+
+    def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
+        """Bound a part by the program in whole classes and layers, where that is not too large.
+
+        With more than a few classes that takes the longer the further the cutoff lies above the bound: it
+        rises in steps. Where no plan lies below a step that is a bound on all; else what the program proves.
+        """
+        entries, cutoff_s = part.stages * part.virtual_stages * part.num_classes, self.cutoff_s
+        rises, level_s = part.rises and not self.is_exact, bound_s + LEVEL * cutoff_s
+        if not rises or level_s + LEVEL * cutoff_s >= cutoff_s:
+            level_s = cutoff_s
+        if entries <= MOST_ENTRIES if rises else self._may_spend(entries):
+            bound_s = self._look(bound_s, part, level_s, integral=True)
+            if bound_s >= level_s:
+                self._push(bound_s, part)
+                return
+        self._push(bound_s, replace(part, looks=part.looks + 1))
+
+    def _look(self, bound_s: float, part: VirtualPart, cutoff_s: float, *, integral: bool) -> float:
+        """Bound of a part by one program below a cutoff, at most that; an order that comes up is tried."""
+        if not np.isfinite(cutoff_s):
+            return bound_s
+        found = self._relaxed(part, cutoff_s, integral=integral)
+        bound_s = max(bound_s, min(found.bound_ms * MS, cutoff_s))
+        if bound_s < cutoff_s and found.order is not None:
+            self._try_found(part, found.order, found.layers)
+            if not integral and not part.limits.prefix:
+                self._try_blocks(part)
+        return bound_s
+
+    def _try_found(self, part: VirtualPart, order: tuple[int, ...], layers: tuple[int, ...]) -> None:
+        """Try an order with the layers of its stages, where they add up."""
+        if self.opener.is_allowed(part.choice, order):
+            data = self.tables.data(part.choice, part.virtual_stages, order)
+            totals = (layers,) if sum(layers) == data.num_layers else ()
+            self._try_order(VirtualOrder(part.choice, part.virtual_stages, order), data, totals)

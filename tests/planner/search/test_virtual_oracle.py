@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from formulations.virtual_classes_data import VirtualClassesResult
 from planner.data.load import load_problem
-from planner.search import driver, virtual_programs
+from planner.search import driver, virtual, virtual_items, virtual_programs, virtual_relaxer
+from planner.search.virtual import VirtualOpener
+from planner.search.virtual_items import VirtualPart
 from planner.simulate.evaluate import evaluate
+from planner.units import MS
 from tests.oracle_plans import brute_force
 from tests.oracle_virtual import brute_force_virtual
 from tests.random_problems import random_interleaved_problem
@@ -75,6 +81,35 @@ def test_a_given_order_of_classes_is_kept_and_proven(seed: int, monkeypatch: pyt
     """Parts of one order are bounded as that order, from the first relaxation on."""
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, keep_class_order=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [569, 570, 573, 600, 604, 634])
+def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step, as with many classes: what is below a step that holds no plan is given up for good."""
+    monkeypatch.setattr(virtual_items, "FEW_CLASSES", 1)
+    monkeypatch.setattr(virtual, "HALVINGS", 0)
+    monkeypatch.setattr(virtual_relaxer, "LEVEL", 5e-4)
+    found: list[bool] = []
+    relaxed = VirtualOpener._relaxed
+
+    def counted(self: VirtualOpener, part: VirtualPart, cutoff_s: float, **how: Any) -> VirtualClassesResult:
+        result = relaxed(self, part, cutoff_s, **how)
+        if how["integral"] and part.rises and cutoff_s < self.cutoff_s * (1 - 1e-12):
+            found.append(result.bound_ms * MS >= cutoff_s)
+        return result
+
+    monkeypatch.setattr(VirtualOpener, "_relaxed", counted)
+    problem = random_interleaved_problem(seed, most_virtual=2, experts=seed % 3 == 0)
+    wishes = {"forbid": (*problem.options.forbid, "vp=1"), "gap": 1e-3, "virtual_gap": 1e-3}
+    problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
+    best_s, result = brute_force_virtual(problem, 2).step_s, driver.search(problem)
+    assert sum(found) >= 10, "few steps held no plan: the seed says nothing"
+    assert result.bound_s is not None and result.evaluation is not None
+    assert result.bound_s <= best_s * (1 + REL)
+    assert result.evaluation.step_s * (1 - 1e-3) <= best_s * (1 + REL)
 
 
 @pytest.mark.slow
