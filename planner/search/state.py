@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -89,6 +89,10 @@ class Queue(Generic[T]):
         """Add a part that no plan of it undercuts `bound_s`."""
         heap = self._heaps.setdefault(self.turn_of(part), [])
         heapq.heappush(heap, (bound_s, next(self._ticket), part))
+
+    def parts(self) -> Iterator[tuple[float, T]]:
+        """Bounds and parts that were pushed and are open, in no order that means anything."""
+        return ((bound_s, part) for heap in self._heaps.values() for bound_s, _, part in heap)
 
     def pop(self, cutoff_s: float = float("inf"), *, in_turn: bool = True) -> tuple[float, T]:
         """The part of least bound of the first turn that has any below the cutoff; else of all."""

@@ -53,7 +53,7 @@ class MeshAnnealer:
         is_near = step_s is not None and bound_s >= (1 - far) * step_s
         if is_near and opener.sets_since_better < STUCK:
             return
-        choice = self._choice(is_stuck=is_near)
+        choice = self._choice()
         if choice is None:
             return
         self._rounds += 1
@@ -65,21 +65,19 @@ class MeshAnnealer:
         self._wait = int(self._wait * IN_VAIN) if in_vain else EVERY
         self._next = max(opened + self._wait, int(opened * (LATER_IF_STUCK if is_near else LATER)))
 
-    def _choice(self, *, is_stuck: bool) -> int | None:
-        """The batch to anneal: that of a new best plan, the one being split, or what promises most."""
+    def _choice(self) -> int | None:
+        """The batch to anneal: that of a new best plan, or the one that promises most."""
         opener = self._opener
-        best, promised = opener.best, opener.promised_s
+        best, promised_s = opener.best, opener.promised_s()
         if best is not None and best[1:] != self._begun:
             self._begun = best[1:]
             return best[1]
-        if is_stuck and opener.split_last in opener.promising:
-            return opener.split_last
 
         def counted_s(choice: int) -> float:
             done = self._done.get(opener.batches[choice].sequences, 0)
-            return promised[choice][1] * (1 + AGAIN * done)
+            return promised_s[choice] * (1 + AGAIN * done)
 
-        return min((choice for choice in promised if choice in opener.promising), key=counted_s, default=None)
+        return min(promised_s, key=counted_s, default=None)
 
     def _improve(self, choice: int, bound_s: float) -> None:
         opener = self._opener

@@ -2,7 +2,9 @@
 
 The sums of all stages are cut into brackets, each with prices of its own that are found by cutting planes;
 lengths share them, and each is closed once all brackets have closed it (`planner.search.meshes.holding`).
-Brackets that stay open are halved, with finer ticks. The constants are guesses: they say what is looked at,
+Brackets that stay open are halved, with finer ticks, and cut at the longest of what follows the pipeline that
+holds most: it leaves one part as it is not that long, and loses time for all of its stages in the other. The
+constants are guesses: they say what is looked at,
 never what is proven.
 """
 
@@ -27,6 +29,10 @@ BRACKETS, MOST_BRACKETS = 20, 16
 """Brackets of the sum at first, and from which they are not halved any more. A guess."""
 TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
+PARTS = 4
+"""Parts that a bracket is cut into."""
+BELOW = 1e-3
+"""By how much less than the longest that follows a pipeline brackets are cut: it is in one part. A guess."""
 MOST_WORK = 4_000_000
 """Shapes times brackets times ticks beyond which brackets are not halved any more. A guess."""
 ROUNDS, LEAST_ROUNDS = 14, 5
@@ -58,27 +64,43 @@ def close_lengths(
         return Closed(np.ones(lengths, dtype=np.bool_), (), known)
     edges = np.geomspace(low, limit, BRACKETS + 1)
     lows, highs = edges[:-1], edges[1:]
+    follows = np.zeros(len(lows)), np.full(len(lows), np.inf)
     is_open = np.ones((lengths, len(lows)), dtype=np.bool_)
     prices = known.at(highs) if known is not None else first_prices(walks, len(lows))
     found: dict[Found, int] = {}
     ticks = float(TICKS)
     for halving in range(halvings + 1):
-        rows = _Sums(walks, Holding(walks, limit, lows, highs, limit / ticks), is_open, prices)
+        holding = Holding(walks, limit, lows, highs, limit / ticks, follows)
+        rows = _Sums(walks, holding, is_open, prices)
         rows.run(is_up, found, is_last=halving == halvings)
         left = rows.left
         if halving == 0:
             known = rows.known(highs)
         is_open, prices = rows.is_open, rows.ascent.best_at
-        work = 2 * len(left) * FINER * ticks * len(walks.batch.shapes)
+        work = PARTS * len(left) * FINER * ticks * len(walks.batch.shapes)
         too_many = len(left) > MOST_BRACKETS or work > MOST_WORK
         if halving == halvings or not len(left) or too_many or is_up():
             break
-        lows, highs, ticks = lows[left], highs[left], ticks * FINER
-        middle = np.sqrt(lows * highs)
-        lows, highs = np.stack([lows, middle], 1).ravel(), np.stack([middle, highs], 1).ravel()
-        is_open, prices = np.repeat(is_open, 2, axis=1), np.repeat(prices, 2, axis=0)
+        ticks *= FINER
+        lows, highs, follows = _parts(
+            lows[left], highs[left], follows[0][left], follows[1][left], rows.follow
+        )
+        is_open, prices = np.repeat(is_open, PARTS, axis=1), np.repeat(prices, PARTS, axis=0)
     ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
     return Closed(np.asarray(~is_open.any(axis=1)), tuple(ranked), known)
+
+
+def _parts(
+    lows: Floats, highs: Floats, least: Floats, most: Floats, cut: Floats
+) -> tuple[Floats, Floats, tuple[Floats, Floats]]:
+    """Brackets in `PARTS` each: halves of the sum, and below and above where what follows is cut, [row]."""
+    middle = np.sqrt(lows * highs)
+    cut = np.clip(cut, least, most)
+    return (
+        np.stack([lows, middle, lows, middle], 1).ravel(),
+        np.stack([middle, highs, middle, highs], 1).ravel(),
+        (np.stack([least, least, cut, cut], 1).ravel(), np.stack([cut, cut, most, most], 1).ravel()),
+    )
 
 
 class _Sums:
@@ -95,6 +117,8 @@ class _Sums:
         most = np.concatenate([[np.inf], np.full(len(walks.chips_of_class), np.inf)])
         self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
         self.scale = chip_scale(walks)
+        self.follow = np.zeros(is_open.shape[1])
+        """[bracket] a little less than the longest that follows the pipeline which held most last."""
 
     def run(self, is_up: Callable[[], bool], found: dict[Found, int], *, is_last: bool) -> None:
         """Rounds of prices; brackets that no length can hold are closed.
@@ -130,6 +154,7 @@ class _Sums:
         """How the most layers fall with each price; remembers the pipeline that holds them."""
         walks = self.walks
         order, split = self.holding.traced(row, length, price)
+        self.follow[row] = self.holding.longest_follow(order, split) * (1 - BELOW)
         chips = np.zeros(len(walks.chips_of_class), dtype=np.int64)
         np.add.at(chips, walks.batch.node_class[list(order)], walks.batch.num_chips[list(order)])
         if (chips <= walks.chips_of_class).all():
@@ -152,7 +177,7 @@ class _Sums:
         self.best[self.left] = self.ascent.best_at
         self.ascent.keep(rows)
         self.holding.keep(rows)
-        self.left = self.left[rows]
+        self.left, self.follow = self.left[rows], self.follow[rows]
         self.is_open, self.hopeless = self.is_open[:, rows], self.hopeless[:, rows]
 
 

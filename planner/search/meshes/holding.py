@@ -16,9 +16,12 @@ and the first stage the same with nothing before it; its reduction counts as tim
 left sides never fall where f, b or t = f + b grow, so that least times of n layers serve, and hops as in
 `planner.search.meshes.walks`: what one adds is shared by both of its stages.
 
-Sums are cut into brackets; within S1 <= S < S2 the rows are asked with S1. D is counted in whole ticks, each
-stage rounded down: with e = q ticks D lies between its count and e above it. The first row, as a function of
-D, falls, then stands, then rises: its least is where it begins to rise, or as near to that as can be.
+The longest of what follows, O = max_s o[s], is in every step beside each of the rows, as all stages meet
+before. Sums are cut into brackets, and so is O; within S1 <= S < S2 the rows are asked with S1, and within
+O1 <= O <= O2 with max(o[s], O1) in the place of o[s], of stages with o[s] <= O2 alone. D is counted in whole
+ticks, each stage rounded down: with e = q ticks D lies between its count and e above it. The first row, as a
+function of D, falls, then stands, then rises: its least is where it begins to rise, or as near to that as can
+be.
 
 Chips have prices lambda[c] >= 0 in layers. A pipeline of L layers on no more than N[c] chips of each class
 has   sum_s (n[s] - lambda[c[s]] g[s]) + sum_c lambda[c] N[c] >= L,   so that where no pipeline that keeps the
@@ -68,10 +71,23 @@ class Choices:
 class Holding:
     """Pipelines whose steps are no longer than a limit, for brackets of the sum of their stages."""
 
-    def __init__(self, walks: MeshWalks, limit_ms: float, low: Floats, high: Floats, tick_ms: float) -> None:
-        """Brackets [row] lie between `low` and `high`; `limit_ms` is without what every plan adds."""
+    def __init__(
+        self,
+        walks: MeshWalks,
+        limit_ms: float,
+        low: Floats,
+        high: Floats,
+        tick_ms: float,
+        follows: tuple[Floats, Floats] | None = None,
+    ) -> None:
+        """Brackets [row] lie between `low` and `high`; `limit_ms` is without what every plan adds.
+
+        `follows` are the edges, [row] each, between which the longest of what follows the pipeline lies.
+        """
         self.walks, self.limit, self.tick = walks, limit_ms * (1 + BOUND_TOL), tick_ms
         self.low, self.high = low * (1 - BOUND_TOL), high * (1 + BOUND_TOL)
+        least, most = follows if follows is not None else (np.zeros(len(low)), np.full(len(low), np.inf))
+        self.least_follow, self.most_follow = least * (1 - BOUND_TOL), most * (1 + BOUND_TOL)
         self.width = int(self.high.max() / tick_ms) + 2
         self.lengths = walks.lengths
         self._length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
@@ -87,6 +103,7 @@ class Holding:
     def keep(self, rows: Bools) -> None:
         """Forget the other brackets."""
         self.low, self.high = self.low[rows], self.high[rows]
+        self.least_follow, self.most_follow = self.least_follow[rows], self.most_follow[rows]
         self.ways = [ways.of_rows(rows) for ways in self.ways]
         self.ends = {q: ways.of_rows(rows) for q, ways in self.ends.items()}
 
@@ -176,16 +193,21 @@ class Holding:
         t, f, b = (values[:, None, None] for values in (choices.time, choices.forward, choices.backward))
         hop, more = choices.least_hop[:, None, None], choices.most_hop[:, None, None]
         longer = np.maximum(f, b)
+        follow = choices.follow[:, None, None]
+        reached = follow <= self.most_follow[:, None]
+        follow = np.maximum(follow, self.least_follow[:, None])
         k, r = divmod(m - 1, q + 1)
         if is_first:
             total = behind + choices.ticks[:, None, None] * self.tick
-            inside = (total <= self.high[:, None]) & (total + error + self.tick >= self.low[:, None])
+            inside = (
+                reached & (total <= self.high[:, None]) & (total + error + self.tick >= self.low[:, None])
+            )
             # Nothing lies before it, so that the rows rise with what lies behind.
             x = behind + hop
             step = np.maximum(m * t, (k + 1) * (t + x) + r * longer)
             if m >= q + 2:
                 step = np.maximum(step, m * t + np.maximum(x - q * f, 0.0) + np.maximum(x - q * b, 0.0))
-            last = (choices.reduce + choices.follow)[:, None, None]
+            last = choices.reduce[:, None, None] + follow
             return np.asarray(inside & (step + last <= self.limit))
         low = self.low[:, None]
         if m >= q + 2:
@@ -195,8 +217,8 @@ class Holding:
             step = np.maximum(step, low + k * (t + behind + hop) + r * longer)
         else:
             step = np.maximum(low - behind - error - more - t + m * t, low + (m - 1) * longer)
-        reached = behind + choices.ticks[:, None, None] * self.tick <= self.high[:, None]
-        return np.asarray(reached & (step + choices.follow[:, None, None] <= self.limit))
+        reached = reached & (behind + choices.ticks[:, None, None] * self.tick <= self.high[:, None])
+        return np.asarray(reached & (step + follow <= self.limit))
 
     def most(self, price: Floats) -> Floats:
         """Most layers less the price of their chips, [length, row]; `price` is [row, class] of a chip."""
@@ -226,6 +248,18 @@ class Holding:
             order.append(int(choices.shape[choice[best]]))
             split.append(int(choices.layers[choice[best]]))
         return tuple(order), tuple(split)
+
+    def longest_follow(self, order: tuple[int, ...], split: tuple[int, ...]) -> float:
+        """The longest of what follows a pipeline on any of its stages."""
+        last = len(order) - 1
+        places = self.walks.inner.follow.shape[1] - 1
+        found = [self.walks.first.follow[order[0], min(last, places), split[0]]]
+        found += [
+            self.walks.inner.follow[k, min(last - s, places), n]
+            for s, (k, n) in enumerate(zip(order, split, strict=True))
+            if s
+        ]
+        return float(max(found))
 
 
 def _worth(choices: Choices, price: Floats) -> Floats:

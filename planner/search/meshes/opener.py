@@ -86,10 +86,6 @@ class MeshOpener(Opener):
         """Its layers."""
         self.promising: dict[int, tuple[Found, ...]] = {}
         """Pipelines that the last look at a batch came to."""
-        self.promised_s: dict[int, tuple[int, float]] = {}
-        """The family that was looked at last, and the least bound of its looks that came to any [s]."""
-        self.split_last: int | None = None
-        """Batch of the pipelines that were split last."""
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
@@ -116,7 +112,6 @@ class MeshOpener(Opener):
         found_s, found = self._walked(
             bound_s, key, family.batch, family.places, lengths, COARSE_WORK, halvings
         )
-        self._promise(part.choice, family.members[:TRIED_MEMBERS], float(found_s.min()))
         if found_s.min() < self.frontier.cutoff_s:
             self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
@@ -154,14 +149,15 @@ class MeshOpener(Opener):
             self._made[number] = made
         return self._made[number]
 
-    def _promise(self, family: int, members: Sequence[int], bound_s: float) -> None:
-        """Note what batches promise: nothing where their family is closed, unless parts of it are open."""
-        for member in members:
-            before, least_s = self.promised_s.get(member, (family, bound_s))
-            least_s = min(least_s, bound_s) if before == family else bound_s
-            self.promised_s[member] = family, least_s
-            if least_s >= self.frontier.cutoff_s:
-                del self.promised_s[member]
+    def promised_s(self) -> dict[int, float]:
+        """Least bound of what is open of every batch in which pipelines came up [s]."""
+        least_s: dict[int, float] = {}
+        for bound_s, part in self.frontier.queue.parts():
+            members = self.families[part.choice] if isinstance(part, Lengths) else (part.choice,)
+            for member in members:
+                if member in self.promising and bound_s < least_s.get(member, np.inf):
+                    least_s[member] = bound_s
+        return least_s
 
     def _try_found_of_family(self, family: Family, found: Sequence[Found]) -> None:
         """Try pipelines of a family in the first of its batches that has their shapes."""
@@ -248,7 +244,6 @@ class MeshOpener(Opener):
     def _split(self, bound_s: float, part: Prefix) -> None:
         """Bound pipelines as well as can be, take the best one out, and cut the rest by where they differ."""
         self.sets_since_better += 1
-        self.split_last = part.choice
         batch, start = self.batches[part.choice], len(part.shapes)
         if start == part.stages:
             if self._is_whole(part.choice, part.shapes):

@@ -20,6 +20,7 @@ from planner.report.targets import cost_in_words
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import config_violations
 from planner.search import driver as whole_driver
+from planner.search.items import Lengths, Prefix
 from planner.search.meshes import driver
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
@@ -401,16 +402,14 @@ def test_a_search_ends_by_itself_where_parts_stay_open(monkeypatch: pytest.Monke
     assert result.gap is not None and result.gap > 0
 
 
-def test_batches_promise_the_least_bound_of_their_family_until_it_is_closed() -> None:
-    """The looks at one family count together; a narrower one takes its place."""
+def test_batches_promise_the_least_bound_of_what_is_open_of_them() -> None:
+    """Numbers of stages count for all batches of their family; batches without pipelines promise nothing."""
     opener = MeshSearch(problem_of(), None).make_opener()
-    opener.incumbent.step_s = 20.0
-    for family, bound_s, promised in [
-        (0, 8.0, (0, 8.0)),
-        (3, 12.0, (3, 12.0)),
-        (3, 15.0, (3, 12.0)),
-        (3, 20.0, (3, 12.0)),
-        (4, 20.0, None),
-    ]:
-        opener._promise(family, [1, 2], bound_s)
-        assert opener.promised_s == ({1: promised, 2: promised} if promised else {})
+    family = next(number for number, members in enumerate(opener.families) if len(members) > 1)
+    one, other = opener.families[family][:2]
+    alone = next(number for number in range(len(opener.batches)) if number not in opener.families[family])
+    opener.promising = {one: (), other: ()}
+    opener.frontier.queue.push(9.0, Lengths(family, (2, 3), (9.0, 9.5)))
+    opener.frontier.queue.push(8.0, Prefix(one, 2, ()))
+    opener.frontier.queue.push(7.0, Prefix(alone, 2, ()))
+    assert opener.promised_s() == {one: 8.0, other: 9.0}
