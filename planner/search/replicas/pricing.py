@@ -72,7 +72,7 @@ Operations Research 53(6), 2005.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,7 +195,8 @@ class Pricing:
     def __init__(self, chains: Chains, is_up: Callable[[], bool] = lambda: False) -> None:
         self.chains, self.is_up = chains, is_up
         self.paths = Paths(chains, is_up)
-        self.first = self._first_boxes()
+        self._unlisted = self._first_boxes()
+        self.first = Boxes.none()
         self.evaluated = 0
         self._left: tuple[_Open, _Look] | None = None
         """Where the last look ended."""
@@ -212,6 +213,8 @@ class Pricing:
         enough_ms
             Time below which it is enough to know some chain.
         """
+        if not self.list_first():
+            return Priced(0.0, [])
         pool, look = self._begin(price, limit_ms)
         looked = 0
         while self._goes_on(pool, look, enough_ms):
@@ -256,9 +259,16 @@ class Pricing:
         rows = np.flatnonzero(values < look.limit_ms)
         return boxes.at(rows), values[rows], [lines[row] for row in rows.tolist()]
 
-    def _first_boxes(self) -> Boxes:
+    def list_first(self) -> bool:
+        """Whether all first boxes are listed; where time is up before, the next look goes on with it."""
+        for part in self._unlisted:
+            self.first = Boxes.join([self.first, part])
+            if self.is_up():
+                return False
+        return True
+
+    def _first_boxes(self) -> Iterator[Boxes]:
         """Intervals of micro-batches and of time, with any number of replicas that they leave room for."""
-        parts = [Boxes.none()]
         chains = self.chains
         for size in chains.replicas:
             least, most = 1, chains.batch // size
@@ -266,9 +276,8 @@ class Pricing:
                 last = min(least * WIDE[0] // WIDE[1], most)
                 kind = chains.kind_of(size, least)
                 if kind is not None:
-                    parts.append(self.boxes_of(kind, least, last))
+                    yield self.boxes_of(kind, least, last)
                 least = last + 1
-        return Boxes.join(parts)
 
     def boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
         """Intervals of time of a kind, with some numbers of micro-batches."""

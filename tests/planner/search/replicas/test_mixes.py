@@ -247,6 +247,7 @@ def test_stages_that_no_box_tells_apart_cost_the_same() -> None:
     )
     mixes = mixes_of(problem)
     paths, price = mixes.pricing.paths, mixes.best_price
+    assert mixes.pricing.list_first()
     first = mixes.pricing.first
     boxes = first.at(np.flatnonzero(first.least_m == 4)[::4])
     shared, _ = paths.soonest(boxes, price, 1e6)
@@ -293,6 +294,17 @@ def test_shares_of_rows_rise_again_where_they_say_more_of_another_chain() -> Non
     assert _share(1.0, -5.0, 1.0) == 0.5 and _share(0.25, -5.0, 1.0) == 0.0
     assert _share(0.25, 5.0, 1.0) == 0.5 and _share(0.0, 5.0, 1.0) == 1.0
     assert _share(1.0, 5.0, 1.0) is None and _share(0.5, 1.0, 1.0) is None
+
+
+def test_listing_what_to_look_at_ends_when_the_time_is_up_and_goes_on_later() -> None:
+    """It took a second and more past the limit on problems with experts."""
+    mixes = mixes_of(small_problem(0))
+    price, limit_ms = mixes.best_price, 1e6
+    cut = Pricing(mixes.chains, lambda: True)
+    one = next(cut._first_boxes())
+    assert cut.soonest(price, limit_ms).bound_ms == 0.0 and len(cut.first) == len(one)
+    cut.is_up = cut.paths.is_up = lambda: False
+    assert cut.soonest(price, limit_ms).bound_ms == mixes.pricing.soonest(price, limit_ms).bound_ms
 
 
 def test_a_look_that_was_cut_goes_on_where_it_ended() -> None:
