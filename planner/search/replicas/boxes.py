@@ -15,6 +15,23 @@ from planner.tolerances import ROUNDING_TOL
 
 Bools = NDArray[np.bool_]
 
+COARSE = 1.25
+"""Ratio of the ends of a box's times at first."""
+LONGEST = 1e6
+"""The same of the box of the longest times."""
+
+
+def time_intervals(times_ms: Floats) -> tuple[Floats, Floats]:
+    """Lower and upper ends of intervals that hold the given times, none where there are none [ms]."""
+    if not len(times_ms):
+        return np.zeros(0), np.zeros(0)
+    edges = [float(times_ms.min())]
+    while edges[-1] <= float(times_ms.max()):
+        edges.append(edges[-1] * COARSE)
+    # Stages at some places take longer than the least.
+    edges.append(edges[-1] * LONGEST)
+    return np.array(edges[:-1]), np.array(edges[1:])
+
 
 @dataclass(frozen=True)
 class Boxes:

@@ -78,19 +78,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.replicas.boxes import Boxes, Column, Found
+from planner.search.replicas.boxes import Boxes, Column, Found, time_intervals
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.refining import CLOSE, Asked, refined
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
 
-COARSE = 1.25
-"""Ratio of the ends of a box's times at first."""
-LONGEST = 1e6
-"""The same of the box of the longest times."""
 WIDE = 6, 5
-"""The same of its micro-batches."""
+"""Ratio of the ends of a box's micro-batches at first."""
 TOGETHER = 80
 """Boxes that are evaluated together, those of the least bounds first."""
 MOST_BOXES = 3000
@@ -282,16 +278,8 @@ class Pricing:
     def boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
         """Intervals of time of a kind, with some numbers of micro-batches."""
         times = self.paths.least(kind).times_ms[:, 1:]
-        finite = times[np.isfinite(times)]
-        if not len(finite):
-            return Boxes.none()
-        edges = [float(finite.min())]
-        while edges[-1] <= float(finite.max()):
-            edges.append(edges[-1] * COARSE)
-        # Stages at some places take longer than the least.
-        edges.append(edges[-1] * LONGEST)
-        low, same = np.array(edges[:-1]), np.ones(len(edges) - 1, dtype=np.int64)
-        high = np.array(edges[1:])
+        low, high = time_intervals(times[np.isfinite(times)])
+        same = np.ones(len(low), dtype=np.int64)
         none = np.zeros(len(low))
         return Boxes(same * kind, same * least_m, same * most_m, low, high, low, none, none)
 
