@@ -14,7 +14,7 @@ Data       L, m                           layers, micro-batches
            J[s,e], rj[s,e]                m - 2 - q = J (e - s + 1) + rj, where m >= q + 2
            f, b, f0, b0, g1, g2, l1, a, a0, v1, v2, w1, w2, M, r, r0, rt, rb, rb0, o, o0, h, h0, ht, N
                                           those of `stage_selection`, here [s,k]: of stage s if it is on k
-           const                          what every choice adds (tied embeddings)
+           const                          what every choice adds (tied embeddings), alike for all orders
            eta                            share of the last backward (first forward) that hides sync
 Variables  z[s,k]    binary               s runs on k
            n[s,k]    whole, 0 .. N        layers of s, if it is on k
@@ -70,8 +70,9 @@ Model      min  T + O + const
 Size       6 p |K| integers, 3 p |K| of them binaries; at most p^2 + 12 p |K| + 27 p rows.
 Exact      for the rows of `pipeline_rows`: its optimum is the least of `stage_selection` over all orders
            of the classes. H needs no integrality: two whole z fix it.
-Leaves out layers of several kinds, virtual stages, sends that block the sender, and stages that share a
-           host, whose send depends on more than the two classes.
+Leaves out layers of several kinds, virtual stages, sends that block the sender, stages that share a
+           host, whose send depends on more than the two classes, and tied embeddings whose exchange
+           depends on the classes of both ends.
 Source     rows: proved in `pipeline_rows`; the rest as in `stage_selection`.
 """
 
@@ -83,7 +84,7 @@ from itertools import product
 import pulp
 
 from formulations import solvers
-from formulations.joint_data import JointData, JointResult, Pair, check_one_kind, order_data
+from formulations.joint_data import JointData, JointResult, Pair, check_what_is_left_out, order_data
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
     PipelineTimes,
@@ -250,7 +251,7 @@ def solve(data: JointData, options: SolveOptions) -> JointResult:
     SolverError
         Where the data holds layers of several kinds, which this form leaves out.
     """
-    check_one_kind(data)
+    check_what_is_left_out(data)
     model, _ = build(data)
     solution = solvers.solve(model, options)
     if solution.status in ("infeasible", "unknown"):

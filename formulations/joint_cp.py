@@ -64,7 +64,7 @@ from typing import Any
 import numpy as np
 
 from formulations import solvers
-from formulations.joint_data import JointData, JointResult, Pair, check_one_kind, order_data
+from formulations.joint_data import JointData, JointResult, Pair, check_what_is_left_out, order_data
 from formulations.joint_ticks import JointTicks, joint_ticks
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
@@ -257,7 +257,7 @@ def solve(data: JointData, options: SolveOptions) -> JointResult:
     SolverError
         Where the data holds layers of several kinds, which this form leaves out.
     """
-    check_one_kind(data)
+    check_what_is_left_out(data)
     tables = tuple(least_recompute(of_class) for of_class in data.of_class)
     ticks = joint_ticks(data, tables)
     model, var = build(data, ticks)

@@ -26,7 +26,7 @@ class JointData:
     """Coefficients of one choice of degrees and number of stages."""
 
     of_class: tuple[StageSelectionData, ...]
-    """The pipeline with every stage on class k: row s holds what stage s costs there."""
+    """The pipeline with every stage on class k: row s holds what stage s costs there. Constants are alike."""
     send_ms: Floats
     """[class, class] send from a stage to the next."""
     most_stages: tuple[int, ...]
@@ -89,13 +89,15 @@ def orders(data: JointData) -> Iterator[tuple[int, ...]]:
             yield classes
 
 
-def check_one_kind(data: JointData) -> None:
-    """Refuse layers of several kinds, which both forms leave out.
+def check_what_is_left_out(data: JointData) -> None:
+    """Refuse layers of several kinds, and constants that depend on the class, which both forms leave out.
 
     Raises
     ------
     SolverError
-        Where a stage begins with layers of another kind.
+        Where a stage begins with layers of another kind, or constants differ.
     """
+    if len({of_class.constant_ms for of_class in data.of_class}) > 1:
+        raise SolverError("the joint form takes one constant; use stage_selection order by order")
     if any(int(of_class.lead.max()) > 0 for of_class in data.of_class):
         raise SolverError("the joint form takes layers of one kind; use stage_selection order by order")

@@ -22,6 +22,7 @@ Data       L, m                           layers of the model; micro-batches, a 
            o[s,c,n]                       what n layers add after the pipeline
            h[c,c']                        least send from a stage on c to one on c'
            rt[c]                          tail of the reduction
+           const                          least that an order adds (tied embeddings, by its ends)
 Variables  z[s,c]    binary               s is of class c
            a[s,c]    whole                its layers there
            n[s,c,k]  >= 0                 those of chunk k, in fractions
@@ -31,7 +32,7 @@ Variables  z[s,c]    binary               s is of class c
            F[s,k], B[s,k], S[s]           forward and backward of a chunk, send behind a stage
            I[s], J[s]                     what s waits before its work, and what follows it on stage 0
            T, O                           end of stage 0 with its reduction; what follows
-Model      min  T + O
+Model      min  T + O + const
            s.t. sum_c z[s,c] = 1                                                (class)
                 k1[c] <= sum_s z[s,c] <= k2[c]                                  (count)
                 sum_sc a[s,c] = L                                               (assign)
@@ -51,7 +52,7 @@ Model      min  T + O
                 B[s,k] = sum_c (b[c] n[s,c,k] + b0[s,c,k] z[s,c]) + E[s,k]      (backward_time)
                 I[s] >= row(F, B, S) and J[s] >= row(F, B, S) for the rows of W[s],
                 T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + sum_c rt[c] z[0,c]  (wait)
-                T + O + constant <= cutoff                                         (cutoff)
+                T + O + const <= cutoff                                            (cutoff)
                 T >= row (dealt) of `interleaved_rows` + sum_c rt[c] z[0,c]        (dealt)
                 T >= row (hop) of `interleaved_rows` + sum_c rt[c] z[0,c]
                      for s < p-1 and both of its stages, where sends may be slow   (hop)

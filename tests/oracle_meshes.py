@@ -151,7 +151,8 @@ def _score(problem, prices, stage, num_microbatches, together, sequence, best) -
         table = partial(_table, options, picks)
         hops = _hops(problem, prices, together, sequence)
         ends = ends_of_stages_s(problem, table("forward_s"), table("backward_s"), hops, num_microbatches)
-        tied = max(float(prices[sequence[i]].tied_sync_s[0]) for i in (0, -1)) if p > 1 else 0.0
+        classes = sequence[0][0], sequence[-1][0]
+        tied = max(float(prices[sequence[i]].tied_sync_s[0][classes]) for i in (0, -1)) if p > 1 else 0.0
         step = (ends + table("reduce_s")).max(axis=1) + tied + table("follow_s").max(axis=1)
         i = int(np.argmin(step))
         if step[i] < best.step_s:

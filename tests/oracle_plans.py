@@ -270,7 +270,7 @@ def _score_order(
 
     forward, backward = table("forward_s"), table("backward_s")
     ends = ends_of_stages_s(problem, forward, backward, hops, num_microbatches)
-    tied = float(prices.tied_sync_s[0]) if p > 1 else 0.0
+    tied = float(prices.tied_sync_s[0, order[0], order[-1]]) if p > 1 else 0.0
     step = (ends + table("reduce_s")).max(axis=1) + tied + table("follow_s").max(axis=1)
     i = int(np.argmin(step))
     if step[i] < best.step_s:

@@ -113,7 +113,8 @@ def _score(
     reduction, follow = (np.array([[one[i] for one in pick] for pick in picks]) for i in (2, 3))
     send = np.broadcast_to(blocked[2], (len(picks), p))
     ends = stage_ends_s(forward + blocked[0], backward + blocked[1], send, m)
-    step = (ends + reduction).max(axis=1) + float(prices.tied_sync_s[0]) + follow.max(axis=1)
+    tied = float(prices.tied_sync_s[0, order[0], order[-1]])
+    step = (ends + reduction).max(axis=1) + tied + follow.max(axis=1)
     i = int(np.argmin(step))
     if step[i] < best.step_s:
         best.step_s, best.what = float(step[i]), (order, m, [one[4] for one in picks[i]])

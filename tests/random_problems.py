@@ -98,6 +98,20 @@ def with_deferred_sends(problem: Problem) -> Problem:
     )
 
 
+def with_unlike_adapters(problem: Problem) -> Problem:
+    """The same with an embedding that both ends hold, and adapters far from those of other classes."""
+    classes = tuple(
+        c.model_copy(update={"nic_gbit_per_s": rate, "nics_per_node": 1})
+        for c, rate in zip(problem.cluster.classes, (400.0, 1.0, 10.0), strict=False)
+    )
+    return problem.model_copy(
+        update={
+            "model": problem.model.model_copy(update={"tied_embeddings": True}),
+            "cluster": problem.cluster.model_copy(update={"classes": classes}),
+        }
+    )
+
+
 def random_interleaved_problem(seed: int, *, most_virtual: int = 3, experts: bool = False) -> Problem:
     """The same where virtual stages are free: 4 to 8 layers, a batch that often divides by the stages."""
     problem = random_problem(seed, experts=experts)

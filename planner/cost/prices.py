@@ -141,7 +141,8 @@ class Prices:
     step_fixed_s: Floats
     """[choice, node_class] gradient norm, scalar reductions, host work: once a step, after all stages met."""
     tied_sync_s: Floats
-    """[choice] all-reduce of an embedding that first and last stage both hold; 0 where only one does."""
+    """[choice, node_class, node_class] all-reduce of an embedding that two stages of these classes hold, the
+    first and the last; 0 where only one does."""
 
     layer_state_bytes: Floats
     """[choice, kind, state] weights, main gradients and optimizer state of one layer."""

@@ -7,15 +7,13 @@ number means stands in `prices.py`, where it comes from in the module that makes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
-from planner.cost.collectives import send_s
-from planner.cost.elementwise import Values, minimum
+from planner.cost.elementwise import Values
 from planner.cost.identity import remembered
 from planner.cost.launches import parameter_tensors
 from planner.cost.memory_pricing import memory_prices
@@ -37,6 +35,7 @@ from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
 from planner.cost.states import rank_parameters
+from planner.cost.tied_embedding import tied_sync_s
 from planner.cost.work import Work
 from planner.data.problem import Problem
 from planner.units import MS
@@ -171,7 +170,7 @@ def _once_a_step(
         launched = np.array([[of.host.step_s(count) for of in classes] for count in tensors])
         times["layer_optimizer_s"] = np.maximum(times["layer_optimizer_s"], launched)
     times["step_fixed_s"] = np.full((rows, len(classes)), problem.stack.step_host_ms * MS)
-    times["tied_sync_s"] = np.full(rows, _tied_sync_s(problem, sizes, vocab))
+    times["tied_sync_s"] = tied_sync_s(problem, sizes, vocab, rows)
     return times
 
 
@@ -199,23 +198,3 @@ def _parameters(problem: Problem, vocab: Values) -> ParameterCounts:
         np.array([[float(counts.replicated)] for counts in pieces]),  # type: ignore[arg-type]
         np.array([[float(counts.expert)] for counts in pieces]),  # type: ignore[arg-type]
     )
-
-
-def _tied_sync_s(problem: Problem, sizes: Sizes, vocab: Values) -> Values:
-    """All-reduce of the gradients of an embedding that the first and the last stage hold.
-
-    All chips of the stage on a node send at once.
-    """
-    if not problem.model.copies_embedding:
-        return 0.0
-    networks = [network_of(problem, i) for i in range(len(problem.cluster.classes))]
-    slowest = reduce(
-        minimum,
-        (
-            n.chip_bytes_per_s * n.chips_per_node / minimum(n.chips_per_node, sizes.stage_chips)
-            for n in networks
-        ),
-    )
-    width = problem.stack.tied_gradient_bytes or problem.stack.gradient_bytes
-    size = width * vocab * problem.model.hidden_size / sizes.tp
-    return send_s(size, slowest, max(n.step_latency_s for n in networks))

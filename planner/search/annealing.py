@@ -79,7 +79,7 @@ class OrderTimes:
             sends_block=self.sends_block,
             waits=self.waits,
         )
-        return np.where(fits, step + tables.constant_ms, np.inf)
+        return np.where(fits, step + tables.tied_ms[order[:, 0], order[:, -1]], np.inf)
 
     def _hops_ms(self, order: Ints) -> Floats:
         """Time of each hop, [walker, stage]; the last is 0."""

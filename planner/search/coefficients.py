@@ -145,10 +145,22 @@ def entry_coefficients(
         lead_full_ms=leading[3],
         lead_selective_ms=leading[2],
         predictions_selective_ms=np.where(last_stage, prices.num_predictions * layer[2], 0.0),
-        constant_ms=float(prices.tied_sync_s[c[0]]) / MS if p > 1 else 0.0,
+        constant_ms=_least_tied_ms(prices, entries),
         alike=None,
         **memory,
     )
+
+
+def _least_tied_ms(prices: Prices, entries: Entries) -> float:
+    """What an embedding that both ends hold adds: to one pipeline, or at least to any of these ends [ms].
+
+    The row of the prices is that of the first entry; 0 where the entries hold no ends of a pipeline.
+    """
+    if entries.num_stages == 1:
+        return 0.0
+    first, last = (entries.node_class[entries.position == s] for s in (0, entries.num_stages - 1))
+    pairs = prices.tied_sync_s[entries.choice[0]][np.ix_(first, last)]
+    return float(pairs.min()) / MS if pairs.size else 0.0
 
 
 def _memory(

@@ -67,7 +67,9 @@ class Intervals:
             follow_ms=np.array([table.follow_ms for table in tables]),
             send_ms=hops,
             wait_ms=wait,
-            constant_ms=float(self.prices.tied_sync_s[choice]) / MS if len(order) > 1 else 0.0,
+            constant_ms=float(self.prices.tied_sync_s[choice, order[0], order[-1]]) / MS
+            if len(order) > 1
+            else 0.0,
         )
 
     def hops_s(self, choice: int, order: Sequence[int]) -> Floats:

@@ -125,7 +125,8 @@ class Relaxer:
         """The part relaxed; None where no plan of it is faster than the cutoff."""
         used = [c for c, count in enumerate(limits.most) if count]
         tables = self.tables.of_classes(choice, stages)
-        cutoff_ms = cutoff_s / MS - tables.constant_ms
+        tied_ms = float(tables.tied_ms[np.ix_(used, used)].min())
+        cutoff_ms = cutoff_s / MS - tied_ms
         m = int(self.table.num_microbatches[choice])
         fewest = np.array([limits.fewest[c] for c in used])
         most = np.minimum([limits.most[c] for c in used], stages)
@@ -166,7 +167,7 @@ class Relaxer:
             ends = left.low_ms, left.high_ms
             again = relax(walks, fewest, most, allowed, *ends, cutoff_ms, self.is_up, floor_ms=left.best_ms)
             relaxed = both_proven(relaxed, again)
-        return _Part(first, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tables.constant_ms)
+        return _Part(first, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tied_ms)
 
     def _chain(
         self, choice: int, used: Sequence[int], fewest: Ints, most: Ints, stages: int, entries: int

@@ -42,8 +42,13 @@ class ClassTables:
     """[node_class, stage, n] optimizer, exposed gathering and what else follows the pipeline."""
     reduce_ms: Floats
     """[node_class, stage, n] exposed reduction with its tail."""
-    constant_ms: float
-    """What every plan adds to the step."""
+    tied_ms: Floats
+    """[node_class, node_class] sharing of an embedding with these at the ends; inf where one is out."""
+
+    @property
+    def constant_ms(self) -> float:
+        """The least that every plan adds to the step."""
+        return float(self.tied_ms.min())
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,10 @@ class Tables:
         finite = np.where(np.isfinite(backward), backward, 0.0)
         reduction = exposed_reduction_ms(data, layers[:, None], finite.T) + data.reduce_tail_ms
 
+        ends = np.ix_(used, used)
+        tied = np.full((shape[0], shape[0]), np.inf)
+        tied[ends] = self.prices.tied_sync_s[choice][ends] / MS if num_stages > 1 else 0.0
+
         def by_class(values: Floats) -> Floats:
             table = np.full(shape, np.inf)
             table[used] = values.reshape(len(used), *shape[1:])
@@ -140,7 +149,7 @@ class Tables:
             backward_ms=by_class(backward),
             follow_ms=by_class(follow),
             reduce_ms=by_class(reduction.T),
-            constant_ms=data.constant_ms,
+            tied_ms=tied,
         )
 
     def _all_stages(self, choice: int, num_stages: int, used: NDArray[np.int64]) -> StageSelectionData:
@@ -165,15 +174,17 @@ class Tables:
 
         stages_ms = float(most(tables.times_ms[used]).max(axis=0).sum())
         after_ms = float(most(tables.reduce_ms[used]).max() + most(tables.follow_ms[used]).max())
+        tied_ms = float(tables.tied_ms[np.ix_(used, used)].max())
         sends = self.prices.send_s[choice][np.ix_(used, used)], self.prices.send_inside_s[choice][used]
         hop_s = max(float(of.max()) for of in sends)
-        return m * (stages_ms * MS + 2 * num_stages * hop_s) + (after_ms + tables.constant_ms) * MS
+        return m * (stages_ms * MS + 2 * num_stages * hop_s) + (after_ms + tied_ms) * MS
 
     def order_bounds_s(self, choice: int, orders: Sequence[Sequence[int]]) -> Floats:
         """Bounds of several orders of one group from weights on rows (`planner.search.dual`) [s]."""
         tables = self.of_classes(choice, len(orders[0]))
         stages = np.arange(len(orders[0]))
         found = []
+        tied = np.array([tables.tied_ms[order[0], order[-1]] for order in orders])
         for piece in in_pieces(len(orders), tables.times_ms[0].size):
             classes = np.array([orders[i] for i in piece])
             found.append(
@@ -187,7 +198,7 @@ class Tables:
                     sends_block=not self.problem.stack.p2p_overlap,
                 )
             )
-        bounds: Floats = (np.concatenate(found) + tables.constant_ms) * MS
+        bounds: Floats = (np.concatenate(found) + tied) * MS
         return bounds
 
     def hops_s(self, choice: int, order: Sequence[int]) -> Floats:

@@ -120,7 +120,7 @@ class DealingTimes:
     def __init__(self, tables: VirtualClassTables, num_classes: int, *, sends_block: bool) -> None:
         self.one = next(iter(tables.data.values()))
         self.num_microbatches = self.one.stage.num_microbatches
-        self.hop_ms, self.sends_block = tables.times.hop_ms, sends_block
+        self.hop_ms, self.tied_ms, self.sends_block = tables.times.hop_ms, tables.times.tied_ms, sends_block
         num_moments = max(len(held) for held in self.one.moments)
         self.moments = np.stack([_padded(held, num_moments) for held in self.one.moments])
         by_class = {c: _stages(one, num_moments) for c, one in tables.data.items()}
@@ -147,7 +147,7 @@ class DealingTimes:
         follow = (stages.optimizer_ms * total + stages.after_ms + gathering).max(axis=1)
         end = self._end_ms(forward, backward, send, reduction)
         fits &= np.asarray((total <= stages.most_layers).all(axis=1))
-        values: Floats = np.where(fits, end + follow + self.one.stage.constant_ms, np.inf)
+        values: Floats = np.where(fits, end + follow + self.tied_ms[order[:, 0], order[:, -1]], np.inf)
         return values
 
     def _end_ms(self, forward: Floats, backward: Floats, send: Floats, reduction: Floats) -> Floats:

@@ -37,7 +37,13 @@ class StageTimes:
     """[node_class] reduction of the first stage that nothing hides."""
     hop_ms: Floats
     """[node_class, node_class] of a send; within a host between stages of one class, where it holds two."""
-    constant_ms: float
+    tied_ms: Floats
+    """[node_class, node_class] sharing of an embedding with these at the ends; inf where one is out."""
+
+    @property
+    def constant_ms(self) -> float:
+        """The least that every plan adds to the step."""
+        return float(self.tied_ms.min())
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class VirtualClassTables:
     """Stages of each class at every place, however their layers are dealt; sends left out."""
 
     data: dict[int, VirtualSelectionData]
-    """By class: the pipeline as if all its stages lay on that class."""
+    """By class: as if all stages lay on it, but for the constant, which is the least of all orders."""
     tables: dict[int, DealtTable]
     times: StageTimes
 
@@ -90,8 +96,11 @@ class VirtualTables:
         num_classes = self.table.max_stages.shape[1]
         times = np.full((num_classes, num_stages, self.problem.model.num_layers + 1), np.inf)
         follow, first, tail = times.copy(), np.full((num_classes, num_stages), np.inf), np.zeros(num_classes)
-        data, tables, constant = {}, {}, 0.0
-        for c in np.flatnonzero(self.table.max_stages[choice]).tolist():
+        data, tables = {}, {}
+        used = np.flatnonzero(self.table.max_stages[choice])
+        tied, ends = np.full((num_classes, num_classes), np.inf), np.ix_(used, used)
+        tied[ends] = self.prices.tied_sync_s[choice][ends] / MS if num_stages > 1 else 0.0
+        for c in used.tolist():
             one = virtual_coefficients(
                 self.problem,
                 self.prices,
@@ -101,12 +110,12 @@ class VirtualTables:
                 [c] * num_stages,
                 with_sends=False,
             )
+            one = replace(one, stage=replace(one.stage, constant_ms=float(tied.min())))
             data[c], tables[c] = one, dealt_table(one)
             times[c], follow[c] = tables[c].times_ms, tables[c].follow_ms
             first[c], tail[c] = first_chunk_ms(one), one.stage.reduce_tail_ms[0]
-            constant = one.stage.constant_ms
         hop = self._hop_ms(choice)
-        summary = StageTimes(virtual_stages, times, follow, first, tail, hop, constant)
+        summary = StageTimes(virtual_stages, times, follow, first, tail, hop, tied)
         return VirtualClassTables(data, tables, summary)
 
     def _hop_ms(self, choice: int) -> Floats:
@@ -132,4 +141,4 @@ class VirtualTables:
         first[:, 0] += bounds.embedding_s[choice]
         tail = bounds.tail_s[choice] / MS
         hop = self._hop_ms(choice)
-        return StageTimes(1, whole.times_ms, whole.follow_ms, first / MS, tail, hop, whole.constant_ms)
+        return StageTimes(1, whole.times_ms, whole.follow_ms, first / MS, tail, hop, whole.tied_ms)

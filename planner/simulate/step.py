@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -98,8 +99,10 @@ def step_times(
     seen, ends, ends_without_sends = run_pipeline(
         problem, forward, backward, hops, num_microbatches, schedulable_group(plan)
     )
+    tied = tied_s(prices, shapes, embedding_holders(problem, plan))
+    without_sends_s = float(ends_without_sends.max())
     step_s, tail_s, breakdown = _add_up(
-        prices, choices, contents, forward, backward, num_microbatches, ends, float(ends_without_sends.max())
+        prices, choices, contents, forward, backward, num_microbatches, ends, without_sends_s, tied
     )
     busiest = int(np.argmax((forward + backward).sum(axis=1)))
     by_part = num_microbatches * (forward_parts + backward_parts)[busiest].sum(axis=0)
@@ -176,6 +179,27 @@ def schedulable_group(plan: Plan) -> int | None:
     return group if fits else None
 
 
+def embedding_holders(problem: Problem, plan: Plan) -> list[int]:
+    """The stages that hold a copy of the embedding.
+
+    The first; that of predictions, or else the last; and the last where the head is tied.
+    """
+    last, predictions = len(plan.stages) - 1, plan.prediction_stage
+    holders = {0, last if predictions is None else predictions}
+    return sorted(holders | {last} if problem.model.tied_embeddings else holders)
+
+
+def tied_s(prices: Prices, shapes: Sequence[StageShape], holders: Sequence[int]) -> float:
+    """What the holders of an embedding take to share its gradients, by the slowest link among them [s]."""
+    pairs = combinations([shapes[s] for s in holders], 2)
+    of_pairs = (
+        float(prices.tied_sync_s[shape.choice, a.node_class, b.node_class])
+        for a, b in pairs
+        for shape in (a, b)
+    )
+    return max(of_pairs, default=0.0)
+
+
 def _add_up(
     prices: Prices,
     choices: Sequence[int],
@@ -185,6 +209,7 @@ def _add_up(
     num_microbatches: int,
     ends: Floats,
     makespan_without_sends_s: float,
+    tied: float,
 ) -> tuple[float, float, dict[str, float]]:
     """Step time, what of it follows the reductions, and its parts but the work of the busiest stage [s]."""
     stages = list(zip(choices, contents, strict=True))
@@ -192,7 +217,6 @@ def _add_up(
         ends[s] + exposed_reduce_s(prices, c, content, float(backward[s].sum()))
         for s, (c, content) in enumerate(stages)
     )
-    tied = max(float(prices.tied_sync_s[c]) for c in (choices[0], choices[-1])) if len(stages) > 1 else 0.0
     optimizer = [
         float(prices.step_fixed_s[c, content.node_class]) + optimizer_s(prices, c, content)
         for c, content in stages

@@ -118,6 +118,14 @@ def test_memory_counts_on_the_class_that_was_chosen():
         assert check(replace(data, of_class=tuple(saving)), solver) == pytest.approx(9.0)
 
 
+def test_constants_that_depend_on_the_class_are_refused():
+    one = random_data(np.random.default_rng(0), 2, 6, 4)
+    data = JointData((one, replace(one, constant_ms=one.constant_ms + 1)), np.zeros((2, 2)), (2, 2))
+    for form in (joint, joint_cp):
+        with pytest.raises(SolverError, match="one constant"):
+            form.solve(data, SolveOptions())
+
+
 def test_layers_of_several_kinds_are_refused():
     one = random_data(np.random.default_rng(0), 2, 6, 4)
     lead = replace(one, **leading_layers(2, 1, one.full_ms, one.layer_gib))

@@ -25,6 +25,7 @@ from planner.search.degrees import allowed_stages
 from planner.search.meshes.balance import NOTHING, Balance
 from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch, ends_match
+from planner.search.meshes.tables import tied_ms
 from planner.search.relaxation import Found
 from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places, step_ms
 from planner.units import MS
@@ -55,7 +56,8 @@ class MeshTimes:
     """The same; inf where n layers do not fit."""
     reduce_ms: Floats
     follow_ms: Floats
-    constant_ms: tuple[float, float]
+    tied_ms: Floats
+    """[shape, shape] what sharing an embedding adds with these at the ends."""
     send_ms: Floats
     """[shape from, shape to] over the network."""
     inside_ms: Floats
@@ -97,7 +99,7 @@ class MeshTimes:
         forward, backward, reduction, follow = (np.where(real & fits[:, None], one, 0.0) for one in tables)
         m, blocks = self.num_microbatches, self.sends_block
         step = step_ms(forward, backward, hops, reduction, follow, m, MOST_WAVES, sends_block=blocks)
-        constant = np.array(self.constant_ms)[(count > 1).astype(np.int64)]
+        constant = np.where(count > 1, self.tied_ms[head, shape[:, -1]], 0.0)
         return np.where(fits, step + constant, np.inf)
 
     def _laid(self, order: Ints, shape: Ints, real: Bools) -> tuple[Bools, Floats]:
@@ -141,7 +143,7 @@ def mesh_times(problem: Problem, prices: Prices, batch: Batch, places: Places, l
         backward_ms=np.stack([one.times_ms for one in tables]) - forward,
         reduce_ms=np.stack([one.reduce_ms for one in tables]),
         follow_ms=np.stack([one.follow_ms for one in tables]),
-        constant_ms=places.constant_ms,
+        tied_ms=tied_ms(prices, batch),
         send_ms=send_s / MS,
         inside_ms=inside_s / MS,
         match=np.array(

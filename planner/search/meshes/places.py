@@ -20,8 +20,7 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.coefficients import Entries, entry_coefficients
 from planner.search.meshes.shapes import Batch
-from planner.search.meshes.tables import least_hops_ms, with_mode
-from planner.units import MS
+from planner.search.meshes.tables import least_hops_ms, tied_ms, with_mode
 
 Ints = NDArray[np.int64]
 
@@ -80,7 +79,7 @@ class PlaceTables:
         alone = self._stages(batch, 1, np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
         for name in vars(first):
             getattr(first, name)[:, 0] = getattr(alone, name)[:, 0]
-        tied = min(float(self.prices.tied_sync_s[c]) for c in batch.choice) / MS
+        tied = float(tied_ms(self.prices, batch).min())
         return Places(inner, first, least_hops_ms(self.problem, self.prices, batch), (0.0, tied))
 
     def _stages(self, batch: Batch, num_stages: int, positions: Ints, held: Ints) -> Stages:

@@ -37,12 +37,20 @@ class MeshTables:
         )
         returning = np.concatenate([[0.0], hops[:-1]])
         data = entry_coefficients(self.problem, self.prices, entries, batch.num_microbatches, hops, returning)
-        tied = max(float(self.prices.tied_sync_s[shapes[end].choice]) for end in (0, -1))
-        return with_mode(replace(data, constant_ms=tied / MS if len(order) > 1 else 0.0), batch.selective)
+        tied = float(tied_ms(self.prices, batch)[order[0], order[-1]]) if len(order) > 1 else 0.0
+        return with_mode(replace(data, constant_ms=tied), batch.selective)
 
     def start(self, choice: int, order: Sequence[int]) -> Start:
         """Coefficients of one pipeline, and what follows from them before any layer is placed."""
         return start_of(self.data(choice, order))
+
+
+def tied_ms(prices: Prices, batch: Batch) -> Floats:
+    """What sharing an embedding adds to a step with these at its ends, [shape, shape]: the longer side's."""
+    row, c = batch.choice, batch.node_class
+    one = prices.tied_sync_s[row[:, None], c[:, None], c]
+    both: Floats = np.maximum(one, prices.tied_sync_s[row, c[:, None], c]) / MS
+    return both
 
 
 def least_hops_ms(problem: Problem, prices: Prices, batch: Batch) -> Floats:

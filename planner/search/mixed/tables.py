@@ -239,9 +239,9 @@ def _twice(prices: Prices) -> Prices:
     changed: dict[str, Floats] = {}
     for field in fields(prices):
         value = getattr(prices, field.name)
-        if not isinstance(value, np.ndarray) or field.name == "tied_sync_s":
+        if not isinstance(value, np.ndarray):
             continue
-        if field.name == "send_s":
+        if field.name in ("send_s", "tied_sync_s"):
             changed[field.name] = np.tile(value, (1, 2, 2))
         elif field.name == "limit_bytes":
             changed[field.name] = np.tile(value, 2)

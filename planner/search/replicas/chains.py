@@ -235,7 +235,7 @@ class Chains:
         forward = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
         after = _after_ms(data, times, forward, of)
         if num_stages > 1:
-            after = after + (of.prices.tied_sync_s[entries.choice] / MS)[:, None]
+            after = after + _least_tied_ms(of.prices, entries)[:, None]
         sides = int(position > 0) + int(position < num_stages - 1)
         hops = sides * np.tile(of.inside_ms[self._item[of.item]], len(levels))
         tables = np.full((2, *shape), np.inf)
@@ -263,6 +263,17 @@ class Chains:
         # Stages that never have the size cost nothing, as they do not come up.
         found: Floats = np.where(np.isfinite(least), least, 0.0) / MS
         return found
+
+
+def _least_tied_ms(prices: Prices, entries: Entries) -> Floats:
+    """Least that sharing an embedding adds to a pipeline with a stage of each entry at its place, [entry].
+
+    Both ends see the same link, so that either is told by its row alone; a stage between them tells neither.
+    """
+    is_end = (entries.position == 0) | (entries.position == entries.num_stages - 1)
+    of_end = prices.tied_sync_s[entries.choice, entries.node_class].min(axis=1)
+    least: Floats = np.where(is_end, of_end, prices.tied_sync_s.min()) / MS
+    return least
 
 
 def _after_ms(data: StageSelectionData, times: Floats, forward: Floats, of: _Items) -> Floats:

@@ -15,6 +15,7 @@ from planner.launchers.read_flags import Flags
 from planner.launchers.read_layout import prediction_stage
 from planner.rules.predictions import prediction_stage_refusals
 from planner.simulate.evaluate import evaluate
+from planner.simulate.step import embedding_holders
 from tests.planner.launchers import plans
 from tests.planner.launchers.test_megatron_accepts import check, write
 from tests.planner.launchers.test_round_trip import assert_reads_back
@@ -77,6 +78,16 @@ def test_predictions_in_two_places_are_not_read() -> None:
     words = ["--pipeline-model-parallel-size", "3", "--pipeline-model-parallel-layout", "Et|m|mL"]
     with pytest.raises(Exception, match="must be together"):
         prediction_stage(Flags(words))
+
+
+@pytest.mark.parametrize(
+    ("stage", "tied", "holders"), [(2, False, [0, 2]), (2, True, [0, 2, 3]), (None, True, [0, 3])]
+)
+def test_an_embedding_is_shared_by_the_stages_that_hold_it(
+    stage: int | None, tied: bool, holders: list[int]
+) -> None:
+    problem, plan = apart([[23], [23], [0], [0]], stage, tied_embeddings=tied, id="own")
+    assert embedding_holders(problem, plan) == holders
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -20,9 +20,18 @@ from tests.random_problems import random_problem
 
 
 def small_problem(seed: int, stages: int) -> Problem:
-    """Three nodes of one chip in each class, so that no host is shared; sends are short and overlap."""
+    """Three nodes of one chip in each class, so that no host is shared; sends are short and overlap.
+
+    Adapters are alike, so that a tied embedding costs all orders the same.
+    """
     problem = random_problem(seed, most_layers=9)
-    cells = {"chips_per_node": 1, "num_nodes": 3, "memory_gib": None, "nic_gbit_per_s": 400}
+    cells = {
+        "chips_per_node": 1,
+        "num_nodes": 3,
+        "memory_gib": None,
+        "nic_gbit_per_s": 400,
+        "nics_per_node": 1,
+    }
     classes = tuple(c.model_copy(update=cells) for c in problem.cluster.classes)
     batch = problem.workload.model_copy(update={"global_batch_size": 6})
     return problem.model_copy(

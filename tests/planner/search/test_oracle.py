@@ -12,7 +12,7 @@ from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
 from tests import oracle_plans
 from tests.oracle_plans import MAX_PLANS, brute_force
-from tests.random_problems import random_problem, with_deferred_sends
+from tests.random_problems import random_problem, with_deferred_sends, with_unlike_adapters
 
 REL = 1e-9
 
@@ -24,8 +24,11 @@ def assert_search_finds_the_best(
     most_context: int = 1,
     target: TargetName = "megatron-lm",
     deferred: bool = False,
+    unlike_adapters: bool = False,
+    num_classes: int = 2,
 ) -> None:
-    problem = random_problem(seed, experts=experts, most_context=most_context)
+    problem = random_problem(seed, experts=experts, most_context=most_context, num_classes=num_classes)
+    problem = with_unlike_adapters(problem) if unlike_adapters else problem
     problem = with_deferred_sends(problem) if deferred else problem
     problem = problem.model_copy(update={"target": target})
     best = brute_force(problem)
@@ -51,6 +54,25 @@ def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_search_equals_brute_force(seed: int) -> None:
     assert_search_finds_the_best(seed)
+
+
+@pytest.mark.parametrize(
+    ("seed", "target"),
+    [
+        (90001, "megatron-lm"),
+        *(
+            pytest.param(seed, "megatron-lm", marks=pytest.mark.slow)
+            for seed in (90000, *range(90002, 90010))
+        ),
+        *(pytest.param(seed, "megatron-bridge", marks=pytest.mark.slow) for seed in range(90000, 90005)),
+    ],
+)
+def test_an_embedding_at_both_ends_is_shared_over_their_own_adapters(
+    seed: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two classes and of three, with no split tried by enumeration."""
+    monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, target=target, unlike_adapters=True, num_classes=2 + seed % 2)
 
 
 @pytest.mark.slow

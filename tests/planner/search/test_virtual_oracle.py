@@ -15,7 +15,7 @@ from planner.simulate.evaluate import evaluate
 from planner.units import MS
 from tests.oracle_plans import brute_force
 from tests.oracle_virtual import brute_force_virtual
-from tests.random_problems import random_interleaved_problem
+from tests.random_problems import random_interleaved_problem, with_unlike_adapters
 
 REL = 1e-9
 
@@ -27,9 +27,11 @@ def assert_search_finds_the_best(
     only: bool = False,
     experts: bool = False,
     keep_class_order: bool = False,
+    unlike_adapters: bool = False,
 ) -> int:
     """Hold one problem against brute force; the virtual stages of its plan, 0 without any plan."""
     problem = random_interleaved_problem(seed, most_virtual=most_virtual, experts=experts)
+    problem = with_unlike_adapters(problem) if unlike_adapters else problem
     forbidden = (*problem.options.forbid, *(["vp=1"] if only else []))
     wishes = {"forbid": forbidden, "keep_class_order": keep_class_order}
     problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
@@ -51,6 +53,12 @@ def assert_search_finds_the_best(
 @pytest.mark.parametrize("seed", [500, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (501, 502))])
 def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
     assert_search_finds_the_best(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(90000, 90005))
+def test_an_embedding_at_both_ends_is_shared_over_their_own_adapters(seed: int) -> None:
+    assert assert_search_finds_the_best(seed, only=seed % 2 == 0, unlike_adapters=True) >= 0
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def prices_of(
             f"head_beside_embedding_{task}_s": np.full((1, n), cost * MS)
             for task, cost in {"reduce": 0.5, "gather": 0.2, "optimizer": 0.02}.items()
         },
-        "tied_sync_s": np.array([0.4 * MS]),
+        "tied_sync_s": np.full((1, n, n), 0.4 * MS),
         "layer_state_bytes": np.tile(state, (1, k, 1)),
         "embedding_state_bytes": state[None],
         "head_state_bytes": state[None],

@@ -106,7 +106,8 @@ def test_only_what_outlasts_the_last_backward_is_exposed(mixed: Problem) -> None
 
 
 def test_tied_embeddings_meet_once_a_step_where_there_are_two_stages(tied: Problem) -> None:
-    prices = even_prices(tied, tied_sync_s=np.array([3 * MS]))
+    n = len(tied.cluster.classes)
+    prices = even_prices(tied, tied_sync_s=np.full((1, n, n), 3 * MS))
     alone = evaluate_with_prices(tied, packed_plan(tied, [(0, 32)]), prices)
     apart = evaluate_with_prices(tied, packed_plan(tied, [(0, 16), (0, 16)]), prices)
     assert alone.breakdown_s["dp"] == pytest.approx(0.0, abs=1e-12)

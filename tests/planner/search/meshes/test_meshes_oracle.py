@@ -7,14 +7,17 @@ import pytest
 from planner.search.meshes.driver import MeshSearch
 from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
-from tests.random_problems import random_problem, with_deferred_sends
+from tests.random_problems import random_problem, with_deferred_sends, with_unlike_adapters
 
 REL = 1e-9
 
 
-def assert_search_finds_the_best(seed: int, most_layers: int, *, deferred: bool = False) -> None:
+def assert_search_finds_the_best(
+    seed: int, most_layers: int, *, deferred: bool = False, unlike_adapters: bool = False
+) -> None:
     problem = random_problem(seed, most_layers=most_layers).model_copy(update={"target": "flagscale"})
     problem = with_deferred_sends(problem) if deferred else problem
+    problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
     result = MeshSearch(problem, None).run()
     if best.what == ():
@@ -31,6 +34,12 @@ def assert_search_finds_the_best(seed: int, most_layers: int, *, deferred: bool 
 @pytest.mark.parametrize("seed", range(1))
 def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
     assert_search_finds_the_best(seed, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(90001, 90006))
+def test_an_embedding_at_both_ends_is_shared_over_their_own_adapters(seed: int) -> None:
+    assert_search_finds_the_best(seed, 3, unlike_adapters=True)
 
 
 @pytest.mark.slow
