@@ -52,7 +52,8 @@ class Alternative(Data):
     slower: float | None
     """Step time over that of the best plan, less 1: at most this much."""
     slower_at_least: float | None
-    """The same from the bound of the search: no plan of the kind is closer. Null where unknown."""
+    """The same from the bound of the search: no plan of the kind is closer. Below 0 where one may be faster,
+    within the gap of the plan in hand. Null where unknown."""
     words: str
     """What that plan decides otherwise, or why there is none."""
 

@@ -90,7 +90,7 @@ def alternative(words: str, problem: Problem, plan: Plan, best_s: float, solve: 
         result = solve(problem)
     except InstanceError as refusal:
         return Alternative(kind=words, step_s=None, slower=None, slower_at_least=None, words=str(refusal))
-    least = None if result.bound_s is None else max(0.0, result.bound_s / best_s - 1)
+    least = None if result.bound_s is None else result.bound_s / best_s - 1
     if result.plan is None or result.evaluation is None:
         none = "there is none" if result.termination == "infeasible" else "none was found in the time"
         return Alternative(kind=words, step_s=None, slower=None, slower_at_least=least, words=none)

@@ -98,13 +98,16 @@ def _alternatives(explanation: Explanation) -> Table:
 
 
 def format_slower(least: float | None, most: float | None) -> str:
-    """A proven range of shares: `0.0 to 1.2%`; `0.4% faster` where it beats the plan in hand in its gap."""
+    """A proven range of shares: `0.5 to 1.2%`; `0.4% faster` where it beats the plan in hand in its gap.
+
+    The range begins below 0 where that has not been ruled out.
+    """
     if most is None:
         return "-"
     if most <= -0.0005:
         return f"{-100 * most:.1f}% faster"
-    most = max(most, 0.0)
-    return f"{100 * (least or 0.0):.1f} to {100 * most:.1f}%"
+    shown = f"{100 * max(most, 0.0):.1f}%"
+    return f"at most {shown}" if least is None else f"{100 * least:z.1f} to {shown}"
 
 
 def _idle(explanation: Explanation) -> Table:

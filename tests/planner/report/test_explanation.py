@@ -11,7 +11,8 @@ from planner.report.explanation import format_slower
     ("least", "most", "text"),
     [
         (None, None, "-"),
-        (None, 0.012, "0.0 to 1.2%"),
+        (None, 0.012, "at most 1.2%"),
+        (-0.02, 0.012, "-2.0 to 1.2%"),
         (0.005, 0.012, "0.5 to 1.2%"),
         (0.0, -1e-5, "0.0 to 0.0%"),
         # A plan that is proven to 1% may be beaten by less than that when another question is asked.
