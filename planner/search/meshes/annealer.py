@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.search.meshes.annealing import COOLING, MeshTimes, anneal, mesh_times
 from planner.search.meshes.balance import Balance
 from planner.search.meshes.blocks import block_starts
@@ -18,12 +20,10 @@ EVERY, LATER, LATER_IF_STUCK = 3, 1.2, 1.5
 gap."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
-LONGER, MOST_STEPS = 0.5, 2000
-"""Share of the usual steps by which each annealing of a batch is longer than the one before, and the most
-steps. Guesses."""
+LONGER, MOST_STEPS = 2, 2000
+"""How many times longer each annealing of a batch is than the one before, and the most steps. Guesses."""
 AGAIN = 0.004
-"""By how much the bound of a batch counts as higher for each time that one of as many sequences at a time has
-been annealed. A guess."""
+"""By how much the best plan of a batch counts as slower for each time that it has been annealed. A guess."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_FOUND, MOST_STARTS, MOST_KEPT = 5, 8, 2
@@ -32,16 +32,19 @@ before. Guesses."""
 
 
 class MeshAnnealer:
-    """Anneals the best pipeline, and those of batches that promise more."""
+    """Anneals by turns a batch for the first time, and one with good plans again, for longer.
+
+    Bounds of batches lie close together, and only annealing tells which of them hold the good plans: each
+    open batch is looked at briefly, by its bound, and the time goes to those whose plans are best.
+    """
 
     def __init__(self, opener: MeshOpener) -> None:
         self._opener = opener
         self._next, self._wait, self._rounds = EVERY, EVERY, 0
         self._done: dict[int, int] = {}
-        """How often batches of so many sequences at a time have been annealed."""
+        """How often batches have been annealed."""
         self._kept: dict[int, list[Found]] = {}
-        """The best pipelines that came of it."""
-        self._begun: tuple[int, tuple[int, ...]] | None = None
+        """The best pipelines that came of it, where they are better than those before."""
 
     def look(self, opened: int, bound_s: float | None) -> None:
         """Anneal where it is time for it and the bound is far below the best plan."""
@@ -57,27 +60,27 @@ class MeshAnnealer:
         if choice is None:
             return
         self._rounds += 1
-        sequences = opener.batches[choice].sequences
-        fresh = sequences not in self._done
-        self._done[sequences] = self._done.get(sequences, 0) + 1
+        fresh = choice not in self._done
+        self._done[choice] = self._done.get(choice, 0) + 1
         self._improve(choice, bound_s)
         in_vain = not fresh and opener.incumbent.step_s == step_s
         self._wait = int(self._wait * IN_VAIN) if in_vain else EVERY
         self._next = max(opened + self._wait, int(opened * (LATER_IF_STUCK if is_near else LATER)))
 
     def _choice(self) -> int | None:
-        """The batch to anneal: that of a new best plan, or the one that promises most."""
-        opener = self._opener
-        best, promised_s = opener.best, opener.promised_s()
-        if best is not None and best[1:] != self._begun:
-            self._begun = best[1:]
-            return best[1]
+        """By turns the batch of the least bound that has not been annealed, and one with good plans.
+
+        The latter may be closed: that takes no more than the gap, and any better plan closes others.
+        """
+        promised_s, reached_s = self._opener.promised_s(), self._opener.reached_s
+        fresh = [choice for choice in promised_s if choice not in self._done]
+        if fresh and self._rounds % 2 == 0:
+            return min(fresh, key=lambda choice: promised_s[choice])
 
         def counted_s(choice: int) -> float:
-            done = self._done.get(opener.batches[choice].sequences, 0)
-            return promised_s[choice] * (1 + AGAIN * done)
+            return reached_s.get(choice, np.inf) * (1 + AGAIN * self._done[choice])
 
-        return min(promised_s, key=counted_s, default=None)
+        return min(self._done, key=counted_s, default=None)
 
     def _improve(self, choice: int, bound_s: float) -> None:
         opener = self._opener
@@ -102,19 +105,20 @@ class MeshAnnealer:
         self, choice: int, times: MeshTimes, balance: Balance, starts: list[Found], seed: int
     ) -> None:
         opener = self._opener
-        before = self._done[opener.batches[choice].sequences] - 1
-        steps = min(int(COOLING.steps * (1 + LONGER * before)), MOST_STEPS)
+        before_s = opener.reached_s.get(choice, np.inf)
+        steps = min(COOLING.steps * LONGER ** (self._done[choice] - 1), MOST_STEPS)
         found = anneal(times, balance, starts, seed, lambda: opener.clock.is_up, steps)
-        self._kept[choice] = found[:MOST_KEPT]
         for order, layers in found:
             if opener.is_allowed(choice, order):
                 opener.judge_layers(choice, order, layers)
+        # Where nothing better came of it the next one begins elsewhere.
+        self._kept[choice] = found[:MOST_KEPT] if opener.reached_s.get(choice, np.inf) < before_s else []
 
     def _found(self, choice: int) -> list[Found]:
-        """The best plan, what an annealing kept, and what walks found, with whole layers."""
+        """The best plan and what an annealing kept where it was of use, and what walks found."""
         opener = self._opener
         places: list[Found] = []
-        if opener.best is not None and opener.best[1] == choice:
+        if opener.best is not None and opener.best[1] == choice and self._kept.get(choice, True):
             places.append((opener.best[2], opener.best_layers))
         places += self._kept.get(choice, [])
         places += opener.promising.get(choice, ())

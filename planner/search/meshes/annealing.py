@@ -30,7 +30,7 @@ from planner.search.relaxation import Found
 from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places, step_ms
 from planner.units import MS
 
-COOLING = Cooling(steps=500, warmth=0.01, follow_every=100)
+COOLING = Cooling(steps=500, warmth=0.003, follow_every=100)
 MOST_WAVES = 72
 """Micro-batches and stages up to which a pipeline is valued by its events, each of which costs. A guess."""
 LAYER, SHAPE, SHAPES, SWAP, SHIFT, CUT, JOIN = range(7)

@@ -84,6 +84,8 @@ class MeshOpener(Opener):
         """Step time, batch and shapes of the best plan that was judged here."""
         self.best_layers: tuple[int, ...] = ()
         """Its layers."""
+        self.reached_s: dict[int, float] = {}
+        """Step time of the best plan of every batch that was judged here."""
         self.promising: dict[int, tuple[Found, ...]] = {}
         """Pipelines that the last look at a batch came to."""
 
@@ -289,6 +291,7 @@ class MeshOpener(Opener):
         plan = assemble_meshes(self.problem, batch, order, stage_choice)
         rows = [batch.shapes[k].choice for k in order]
         evaluation = evaluate_stages(self.problem, plan, self.prices, rows)
+        self.reached_s[choice] = min(evaluation.step_s, self.reached_s.get(choice, np.inf))
         if self.best is None or evaluation.step_s < self.best[0]:
             self.best = evaluation.step_s, choice, order
             self.best_layers = stage_choice.layers

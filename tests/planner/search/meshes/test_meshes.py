@@ -22,6 +22,7 @@ from planner.rules.flagscale_config import config_violations
 from planner.search import driver as whole_driver
 from planner.search.items import Lengths, Prefix
 from planner.search.meshes import driver
+from planner.search.meshes.annealer import MeshAnnealer
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.balance import Balance
@@ -275,6 +276,29 @@ def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
         assert {classes.count(c) for c in set(classes)} == {
             4 // int(batch.num_chips[order[classes.index(c)]]) for c in set(classes)
         }
+
+
+def test_annealing_looks_at_all_batches_and_stays_where_plans_are_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not with those of the least bounds: here the best plans come of the batch with the highest."""
+    opener = MeshSearch(problem_of(), None).make_opener()
+    plans_s = {0: 1.3, 1: 1.2, 2: 1.0, 3: 1.1}
+    monkeypatch.setattr(opener, "promised_s", lambda: {0: 0.90, 1: 0.91, 2: 0.93, 3: 0.92})
+    annealer, annealed = MeshAnnealer(opener), []
+
+    def improve(choice: int, bound_s: float) -> None:
+        annealed.append(choice)
+        opener.reached_s[choice] = plans_s[choice]
+
+    monkeypatch.setattr(annealer, "_improve", improve)
+    for opened in range(0, 4000, 10):
+        annealer.look(opened, 0.9)
+    assert len(annealed) > 10
+    assert [one for i, one in enumerate(annealed) if one not in annealed[:i]] == [0, 1, 3, 2]
+    # The fourth batch is the eighth at the latest; of the others those with better plans come more often.
+    assert 2 in annealed[:8]
+    assert max(annealed[8:], key=annealed[8:].count) == 2
 
 
 def test_balanced_layers_keep_the_least_limit_that_holds_them() -> None:
