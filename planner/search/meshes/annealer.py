@@ -20,7 +20,7 @@ EVERY, LATER, LATER_IF_STUCK = 3, 1.2, 1.5
 gap."""
 IN_VAIN = 1.5
 """How many times longer the wait grows behind one that found nothing better, once no batch is new."""
-LONGER, MOST_STEPS = 2, 2000
+LONGER, MOST_STEPS = 2, 4000
 """How many times longer each annealing of a batch is than the one before, and the most steps. Guesses."""
 AGAIN = 0.004
 """By how much the best plan of a batch counts as slower for each time that it has been annealed. A guess."""
