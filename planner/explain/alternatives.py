@@ -84,13 +84,19 @@ def _other_orders(problem: Problem, plan: Plan) -> Iterator[tuple[str, Problem]]
             yield f"stages in the order {', '.join(names)}", kept
 
 
-def alternative(words: str, problem: Problem, plan: Plan, best_s: float, solve: Solve) -> Alternative:
-    """The best plan of a problem in which a decision of `plan` is ruled out, against the step of that one."""
+def alternative(
+    words: str, problem: Problem, plan: Plan, best_s: float, bound_s: float, solve: Solve
+) -> Alternative:
+    """The best plan of a problem in which a decision of `plan` is ruled out, against the step of that one.
+
+    `bound_s` is what no plan undercuts where nothing is ruled out [s]; 0 where that is not known.
+    """
     try:
         result = solve(problem)
     except InstanceError as refusal:
         return Alternative(kind=words, step_s=None, slower=None, slower_at_least=None, words=str(refusal))
-    least = None if result.bound_s is None else result.bound_s / best_s - 1
+    bound_s = max(bound_s, result.bound_s or 0.0)
+    least = bound_s / best_s - 1 if bound_s else None
     if result.plan is None or result.evaluation is None:
         none = "there is none" if result.termination == "infeasible" else "none was found in the time"
         return Alternative(kind=words, step_s=None, slower=None, slower_at_least=least, words=none)

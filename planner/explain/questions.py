@@ -64,6 +64,7 @@ class Questions:
         self.problem, self.plan = asked_of(problem, result), plan
         self.question_s, self.on_question = question_s, on_question
         self.best, self.best_s = plan, evaluation.step_s
+        self.bound_s = 0.0 if result is None else result.bound_s or 0.0
         if result is not None and result.plan is not None and result.evaluation is not None:
             self.best, self.best_s = result.plan, result.evaluation.step_s
         self.floors = floors
@@ -79,7 +80,8 @@ class Questions:
         self._ask_gains(more_memory_or_batch(self.problem))
         for words, other in other_problems(self.problem, self.best):
             self.on_question(words)
-            self.alternatives.append(alternative(words, other, self.best, self.best_s, self._solve_other))
+            found = alternative(words, other, self.best, self.best_s, self.bound_s, self._solve_other)
+            self.alternatives.append(found)
         for c in range(len(self.problem.cluster.classes)):
             self._ask_idle(c)
 

@@ -243,6 +243,8 @@ def test_plans_of_another_kind_differ_in_it_and_are_proven_to_be_slower() -> Non
         assert other.slower == pytest.approx(other.step_s / found.step_s - 1)
         # What differs is said, and no other kind of plan beats the proven bound of all.
         assert found.bound_s is not None and other.step_s >= found.bound_s
+        assert other.slower_at_least is not None
+        assert other.slower_at_least >= found.bound_s / found.step_s - 1
         for word, field in fields.items():
             if word in other.kind:
                 name = {"tensor_parallel": "tp", "pipeline_parallel": "pp"}[field]
