@@ -33,6 +33,7 @@ from planner.search.state import Clock
 from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_dives import LIKELY
 from planner.search.virtual_items import (
+    FEW_CLASSES,
     VirtualItem,
     VirtualOrder,
     VirtualPair,
@@ -46,13 +47,13 @@ MAX_ORDERS = 6
 """Orders of one part up to which they are listed instead of cut by their first stages."""
 HALVINGS = 3
 """Relaxations at cutoffs below the real one for a part that the first leaves open."""
-EFFORT = 300_000_000
-"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 20 s), whatever the gap:
-a wider one closes parts sooner. A guess."""
-ABOVE = 1 / 3
-"""Share of it beyond which parts are left that lie above one that was given up: what raises their bounds no
-longer raises that of all, but may still find plans. A guess."""
-NEIGHBOUR = 0.017
+EFFORT = 100_000_000
+"""Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s), whatever the gap: a
+wider one closes parts sooner. A guess."""
+LOWEST = 3.0
+"""So many times as much where classes are many, for parts below all that were given up: what raises their
+bounds raises that of all. Few classes would take as long for next to nothing. A guess."""
+NEIGHBOUR = 0.05
 """Share of it behind the search of a neighbour. A guess: as much again tightened bounds of questions by 0.1%
 of the step, and all the rest by 1% at most, in twice the time."""
 FIRST_PAIRS = 16
@@ -114,8 +115,9 @@ class VirtualOpener(VirtualRelaxer):
 
     def _most_work(self, bound_s: float) -> float:
         """Work after which a part with such a bound is left."""
-        is_above = bound_s > self.frontier.virtual_floor_s
-        return self.most_work * ABOVE if is_above else self.most_work
+        is_lowest = bound_s <= self.frontier.virtual_floor_s
+        is_worth_more = len(self.problem.cluster.classes) > FEW_CLASSES and not self.anneals_late
+        return self.most_work * LOWEST if is_lowest and is_worth_more else self.most_work
 
     def _open_pair(self, bound_s: float, pair: VirtualPair) -> None:
         """One part for each number of virtual stages."""
