@@ -26,7 +26,7 @@ FIRST_ROUNDS, RAISING_ROUNDS = 2, 6
 LEVEL = 0.005
 """Part of the cutoff by which the cutoff of a program in whole numbers rises. A guess."""
 MOST_ENTRIES = 260
-"""Chunks, by class, of such a program that rises."""
+"""Most chunks, by class, of such a program that rises. A guess."""
 STEP_NODES = 200
 """Nodes of a program in whole numbers whose cutoff rises, unless an exact answer is asked for. A guess."""
 MOST_PATHS = 80

@@ -14,11 +14,11 @@ from planner.search.relaxation import Found
 
 SHAPES_OF_CLASS = 2
 """Shapes of each class: of the most replicas those that hold most layers a chip within a limit, for the time
-that pipelines of as large ones take to fill."""
+that pipelines of as large ones take to fill. A guess."""
 MOST_BLOCKS = 1000
-"""Choices of shapes that are looked at, drawn at random where there are more."""
+"""Choices of shapes that are looked at, drawn at random where there are more. A guess."""
 ORDERS = 4
-"""Orders of each choice: the slowest class first, the fastest first, and random ones."""
+"""Orders of each choice: the slowest class first, the fastest first, and random ones. A guess."""
 
 
 def block_starts(times: MeshTimes, balance: Balance, limit_ms: float, number: int, seed: int) -> list[Found]:

@@ -30,7 +30,7 @@ BRACKETS, MOST_BRACKETS = 20, 16
 TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
 PARTS = 4
-"""Parts that a bracket is cut into."""
+"""Parts that a bracket is cut into. A guess."""
 BELOW = 1e-3
 """By how much less than the longest that follows a pipeline brackets are cut: it is in one part. A guess."""
 MOST_WORK = 4_000_000

@@ -16,9 +16,9 @@ from planner.tolerances import ROUNDING_TOL
 Bools = NDArray[np.bool_]
 
 COARSE = 1.25
-"""Ratio of the ends of a box's times at first."""
+"""Ratio of the ends of a box's times at first. A guess."""
 LONGEST = 1e6
-"""The same of the box of the longest times."""
+"""The same of the box of the longest times: more than any stage takes. A guess."""
 
 
 def time_intervals(times_ms: Floats) -> tuple[Floats, Floats]:

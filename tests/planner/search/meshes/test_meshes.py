@@ -241,12 +241,17 @@ def test_a_later_stage_that_reduces_longest_is_valued_as_the_referee_values_it()
     assert value_ms * MS == pytest.approx(opener.best[0], rel=1e-9)
 
 
-def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
+def batch_of_most_shapes() -> tuple[Problem, MeshOpener, int]:
+    """A problem, its opener that knows the longest pipelines, and the batch that has most shapes."""
     problem = problem_of(global_batch_size=32)
     search = MeshSearch(problem, None)
     opener = search.make_opener()
     opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
-    number = max(opener.longest, key=lambda one: len(opener.batches[one].shapes))
+    return problem, opener, max(opener.longest, key=lambda one: len(opener.batches[one].shapes))
+
+
+def test_annealing_finds_what_blocks_of_one_shape_miss() -> None:
+    problem, opener, number = batch_of_most_shapes()
     batch, most = opener.batches[number], opener.longest[number]
     start = next(
         (order, opener.whole_layers(number, order, (1,) * len(order)))
@@ -303,11 +308,7 @@ def test_annealing_looks_at_all_batches_and_stays_where_plans_are_best(
 
 def test_balanced_layers_keep_the_least_limit_that_holds_them() -> None:
     """No limit of the table that is lower holds all layers, and every stage keeps the one that is taken."""
-    problem = problem_of(global_batch_size=32)
-    search = MeshSearch(problem, None)
-    opener = search.make_opener()
-    opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
-    number = max(opener.longest, key=lambda one: len(opener.batches[one].shapes))
+    problem, opener, number = batch_of_most_shapes()
     batch, most = opener.batches[number], opener.longest[number]
     times = mesh_times(problem, opener.prices, batch, opener.places.of(number, most), most)
     balance, rng, held = Balance.of(times), np.random.default_rng(0), 0
