@@ -80,6 +80,14 @@ def compare(a: Side, b: Side) -> Comparison:
     return Comparison(a, b, question, decisions, parts, tuple(reasons))
 
 
+def with_batch_cut_anew(plan: Plan, problem: Problem) -> Plan:
+    """The plan with as many micro-batches as the batch of a problem asks for, where that divides."""
+    if plan.degrees_differ or plan.pipelines is not None:
+        return plan
+    count, rest = divmod(problem.workload.global_batch_size, plan.microbatch_size * plan.data_parallel)
+    return plan if rest or not count else plan.model_copy(update={"num_microbatches": count})
+
+
 def _question(a: Problem, b: Problem) -> tuple[tuple[str, str, str], ...]:
     reserves = [format_percent(problem.options.memory_reserve_fraction) for problem in (a, b)]
     found = [
@@ -141,10 +149,9 @@ def _memory(a: Side, b: Side) -> list[str]:
 
 def _carried_over(plan_name: str, plan_of: Side, problem_name: str, problem_of: Side) -> str:
     """What becomes of one side's plan on the other side's problem, the batch cut anew where it differs."""
-    plan, workload = _bare(plan_of.plan), problem_of.problem.workload
-    if workload.global_batch_size != plan_of.problem.workload.global_batch_size:
-        count, rest = divmod(workload.global_batch_size, plan.microbatch_size * plan.data_parallel)
-        plan = plan if rest else plan.model_copy(update={"num_microbatches": count})
+    plan = _bare(plan_of.plan)
+    if problem_of.problem.workload.global_batch_size != plan_of.problem.workload.global_batch_size:
+        plan = with_batch_cut_anew(plan, problem_of.problem)
     head = f"the plan of {plan_name} on the problem of {problem_name}"
     try:
         found = api.predict(problem_of.problem, plan)

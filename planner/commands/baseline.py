@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner import api
-from planner.batch.compare import Comparison, Side, compare
+from planner.batch.compare import Comparison, Side, compare, with_batch_cut_anew
 from planner.data import load
 from planner.data.problem import Problem
 from planner.data.result import Result
 
 
 def read(path: Path | None, problem: Problem) -> Side | None:
-    """The baseline as the referee sees it on this problem; None where none is given.
+    """The baseline as the referee sees it on this problem, its batch cut anew; None where none is given.
 
     Raises
     ------
@@ -21,7 +21,7 @@ def read(path: Path | None, problem: Problem) -> Side | None:
     """
     if path is None:
         return None
-    plan = load.load_plan(path)
+    plan = with_batch_cut_anew(load.load_plan(path), problem)
     return Side(f"the baseline, {path}", problem, plan, api.predict(problem, plan))
 
 

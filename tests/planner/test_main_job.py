@@ -116,6 +116,10 @@ def test_answer_is_held_against_the_plan_of_today(capsys: pytest.CaptureFixture[
     found, steps = answer["baseline"], (today["evaluation"]["step_s"], answer["evaluation"]["step_s"])
     assert (found["a"]["step_s"], found["b"]["step_s"]) == steps
     assert found["step_change"] == steps[1] / steps[0] - 1 < 0
+    # Of another batch it is held to the batch that is asked for, not to its own.
+    larger = planned(capsys, "llama3-8b-h100-8", *baseline, "--global-batch-size", "256")["baseline"]
+    assert not larger["a"]["violations"] and larger["a"]["step_s"] > 1.5 * steps[0]
+    assert larger["step_change"] < 0
     # Even where the time is over before the search, the answer is no worse than the plan of today.
     hurried = planned(capsys, "llama3-8b-h100-8", *baseline, "--time-limit-s", "0.001")
     assert hurried["evaluation"]["step_s"] <= steps[0]
