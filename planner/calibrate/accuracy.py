@@ -18,7 +18,7 @@ from planner.calibrate.patterns import SkipRun
 from planner.calibrate.predictions import Prediction, predict_runs, with_time_factors
 from planner.calibrate.ranking import ranking
 from planner.calibrate.runs import Run, read_runs
-from planner.calibrate.stacks import family, release_year
+from planner.calibrate.stacks import family, memory_kind, release_year
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.load import load_chip
 from planner.data.nearest import did_you_mean
@@ -121,7 +121,7 @@ def _predict(runs: Sequence[Run], with_low: bool) -> list[Scored]:
     possible = [s for s in converted if s.candidate is not None]
     predictions = predict_runs(
         [s.candidate for s in possible if s.candidate is not None],
-        [s.run.memory_kind for s in possible],
+        [memory_kind(s.run) for s in possible],
     )
     by_id = {id(s): p for s, p in zip(possible, predictions, strict=True)}
     return [replace(s, prediction=by_id.get(id(s))) for s in converted]
@@ -197,7 +197,7 @@ def _scale(scored: Scored, anchors: tuple[Anchor | None, ...]) -> Scored:
         for chip, anchor in zip(scored.candidate.problem.chips, anchors, strict=True)
         if anchor is not None
     }
-    (prediction,) = predict_runs([with_time_factors(scored.candidate, factors)], [scored.run.memory_kind])
+    (prediction,) = predict_runs([with_time_factors(scored.candidate, factors)], [memory_kind(scored.run)])
     return replace(scored, prediction=prediction, anchors=anchors)
 
 

@@ -39,6 +39,14 @@ def _rule(software: str, source: str) -> dict[str, str]:
     return {"stack": rules["default"]}
 
 
+def memory_kind(run: Run) -> str | None:
+    """What the run's memory figure counts, as `Run.memory_kind` has it."""
+    for rule in table("stack_patterns")["memory_kinds"]:
+        if occurs(rule["software"], run.software):
+            return str(rule["kind"])
+    return run.memory_kind
+
+
 RELEASE = re.compile(r"\b(?:v|20)?(2\d)[.-](0[1-9]|1[0-2])\b")
 """Year and month in the words for a piece of software: `25.09`, `v24.11.1`, `2024-12`."""
 

@@ -171,12 +171,19 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
     if stack.plain_modules and model.mla is None:
         qkv = qkv + s.tokens * HALF * (heads - groups) * (query_dim + value_dim)
-    qkv = qkv + kept_alive
+    qkv = qkv + kept_alive + HALF * rotary_values(model, stack, s)
     output = s.tokens * HALF * heads * value_dim
     if stack.flash_attention:
         return low_rank + qkv + output, s.tokens * heads * 4.0
     scores = s.microbatch_size * heads * s.seq_length * s.seq_length / s.cp
     return low_rank + qkv + output, scores * kept_of_a_score(model, stack, s)
+
+
+def rotary_values(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Values:
+    """Sines and cosines an attention layer has for itself, one of each a position and value of a head."""
+    if not stack.rotary_tables_in_layers or model.position_embedding != "rope":
+        return 0.0
+    return 2 * s.seq_length * model.head_dim
 
 
 def _mlp_bytes(model: ModelSpec, width: int, s: Sizes, kept_input: float) -> tuple[Values, Values]:

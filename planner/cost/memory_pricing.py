@@ -43,6 +43,9 @@ def memory_prices(
     if not stack.narrow_parameters:
         predictions = mtp_parameters(model)
         held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
+    for k, kind in enumerate(work.kinds):
+        if kind not in ("mamba", "mlp"):
+            held[k, :, STATES.index("weights")] += 4.0 * memory.rotary_values(model, stack, sizes)
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     sharded, layer["placeholder"] = gathered[num_kinds] > 0, np.zeros((rows, num_kinds))
     if stack.gradient_placeholders and stack.gradient_accumulation_fusion:

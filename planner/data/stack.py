@@ -59,6 +59,8 @@ class SoftwareStack(Data):
     biases_in_products: bool = True
     """Whether matrix products, or kernels that follow them anyway, take biases along; else each is added by a
     kernel of its own."""
+    rotary_tables_in_layers: bool = False
+    """Whether each layer holds sines and cosines of its own in fp32, and casts them every micro-batch."""
     fused_latent_rotary: bool = True
     """Whether one kernel turns queries and keys of latent attention by their positions (Megatron-LM core
     since 0.13)."""

@@ -9,7 +9,7 @@ import pytest
 from planner.calibrate.convert import Candidate, convert
 from planner.calibrate.layouts import layers_of_chunks, virtual_stages_of
 from planner.calibrate.patterns import SkipRun
-from planner.calibrate.stacks import family, stack_id, stack_of
+from planner.calibrate.stacks import family, memory_kind, stack_id, stack_of
 from planner.data.load import load_model
 from tests.planner.calibrate.rows import MOE, run
 
@@ -698,6 +698,14 @@ def test_qwen_under_paddlenlp_gathers_its_logits() -> None:
     software = "PaddlePaddle 9b36e53 / PaddleNLP 0b246a6 (2023-11)"
     assert stack_of(run(software=software, model__name="Qwen-7B")).gathers_logits
     assert not stack_of(run(software=software, model__name="Llama-13B")).gathers_logits
+
+
+def test_paddlenlps_table_of_2023_shows_reserved_memory_and_runs_without_master_gradients() -> None:
+    of = run(software="PaddlePaddle 9b36e53 / PaddleNLP 0b246a6 (2023-11)", memory_kind="allocated")
+    assert memory_kind(of) == "reserved"
+    assert stack_of(of).gradient_bytes == 2
+    assert memory_kind(run(memory_kind="allocated")) == "allocated"
+    assert memory_kind(run()) is None
 
 
 def test_virtual_stages_that_a_list_leaves_out_are_those_of_the_launchers_configuration() -> None:

@@ -497,7 +497,7 @@ def test_memory_planned_ahead_has_places_for_all_micro_batches_that_may_be_in_fl
 
 @pytest.mark.parametrize(("model", "mask"), [("llama2-7b", 0), ("gpt3-175b", 1)])
 def test_paddlenlps_layers_keep_what_its_operators_do(model: str, mask: int) -> None:
-    """Maps of their own, a gate's activation apart from the product, and dropout in GPT alone."""
+    """Maps of their own, a gate's activation apart from the product, dropout in GPT alone, rotary tables."""
     of, tp, tokens = problem(model=model, seq_length=2048, stack="paddlenlp"), 2, 2048
     m = of.model
     h, f = m.hidden_size, m.ffn_hidden_size / tp
@@ -510,6 +510,15 @@ def test_paddlenlps_layers_keep_what_its_operators_do(model: str, mask: int) -> 
         (1, heads, 4.0),
         (4 if m.gated_mlp else 2, f, 2.0),  # gate, its activation, the other half, their product
         (2, h, mask),
+        (2, m.head_dim * (m.position_embedding == "rope"), 2.0),  # sine and cosine in 16 bits
     ]
     found = layer_activations(m, "dense", of.stack, sizes(of, tensor_parallel=tp))
     assert found.whole[0] == pytest.approx(tokens * sum(n * width * size for n, width, size in tensors))
+
+
+@pytest.mark.parametrize(("model", "tables"), [("llama2-7b", 2), ("gpt3-175b", 0)])
+def test_layers_with_rotary_tables_of_their_own_hold_them_in_fp32(model: str, tables: int) -> None:
+    of = problem(model=model, seq_length=2048, stack="paddlenlp")
+    once = with_stack(of, rotary_tables_in_layers=False)
+    weights = [prices(p, tensor_parallel=2).layer_state_bytes[0, 0, 0] for p in (of, once)]
+    assert weights[0] - weights[1] == tables * 2048 * of.model.head_dim * 4.0
