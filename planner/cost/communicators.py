@@ -6,8 +6,13 @@ group of two took 544 MB, one of three or four 688 MB (github.com/NVIDIA/nccl, i
 (nccl, issue 986). An exchange of all with all connects every pair of a node: the first one among eight H100
 took 3.28 GB more (issue 1685), 32 channels a pair; stages side by side below fast links are such pairs. A
 mixture of experts under Megatron-LM on eight H100 held 7 to 10 GB in all (github.com/verl-project/verl, issue
-6266). Where switches add up (NVLink SHARP), NCCL holds buffers for every rank of a group that lies on them
-(nvlsPerRankSize in its log: 192 MiB in 2.18 and 2.19, 32 MiB later), for groups of three or more.
+6266). Since 2.19 NCCL takes whole pages of 2 MiB for each block on the chip (NCCL_CUMEM_ENABLE, by default),
+which was seen to take more (issue 1137). In issue 964, of the summer before, three small blocks of a channel
+took next to nothing (initChannel in src/channel.cc, ncclCudaCallocAsync in src/include/alloc.h); for 32
+channels they are 192 MiB. What later releases save, which connect when something is exchanged, was not
+measured: only stacks known to run 2.19 count that. Where switches add up (NVLink SHARP), NCCL holds buffers
+for every rank of a group that lies on them (nvlsPerRankSize in its log: 192 MiB in 2.18 and 2.19, then 32),
+for groups of three or more.
 
 Which groups exchange anything is measured for Megatron-LM core 0.19.2: its calls to `torch.distributed` were
 counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the

@@ -91,14 +91,6 @@ def test_memory_of_other_software_stays_within_the_goal(suite: str, worst_mape: 
     assert score(RUNS, suite=suite)["suites"][suite]["memory"]["mape"] <= worst_mape
 
 
-LOW_BY_MORE = {
-    "paddlenlp-facebook-llama-13b",
-    "flagperf-nvidia-llama3_8B-megatron-A800-80G-8-PP1DP1TP8-bf16-512-mbs1",
-    "flagperf-nvidia-llama3_8B-megatron-A800-80G-8-PP2DP1TP4-bf16-512-mbs1",
-}
-"""Runs whose memory is predicted more than 3% under the measured peak."""
-
-
 MEASURED_MEMORY = [
     "dlperf-v100",
     "flagperf",
@@ -117,8 +109,7 @@ def test_memory_is_never_far_below_a_measured_peak(suite: str) -> None:
     rows = [row for row in score(RUNS, suite=suite, rows=True)["rows"] if row["measured_memory_gib"]]
     predicted = [row for row in rows if row["predicted_memory_gib"]]
     assert predicted
-    below = {r["id"] for r in predicted if r["predicted_memory_gib"] < 0.97 * r["measured_memory_gib"]}
-    assert below <= LOW_BY_MORE
+    assert not [r["id"] for r in predicted if r["predicted_memory_gib"] < 0.97 * r["measured_memory_gib"]]
     if suite in ("simumax-b200", "onechip-moe"):  # the software that launch files start
         fits = 1 - Options().memory_reserve_fraction
         assert all(r["predicted_memory_gib"] >= fits * r["measured_memory_gib"] for r in predicted)
