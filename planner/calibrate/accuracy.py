@@ -295,4 +295,6 @@ def _anchor_value(scored: Scored, factors: list[float]) -> float | dict[str, flo
 def _assumptions(scored: Scored) -> list[str]:
     if scored.candidate is None or scored.prediction is None:
         return []
-    return [*scored.candidate.assumptions, *scored.prediction.assumptions]
+    kind, stated = memory_kind(scored.run), scored.run.memory_kind
+    read = [] if kind == stated else [f"measured memory is what is {kind}, not {stated} as the run says"]
+    return [*scored.candidate.assumptions, *scored.prediction.assumptions, *read]

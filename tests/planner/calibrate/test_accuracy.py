@@ -193,6 +193,14 @@ def test_memory_is_counted_as_the_measured_figure_counts(tmp_path: Path) -> None
     assert allocated < reserved < device == unstated
 
 
+def test_a_memory_figure_that_is_read_otherwise_than_stated_says_so(tmp_path: Path) -> None:
+    changes = {"memory_kind": "allocated", "measured": {"step_s": 10.0, "peak_memory_gib": 40.0}}
+    runs = (row(id="as stated", **changes), row(id="2023", software="PaddleNLP 0b246a6", **changes))
+    found = score(write(tmp_path / "runs.jsonl", *runs), rows=True)["rows"]
+    said = ["reserved, not allocated" in " ".join(r["assumptions"]) for r in found]
+    assert said == [False, True]
+
+
 def test_one_chip_alone_has_no_communication(tmp_path: Path) -> None:
     moe = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 4096, "local_experts": 2}
     changes = {
