@@ -42,7 +42,8 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
         )
     named = str(config.get("_name_or_path") or path.resolve().parent.name)
     name = re.sub(r"[^a-z0-9.\-]+", "-", named.rpartition("/")[2].lower())
-    # Null says as little as nothing.
+    # What is left out is the family's default; null is none, as transformers takes it.
+    config = {**_DEFAULTS.get(family, {}), **config}
     config = {name: value for name, value in config.items() if value is not None}
     for size in sorted(_SIZES & config.keys()):
         if type(config[size]) is not int or config[size] < 1:
@@ -61,6 +62,21 @@ _SIZES = {
     "qk_rope_head_dim",
 }  # fmt: skip
 """Fields that we reckon with before the model is checked as a whole."""
+
+_EXPERTS_APART: Config = {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3}
+_DEFAULTS: dict[str, Config] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen2_moe": {"num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "deepseek_v2": {**_EXPERTS_APART, "n_shared_experts": 2, "first_k_dense_replace": 0},
+    "deepseek_v3": _EXPERTS_APART,
+    "glm4_moe": {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+}
+"""Sizes that a family has where none is said, if they are not what `_common` and `_routed` take."""
 
 
 def _common(config: Config) -> Config:
@@ -138,6 +154,11 @@ def _routed(config: Config) -> Config:
     }
 
 
+def _predicted(config: Config) -> int:
+    """Layers that predict tokens further ahead, by their name before and since transformers 5."""
+    return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
+
+
 def _deepseek(config: Config) -> Config:
     plain, rotary = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     mla = {
@@ -153,7 +174,7 @@ def _deepseek(config: Config) -> Config:
         "head_dim": plain + rotary,
         "mla": mla,
         "moe": _routed(config),
-        "mtp_num_layers": config.get("num_nextn_predict_layers") or 0,
+        "mtp_num_layers": _predicted(config),
     }
 
 
@@ -163,7 +184,7 @@ def _glm(config: Config) -> Config:
         "linear_bias": "qkv" if config.get("attention_bias") else "none",
         "qk_norm": bool(config.get("use_qk_norm")),
         "moe": _routed(config),
-        "mtp_num_layers": config.get("num_nextn_predict_layers") or 0,
+        "mtp_num_layers": _predicted(config),
     }
 
 

@@ -19,18 +19,27 @@ _ACTIVATIONS = {
 }
 """Field of the activation and the ones that we describe, by family; others have a gated SiLU."""
 
+_NO_BIAS: dict[str, tuple[object, ...]] = {"attention_bias": (False,)}
+_DEEPSEEK = {**_NO_BIAS, "moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)}
 _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
-    "gpt2": {"scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,)},
-    "gpt_neox": {"use_parallel_residual": (False,)},
+    "gpt2": {
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    "gpt_neox": {"use_parallel_residual": (False,), "attention_bias": (True,)},
+    "mistral": _NO_BIAS,
+    "mixtral": _NO_BIAS,
+    "phi3": _NO_BIAS,
     "qwen2": {"use_sliding_window": (False,)},
     "qwen3": {"use_sliding_window": (False,)},
-    "qwen2_moe": {"use_sliding_window": (False,)},
-    "qwen3_moe": {"use_sliding_window": (False,)},
-    "deepseek_v2": {"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
-    "deepseek_v3": {"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)},
-    "kimi_k2": {"moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)},
+    "qwen2_moe": {"use_sliding_window": (False,), "qkv_bias": (True,)},
+    "qwen3_moe": {"use_sliding_window": (False,), "shared_expert_intermediate_size": (0,)},
+    "deepseek_v2": {**_DEEPSEEK, "scoring_func": ("softmax",), "norm_topk_prob": (False,)},
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
     "glm4_moe": {"norm_topk_prob": (True,)},
-    "gpt_oss": {"swiglu_limit": (7.0,)},
+    "gpt_oss": {"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,), "attention_bias": (True,)},
 }
 """Values that fields must have where they are given, by family."""
 
@@ -65,6 +74,9 @@ def refuse_what_is_not_described(config: Config, where: str) -> None:
         if field in config and config[field] not in values:
             told = " or ".join(repr(value) for value in values)
             raise _not_described(field, config[field], f"{told} of model_type {family!r}", where)
+    if config.get("mlp_bias") and not (family == "llama" and config.get("attention_bias")):
+        told = "False, or True beside attention_bias of model_type 'llama'"
+        raise _not_described("mlp_bias", config["mlp_bias"], told, where)
     dense = config.get("mlp_only_layers") or []
     if dense and (dense != list(range(len(dense))) or config.get("decoder_sparse_step", 1) != 1):
         raise _not_described("mlp_only_layers", dense, "leading layers with decoder_sparse_step 1", where)

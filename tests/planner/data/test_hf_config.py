@@ -156,6 +156,14 @@ OTHER_NETWORKS: dict[str, dict[str, Any]] = {
     "scoring_func 'softmax'": CONFIGS["deepseek-v3"] | {"scoring_func": "softmax"},
     "layer_types .* sliding and full attention in turn": CONFIGS["gpt-oss-20b"]
     | {"layer_types": ["full_attention"] * 24},
+    "mlp_bias True": LLAMA | {"mlp_bias": True},
+    "attention_bias True": CONFIGS["deepseek-v3"] | {"attention_bias": True},
+    "attention_bias False": LLAMA
+    | {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False},
+    "qkv_bias False": CONFIGS["qwen3-30b-a3b"] | {"model_type": "qwen2_moe", "qkv_bias": False},
+    "shared_expert_intermediate_size 512": CONFIGS["qwen3-30b-a3b"]
+    | {"shared_expert_intermediate_size": 512},
+    "scale_attn_weights False": CONFIGS["gpt2-xl"] | {"scale_attn_weights": False},
     "rotary_scaling.kind": LLAMA | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}},
 }
 """What is complained of, and a configuration that another network than the family's usual one has."""
@@ -178,6 +186,20 @@ def test_windows_leading_dense_layers_and_gates_are_read(tmp_path: Path) -> None
     assert gated.moe is not None and gated.moe.shared_expert_gate
     assert gated.kind_of_layer[:3] == ("dense", "dense", "moe")
     assert gated.constants.softmax_over_all
+
+
+def test_sizes_that_are_left_out_are_the_family_s_own(tmp_path: Path) -> None:
+    """They were once those of other families: heads of 80, no window, no shared expert, no leading layers."""
+    left_out = {"head_dim", "num_key_value_heads", "q_lora_rank", "n_shared_experts", "first_k_dense_replace"}
+    for name in ("deepseek-v3", "glm-4.5-air", "gpt-oss-20b"):
+        kept_out = left_out - {"head_dim"} if name.startswith("glm") else left_out
+        short = {key: value for key, value in CONFIGS[name].items() if key not in kept_out}
+        assert differences(load_model(written(tmp_path / name, short)), load_model(name)) == ()
+    qwen = LLAMA | {"model_type": "qwen3", "hidden_size": 5120, "num_attention_heads": 64}
+    assert load_model(written(tmp_path / "q", qwen)).head_dim == 128
+    mistral = LLAMA | {"model_type": "mistral", "max_position_embeddings": 32768}
+    assert load_model(written(tmp_path / "m", mistral)).sliding_window == 4096
+    assert load_model(written(tmp_path / "n", mistral | {"sliding_window": None})).sliding_window is None
 
 
 def test_numbers_for_launch_files_are_read(tmp_path: Path) -> None:
