@@ -64,6 +64,7 @@ from typing import Any
 import numpy as np
 
 from formulations import solvers
+from formulations.interrupts import ctrl_c_waits
 from formulations.joint_data import JointData, JointResult, Pair, check_what_is_left_out, order_data
 from formulations.joint_ticks import JointTicks, joint_ticks
 from formulations.options import SolveOptions
@@ -94,7 +95,8 @@ class Variables:
 
 def build(data: JointData, ticks: JointTicks) -> tuple[Any, Variables]:
     """The whole program."""
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     var = _variables(model, data, ticks)
@@ -116,7 +118,8 @@ def build(data: JointData, ticks: JointTicks) -> tuple[Any, Variables]:
 
 
 def _variables(model: Any, data: JointData, ticks: JointTicks) -> Variables:
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     stages, classes = range(data.num_stages), range(data.num_classes)
     # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.

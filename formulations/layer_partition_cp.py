@@ -54,6 +54,7 @@ from typing import Any
 import numpy as np
 
 from formulations import solvers
+from formulations.interrupts import ctrl_c_waits
 from formulations.layer_partition_data import (
     Cuts,
     LayerPartitionData,
@@ -89,7 +90,8 @@ class Variables:
 
 def build(data: LayerPartitionData, ticks: PartitionTicks) -> tuple[Any, Variables]:
     """The whole program but for exclusions, cutoff and cuts that only strengthen."""
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     var = _variables(model, data, ticks)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pulp
 
+from formulations.interrupts import ctrl_c_waits
+
 
 class WrittenRows:
     """The rows of one program, number by number: of one that gains rows only the new ones are written.
@@ -53,7 +55,8 @@ def model_proto(model: pulp.LpProblem, written: WrittenRows | None = None) -> An
     written
         Rows of the same program from earlier calls, which this one goes on from.
     """
-    from ortools.math_opt import model_pb2
+    with ctrl_c_waits():
+        from ortools.math_opt import model_pb2
 
     proto = model_pb2.ModelProto(name=model.name)
     variables = model.variables()

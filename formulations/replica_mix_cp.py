@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from formulations import solvers
+from formulations.interrupts import ctrl_c_waits
 from formulations.options import SolveOptions
 from formulations.replica_mix import (
     Counts,
@@ -40,7 +41,8 @@ Choices = tuple[list[Any], list[Any]]
 
 def build(data: ReplicaMixData, deadline_ms: float) -> tuple[cp_model.CpModel, Choices]:
     """The program of one deadline."""
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     copies = [most_copies(data, template) for template in data.templates]

@@ -14,17 +14,15 @@ from __future__ import annotations
 import datetime
 import math
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import pulp
 
+from formulations.interrupts import ctrl_c_waits
 from formulations.model_proto import WrittenRows, model_proto
 from formulations.options import SolveOptions, Status
 from planner.errors import SolverError
@@ -97,7 +95,8 @@ def solve(model: pulp.LpProblem, options: SolveOptions, written: WrittenRows | N
 
 
 def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions, written: WrittenRows | None) -> Solution:
-    from ortools.math_opt.python import mathopt
+    with ctrl_c_waits():
+        from ortools.math_opt.python import mathopt
 
     kinds = {"highs": mathopt.SolverType.HIGHS, "scip": mathopt.SolverType.GSCIP}
     parameters = mathopt.SolveParameters(
@@ -109,7 +108,7 @@ def _solve_mathopt(model: pulp.LpProblem, options: SolveOptions, written: Writte
         node_limit=options.node_limit,
     )
     program = mathopt.Model.from_model_proto(model_proto(model, written))
-    with _ctrl_c_waits(), _silent_stdout():
+    with ctrl_c_waits(), _silent_stdout():
         try:
             result = mathopt.solve(program, kinds[options.solver], params=parameters)
         except (AttributeError, ValueError, RuntimeError) as error:
@@ -169,7 +168,8 @@ class GrowingProgram:
 
     def __init__(self, costs: Sequence[float]) -> None:
         """`costs` are what a unit of each variable adds to the objective; no variable has bounds yet."""
-        from ortools.linear_solver import pywraplp
+        with ctrl_c_waits():
+            from ortools.linear_solver import pywraplp
 
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
         self._variables = [self._solver.NumVar(-math.inf, math.inf, f"x_{i}") for i in range(len(costs))]
@@ -210,7 +210,8 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
     SolverError
         For a model that CP-SAT refuses.
     """
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -223,7 +224,7 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
     if options.time_limit_s is not None:
         solver.parameters.max_time_in_seconds = max(options.time_limit_s, LEAST_LIMIT_S)
     solver.parameters.catch_sigint_signal = False  # it would end this solve alone, and unset our handler
-    with _ctrl_c_waits():
+    with ctrl_c_waits():
         code = solver.solve(model)
     if code == cp_model.MODEL_INVALID:
         raise SolverError(f"CP-SAT refuses the model: {model.validate()}")
@@ -233,27 +234,6 @@ def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
         cp_model.INFEASIBLE: "infeasible",
     }
     return names.get(code, "unknown"), solver
-
-
-@contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
-    """Let Ctrl-C wait until a solver has ended, then act on it.
-
-    Python runs the handler of a signal when the solver gives control back, which is amid the conversion of
-    its answer; OR-Tools 9.15 drops what the handler raises there, and the search would go on.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        before(*came[0])
 
 
 @contextmanager

@@ -72,6 +72,7 @@ from typing import Any
 import numpy as np
 
 from formulations import solvers
+from formulations.interrupts import ctrl_c_waits
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
     PipelineTimes,
@@ -103,7 +104,8 @@ TIGHTENINGS = ("bottleneck", "incumbent")
 
 def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
     """The whole program but for exclusions, cutoff and cuts."""
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     var = _variables(model, data, ticks)
@@ -120,7 +122,8 @@ def build(data: StageSelectionData, ticks: Ticks) -> tuple[Any, Variables]:
 
 
 def _variables(model: Any, data: StageSelectionData, ticks: Ticks) -> Variables:
-    from ortools.sat.python import cp_model
+    with ctrl_c_waits():
+        from ortools.sat.python import cp_model
 
     stages = range(data.num_stages)
     # Rows bound a pipeline from below, and one that runs a piece at a time is no faster than 1F1B.

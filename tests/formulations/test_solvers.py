@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,25 @@ def test_ctrl_c_during_a_solve_is_heard_behind_it(solver: SolverName) -> None:
         solvers.solve_cp(hard_cp(), options) if solver == "cp_sat" else solvers.solve(market_split(), options)
     hit.join()
     assert signal.getsignal(signal.SIGINT) is ours
+
+
+class HalfLoaded(ModuleType):
+    """A compiled module that Ctrl-C meets in its loading: what the handler raises becomes an ImportError."""
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            if name == "mathopt":
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+        return None
+
+
+def test_ctrl_c_while_a_solver_is_loaded_is_heard_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the program with a traceback."""
+    monkeypatch.setitem(sys.modules, "ortools.math_opt.python", HalfLoaded("ortools.math_opt.python"))
+    with pytest.raises(KeyboardInterrupt):
+        solvers.solve(two_items(), SolveOptions())
 
 
 def hard_cp() -> cp_model.CpModel:
