@@ -178,11 +178,12 @@ def _latent_attention(model: ModelSpec, mla: MlaSpec) -> ParameterCounts:
     query_width = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     output = heads * mla.v_head_dim * hidden
-    down = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank
+    vectors = _vectors(model)
+    down = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + vectors * mla.kv_lora_rank
     if mla.q_lora_rank is None:
         return ParameterCounts(hidden * query_width + up + output, down)
     return ParameterCounts(
-        mla.q_lora_rank * query_width + up + output, down + hidden * mla.q_lora_rank + mla.q_lora_rank
+        mla.q_lora_rank * query_width + up + output, down + (hidden + vectors) * mla.q_lora_rank
     )
 
 

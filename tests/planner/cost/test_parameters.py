@@ -91,6 +91,9 @@ def test_latent_attention_holds_its_down_projections_whole():
     moe = layer_parameters(model, "moe")
     assert moe.replicated == down + 2 * 7168 + 256 * 7168 + 256  # and the router with its bias
     assert moe.expert == 256 * 3 * 7168 * 2048
+    # Layer norms have shifts, also between the projections: two more vectors of the block, one of each rank.
+    shifted = layer_parameters(model.model_copy(update={"normalization": "layer"}), "dense")
+    assert shifted.replicated == dense.replicated + 2 * 7168 + 1536 + 512
 
 
 def test_experts_are_divided_by_the_expert_degrees_only():
