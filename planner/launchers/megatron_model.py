@@ -57,8 +57,11 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
         wrong.append(f"{model.id}: Megatron-LM has no argument for the activation {model.activation}")
     if (trouble := _trouble_with_biases(model)) is not None:
         wrong.append(f"{model.id} {trouble}; Megatron-LM has biases on qkv, everywhere or nowhere")
-    if model.mtp_num_layers and model.position_embedding == "learned":
-        wrong.append(f"{model.id}: Megatron-LM's multi-token prediction needs rotary or no positions")
+    if model.mtp_num_layers and position_kind(model, NEWEST) in ("learned_absolute", "yarn"):
+        wrong.append(
+            f"{model.id}: Megatron-LM's multi-token prediction needs rotary positions, not stretched by YaRN "
+            "outside latent attention, or none"
+        )
     return tuple(wrong)
 
 

@@ -114,6 +114,16 @@ def test_a_recipe_that_states_the_network_leaves_nothing_out() -> None:
     assert "not stretched" not in page
 
 
+def test_predictions_beside_yarn_are_refused_outside_latent_attention() -> None:
+    """Megatron-LM's `validate_args` stops at them: only rotary positions as they are, or none."""
+    scaled = ModelConstants.model_validate({"rotary_scaling": {"kind": "yarn", "factor": 4.0}})
+    glm, deepseek = load_model("glm-4.5-air"), load_model("deepseek-v3")
+    assert not inexpressible(glm) and glm.mtp_num_layers and not inexpressible(deepseek)
+    refused = inexpressible(glm.model_copy(update={"constants": scaled}))
+    assert len(refused) == 1 and "not stretched by YaRN outside latent attention" in refused[0]
+    assert not inexpressible(glm.model_copy(update={"constants": scaled, "mtp_num_layers": 0}))
+
+
 def test_one_chosen_expert_is_weighed_among_all() -> None:
     """Megatron refuses a softmax over one expert ("Please use --moe-router-pre-softmax when topk is 1")."""
     model = load_model("mixtral-8x7b")
