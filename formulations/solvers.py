@@ -30,6 +30,8 @@ from planner.tolerances import INTEGRALITY_TOL
 
 LEAST_LIMIT_S = 1e-3
 """Least time that a solver gets [s]: MathOpt and CP-SAT refuse a negative limit. Ours."""
+LOADING_S = 0.15
+"""Time that the modules of HiGHS and SCIP take to load, at the first program of a process [s]: measured."""
 BUILDING = 300
 """Changes of basis that take as long as to write a program down: measured on programs of 350 to 840 rows."""
 
@@ -70,6 +72,11 @@ def as_integer(value: float, name: str) -> int:
     if abs(value - nearest) > INTEGRALITY_TOL:
         raise SolverError(f"variable {name} should be whole and is {value!r}")
     return int(nearest)
+
+
+def loading_s() -> float:
+    """How much longer the next program of HiGHS or SCIP takes as their modules are not loaded yet [s]."""
+    return 0.0 if "ortools.math_opt.python.mathopt" in sys.modules else LOADING_S
 
 
 def solve(model: pulp.LpProblem, options: SolveOptions, written: WrittenRows | None = None) -> Solution:

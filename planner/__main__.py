@@ -5,10 +5,15 @@ Most of its start is the loading of modules. Ctrl-C in it ends the program with 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from types import FrameType
+
+COLLECT_EVERY = 100_000
+"""Objects made between two looks of the garbage collector. A search makes many small objects and no cycles to
+speak of: at Python's 700 the looks take 6 to 10% of its time and find nothing. A guess between these."""
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -23,7 +28,11 @@ def main() -> int:
     from planner.cli import main as run
 
     signal.signal(signal.SIGINT, before)
-    return run()
+    gc.set_threshold(COLLECT_EVERY)
+    code = run()
+    # What is left goes with the process: to collect it first took a tenth of a second.
+    gc.freeze()
+    return code
 
 
 if __name__ == "__main__":

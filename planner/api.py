@@ -103,9 +103,10 @@ def plan(
     check_target(problem.target, f"{problem.name}: target")
     from planner.launchers.expressible import check_expressible
     from planner.leaving import check_again, with_problem_inside, with_remaining_time
-    from planner.search.targets import search_target
+    from planner.search.targets import load_search, search_target
 
     check_expressible(problem)
+    load_search(problem.target)
 
     elapsed_s += time.monotonic() - started_s
     result = search_target(
@@ -134,9 +135,11 @@ def plan_all(
         problem = problem.model_copy(update={"options": options})
     from planner.launchers.expressible import check_expressible
     from planner.leaving import check_again, with_problem_inside, with_remaining_time
-    from planner.search.targets import search_all
+    from planner.search.targets import PLANNED_TARGETS, load_search, search_all
 
     check_expressible(problem)
+    for target in PLANNED_TARGETS:
+        load_search(target)
     elapsed_s += time.monotonic() - started_s
     answers = {}
     for target, result in search_all(with_remaining_time(problem, elapsed_s), on_progress).items():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from formulations.solvers import loading_s
 from planner.cost.prices import Prices
 from planner.cost.pricing import price
 from planner.data.plan import Plan
@@ -201,7 +202,9 @@ class Search:
         going = list(openers)
         while going := [opener for opener in going if len(opener.frontier.queue)]:
             best_s, (most, times) = self.incumbent.step_s, self.patience
-            if self.clock.is_up or (best_s is not None and self.opened > most + times * self.opened_at_best):
+            if self.clock.is_up_behind(loading_s()) or (
+                best_s is not None and self.opened > most + times * self.opened_at_best
+            ):
                 return True
             in_turn = not self.clock.is_late
             heads = [one.frontier.queue.head(one.frontier.cutoff_s, in_turn=in_turn) for one in going]

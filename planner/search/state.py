@@ -58,8 +58,12 @@ class Clock:
     @property
     def is_up(self) -> bool:
         """Whether the limit has passed."""
+        return self.is_up_behind(0.0)
+
+    def is_up_behind(self, next_s: float) -> bool:
+        """Whether the limit passes with what comes next, of so much time [s]."""
         left = self.left_s
-        return left is not None and left <= 0
+        return left is not None and left <= next_s
 
 
 class Queue(Generic[T]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def test_time_already_spent_counts_against_the_limit(monkeypatch: pytest.MonkeyP
     api.plan(two_class_problem(), Options(time_limit_s=1.0), elapsed_s=4.0)
     assert seen[0] is not None and 5.0 < seen[0] <= 6.0
     assert seen[1] is not None and 0 < seen[1] < 0.1
+
+
+def test_loading_a_search_counts_against_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float | None] = []
+
+    def answer(problem: Problem) -> Result:
+        seen.append(problem.options.time_limit_s)
+        return made_up_result(problem)
+
+    replace_both(monkeypatch, answer)
+    monkeypatch.setattr("planner.search.targets.load_search", lambda target: time.sleep(0.05))
+    api.plan(two_class_problem(), Options(time_limit_s=0.1))
+    assert seen[0] is not None and seen[0] < 0.05
 
 
 def test_plan_that_the_referee_refuses_is_withheld(monkeypatch: pytest.MonkeyPatch) -> None:

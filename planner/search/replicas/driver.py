@@ -20,18 +20,19 @@ that none does faster than at the best degrees of its class,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from formulations import replica_mix, replica_mix_cp
 from formulations.options import SolveOptions
 from formulations.replica_mix import ReplicaMixData
+from formulations.solvers import loading_s
 from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
 from planner.search.bound_data import bound_data
-from planner.search.degrees import list_degrees
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
@@ -49,6 +50,7 @@ from planner.search.replicas.templates import (
     list_candidates,
     uniform_chains,
 )
+from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
 from planner.search.state import LEAST_SHARE_S
 from planner.search.wishes import keeps_wishes
@@ -132,12 +134,11 @@ class ReplicaSearch(MeshSearch):
                     mixes_s = max(mixes_s, self.mixes.improve_whole(most_s))
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
-        work_s = work_bound_s(self.whole) or 0.0
         for proven_s, close in (
             (self.whole_s, self.frontier.close),
             (self.proven_s, self.frontier.close_virtual),
         ):
-            bound_s = max(min(mixes_s, *proven_s.values()), work_s)
+            bound_s = max(min(mixes_s, *proven_s.values()), self.work_s)
             if np.isfinite(bound_s):
                 close(bound_s)
         return cut or self.clock.is_up
@@ -152,6 +153,9 @@ class ReplicaSearch(MeshSearch):
         """
         if target in self.proven_s:
             return False
+        if self.clock.is_up and self.proven_s:
+            self.proven_s[target] = self.whole_s[target] = 0.0
+            return True
         left_s = self.clock.left_s
         share_s = None if left_s is None else max(share * left_s, LEAST_SHARE_S)
         options = self.whole.options.model_copy(update={"time_limit_s": share_s})
@@ -169,6 +173,11 @@ class ReplicaSearch(MeshSearch):
             none_s = np.inf if found.termination == "infeasible" else 0.0
             bounds[target] = none_s if proven_s is None else proven_s
         return found.interrupted
+
+    @cached_property
+    def work_s(self) -> float:
+        """What no plan undercuts, as the chips compute no faster; 0 where it is not known [s]."""
+        return work_bound_s(self.whole) or 0.0
 
     def make_opener(self) -> MeshOpener:
         """Price the degrees of pipelines, and make what judges them."""
@@ -188,6 +197,8 @@ class ReplicaSearch(MeshSearch):
 
     def _mix_all(self) -> float:
         """Choose mixes and bound them in turn; what no mix undercuts [s]."""
+        if self.clock.is_up:
+            return 0.0
         self.reporter.report("mixing pipelines", self.incumbent.step_s, None, 0, 0)
         opener = self.make_opener()
         if len(self.table) == 0:
@@ -205,7 +216,7 @@ class ReplicaSearch(MeshSearch):
         self.mixes = mixes
         known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
         places = [place for place in known if place is not None and opener.is_allowed(*place)]
-        least_s = work_bound_s(self.whole) or 0.0
+        least_s = self.work_s
         for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = self.incumbent.step_s
             self.share_up_s = (1 - share * SHARE_OF_PART) * left_s
@@ -238,7 +249,7 @@ class ReplicaSearch(MeshSearch):
 
     def _mix(self, opener: MeshOpener, candidates: list[Candidate], most_pipelines: int) -> int:
         """The best mix of some candidates, judged by the referee; its pipelines."""
-        if not candidates or self.clock.is_up:
+        if not candidates or self.clock.is_up_behind(loading_s()):
             return 0
         options = self.problem.options
         data = ReplicaMixData(
@@ -267,24 +278,3 @@ class ReplicaSearch(MeshSearch):
         if not evaluation.violations:
             self.incumbent.offer(plan, evaluation)
         return sum(found.copies)
-
-
-def work_bound_s(problem: Problem) -> float | None:
-    """What no plan of the problem undercuts, as its chips cannot compute the batch faster [s]."""
-    free = problem.options.model_copy(update={"use": ()})
-    table = list_degrees(problem.model_copy(update={"options": free}))
-    kinds = layer_kinds(problem.model)
-    if len(table) == 0 or kinds is None:
-        return None
-    prices = price(problem, table.degrees)
-    data = bound_data(problem.model.num_layers, kinds, prices, sends_block=not problem.stack.p2p_overlap)
-    usable = table.max_stages > 0
-    degrees = table.degrees
-    chips = (degrees.tensor_parallel * degrees.context_parallel / degrees.microbatch_size)[:, None]
-    work_s = np.where(usable, data.layer_s * chips, np.inf).min(axis=0)
-    ends = np.where(usable, (data.embedding_s + data.head_s) / data.layer_s, np.inf).min()
-    counts = np.array([node_class.num_chips for node_class in problem.cluster.classes], dtype=np.float64)
-    rate = float((counts / work_s).sum())
-    layers = float(data.num_layers.min()) + float(ends)
-    after = float(np.where(usable, data.fixed_s + data.tail_s, np.inf).min())
-    return problem.workload.global_batch_size * layers / rate + after

@@ -9,9 +9,10 @@ from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.search.replicas.driver import ReplicaSearch, work_bound_s
+from planner.search.replicas.driver import ReplicaSearch
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
+from planner.search.replicas.work import work_bound_s
 from planner.simulate.evaluate import evaluate
 
 
@@ -68,6 +69,17 @@ def test_a_plan_beyond_what_flagscale_may_use_is_begun_with(problem: Problem) ->
     assert search.seeds == [plan]
     search.offer_seeds()
     assert search.incumbent.ranked()[0].plan.context_parallel == 2
+
+
+def test_nothing_is_begun_once_the_time_is_up(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = problem.options.model_copy(update={"time_limit_s": 1e-9})
+    search = ReplicaSearch(problem.model_copy(update={"target": "unrestricted", "options": options}), None)
+    begun: list[str] = []
+    monkeypatch.setattr("planner.search.replicas.driver.MeshSearch", lambda *_: begun.append("flagscale"))
+    monkeypatch.setattr(ReplicaSearch, "make_opener", lambda search: begun.append("mixes"))
+    result = search.run()
+    assert begun == []
+    assert result.bound_s is None or result.bound_s >= search.work_s
 
 
 def test_work_alone_bounds_every_plan(problem: Problem, results: dict[str, Result]) -> None:
