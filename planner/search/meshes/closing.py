@@ -70,7 +70,9 @@ def close_lengths(
     found: dict[Found, int] = {}
     ticks = float(TICKS)
     for halving in range(halvings + 1):
-        holding = Holding(walks, limit, lows, highs, limit / ticks, follows)
+        holding = Holding(walks, limit, lows, highs, limit / ticks, follows, is_up)
+        if holding.is_cut:
+            break
         rows = _Sums(walks, holding, is_open, prices)
         rows.run(is_up, found, is_last=halving == halvings)
         left = rows.left

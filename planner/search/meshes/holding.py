@@ -31,6 +31,7 @@ many chips and as many ticks count as one that is best in all: that only lets mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,10 +80,12 @@ class Holding:
         high: Floats,
         tick_ms: float,
         follows: tuple[Floats, Floats] | None = None,
+        is_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Brackets [row] lie between `low` and `high`; `limit_ms` is without what every plan adds.
 
         `follows` are the edges, [row] each, between which the longest of what follows the pipeline lies.
+        Once `is_up` no more is listed, and nothing may be asked of it.
         """
         self.walks, self.limit, self.tick = walks, limit_ms * (1 + BOUND_TOL), tick_ms
         self.low, self.high = low * (1 - BOUND_TOL), high * (1 + BOUND_TOL)
@@ -97,7 +100,7 @@ class Holding:
         """[place] ways of inner stages."""
         self.ends: dict[int, Ways] = {}
         """By place, ways of first stages; all lead to point 0."""
-        self._list_ways()
+        self.is_cut = self._list_ways(is_up)
         self._most: list[Floats] = []
 
     def keep(self, rows: Bools) -> None:
@@ -107,11 +110,13 @@ class Holding:
         self.ways = [ways.of_rows(rows) for ways in self.ways]
         self.ends = {q: ways.of_rows(rows) for q, ways in self.ends.items()}
 
-    def _list_ways(self) -> None:
-        """Choices and ways by place, those that no stage is reached by or that lead nowhere left out."""
+    def _list_ways(self, is_up: Callable[[], bool]) -> bool:
+        """Choices and ways by place that stages are reached by and lead somewhere; whether it was cut."""
         reached = np.zeros((len(self.low), self.width), dtype=np.bool_)
         reached[:, 0] = True
         for q in range(self.walks.longest):
+            if is_up():
+                return True
             if q in self._length_at:
                 self.first[q] = self._choices(self.walks.first, q, is_first=True)
                 self.ends[q] = self._ways_of(self.first[q], q, reached, is_first=True)
@@ -129,6 +134,7 @@ class Holding:
                 useful.ravel()[self.ways[q].start] = True
             if q in self.ends:
                 useful.ravel()[self.ends[q].start] = True
+        return False
 
     def _ways_of(self, choices: Choices, q: int, reached: Bools, *, is_first: bool) -> Ways:
         """Where a stage of each choice may lie, and where it leads to."""

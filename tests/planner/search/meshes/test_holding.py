@@ -162,3 +162,6 @@ def test_finer_ticks_close_what_coarse_ones_gave_up(monkeypatch: pytest.MonkeyPa
     walks = walks_of(opener, number, [len(order)])
     closed = [close_lengths(walks, 0.9 * step_s / MS, lambda: False, h).closed[0] for h in (0, 8)]
     assert closed == [False, True]
+    looks = iter([False, True])
+    cut = close_lengths(walks, 0.9 * step_s / MS, lambda: next(looks, True), 8)
+    assert not cut.closed[0] and cut.found == () and next(looks, None) is None
