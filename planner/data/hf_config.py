@@ -45,9 +45,7 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
     # What is left out is the family's default; null is none, as transformers takes it.
     config = {**_DEFAULTS.get(family, {}), **config}
     config = {name: value for name, value in config.items() if value is not None}
-    for size in sorted(_SIZES & config.keys()):
-        if type(config[size]) is not int or config[size] < 1:
-            raise InstanceError(f"{size}: must be a whole number above 0, got {config[size]!r}", where)
+    _check_types(config, where)
     refuse_what_is_not_described(config, where)
     try:
         fields = {**_FAMILIES[family](config), "constants": constants(config, where)}
@@ -62,6 +60,38 @@ _SIZES = {
     "qk_rope_head_dim",
 }  # fmt: skip
 """Fields that we reckon with before the model is checked as a whole."""
+_COUNTS = {
+    "decoder_sparse_step", "first_k_dense_replace", "head_dim", "max_position_embeddings", "n_group",
+    "n_inner", "n_shared_experts", "num_key_value_heads", "num_mtp_layers", "num_nextn_predict_layers",
+    "q_lora_rank", "shared_expert_intermediate_size", "sliding_window", "topk_group",
+}  # fmt: skip
+"""The same of numbers that may be 0, as some families write for none."""
+_FLAGS = {
+    "attention_bias", "mlp_bias", "norm_topk_prob", "qkv_bias", "tie_word_embeddings", "use_qk_norm",
+    "use_sliding_window",
+}  # fmt: skip
+"""Fields that are true or false; text would count as true whatever it says."""
+_LISTS = {"layer_types", "mlp_only_layers"}
+MOST = 10**9
+"""More than any size of a model; beyond it a number is a slip."""
+
+
+def _check_types(config: Config, where: str) -> None:
+    """Refuse a value of another type than its field has."""
+    for field, value in config.items():
+        least = 1 if field in _SIZES else 0
+        if field in _SIZES | _COUNTS and (type(value) is not int or value < least):
+            told = f"must be a whole number {'above 0' if least else 'from 0 on'}"
+        elif field in _SIZES | _COUNTS and value > MOST:
+            told = f"must be at most {MOST:,}"
+        elif field in _FLAGS and not isinstance(value, bool):
+            told = "must be true or false"
+        elif field in _LISTS and not isinstance(value, list):
+            told = "must be a list"
+        else:
+            continue
+        raise InstanceError(f"{field}: {told}, got {str(value)[:60]!r}", where)
+
 
 _EXPERTS_APART: Config = {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3}
 _DEFAULTS: dict[str, Config] = {

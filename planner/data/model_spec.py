@@ -12,6 +12,9 @@ from planner.data.model_constants import ModelConstants
 
 LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp"]
 
+MOST_LAYERS = 10_000
+"""More layers than any model has: kinds are listed layer by layer, and a slip must not ask for billions."""
+
 
 class MlaSpec(Data):
     """Multi-head latent attention: ranks and head widths."""
@@ -87,7 +90,7 @@ class ModelSpec(Data):
     """Name used in problems, such as `llama3-70b`."""
     family: str
     """What it belongs to."""
-    num_layers: int = Field(ge=1)
+    num_layers: int = Field(ge=1, le=MOST_LAYERS)
     """Transformer blocks."""
     hidden_size: int = Field(ge=1)
     """Width of the residual stream."""
@@ -131,7 +134,7 @@ class ModelSpec(Data):
     """Latent attention, where the model has it."""
     moe: MoeSpec | None = None
     """Experts, where the model has them."""
-    mtp_num_layers: int = Field(default=0, ge=0)
+    mtp_num_layers: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """Multi-token-prediction layers."""
     hybrid: HybridSpec | None = None
     """Order of layer kinds, where they are mixed."""

@@ -164,6 +164,12 @@ OTHER_NETWORKS: dict[str, dict[str, Any]] = {
     "shared_expert_intermediate_size 512": CONFIGS["qwen3-30b-a3b"]
     | {"shared_expert_intermediate_size": 512},
     "scale_attn_weights False": CONFIGS["gpt2-xl"] | {"scale_attn_weights": False},
+    "tie_word_embeddings: must be true or false, got 'false'": LLAMA | {"tie_word_embeddings": "false"},
+    "attention_bias: must be true or false, got 'no'": LLAMA | {"attention_bias": "no"},
+    "n_group: must be a whole number from 0 on": CONFIGS["deepseek-v3"] | {"n_group": "8"},
+    "sliding_window: must be at most 1,000,000,000": CONFIGS["gpt-oss-20b"] | {"sliding_window": 10**20},
+    "mlp_only_layers: must be a list": CONFIGS["qwen3-30b-a3b"] | {"mlp_only_layers": 1},
+    "num_layers": LLAMA | {"num_hidden_layers": 10**9},
     "rotary_scaling.kind": LLAMA | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}},
 }
 """What is complained of, and a configuration that another network than the family's usual one has."""
