@@ -11,9 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-COLLECT_EVERY = 100_000
-"""Objects made between two looks of the garbage collector. A search makes many small objects and no cycles to
-speak of: at Python's 700 the looks take 6 to 10% of its time and find nothing. A guess between these."""
+from planner.garbage import collect_rarely
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -28,7 +26,7 @@ def main() -> int:
     from planner.cli import main as run
 
     signal.signal(signal.SIGINT, before)
-    gc.set_threshold(COLLECT_EVERY)
+    collect_rarely()
     code = run()
     # What is left goes with the process: to collect it first took a tenth of a second.
     gc.freeze()

@@ -17,7 +17,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("planner", "planner.errors", "planner.tolerances", "planner.units", "planner.instances"),
+    (
+        "planner",
+        "planner.errors",
+        "planner.tolerances",
+        "planner.units",
+        "planner.instances",
+        "planner.garbage",
+    ),
     ("planner.data",),
     ("planner.rules", "planner.cost"),
     ("planner.simulate", "formulations"),

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from planner.batch.answer import Answer
 from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
+from planner.garbage import collect_rarely
 
 ONE_THREAD = {
     name: "1"
@@ -73,6 +74,7 @@ def main() -> None:
     from planner.batch.solving import solve
     from planner.search import shared
 
+    collect_rarely()
     shared.share(shared.Shared())
     answers.write(READY + b"\n")
     answers.flush()
