@@ -24,14 +24,20 @@ import pulp
 
 from formulations.interrupts import ctrl_c_waits
 from formulations.model_proto import WrittenRows, model_proto
-from formulations.options import SolveOptions, Status
+from formulations.options import SolveOptions, SolverName, Status
 from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
 
 LEAST_LIMIT_S = 1e-3
 """Least time that a solver gets [s]: MathOpt and CP-SAT refuse a negative limit. Ours."""
 LOADING_S = 0.15
-"""Time that the modules of HiGHS and SCIP take to load, at the first program of a process [s]: measured."""
+"""Time that a solver's modules take to load, at the first program of a process [s]: measured."""
+_MODULES = {
+    "highs": "ortools.math_opt.python.mathopt",
+    "scip": "ortools.math_opt.python.mathopt",
+    "cp_sat": "ortools.sat.python.cp_model",
+}
+"""What each solver loads at its first program; CBC is a program of its own."""
 BUILDING = 300
 """Changes of basis that take as long as to write a program down: measured on programs of 350 to 840 rows."""
 
@@ -74,9 +80,9 @@ def as_integer(value: float, name: str) -> int:
     return int(nearest)
 
 
-def loading_s() -> float:
-    """How much longer the next program of HiGHS or SCIP takes as their modules are not loaded yet [s]."""
-    return 0.0 if "ortools.math_opt.python.mathopt" in sys.modules else LOADING_S
+def loading_s(solver: SolverName) -> float:
+    """How much longer the next program of a solver takes as its modules are not loaded yet [s]."""
+    return LOADING_S if solver in _MODULES and _MODULES[solver] not in sys.modules else 0.0
 
 
 def solve(model: pulp.LpProblem, options: SolveOptions, written: WrittenRows | None = None) -> Solution:

@@ -16,6 +16,10 @@ LEAVING_SHARE = 0.03
 
 With the piece of work that a search has in hand when its time is up, a run then ends within 5% of its limit.
 """
+LEAVING_S = 0.06
+"""What is kept besides, whatever the limit [s]: the last check, the tables and the end of the process take
+about as long after a short search as after a long one. Measured on the shipped problems.
+"""
 
 
 def with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:
@@ -24,7 +28,7 @@ def with_remaining_time(problem: Problem, elapsed_s: float) -> Problem:
     if limit_s is None:
         return problem
     # A search that starts too late still ends in the ordinary way, at its first look at the clock.
-    remaining_s = max(limit_s * (1 - LEAVING_SHARE) - elapsed_s, 1e-3)
+    remaining_s = max(limit_s * (1 - LEAVING_SHARE) - LEAVING_S - elapsed_s, 1e-3)
     options = problem.options.model_copy(update={"time_limit_s": remaining_s})
     return problem.model_copy(update={"options": options})
 

@@ -19,7 +19,6 @@ from planner.batch.executor import Task
 from planner.batch.revision import revision
 from planner.batch.worker import ONE_THREAD
 from planner.errors import InstanceError
-from planner.garbage import collect_rarely
 
 QUEUED_PER_CORE = 2
 """Tasks handed to Ray for each core, so that no core waits for the next one."""
@@ -114,15 +113,9 @@ class _Running:
 
 def _solve(task: Task, wanted: str) -> Answer:
     """Answer a question on a machine of the cluster, which must run the program that asks."""
-    # As in `planner.batch.worker`, everything is imported before the time of the task begins.
-    import planner.search.driver
-    import planner.simulate.evaluate  # noqa: F401
-    from planner.batch.solving import solve
-    from planner.search import shared
+    from planner.batch.solving import prepare, solve
 
-    if shared.current() is None:
-        collect_rarely()
-        shared.share(shared.Shared())  # Ray's processes live for many tasks as well
+    prepare()  # Ray's processes live for many tasks as well
     if revision() != wanted:
         return failure(task.key, "fault", OTHER_PROGRAM.format(machine=platform.node()))
     # The kernel ends the process at its time, whatever it is at; how long the task had to wait for a

@@ -24,12 +24,26 @@ from planner.data.options import Options
 from planner.data.problem import Problem, ProblemFile
 from planner.data.result import Result
 from planner.errors import InstanceError, PlannerError
+from planner.garbage import collect_rarely
 from planner.report import words
 from planner.search import shared
 from planner.units import GIB
 
 _MEMORY = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
 """On Linux what the process has written to or may write to; mapped libraries do not count."""
+
+
+def prepare() -> None:
+    """Load what every job needs in a worker's process, and set up what jobs take over from earlier ones.
+
+    Called before the time of its first job begins; a second call changes nothing.
+    """
+    import planner.search.driver
+    import planner.simulate.evaluate  # noqa: F401
+
+    if shared.current() is None:
+        collect_rarely()
+        shared.share(shared.Shared())
 
 
 def solve(task: Task) -> Answer:

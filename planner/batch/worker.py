@@ -22,7 +22,6 @@ from typing import Any, BinaryIO
 from planner.batch.answer import Answer
 from planner.batch.executor import Task
 from planner.batch.job_spec import Limits
-from planner.garbage import collect_rarely
 
 ONE_THREAD = {
     name: "1"
@@ -68,14 +67,9 @@ def main() -> None:
     os.dup2(2, 1)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
-    # Everything that a job needs is imported before the first one is taken.
-    import planner.search.driver
-    import planner.simulate.evaluate  # noqa: F401
-    from planner.batch.solving import solve
-    from planner.search import shared
+    from planner.batch.solving import prepare, solve
 
-    collect_rarely()
-    shared.share(shared.Shared())
+    prepare()
     answers.write(READY + b"\n")
     answers.flush()
     while True:

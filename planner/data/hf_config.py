@@ -72,7 +72,7 @@ _FLAGS = {
 }  # fmt: skip
 """Fields that are true or false; text would count as true whatever it says."""
 _LISTS = {"layer_types", "mlp_only_layers"}
-MOST = 10**9
+_MOST = 10**9
 """More than any size of a model; beyond it a number is a slip."""
 
 
@@ -82,8 +82,8 @@ def _check_types(config: Config, where: str) -> None:
         least = 1 if field in _SIZES else 0
         if field in _SIZES | _COUNTS and (type(value) is not int or value < least):
             told = f"must be a whole number {'above 0' if least else 'from 0 on'}"
-        elif field in _SIZES | _COUNTS and value > MOST:
-            told = f"must be at most {MOST:,}"
+        elif field in _SIZES | _COUNTS and value > _MOST:
+            told = f"must be at most {_MOST:,}"
         elif field in _FLAGS and not isinstance(value, bool):
             told = "must be true or false"
         elif field in _LISTS and not isinstance(value, list):

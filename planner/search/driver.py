@@ -202,7 +202,7 @@ class Search:
         going = list(openers)
         while going := [opener for opener in going if len(opener.frontier.queue)]:
             best_s, (most, times) = self.incumbent.step_s, self.patience
-            if self.clock.is_up_behind(loading_s()) or (
+            if self.clock.is_up_behind(loading_s(self.problem.options.solver)) or (
                 best_s is not None and self.opened > most + times * self.opened_at_best
             ):
                 return True

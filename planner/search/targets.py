@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -17,17 +18,40 @@ PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-bridge", "megatron-lm", "fl
 """Launchers that plans are made for, the narrower before the wider."""
 
 
-def load_search(target: TargetName) -> None:
-    """Load the modules of a launcher's search now, as a time limit counts their loading.
+class Search(Protocol):
+    """A launcher's search, as `search_target` calls it."""
+
+    def __call__(
+        self,
+        problem: Problem,
+        on_progress: Callable[[Progress], None] | None,
+        seeds: Sequence[Plan],
+        proven_s: Mapping[TargetName, float] | None,
+        beyond_s: float | None,
+        floors: Floors | None,
+    ) -> Result: ...
+
+
+def load_search(target: TargetName) -> Search:
+    """A launcher's search, whose modules are loaded now: a time limit counts their loading.
 
     They take a fifth of a second; a search that loaded them itself would begin with a limit that has passed.
     """
     if target == "flagscale":
-        import planner.search.meshes.driver
-    elif target == "unrestricted":
-        import planner.search.replicas.driver
-    else:
-        import planner.search.driver  # noqa: F401
+        from planner.search.meshes.driver import search_meshes
+
+        return lambda problem, tell, seeds, proven_s, beyond_s, floors: search_meshes(problem, tell, seeds)
+    if target == "unrestricted":
+        from planner.search.replicas.driver import search_replicas
+
+        return lambda problem, tell, seeds, proven_s, beyond_s, floors: search_replicas(
+            problem, tell, seeds, proven_s
+        )
+    from planner.search.driver import search
+
+    return lambda problem, tell, seeds, proven_s, beyond_s, floors: search(
+        problem, tell, seeds, beyond_s, floors
+    )
 
 
 def search_target(
@@ -58,17 +82,7 @@ def search_target(
     InstanceError, SolverError
         As `planner.search.driver.search`.
     """
-    if problem.target == "flagscale":
-        from planner.search.meshes.driver import search_meshes
-
-        return search_meshes(problem, on_progress, seeds)
-    if problem.target == "unrestricted":
-        from planner.search.replicas.driver import search_replicas
-
-        return search_replicas(problem, on_progress, seeds, proven_s)
-    from planner.search.driver import search
-
-    return search(problem, on_progress, seeds, beyond_s, floors)
+    return load_search(problem.target)(problem, on_progress, seeds, proven_s, beyond_s, floors)
 
 
 def search_all(

@@ -115,6 +115,14 @@ def test_ctrl_c_while_a_solver_is_loaded_is_heard_behind_it(monkeypatch: pytest.
         solvers.solve(two_items(), SolveOptions())
 
 
+def test_only_modules_that_are_not_loaded_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ortools.math_opt.python.mathopt", raising=False)
+    assert solvers.loading_s("highs") == solvers.loading_s("scip") == solvers.LOADING_S
+    assert solvers.loading_s("cbc") == 0
+    monkeypatch.setitem(sys.modules, "ortools.math_opt.python.mathopt", ModuleType("mathopt"))
+    assert solvers.loading_s("highs") == 0
+
+
 def hard_cp() -> cp_model.CpModel:
     """The books of `market_split` for CP-SAT."""
     rng, model = np.random.default_rng(1), cp_model.CpModel()

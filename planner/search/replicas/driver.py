@@ -249,7 +249,7 @@ class ReplicaSearch(MeshSearch):
 
     def _mix(self, opener: MeshOpener, candidates: list[Candidate], most_pipelines: int) -> int:
         """The best mix of some candidates, judged by the referee; its pipelines."""
-        if not candidates or self.clock.is_up_behind(loading_s()):
+        if not candidates or self.clock.is_up_behind(loading_s(self.problem.options.solver)):
             return 0
         options = self.problem.options
         data = ReplicaMixData(
