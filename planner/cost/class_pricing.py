@@ -35,7 +35,7 @@ from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
 from planner.cost.work import Piece, Routed, Work
 from planner.data.chip import HALF_PRECISIONS
-from planner.data.model_spec import LayerKind
+from planner.data.model_spec import WITH_ATTENTION, LayerKind
 from planner.data.problem import Problem
 
 EMBEDDING_RATE = 0.5
@@ -125,7 +125,7 @@ class ClassPricing:
         backward = backward + traffic_s(self.relative, traffic.backward_bytes)
         gated = plain_gated_s(self.relative, self.model, kind, stack, sizes)
         forward, backward = forward + gated[0], backward + gated[1]
-        has_attention = kind in ("dense", "moe", "attention")
+        has_attention = kind in WITH_ATTENTION
         core = self.attention if has_attention else (self.zero, self.zero)
         forward, backward = forward + core[0], backward + core[1]
         compute = (self.factor * forward, self.factor * backward)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from planner.cost.gradient_counts import gradient_counts
 from planner.cost.stage_shape import FLOAT_BYTES, HALF_BYTES, Collective, StageShape
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, LayerKind, ModelSpec
 
 COUNT_BYTES = 8
 """Bytes of a number of tokens."""
@@ -64,9 +64,8 @@ def _cut_heads(model: ModelSpec, shape: StageShape, activation: float) -> Iterat
         return
     width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
     size, m = activation / model.hidden_size * width, shape.num_microbatches
-    with_attention = ("dense", "moe", "attention")
-    calls = m * sum(kind in with_attention for kind in shape.kinds)
-    again = m * sum(kind in with_attention for kind in shape.kinds[: shape.recomputed_layers])
+    calls = m * sum(kind in WITH_ATTENTION for kind in shape.kinds)
+    again = m * sum(kind in WITH_ATTENTION for kind in shape.kinds[: shape.recomputed_layers])
     yield Collective("forward", "all_gather", "tp", size, calls)
     yield Collective("backward", "all_gather", "tp", size, again)
     yield Collective("backward", "reduce_scatter", "tp", size, calls)

@@ -12,14 +12,12 @@ from __future__ import annotations
 from planner.cost.elementwise import Values
 from planner.cost.relatives import Relative
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.cost.traffic import activation_bytes
+from planner.data.model_spec import WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 VALUES_PER_S = (2.42e11, 7.9e10)
 """Most values that they make, forward and backward, the mean of both chips [1/s]."""
-
-MOVED_BYTES = (10.0, 18.0)
-"""Bytes that `traffic.py` counts for each."""
 
 
 def plain_gated_s(
@@ -30,7 +28,7 @@ def plain_gated_s(
         return 0.0, 0.0
     beside = (
         max(1 / most - moved / relative.memory_bytes_per_s, 0.0)
-        for most, moved in zip(VALUES_PER_S, MOVED_BYTES, strict=True)
+        for most, moved in zip(VALUES_PER_S, activation_bytes(gated=True, fused=False), strict=True)
     )
     values = _values(model, kind, sizes)
     forward, backward = (values * each for each in beside)
@@ -39,7 +37,7 @@ def plain_gated_s(
 
 def _values(model: ModelSpec, kind: LayerKind, s: Sizes) -> Values:
     """Values that the gated units of one layer make on a rank."""
-    if kind in ("dense", "mlp"):
+    if kind in WITH_ONE_MLP:
         return s.tokens * model.ffn_hidden_size / s.tp
     if kind != "moe" or model.moe is None:
         return s.zeros

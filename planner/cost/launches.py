@@ -18,7 +18,7 @@ from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import more_launches
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 ATTENTION_LAUNCHES = 20.0
@@ -151,7 +151,7 @@ def backward_launches(
             modules[_module_of(product.name)] += 1.0 + added + wgrad
     first = "attn" if "attn" in modules else "mlp"
     modules[first] += float(small_tensors(model, kind))
-    if kind in ("dense", "moe", "attention") and not stack.flash_attention:
+    if kind in WITH_ATTENTION and not stack.flash_attention:
         modules["attn"] += 2.0
     if kind == "moe" and model.moe is not None:
         chosen = max(routing_launches(model, stack) - ROUTING_BACKWARD_LAUNCHES, 0.0)
@@ -181,9 +181,9 @@ def forward_modules(
     modules: Modules = {}
     if kind != "mlp":
         modules["attn"] = ATTENTION_LAUNCHES + _latent_launches(model, stack)
-    if kind in ("dense", "moe", "attention"):
+    if kind in WITH_ATTENTION:
         modules["attn"] += more_launches(model, stack, sizes)
-    if kind in ("dense", "mlp"):
+    if kind in WITH_ONE_MLP:
         modules["mlp"] = MLP_LAUNCHES
     if kind == "moe":
         modules |= _moe_modules(model, stack, sizes, narrow)
@@ -216,12 +216,12 @@ def _module_of(product: str) -> str:
 
 def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
     """Norms and biases of a layer, each a tensor of its own."""
-    norms = model.norms_per_layer if kind in ("dense", "moe") else 1
+    norms = model.norms_per_layer if kind in TRANSFORMER_LAYERS else 1
     vectors = norms * (2 if model.normalization == "layer" else 1)
-    if kind in ("dense", "moe", "attention"):
+    if kind in WITH_ATTENTION:
         vectors += {"none": 0, "qkv": 1, "attention": 2, "all": 2}[model.linear_bias]
         vectors += 2 if model.qk_norm else 0
-    if kind in ("dense", "mlp") and model.linear_bias == "all":
+    if kind in WITH_ONE_MLP and model.linear_bias == "all":
         vectors += 2
     return vectors
 

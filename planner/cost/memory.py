@@ -17,7 +17,7 @@ from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import kept_of_a_score
 from planner.data.chip import Precision
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 
@@ -76,7 +76,7 @@ def layer_activations(
             saved = saved + core
         if "mla_up_proj" in modules:
             saved = saved + _up_projected_bytes(model, s)
-    if kind in ("dense", "mlp"):
+    if kind in WITH_ONE_MLP:
         kept, width = _mlp_bytes(model, model.ffn_hidden_size, s, kept_input)
         if model.gated_mlp and (stack.plain_modules or stack.keeps_activated_gate):
             kept = kept + s.tokens * model.ffn_hidden_size / s.tp * HALF
@@ -97,14 +97,14 @@ def layer_activations(
         saved = whole - values * HALF - kept_bytes(model, kind, s)
     if policy := policy_of(modules):
         saved = whole - values * HALF - policy_bytes(model, policy, s)
-    if kind not in ("mamba", "mlp"):
+    if kind in WITH_ATTENTION:
         widest = maximum(widest, context_exchange_bytes(model, stack, s))
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 
 def _norm_outputs(model: ModelSpec, kind: LayerKind) -> int:
     """Norms of a layer whose output a product keeps."""
-    return 1 if kind in ("mlp", "mamba", "attention") else 2
+    return 2 if kind in TRANSFORMER_LAYERS else 1
 
 
 def _up_projected_bytes(model: ModelSpec, s: Sizes) -> Values:
@@ -125,7 +125,7 @@ def _norm_bytes(
     model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes, kept_input: float
 ) -> Values:
     """Input and output of each norm, and the dropout mask after each block."""
-    blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
+    blocks = 2 if kind in TRANSFORMER_LAYERS else 1
     norms = model.norms_per_layer if blocks == 2 else 1
     mask = blocks if stack.has_dropout(model) else 0
     values = s.norm_tokens * model.hidden_size

@@ -14,6 +14,7 @@ from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradien
 from planner.cost.prices import ENDS, STATES, Floats
 from planner.cost.sizes import Sizes
 from planner.cost.work import Work
+from planner.data.model_spec import WITH_ATTENTION
 from planner.data.problem import Problem
 from planner.units import GIB
 
@@ -44,7 +45,7 @@ def memory_prices(
         predictions = mtp_parameters(model)
         held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
     for k, kind in enumerate(work.kinds):
-        if kind not in ("mamba", "mlp"):
+        if kind in WITH_ATTENTION:
             held[k, :, STATES.index("weights")] += 4.0 * memory.rotary_values(model, stack, sizes)
     gathered = states.gathered_bytes(counts, sizes, dp_mode, stack.scattered_gradient_bytes)
     sharded, layer["placeholder"] = gathered[num_kinds] > 0, np.zeros((rows, num_kinds))

@@ -14,7 +14,7 @@ from typing import Literal
 
 from planner.cost.elementwise import Values, maximum
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
 
 Split = Literal["column", "row", "none"]
 
@@ -57,8 +57,8 @@ class Matmul:
 
 def column_maps(model: ModelSpec, kind: LayerKind) -> int:
     """Column-parallel maps of a layer's attention and dense block, where none is joined with another."""
-    attention = 3 if kind not in ("mlp", "mamba") else 0
-    return attention + ((2 if model.gated_mlp else 1) if kind in ("dense", "mlp") else 0)
+    attention = 3 if kind in WITH_ATTENTION else 0
+    return attention + ((2 if model.gated_mlp else 1) if kind in WITH_ONE_MLP else 0)
 
 
 def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes, joined_maps: str = "all") -> list[Matmul]:
@@ -75,7 +75,7 @@ def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes, joined_maps: 
     if kind != "mlp":
         joined = joined_maps != "none"
         out += _latent_matmuls(model, sizes) if model.mla else _attention_matmuls(model, sizes, joined)
-    if kind in ("dense", "mlp"):
+    if kind in WITH_ONE_MLP:
         out += _mlp_matmuls(model, model.ffn_hidden_size, sizes, "fc", joined_maps == "all")
     elif kind == "moe":
         out += _moe_matmuls(model, sizes)

@@ -20,7 +20,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.data.model_spec import LayerKind, MlaSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import WITH_ONE_MLP, LayerKind, MlaSpec, ModelSpec, MoeSpec
 
 VOCAB_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this times tp (`--make-vocab-size-divisible-by`)."""
@@ -86,7 +86,7 @@ def layer_parameters(model: ModelSpec, kind: LayerKind) -> ParameterCounts:
     counts = _norms(model, model.norms_per_layer)
     if kind != "mlp":
         counts += _latent_attention(model, model.mla) if model.mla else _attention(model)
-    if kind in ("dense", "mlp"):
+    if kind in WITH_ONE_MLP:
         counts += _mlp(model, model.ffn_hidden_size, bias=model.linear_bias == "all")
     elif kind == "moe":
         counts += _experts(model, _moe_of(model))

@@ -22,7 +22,7 @@ from planner.cost.launches import (
     moe_launches,
 )
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 PRODUCTS = {
@@ -38,13 +38,13 @@ PRODUCTS = {
 
 def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tuple[str, ...]:
     """Those modules that a layer of a kind has, each once."""
-    has_attention = kind in ("dense", "moe", "attention")
+    has_attention = kind in WITH_ATTENTION
     moe = model.moe if kind == "moe" else None
     present = {
         "core_attn": has_attention,
         "mla_up_proj": has_attention and model.mla is not None,
         "layernorm": True,
-        "mlp": kind in ("dense", "mlp"),
+        "mlp": kind in WITH_ONE_MLP,
         **{policy: kind == "dense" for policy in KEPT_BY_POLICY},
         "every_second_product": kind in ("dense", "mlp", "attention"),
         "moe": moe is not None,

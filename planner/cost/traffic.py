@@ -16,7 +16,7 @@ from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import is_fused
 from planner.cost.sorting import sorting_bytes
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 
@@ -75,7 +75,7 @@ def layer_traffic(
             out = out + _split_traffic(model, s)
     if not stack.biases_in_products:
         out = out + _bias_traffic(model, kind, s)
-    if kind in ("dense", "mlp"):
+    if kind in WITH_ONE_MLP:
         out = out + _activation_traffic(model, stack, s.tokens * model.ffn_hidden_size / s.tp)
     elif kind == "moe":
         out = out + _moe_traffic(model, stack, s, narrow)
@@ -88,7 +88,7 @@ def _summed_input_bytes(model: ModelSpec, kind: LayerKind, stack: SoftwareStack)
     """Bytes for each value of an input of which several maps make a gradient each: all are read and their sum
     written by one kernel, or two by two as autograd adds them."""
     maps = [3] if kind != "mlp" and stack.joined_maps == "none" and model.mla is None else []
-    maps += [2] if kind in ("dense", "mlp") and model.gated_mlp else []
+    maps += [2] if kind in WITH_ONE_MLP and model.gated_mlp else []
     return sum(HALF * (n + 1 if stack.fused_pointwise else 3 * (n - 1)) for n in maps)
 
 
@@ -118,7 +118,7 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     Dropout beside the residual sum stores its mask; as a kernel of its own it reads and writes each way.
     """
     values = s.norm_tokens * model.hidden_size
-    blocks = 1 if kind in ("mlp", "mamba", "attention") else 2
+    blocks = 2 if kind in TRANSFORMER_LAYERS else 1
     norms = model.norms_per_layer if blocks == 2 else 1
     mask = 1.0 if stack.has_dropout(model) else 0.0
     slower = (1.0, 1.0) if stack.fused_pointwise else PLAIN_NORM
@@ -211,20 +211,29 @@ def _bias_traffic(model: ModelSpec, kind: LayerKind, s: Sizes) -> Traffic:
     That of a dense block's first map stands with its activation.
     """
     sharded = whole = s.zeros
-    if kind in ("dense", "moe", "attention") and model.linear_bias != "none" and model.mla is None:
+    if kind in WITH_ATTENTION and model.linear_bias != "none" and model.mla is None:
         sharded = _query_key_value_widths(model, s)[1]
         whole = whole + (model.hidden_size if model.linear_bias in ("all", "attention") else 0.0)
-    if kind in ("dense", "mlp") and model.linear_bias == "all":
+    if kind in WITH_ONE_MLP and model.linear_bias == "all":
         whole = whole + model.hidden_size
     values = s.tokens * sharded + s.norm_tokens * whole
     return Traffic(values * 2 * HALF, values * HALF)
 
 
+def activation_bytes(gated: bool, fused: bool) -> tuple[float, float]:
+    """Bytes that an activation moves for each value that it makes, forward and backward.
+
+    A gated unit reads two and writes one (backward reads three, writes two); a plain one one and one. Without
+    fused kernels what it reads is written and read once more.
+    """
+    inputs = 2 if gated else 1
+    extra = 0.0 if fused else inputs * HALF
+    return HALF * (inputs + 1) + extra, HALF * (2 * inputs + 1) + 2 * extra
+
+
 def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Values) -> Traffic:
-    """A gated unit reads two and writes one (backward reads three, writes two); a plain one one and one."""
-    inputs = 2 if model.gated_mlp else 1
-    extra = 0.0 if stack.fused_pointwise else inputs * HALF
-    return Traffic(values * (HALF * (inputs + 1) + extra), values * (HALF * (2 * inputs + 1) + 2 * extra))
+    forward, backward = activation_bytes(model.gated_mlp, stack.fused_pointwise)
+    return Traffic(values * forward, values * backward)
 
 
 ROUTER_BYTES_PER_SCORE = 40.0

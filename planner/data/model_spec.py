@@ -11,6 +11,14 @@ from planner.data.base import Data
 from planner.data.model_constants import ModelConstants
 
 LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp"]
+"""A transformer layer, with one feed-forward network or experts, or one of the blocks of a hybrid model."""
+
+TRANSFORMER_LAYERS: frozenset[LayerKind] = frozenset({"dense", "moe"})
+"""Kinds of two blocks, attention and what follows; the others are one block."""
+WITH_ATTENTION: frozenset[LayerKind] = TRANSFORMER_LAYERS | {"attention"}
+"""Kinds that hold attention."""
+WITH_ONE_MLP: frozenset[LayerKind] = frozenset({"dense", "mlp"})
+"""Kinds whose feed-forward network every token visits."""
 
 MOST_LAYERS = 10_000
 """More layers than any model has: kinds are listed layer by layer, and a slip must not ask for billions."""
