@@ -10,14 +10,25 @@ with 3.35: 134 million values took 0.51 and 1.66 ms on one H100, 0.60 and 1.72 m
 from __future__ import annotations
 
 from planner.cost.elementwise import Values
+from planner.cost.operators import HALF
 from planner.cost.relatives import Relative
 from planner.cost.sizes import Sizes
-from planner.cost.traffic import activation_bytes
 from planner.data.model_spec import WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 VALUES_PER_S = (2.42e11, 7.9e10)
 """Most values that they make, forward and backward, the mean of both chips [1/s]."""
+
+
+def activation_bytes(gated: bool, fused: bool) -> tuple[float, float]:
+    """Bytes that an activation moves for each value that it makes, forward and backward.
+
+    A gated unit reads two and writes one (backward reads three, writes two); a plain one one and one. Without
+    fused kernels what it reads is written and read once more.
+    """
+    inputs = 2 if gated else 1
+    extra = 0.0 if fused else inputs * HALF
+    return HALF * (inputs + 1) + extra, HALF * (2 * inputs + 1) + 2 * extra
 
 
 def plain_gated_s(

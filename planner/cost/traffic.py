@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from planner.cost.checkpointing import policy_of
 from planner.cost.elementwise import Values, maximum, where
+from planner.cost.gated_units import activation_bytes
 from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
@@ -218,17 +219,6 @@ def _bias_traffic(model: ModelSpec, kind: LayerKind, s: Sizes) -> Traffic:
         whole = whole + model.hidden_size
     values = s.tokens * sharded + s.norm_tokens * whole
     return Traffic(values * 2 * HALF, values * HALF)
-
-
-def activation_bytes(gated: bool, fused: bool) -> tuple[float, float]:
-    """Bytes that an activation moves for each value that it makes, forward and backward.
-
-    A gated unit reads two and writes one (backward reads three, writes two); a plain one one and one. Without
-    fused kernels what it reads is written and read once more.
-    """
-    inputs = 2 if gated else 1
-    extra = 0.0 if fused else inputs * HALF
-    return HALF * (inputs + 1) + extra, HALF * (2 * inputs + 1) + 2 * extra
 
 
 def _activation_traffic(model: ModelSpec, stack: SoftwareStack, values: Values) -> Traffic:
