@@ -1,0 +1,13 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import signal
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and let processes that tests start hear it, as in a terminal.
+
+    A shell that puts the tests in its background hands them on with Ctrl-C ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
