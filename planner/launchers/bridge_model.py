@@ -6,6 +6,7 @@ tests hold every name written here against a list read from them.
 
 from __future__ import annotations
 
+from planner.data.load import load_model, names
 from planner.data.model_spec import ModelSpec
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
@@ -48,6 +49,33 @@ BARE_RECIPE = ("megatron.bridge.recipes.gpt", "vanilla_gpt_pretrain_config")
 Fields = dict[str, str]
 """Field of the model provider -> its value as Python text."""
 
+_NOT_OF_THE_NETWORK = {
+    "family", "attention_note", "max_position_embeddings", "published_params", "verified", "source", "note",
+    "moe",
+}  # fmt: skip
+"""Fields of a model file that no recipe of a network with rotary positions depends on, and what is compared
+field by field."""
+_OVERRIDDEN = {"capacity_factor", "pad_to_capacity"}
+"""Fields of experts that overrides state whatever a recipe has."""
+
+LAYER_SPEC = "partial(get_gpt_decoder_block_spec, use_transformer_engine=True)"
+"""Layers as Megatron-LM builds them: each of its own kind, with latent attention where the model has it."""
+
+
+def recipe_of(model: ModelSpec) -> tuple[str, str] | None:
+    """Module and function of the recipe that trains this very network; None where there is none.
+
+    A model of one's own may bear the name of a shipped one: only the same network is trained by its recipe.
+    """
+    if model.id not in RECIPES or model.id not in names("models"):
+        return None
+    return RECIPES[model.id] if _network(model) == _network(load_model(model.id)) else None
+
+
+def _network(model: ModelSpec) -> tuple[dict[str, object], dict[str, object]]:
+    experts = model.moe.model_dump(exclude=_OVERRIDDEN) if model.moe is not None else {}
+    return model.model_dump(exclude=_NOT_OF_THE_NETWORK), experts
+
 
 def shape_fields(model: ModelSpec) -> Fields:
     """The sizes of the network that a recipe must agree with."""
@@ -61,13 +89,45 @@ def shape_fields(model: ModelSpec) -> Fields:
         fields["ffn_hidden_size"] = model.ffn_hidden_size
     if model.mla is None:
         fields["num_query_groups"] = model.num_query_groups
+        if model.head_dim * model.num_attention_heads != model.hidden_size:  # else recipes leave it open
+            fields["kv_channels"] = model.head_dim
+    else:
+        fields |= {
+            "q_lora_rank": model.mla.q_lora_rank,
+            "kv_lora_rank": model.mla.kv_lora_rank,
+            "qk_head_dim": model.mla.qk_nope_head_dim,
+            "qk_pos_emb_head_dim": model.mla.qk_rope_head_dim,
+            "v_head_dim": model.mla.v_head_dim,
+        }
     if model.moe is not None:
         fields |= {
             "num_moe_experts": model.moe.num_experts,
             "moe_router_topk": model.moe.top_k,
             "moe_ffn_hidden_size": model.moe.ffn_hidden_size,
         }
+        if model.moe.shared_ffn_hidden_size:
+            fields["moe_shared_expert_intermediate_size"] = model.moe.shared_ffn_hidden_size
+        if len(model.layer_kinds) > 1:
+            fields["moe_layer_freq"] = _layers_with_experts(model)
+    if model.mtp_num_layers:
+        fields["mtp_num_layers"] = model.mtp_num_layers
     return {name: repr(value) for name, value in fields.items()}
+
+
+def fusions(model: ModelSpec) -> dict[str, bool]:
+    """Pointwise operators in one kernel, as Megatron-LM has them unless told otherwise.
+
+    Some recipes have them apart (those of Qwen in 0.6.2), which keeps more in memory: a gated unit of its own
+    kernels keeps the activation beside what the fused one recomputes from.
+    """
+    if model.gated_mlp:
+        activation = True
+    else:
+        activation = model.activation != "squared-relu" and model.linear_bias == "all"
+    fields = {"bias_activation_fusion": activation}
+    if model.mla is None and position_kind(model, NEWEST) == "rope":
+        fields["apply_rope_fusion"] = True
+    return fields
 
 
 def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
@@ -82,6 +142,8 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
         "make_vocab_size_divisible_by": repr(VOCAB_MULTIPLE),
         "attention_dropout": "0.0",
         "hidden_dropout": "0.0",
+        "bias_dropout_fusion": "True",
+        "persist_layer_norm": "True",
         "normalization": repr("RMSNorm" if model.normalization == "rms" else "LayerNorm"),
         "position_embedding_type": repr(position_kind(model, NEWEST)),
         **_biases(model),
@@ -89,7 +151,10 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
         **_attention(model),
     }
     if model.mtp_num_layers:
-        fields |= {"mtp_enabled": "True", "mtp_num_layers": repr(model.mtp_num_layers)}
+        fields["mtp_enabled"] = "True"
+    if model.mla is not None or model.moe is not None:
+        # The provider's own layers are all alike: each with experts, none with latent attention.
+        fields["transformer_layer_spec"] = LAYER_SPEC
     return fields | _constants(model) | _experts(model, grouped_gemm)
 
 
@@ -121,16 +186,12 @@ def _activation(model: ModelSpec) -> Fields:
             "activation_func": "quick_gelu",
             "activation_func_clamp_value": "7.0",
             "glu_linear_offset": "1.0",
-            "bias_activation_fusion": "True",
         }
     if model.gated_mlp:
         return fields | {"activation_func": "torch.nn.functional.silu"}
     if model.activation == "squared-relu":
-        return fields | {"activation_func": "squared_relu", "bias_activation_fusion": "False"}
-    return fields | {
-        "activation_func": "torch.nn.functional.gelu",
-        "bias_activation_fusion": repr(model.linear_bias == "all"),
-    }
+        return fields | {"activation_func": "squared_relu"}
+    return fields | {"activation_func": "torch.nn.functional.gelu"}
 
 
 def _attention(model: ModelSpec) -> Fields:
@@ -138,14 +199,7 @@ def _attention(model: ModelSpec) -> Fields:
     if model.qk_norm or model.mla is not None:
         fields["qk_layernorm"] = "True"
     if model.mla is not None:
-        fields |= {
-            "multi_latent_attention": "True",
-            "q_lora_rank": repr(model.mla.q_lora_rank),
-            "kv_lora_rank": repr(model.mla.kv_lora_rank),
-            "qk_head_dim": repr(model.mla.qk_nope_head_dim),
-            "qk_pos_emb_head_dim": repr(model.mla.qk_rope_head_dim),
-            "v_head_dim": repr(model.mla.v_head_dim),
-        }
+        fields["multi_latent_attention"] = "True"
     if model.attention_sinks:
         fields["softmax_type"] = repr("learnable")
     if model.sliding_window is not None:
@@ -160,14 +214,12 @@ def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
     if moe is None:
         return {}
     fields = {
-        "moe_layer_freq": repr([int(kind == "moe") for kind in model.kind_of_layer]),
+        "moe_layer_freq": repr(_layers_with_experts(model)),
         "moe_token_dispatcher_type": repr("alltoall"),
         "moe_router_dtype": repr("fp32"),
         "moe_permute_fusion": "True",
         "moe_grouped_gemm": repr(grouped_gemm),
     }
-    if moe.shared_ffn_hidden_size:
-        fields["moe_shared_expert_intermediate_size"] = repr(moe.shared_ffn_hidden_size)
     if moe.shared_expert_gate:
         fields["moe_shared_expert_gate"] = "True"
     if moe.router_bias and not moe.expert_bias:
@@ -180,3 +232,8 @@ def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
     else:
         fields |= {"moe_router_load_balancing_type": repr("aux_loss"), "moe_aux_loss_coeff": "1e-2"}
     return fields
+
+
+def _layers_with_experts(model: ModelSpec) -> list[int]:
+    """1 for a layer with experts, 0 for a dense one, in model order."""
+    return [int(kind == "moe") for kind in model.kind_of_layer]

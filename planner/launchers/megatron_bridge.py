@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import planner
 from planner.cost.operators import HALF
+from planner.cost.parameters import padded_vocab
 from planner.data.chip import Precision
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -53,7 +54,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
     if refusals:
         raise PlanRefusedError("megatron-bridge cannot run this plan: " + "; ".join(refusals))
     places = place_hosts(problem, plan)
-    recipe = bridge_model.RECIPES.get(problem.model.id)
+    recipe = bridge_model.recipe_of(problem.model)
     unstated = () if recipe else left_out(problem.model, NEWEST, by_fields=True)
     names = {"version": planner.__version__, "problem_name": " ".join(problem.name.split())}
     command = fill(
@@ -129,6 +130,10 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "train.global_batch_size": problem.workload.global_batch_size,
         "train.train_iters": problem.workload.train_iters,
         "tokenizer.vocab_size": problem.model.vocab_size,
+        # A size of its own is never padded by Megatron-Bridge, and other recipes take the tokenizer's.
+        "tokenizer.use_tokenizer_vocab_size": False,
+        "model.vocab_size": padded_vocab(problem.model.vocab_size, plan.tensor_parallel),
+        **{f"model.{field}": value for field, value in bridge_model.fusions(problem.model).items()},
         **_optimizer(problem, plan),
         "dist.use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp",
         "mixed_precision": _mixed_precision(problem),
@@ -167,6 +172,8 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
     return {
         "model.moe_token_dispatcher_type": "flex" if args.sends_once(problem, plan) else "alltoall",
         **({"model.moe_flex_dispatcher_backend": library} if args.sends_once(problem, plan) else {}),
+        # Priced one after the other; recipes that overlap them do so whatever the dispatcher can.
+        "model.moe_shared_expert_overlap": False,
         "model.moe_permute_fusion": problem.stack.moe_permute_fusion,
         "model.moe_router_fusion": problem.stack.moe_router_fusion,
         "model.overlap_moe_expert_parallel_comm": problem.stack.ep_overlap and plan.expert_parallel > 1,
@@ -240,16 +247,12 @@ def _recipe_file(problem: Problem, plan: Plan) -> str:
     fields = bridge_model.provider_fields(model, args.grouped_gemm_runs(problem, plan))
     provider = "MLAModelProvider" if model.mla is not None else "GPTModelProvider"
     module = "mla_provider" if model.mla is not None else "gpt_provider"
-    imports = [f"from megatron.bridge.models.{module} import {provider}"]
     bare_module, bare = bridge_model.BARE_RECIPE
-    imports.append(f"from {bare_module} import {bare}")
-    function = fields["activation_func"]
-    if function.startswith("torch."):
-        imports.insert(0, "import torch")
-    elif function == "squared_relu":
-        imports.append("from megatron.core.activations import squared_relu")
-    else:
-        imports.append("from megatron.core.fusions.fused_bias_geglu import quick_gelu")
+    imports = [
+        *_imports(fields),
+        f"from megatron.bridge.models.{module} import {provider}",
+        f"from {bare_module} import {bare}",
+    ]
     return fill(
         "bridge_recipe.py.txt",
         {
@@ -260,3 +263,20 @@ def _recipe_file(problem: Problem, plan: Plan) -> str:
             "fields": "\n".join(f"        {name}={value}," for name, value in fields.items()),
         },
     )
+
+
+def _imports(fields: bridge_model.Fields) -> list[str]:
+    """Lines that import what the fields of a provider name."""
+    lines = []
+    if "transformer_layer_spec" in fields:
+        lines.append("from functools import partial\n")
+    function = fields["activation_func"]
+    if function.startswith("torch."):
+        lines.append("import torch")
+    elif function == "squared_relu":
+        lines.append("from megatron.core.activations import squared_relu")
+    else:
+        lines.append("from megatron.core.fusions.fused_bias_geglu import quick_gelu")
+    if "transformer_layer_spec" in fields:
+        lines.append("from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec")
+    return lines

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,126 @@ def test_model_fields_of_megatron_and_bridge_tell_the_same_sizes() -> None:
         "moe_ffn_hidden_size": "--moe-ffn-hidden-size",
     }.items():
         assert re.search(rf"{flag} {bridge[field]}$", script, re.M), flag
+
+
+@pytest.mark.parametrize("name", ["latent_attention_and_prediction", "experts"])
+def test_layers_of_a_recipe_file_are_each_of_their_own_kind(name: str) -> None:
+    # The provider's own layers are all alike: with experts in each, and never with latent attention.
+    problem, _ = plans.ALL[name]()
+    fields = bridge_model.provider_fields(problem.model, grouped_gemm=True)
+    assert fields["transformer_layer_spec"] == bridge_model.LAYER_SPEC
+    recipe = files(plans.latent_attention_and_prediction())["lib/recipe.py"]
+    for line in (
+        "from functools import partial",
+        "from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec",
+    ):
+        assert line in recipe.splitlines()
+    assert "transformer_layer_spec" not in bridge_model.provider_fields(load_model("llama2-70b"), True)
+
+
+def test_the_vocabulary_is_padded_as_the_plan_counts_it() -> None:
+    # A size that a provider states is never padded: 50,257 entries stopped the start on two ranks.
+    problem, plan = alike(plans.uniform())
+    model = problem.model.model_copy(update={"vocab_size": 50_257})
+    found = overrides(problem.model_copy(update={"model": model}), plan)
+    assert plan.tensor_parallel == 2
+    assert found["model.vocab_size"] == "50432"
+    assert found["tokenizer.use_tokenizer_vocab_size"] == "false"  # else 50,257 or what a tokenizer says
+
+
+def test_pointwise_operators_are_fused_as_they_are_priced() -> None:
+    # Recipes of Qwen leave the gated unit unfused, which keeps more in memory.
+    fused = {name: bridge_model.fusions(load_model(name)) for name in names("models")}
+    assert fused["qwen2.5-72b"] == {"bias_activation_fusion": True, "apply_rope_fusion": True}
+    assert fused["gpt3-175b"] == {"bias_activation_fusion": True}
+    assert fused["nemotron-4-340b"]["bias_activation_fusion"] is False  # no such kernel
+    assert "apply_rope_fusion" not in fused["deepseek-v3"]
+    assert overrides(*alike(plans.uniform()))["model.bias_activation_fusion"] == "true"
+
+
+def test_experts_run_without_the_overlap_that_a_recipe_may_have() -> None:
+    assert overrides(*alike(plans.experts()))["model.moe_shared_expert_overlap"] == "false"
+
+
+def test_another_network_under_the_name_of_a_shipped_one_is_not_trained_by_its_recipe() -> None:
+    shipped = load_model("llama3-8b")
+    assert bridge_model.recipe_of(shipped) is not None
+    assert bridge_model.recipe_of(shipped.model_copy(update={"note": "ours", "published_params": None}))
+    constants = shipped.constants.model_copy(update={"rotary_base": 10_000})
+    for update in ({"vocab_size": 32_000}, {"constants": constants}, {"mtp_num_layers": 1}):
+        assert bridge_model.recipe_of(shipped.model_copy(update=update)) is None
+    assert bridge_model.recipe_of(load_model("mixtral-8x7b")) is None
+    problem, plan = plans.uniform()
+    other = problem.model_copy(update={"model": shipped.model_copy(update={"vocab_size": 32_000})})
+    assert "vocab_size=32000" in files((other, plan))["lib/recipe.py"]
+
+
+FAKE_BRIDGE = {
+    "torch.py": "float32, bfloat16 = 'float32', 'bfloat16'\n",
+    "megatron/bridge/training/gpt_step.py": "forward_step = None\n",
+    "megatron/bridge/training/mixed_precision.py": """
+from types import SimpleNamespace
+def get_mixed_precision_config(name):
+    return SimpleNamespace(name=name, grad_reduce_in_fp32=True)
+""",
+    "megatron/bridge/training/pretrain.py": """
+import json
+def pretrain(config, forward_step_func):
+    print(json.dumps({name: vars(part) for name, part in vars(config).items() if part is not None}))
+""",
+    "megatron/bridge/training/utils/omegaconf_utils.py": """
+import json
+def process_config_with_overrides(config, cli_overrides):
+    for section, _, rest in (line.partition(".") for line in cli_overrides):
+        key, equals, value = rest.partition("=")
+        if section.startswith("mixed_precision="):
+            config.mixed_precision = section.partition("=")[2]
+        elif equals and hasattr(config, section):
+            value = {"true": True, "false": False, "null": None}.get(value, value)
+            setattr(getattr(config, section), key, value)
+    return config
+""",
+    "megatron/core/transformer/enums.py": "AttnBackend = {'auto': 'auto', 'unfused': 'unfused'}\n",
+    "megatron/bridge/recipes/llama.py": """
+from types import SimpleNamespace
+SHAPE = @SHAPE@
+def llama3_8b_pretrain_config():
+    optimizer = SimpleNamespace(main_grads_dtype="bfloat16", exp_avg_dtype="bfloat16")
+    sections = {name: SimpleNamespace() for name in ("ddp", "dataset", "train", "dist")}
+    return SimpleNamespace(
+        model=SimpleNamespace(**SHAPE), optimizer=optimizer, mixed_precision="", comm_overlap=1, **sections
+    )
+""",
+}
+"""As much of Megatron-Bridge as a rank's script calls, with a recipe whose optimizer keeps 16-bit states."""
+
+
+@pytest.mark.parametrize("width", [2.0, 4.0])
+def test_a_rank_trains_with_gradients_and_states_as_wide_as_the_plan_counts(
+    width: float, tmp_path: Path
+) -> None:
+    # The number format of Megatron-Bridge overwrote the gradients' width, and its optimizer refused to start
+    # with states in 16 bits, which the recipe of DeepSeek-V3 has, where the plan asks for the ordinary one.
+    problem, plan = plans.uniform()
+    stack = problem.stack.model_copy(update={"gradient_bytes": width})
+    problem = problem.model_copy(update={"stack": stack})
+    out = export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
+    for name, text in FAKE_BRIDGE.items():
+        file = tmp_path / "fake" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shape = {
+            key: ast.literal_eval(value) for key, value in bridge_model.shape_fields(problem.model).items()
+        }
+        file.write_text(text.replace("@SHAPE@", repr(shape)))
+    done = subprocess.run(
+        [sys.executable, str(out / "lib" / "train.py"), str(out / "overrides.txt")],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "fake")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["mixed_precision"] == {"name": "bf16_mixed", "grad_reduce_in_fp32": width == 4}
+    states = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    assert {seen["optimizer"][name] for name in states} == {"float32"}
