@@ -15,6 +15,7 @@ from planner.data.stack import SelectiveModule
 from planner.launchers.arguments import Argument, Arguments, option, switch
 from planner.launchers.megatron_hybrid import PATTERN, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible
+from planner.launchers.narrow_weights import narrow_arguments, narrow_refusals
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.rules.experts import exchange_cannot_hide
 from planner.rules.sequence import ranks_that_exchange_heads
@@ -54,6 +55,7 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
         *wrong,
         *_recompute_refusals(problem, plan),
         *_sharing_refusals(problem, plan),
+        *narrow_refusals(problem, plan),
         *exchange_cannot_hide(problem, plan),
     )
 
@@ -230,7 +232,7 @@ def optimizer_arguments(problem: Problem, plan: Plan) -> Arguments:
     if sharded and stack.optimizer_shard_size is not None and stack.optimizer_shard_size < ranks:
         instances = ranks // stack.optimizer_shard_size
         arguments.append(option("--num-distributed-optimizer-instances", instances))
-    return tuple(arguments)
+    return (*arguments, *narrow_arguments(problem, plan))
 
 
 def _fsdp_arguments(problem: Problem, plan: Plan) -> list[Argument]:

@@ -18,6 +18,7 @@ from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
 from planner.launchers.model_constants import left_out
+from planner.launchers.narrow_weights import narrow_fields
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.launchers.placement import place_hosts
 from planner.launchers.readme import LOGS, hosts_step, notes_text, signs_of_life, stage_table, summary
@@ -237,6 +238,9 @@ def _train_values(problem: Problem, plan: Plan, recipe: tuple[str, str] | None) 
         "attention_backend": "auto" if stack.flash_attention else "unfused",
         "gradient_formats": "\n".join(
             f'    "{name}": "{value}",' for name, value in formats.items() if sharded
+        ),
+        "narrow_weights": "\n".join(
+            f'    "{name}": {value},' for name, value in narrow_fields(problem, plan).items()
         ),
         "shape": "\n".join(f'    "{name}": {value},' for name, value in shape.items()),
     }

@@ -173,6 +173,9 @@ def _settings_words(entry_point: Path) -> Iterator[str]:
     assert isinstance(formats, dict)
     for name, value in formats.items():
         yield from ("--" + name.replace("_", "-"), _FORMATS[value])
+    narrow = _constant(entry_point, "NARROW_WEIGHTS", {})
+    assert isinstance(narrow, dict)
+    yield from ("--" + name.replace("_", "-") for name, value in narrow.items() if value)
 
 
 def _text(path: Path) -> str:

@@ -71,7 +71,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "optimizer_shard_size": None,
         "bucket_parameters": None,
     }
-    if "--fp8-param-gather" in flags:
+    if "--fp8-param-gather" in flags or "--fp4-param-gather" in flags:
         changes["narrow_parameters"] = True
     instances = flags.number("--num-distributed-optimizer-instances", 1)
     if gradient_ranks % instances:

@@ -95,12 +95,12 @@ def case(
     return problem, sketch.plan(problem)
 
 
-def uniform() -> Case:
+def uniform(chip: str = "h100-sxm-80gb") -> Case:
     """Two equal stages on two equal nodes."""
     sketch = Sketch(
         [[16], [16]], [0, 0], tensor_parallel=2, data_parallel=4, num_microbatches=2, sequence_parallel=True
     )
-    return case("llama3-8b", "2x8 h100-sxm-80gb", 8, 8192, sketch)
+    return case("llama3-8b", f"2x8 {chip}", 8, 8192, sketch)
 
 
 def mixed_128() -> Case:

@@ -11,10 +11,11 @@ import pytest
 
 from planner.cli import main
 from planner.cost.parameters import total_parameters
+from planner.data.chip import Precision
 from planner.data.load import load_plan
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
-from planner.errors import InstanceError
+from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan
 from planner.launchers.nearest import is_legal
 from planner.launchers.read_constants import other_constants
@@ -228,3 +229,45 @@ def test_faults_of_flagscale_are_warned_of(tmp_path: Path) -> None:
 def test_groups_of_interleaving_read_back(target: TargetName, tmp_path: Path) -> None:
     problem, plan = alike(plans.virtual_stages())
     assert_reads_back(problem, plan.model_copy(update={"microbatch_group_size": 4}), target, tmp_path / "out")
+
+
+NARROW: dict[Precision, tuple[str, ...]] = {
+    "fp8": ("--fp8-param-gather",),
+    "fp8_block": ("--fp8-param-gather",),
+    "mxfp8": ("--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"),
+    "nvfp4": ("--fp4-param-gather",),
+}
+"""Flags that keep weights in the format of the products alone."""
+
+
+@pytest.mark.parametrize("precision", NARROW)
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_weights_that_are_kept_narrow_are_exported_so(
+    precision: Precision, target: TargetName, tmp_path: Path
+) -> None:
+    # No export said so: 16-bit weights lay beside the narrow ones, for which the plan had left no memory.
+    problem, plan = plans.uniform("b200-180gb")
+    stack = problem.stack.model_copy(update={"narrow_parameters": True})
+    workload = problem.workload.model_copy(update={"precision": precision})
+    problem = problem.model_copy(update={"stack": stack, "workload": workload})
+    assert_reads_back(problem, plan, target, tmp_path / "narrow")
+    wide = problem.model_copy(
+        update={"stack": stack.model_copy(update={"narrow_parameters": False})},
+    )
+    assert_reads_back(wide, plan, target, tmp_path / "wide")
+    if target == "megatron-lm":
+        script = (tmp_path / "narrow" / "launch.sh").read_text()
+        assert all(flag in script for flag in NARROW[precision])
+        assert "param-gather\n" not in (tmp_path / "wide" / "launch.sh").read_text().replace(
+            "--overlap-param-gather", ""
+        )
+
+
+def test_replicas_without_a_distributed_optimizer_keep_no_narrow_weights(tmp_path: Path) -> None:
+    problem, plan = plans.uniform()
+    stack = problem.stack.model_copy(update={"narrow_parameters": True})
+    workload = problem.workload.model_copy(update={"precision": "fp8"})
+    problem = problem.model_copy(update={"stack": stack, "workload": workload})
+    plan = plan.model_copy(update={"dp_mode": "ddp"})
+    with pytest.raises(PlanRefusedError, match="use dp_mode distopt"):
+        export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
