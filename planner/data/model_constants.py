@@ -43,6 +43,9 @@ class ModelConstants(Data):
     """How rotary positions are stretched; null where they are not."""
     routed_scale: float | None = Field(default=None, gt=0)
     """Factor of the routed experts' output; null for 1."""
+    expert_scores: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None
+    """Function of the router's scores; null for a sigmoid with a router bias that only balances, else a
+    softmax."""
     softmax_over_all: bool = False
     """Whether experts are weighed by a softmax over all of them, not over those that a token visits."""
     expert_groups: int | None = Field(default=None, ge=1)

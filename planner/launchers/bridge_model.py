@@ -10,6 +10,7 @@ from planner.data.load import load_model, names
 from planner.data.model_spec import ModelSpec
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
+    balances_by_bias,
     norm_epsilon,
     rotary_base,
     rotated_share,
@@ -166,8 +167,13 @@ def _constants(model: ModelSpec) -> Fields:
         fields |= stretching_fields(model, NEWEST)
     for argument in (*rotated_share(model), *routing_arguments(model)):
         name = argument.flag.removeprefix("--").replace("-", "_")
-        fields[name] = argument.values[0] if argument.values else "True"
+        fields[name] = _as_python(argument.values[0]) if argument.values else "True"
     return fields
+
+
+def _as_python(word: str) -> str:
+    """A word of a command line as Python text: a number as it stands, else a string."""
+    return word if word.replace(".", "", 1).isdecimal() else repr(word)
 
 
 def _biases(model: ModelSpec) -> Fields:
@@ -222,9 +228,8 @@ def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
     }
     if moe.shared_expert_gate:
         fields["moe_shared_expert_gate"] = "True"
-    if moe.router_bias and not moe.expert_bias:
+    if balances_by_bias(model):
         fields |= {
-            "moe_router_score_function": repr("sigmoid"),
             "moe_router_enable_expert_bias": "True",
             "moe_router_load_balancing_type": repr("seq_aux_loss"),
             "moe_aux_loss_coeff": "1e-4",

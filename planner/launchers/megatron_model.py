@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from planner.data.model_spec import MlaSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import MlaSpec, ModelSpec
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.model_constants import balances_by_bias, expert_scores
 from planner.launchers.rotary_positions import stretched_by
 from planner.rules.versions import NEWEST
 
@@ -55,6 +56,8 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
         wrong.append(f"{model.id}: Megatron-LM has no argument for a gated {model.activation} block")
     if not model.gated_mlp and model.activation not in (*_GELU, "squared-relu"):
         wrong.append(f"{model.id}: Megatron-LM has no argument for the activation {model.activation}")
+    if balances_by_bias(model) and expert_scores(model) == "softmax":
+        wrong.append(f"{model.id} balances its experts by a bias on a softmax; Megatron-LM's needs a sigmoid")
     if (trouble := _trouble_with_biases(model)) is not None:
         wrong.append(f"{model.id} {trouble}; Megatron-LM has biases on qkv, everywhere or nowhere")
     if model.mtp_num_layers and position_kind(model, NEWEST) in ("learned_absolute", "yarn"):
@@ -134,7 +137,9 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
         arguments.append(option("--moe-expert-capacity-factor", moe.capacity_factor))
     if moe.pad_to_capacity:
         arguments.append(switch("--moe-pad-expert-input-to-capacity"))
-    return (*arguments, *_router(moe))
+    if balances_by_bias(model):
+        arguments.append(switch("--moe-router-enable-expert-bias"))
+    return tuple(arguments)
 
 
 def layer_pattern(model: ModelSpec) -> str:
@@ -230,14 +235,3 @@ def _positions_and_vocabulary(model: ModelSpec, version: str) -> Arguments:
     if model.mtp_num_layers:
         arguments.append(option("--mtp-num-layers", model.mtp_num_layers))
     return tuple(arguments)
-
-
-def _router(moe: MoeSpec) -> Arguments:
-    # A router bias without expert biases is the balancing term of DeepSeek-V3 (arXiv:2412.19437,
-    # section 2.1.2), which goes with sigmoid scores; gpt-oss' is an ordinary bias of a linear map.
-    if moe.router_bias and not moe.expert_bias:
-        return (
-            option("--moe-router-score-function", "sigmoid"),
-            switch("--moe-router-enable-expert-bias"),
-        )
-    return ()

@@ -32,8 +32,19 @@ def norm_epsilon(model: ModelSpec) -> float:
     return model.constants.norm_epsilon or DEFAULT_EPSILON
 
 
-def weighs_by_sigmoid(model: ModelSpec) -> bool:
-    """Whether a sigmoid weighs the experts: with a router bias that only balances, as in DeepSeek-V3."""
+def expert_scores(model: ModelSpec) -> str | None:
+    """Function that weighs the experts, None without any.
+
+    Where the model states none: a sigmoid with a router bias that only balances, as in DeepSeek-V3
+    (arXiv:2412.19437, section 2.1.2); that of gpt-oss is an ordinary bias of a linear map.
+    """
+    if model.moe is None:
+        return None
+    return model.constants.expert_scores or ("sigmoid" if balances_by_bias(model) else "softmax")
+
+
+def balances_by_bias(model: ModelSpec) -> bool:
+    """Whether the router has a bias that takes part in the choice of experts alone."""
     return model.moe is not None and model.moe.router_bias and not model.moe.expert_bias
 
 
@@ -41,7 +52,7 @@ def softmax_over_all(model: ModelSpec) -> bool:
     """Whether experts are weighed by a softmax over all; one over a single chosen expert is always 1."""
     return (
         model.moe is not None
-        and not weighs_by_sigmoid(model)
+        and expert_scores(model) == "softmax"
         and (model.constants.softmax_over_all or model.moe.top_k == 1)
     )
 
@@ -49,7 +60,7 @@ def softmax_over_all(model: ModelSpec) -> bool:
 def routed_scale(model: ModelSpec) -> float | None:
     """Factor of the routed experts' output; None for 1, the only one where their weights sum to 1."""
     scale = model.constants.routed_scale
-    if scale == 1 or not (weighs_by_sigmoid(model) or softmax_over_all(model)):
+    if scale == 1 or (expert_scores(model) == "softmax" and not softmax_over_all(model)):
         return None
     return scale
 
@@ -103,6 +114,9 @@ def rotated_share(model: ModelSpec) -> Arguments:
 def routing_arguments(model: ModelSpec) -> Arguments:
     """How experts are weighed and grouped."""
     constants, arguments = model.constants, list[Argument]()
+    scores = expert_scores(model)
+    if scores not in (None, "softmax"):
+        arguments.append(option("--moe-router-score-function", scores))
     if softmax_over_all(model):
         arguments.append(switch("--moe-router-pre-softmax"))
     scale = routed_scale(model)

@@ -17,11 +17,11 @@ from planner.data.model_spec import ModelSpec
 from planner.launchers.model_constants import (
     DEFAULT_BASE,
     DEFAULT_EPSILON,
+    expert_scores,
     norm_epsilon,
     rotary_base,
     routed_scale,
     softmax_over_all,
-    weighs_by_sigmoid,
 )
 from planner.launchers.read_flags import Flags
 from planner.launchers.rotary_positions import (
@@ -59,10 +59,18 @@ def _stated(flags: Flags) -> ModelConstants:
         rotary_fraction=_unless_one(flags.real("--rotary-percent", 1.0)),
         rotary_scaling=_scaling(flags),
         routed_scale=_unless_one(flags.real("--moe-router-topk-scaling-factor", 1.0)),
+        expert_scores=_scores(flags),
         softmax_over_all="--moe-router-pre-softmax" in flags,
         expert_groups=groups if groups > 1 else None,
         groups_visited=flags.number("--moe-router-group-topk", 1) if groups > 1 else None,
     )
+
+
+def _scores(flags: Flags) -> Any:
+    """Function of the router's scores, None where it is the one that the other flags imply."""
+    stated = flags.text("--moe-router-score-function", "softmax")
+    implied = "sigmoid" if "--moe-router-enable-expert-bias" in flags else "softmax"
+    return None if stated == implied else stated
 
 
 def _unless_one(value: float) -> float | None:
@@ -117,7 +125,8 @@ def _pairs(found: ModelSpec, wanted: ModelSpec) -> Iterator[tuple[str, Any, Any]
                 _stretching(other.rotary_scaling, latent=latent),
             )
     if wanted.moe is not None and found.moe is not None:
-        if not weighs_by_sigmoid(wanted):
+        yield "expert_scores", expert_scores(found), expert_scores(wanted)
+        if expert_scores(wanted) == "softmax":
             yield "softmax_over_all", softmax_over_all(found), softmax_over_all(wanted)
         yield "routed_scale", mine.routed_scale or 1.0, routed_scale(wanted) or 1.0
         yield "expert_groups", mine.expert_groups or 1, other.expert_groups or 1

@@ -25,6 +25,7 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
         found.append(predictions_stay_with_the_loss(plan, version))
     if version != NEWEST:
         found.append(sharding_is_new(plan, version))
+    found.append(softplus_is_new(problem, version))
     found.append(hybrids_end_stages(problem, version))
     found.append(hybrids_recompute(problem, plan, version))
     return tuple(message for message in found if message is not None)
@@ -52,6 +53,21 @@ def sharding_is_new(plan: Plan, version: str) -> str | None:
     if plan.dp_mode in ("ddp", "distopt"):
         return None
     return f"dp_mode {plan.dp_mode}: written for Megatron core {NEWEST} only, not {version}"
+
+
+def softplus_is_new(problem: Problem, version: str) -> str | None:
+    """The root of a softplus scores experts from core 0.18 on.
+
+    Source: megatron-core 0.18.2, megatron/core/transformer/transformer_config.py:724; 0.17.1, line 698.
+    """
+    if problem.model.constants.expert_scores != "sqrtsoftplus" or VERSIONS.index(version) >= VERSIONS.index(
+        "0.18"
+    ):
+        return None
+    return (
+        f"model {problem.model.id}: Megatron core {version} does not score experts by sqrtsoftplus; take "
+        "version 0.18 or newer"
+    )
 
 
 def hybrids_end_stages(problem: Problem, version: str) -> str | None:

@@ -17,7 +17,7 @@ from planner.launchers import bridge_model, flagscale, megatron_bridge, megatron
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.model_constants import constant_arguments, left_out
 from planner.launchers.rotary_positions import stretching_arguments
-from planner.rules.versions import NEWEST
+from planner.rules.versions import NEWEST, version_violations
 from tests.planner.launchers import plans
 from tests.planner.launchers.conftest import ROOT
 
@@ -203,3 +203,30 @@ def test_biases_that_megatron_would_place_otherwise_are_refused(complaint: str) 
     assert inexpressible(model, builds_hybrids=True) == ()
     (sentence,) = inexpressible(changed, builds_hybrids=True)
     assert re.search(complaint, sentence)
+
+
+def test_scores_of_experts_are_those_of_the_model() -> None:
+    """Only models that balance by a bias could have sigmoid scores; a script with others passed as any."""
+    mixture = load_model("qwen3-30b-a3b")
+    constants = mixture.constants.model_copy(update={"expert_scores": "sigmoid", "routed_scale": 2.5})
+    scored = mixture.model_copy(update={"constants": constants, "id": "ours"})
+    script, _ = scripts(scored)
+    assert "--moe-router-score-function sigmoid" in script
+    assert "--moe-router-topk-scaling-factor 2.5" in script
+    assert "--moe-router-pre-softmax" not in script
+    assert "--moe-router-enable-expert-bias" not in script
+    assert bridge_model.provider_fields(scored, True)["moe_router_score_function"] == "'sigmoid'"
+    balanced = load_model("glm-4.5")
+    softmax = balanced.constants.model_copy(update={"expert_scores": "softmax"})
+    (reason,) = inexpressible(balanced.model_copy(update={"constants": softmax}))
+    assert "balances its experts by a bias on a softmax" in reason
+
+
+def test_scores_that_an_older_version_lacks_are_refused() -> None:
+    problem, plan = plans.experts()
+    constants = problem.model.constants.model_copy(update={"expert_scores": "sqrtsoftplus"})
+    model = problem.model.model_copy(update={"constants": constants})
+    problem = problem.model_copy(update={"model": model})
+    assert version_violations(problem, plan, "0.18") == ()
+    (reason,) = version_violations(problem, plan, "0.17")
+    assert "take version 0.18 or newer" in reason

@@ -110,6 +110,8 @@ def test_layers_that_our_models_lack_are_refused(flags: str, said: str) -> None:
             "beta_fast 16 beta_slow 1 original_length 4096",
         ),
         ("llama3.1-405b", {"--rope-scaling-factor": "4"}, "llama3 x 4, not llama3 x 8"),
+        ("qwen3-30b-a3b", {"--moe-router-score-function": "sigmoid"}, "expert_scores sigmoid, not softmax"),
+        ("glm-4.5", {"--moe-router-score-function": "sqrtsoftplus"}, "sqrtsoftplus, not sigmoid"),
     ],
 )
 def test_numbers_that_make_another_network_of_a_published_one_are_told(
