@@ -26,6 +26,12 @@ Name = str | os.PathLike[str]
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
+LARGEST = 1e30
+"""More than any quantity of ours, in the units of files."""
+SMALLEST = 1e-100
+"""Less than any, but for differences that rounding leaves."""
+
+
 def find_chip(name: str, where: str, own: dict[str, Chip]) -> Chip:
     """Chip of an id or alias, case aside; a problem's own chips (by lower-case name) hide shipped ones.
 
@@ -137,4 +143,20 @@ def checked_kind(values: Any, kind: str, where: str) -> dict[str, Any]:
         else:
             message = f"`schema: {str(found)[:60]}` is not understood; this release reads `{wanted}`"
         raise InstanceError(message, where)
+    _check_floats(values, where, "")
     return {key: value for key, value in values.items() if key != "schema"}
+
+
+def _check_floats(values: Any, where: str, path: str) -> None:
+    """No fraction so great or small that products of a few such are no numbers any more."""
+    if isinstance(values, float):
+        if abs(values) > LARGEST:
+            raise InstanceError(f"{path}: {values:g} is greater than {LARGEST:g}; check its unit", where)
+        if 0 < abs(values) < SMALLEST:
+            raise InstanceError(f"{path}: {values:g} is nearer to 0 than {SMALLEST:g}; check its unit", where)
+    elif isinstance(values, dict):
+        for key, value in values.items():
+            _check_floats(value, where, f"{path}.{key}" if path else key)
+    elif isinstance(values, list):
+        for i, value in enumerate(values):
+            _check_floats(value, where, f"{path}[{i}]")

@@ -15,6 +15,13 @@ DpMode = Literal["ddp", "distopt", "zero2", "zero3", "fsdp"]
 LayerRange = tuple[Annotated[int, Field(ge=0)], int]
 
 
+MOST_RANKS = 10_000_000
+"""More ranks than any cluster has: some are listed one by one, and a slip must not ask for billions."""
+
+MOST_SEQUENCES = 1_000_000_000
+"""More than a micro-batch has, and few enough that counts of their tokens fit the arrays they go through."""
+
+
 class Replica(Data):
     """One data-parallel rank of a stage: the chips that hold one copy of its layers."""
 
@@ -24,7 +31,7 @@ class Replica(Data):
     """Id of the chip."""
     hosts: tuple[str, ...] = Field(min_length=1)
     """Hosts in rank order; the first and the last may be shared with the neighbouring ranks."""
-    tensor_parallel: int = Field(ge=1)
+    tensor_parallel: int = Field(ge=1, le=MOST_RANKS)
     """Tensor-parallel degree."""
 
 
@@ -39,9 +46,9 @@ class Stage(Data):
     """Name of the node class."""
     hosts: tuple[str, ...]
     """Hosts in rank order; the first and the last may be shared with the neighbouring stages."""
-    tensor_parallel: int = Field(ge=1)
+    tensor_parallel: int = Field(ge=1, le=MOST_RANKS)
     """Tensor-parallel degree."""
-    data_parallel: int = Field(ge=1)
+    data_parallel: int = Field(ge=1, le=MOST_RANKS)
     """Data-parallel degree."""
     recompute: Recompute = "none"
     """What is recomputed in the backward pass."""
@@ -96,17 +103,17 @@ class Plan(Data):
 
     target: TargetName
     """Launcher that the plan is made for."""
-    tensor_parallel: int = Field(ge=1)
+    tensor_parallel: int = Field(ge=1, le=MOST_RANKS)
     """Tensor-parallel degree."""
-    context_parallel: int = Field(default=1, ge=1)
+    context_parallel: int = Field(default=1, ge=1, le=MOST_RANKS)
     """Context-parallel degree."""
-    expert_parallel: int = Field(default=1, ge=1)
+    expert_parallel: int = Field(default=1, ge=1, le=MOST_RANKS)
     """Expert-parallel degree, inside data x context parallel."""
-    expert_tensor_parallel: int = Field(default=1, ge=1)
+    expert_tensor_parallel: int = Field(default=1, ge=1, le=MOST_RANKS)
     """Tensor-parallel degree of the experts; Megatron's default is the tensor-parallel degree."""
-    data_parallel: int = Field(ge=1)
+    data_parallel: int = Field(ge=1, le=MOST_RANKS)
     """Replicas of every stage."""
-    microbatch_size: int = Field(ge=1)
+    microbatch_size: int = Field(ge=1, le=MOST_SEQUENCES)
     """Sequences of a micro-batch."""
     num_microbatches: int = Field(ge=1)
     """Micro-batches of a step on one replica."""

@@ -294,3 +294,32 @@ def test_pattern_that_the_shell_cannot_read_is_refused(pattern, message):
     """It once was written into the preflight check, which then refused every host."""
     with pytest.raises(ValueError, match=message):
         Chip(**{**load_chip("h100-sxm-80gb").model_dump(), "device_name_pattern": pattern})
+
+
+def test_a_plan_with_billions_of_ranks_is_refused_before_they_are_listed(tmp_path):
+    # Degrees of a stage are listed rank by rank: 1e9 of them asked for 8 GB.
+    stage = "{layers: [0, 31], chip: h100-sxm-80gb, node_class: a, hosts: [a], tensor_parallel: 1, "
+    text = (
+        "schema: hetplan/plan/v1\ntarget: megatron-lm\ntensor_parallel: 1\ndata_parallel: 1000000000\n"
+        f"microbatch_size: 1\nnum_microbatches: 1\nstages: [{stage}data_parallel: 1000000000}}]\n"
+    )
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    with pytest.raises(InstanceError, match=r"data_parallel: must be <= 1e\+07, got 1000000000"):
+        load_plan(file)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [("1e308", "1e+308 is greater than 1e+30"), ("1e-320", "is nearer to 0 than 1e-100")]
+)
+def test_numbers_of_no_world_are_refused_with_their_place(number, said, tmp_path):
+    # A rate of 1e308 Gbit/s is infinite in bytes a second, and ended the search with an OverflowError.
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "schema: hetplan/cluster/v1\nid: ours\nclasses:\n- {name: a, chip: h100-sxm-80gb, num_nodes: 1, "
+        f"chips_per_node: 8, nics_per_node: 1, nic_gbit_per_s: {number}}}\n"
+    )
+    with pytest.raises(InstanceError) as error:
+        load_cluster(file)
+    assert "classes[0].nic_gbit_per_s: " in str(error.value)
+    assert said in str(error.value)
