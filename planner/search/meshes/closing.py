@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.holding import Holding
-from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, chip_scale
+from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, share_scale
 from planner.search.meshes.walks import MeshWalks
 from planner.tolerances import COUNT_TOL
 
@@ -35,7 +35,7 @@ BELOW = 1e-3
 """By how much less than the longest that follows a pipeline brackets are cut: it is in one part. A guess."""
 MOST_WORK = 4_000_000
 """Shapes times brackets times ticks beyond which brackets are not halved any more. A guess."""
-ROUNDS, LEAST_ROUNDS = 14, 5
+ROUNDS, LEAST_ROUNDS = 40, 5
 """Rounds of prices on one set of brackets, at most and before they may be given up. A guess."""
 FIRST_PRICE = 0.8
 """Share of the layers that all chips are worth at first. A guess."""
@@ -116,9 +116,9 @@ class _Sums:
         self.left = np.arange(is_open.shape[1])
         self.hopeless = np.zeros(is_open.shape, dtype=np.bool_)
         """[number of stages, bracket] what stays open whatever the prices, as long as ticks are no finer."""
-        most = np.concatenate([[np.inf], np.full(len(walks.chips_of_class), np.inf)])
+        most = np.concatenate([[np.inf], np.full(len(walks.shares.room), np.inf)])
         self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
-        self.scale = chip_scale(walks)
+        self.scale = share_scale(walks)
         self.follow = np.zeros(is_open.shape[1])
         """[bracket] a little less than the longest that follows the pipeline which held most last."""
 
@@ -131,7 +131,7 @@ class _Sums:
         enough = walks.num_layers * (1 - COUNT_TOL)
         for turn in range(ROUNDS):
             price = self.ascent.prices[:, 1:] * self.scale
-            most = self.holding.most(price) + price @ walks.chips_of_class
+            most = self.holding.most(price) + price @ walks.shares.room
             self.is_open &= most >= enough
             # What is closed counts no more; where nothing is left any value does.
             given_up = self.hopeless.any(axis=1, keepdims=True) if is_last else self.hopeless
@@ -157,14 +157,13 @@ class _Sums:
         walks = self.walks
         order, split = self.holding.traced(row, length, price)
         self.follow[row] = self.holding.longest_follow(order, split) * (1 - BELOW)
-        chips = np.zeros(len(walks.chips_of_class), dtype=np.int64)
-        np.add.at(chips, walks.batch.node_class[list(order)], walks.batch.num_chips[list(order)])
-        if (chips <= walks.chips_of_class).all():
+        taken = walks.shares.taken[list(order)].sum(axis=0)
+        if (taken <= walks.shares.room).all():
             missing = walks.num_layers - sum(split)
             found[order, split] = abs(missing)
             # All layers on chips that are there: no price closes this bracket.
             self.hopeless[length, row] |= missing == 0
-        slope: Floats = (chips - walks.chips_of_class) * self.scale
+        slope: Floats = (taken - walks.shares.room) * self.scale
         return slope
 
     def known(self, high: Floats) -> Known:
@@ -191,7 +190,9 @@ def least_sum(walks: MeshWalks) -> float:
 
 
 def first_prices(walks: MeshWalks, rows: int) -> Floats:
-    """Prices at which all chips of each class are worth as much, [row, 1 + class]."""
+    """Prices at which all chips of each class are worth as much, other shares nothing, [row, 1 + kind]."""
     num_classes = len(walks.chips_of_class)
-    share = FIRST_PRICE / num_classes
-    return np.tile(np.concatenate([[1.0], np.full(num_classes, share)]), (rows, 1))
+    prices = np.zeros((rows, 1 + len(walks.shares.room)))
+    prices[:, 0] = 1.0
+    prices[:, 1 : 1 + num_classes] = FIRST_PRICE / num_classes
+    return prices

@@ -227,29 +227,31 @@ class Holding:
         return np.asarray(reached & (step + follow <= self.limit))
 
     def most(self, price: Floats) -> Floats:
-        """Most layers less the price of their chips, [length, row]; `price` is [row, class] of a chip."""
+        """Most layers less the price of their shares, [length, row]; `price` is [row, kind] of a share."""
+        paid = price @ self.walks.shares.taken.T
         ends = np.full((len(self.lengths), len(self.low)), -np.inf)
         most = np.full((len(self.low), self.width), -np.inf)
         most[:, 0] = 0.0
         self._most = [most]
         for q in range(self.walks.longest):
             if q in self.ends:
-                found = self.ends[q].best(most, _worth(self.first[q], price))
+                found = self.ends[q].best(most, _worth(self.first[q], paid))
                 ends[self._length_at[q]] = found[:, 0]
             if q < len(self.ways):
-                most = self.ways[q].best(most, _worth(self.inner[q], price))
+                most = self.ways[q].best(most, _worth(self.inner[q], paid))
                 self._most.append(most)
         return ends
 
     def traced(self, row: int, length: int, price: Floats) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes and layers of the pipeline that holds most, of a length by its number, first stage first."""
         last, at = int(self.lengths[length]) - 1, 0
+        paid = price @ self.walks.shares.taken.T
         order, split = [], []
         for q in range(last, -1, -1):
             choices, ways = (self.first[q], self.ends[q]) if q == last else (self.inner[q], self.ways[q])
             here = ways.into(row, at)
             choice, behind = ways.choice[here], ways.behind[here]
-            best = int(np.argmax(self._most[q][row, behind] + _worth(choices, price)[choice, row]))
+            best = int(np.argmax(self._most[q][row, behind] + _worth(choices, paid)[choice, row]))
             at = int(behind[best])
             order.append(int(choices.shape[choice[best]]))
             split.append(int(choices.layers[choice[best]]))
@@ -268,7 +270,7 @@ class Holding:
         return float(max(found))
 
 
-def _worth(choices: Choices, price: Floats) -> Floats:
-    """Layers less the price of the chips, [choice, row]."""
-    worth: Floats = choices.layers[:, None] - price[:, choices.node_class].T * choices.chips[:, None]
+def _worth(choices: Choices, paid: Floats) -> Floats:
+    """Layers less the price of the shares, [choice, row]; `paid` is [row, shape]."""
+    worth: Floats = choices.layers[:, None] - paid[:, choices.shape].T
     return worth

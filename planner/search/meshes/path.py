@@ -24,8 +24,8 @@ class Walk:
     """[row, number of stages]"""
     layers: Ints
     """[row] layers of the shortest."""
-    chips: Ints
-    """[row, class] chips of it."""
+    taken: Ints
+    """[row, kind] shares that it takes."""
     shares: Floats
     """[row, 6] how its length grows with v and w of long ways behind the slowest stage, m >= q + 2, with
     those of short ones, with u and with z."""
@@ -144,7 +144,7 @@ class Path:
         """Follow the shortest walk of each row back, from the first stage to the last."""
         walks = self.walks
         layers = np.zeros(self.rows, dtype=np.int64)
-        chips = np.zeros((self.rows, len(walks.chips_of_class)), dtype=np.int64)
+        taken = np.zeros((self.rows, len(walks.shares.room)), dtype=np.int64)
         shares = np.zeros((self.rows, 6))
         orders, splits = [], []
         for r in range(self.rows):
@@ -154,10 +154,10 @@ class Path:
             if np.isfinite(ends[r, i]):
                 shares[r] = self._follow(r, i, order, split)
             layers[r] = sum(split)
-            np.add.at(chips[r], walks.batch.node_class[order], walks.batch.num_chips[order])
+            taken[r] = walks.shares.taken[order].sum(axis=0)
             orders.append(tuple(order))
             splits.append(tuple(split))
-        return Walk(ends, layers, chips, shares, tuple(orders), tuple(splits))
+        return Walk(ends, layers, taken, shares, tuple(orders), tuple(splits))
 
     def _follow(self, r: int, i: int, order: list[int], split: list[int]) -> Floats:
         """Fill in the shapes and layers of a walk; how its length grows with its weights."""

@@ -142,18 +142,18 @@ class _Rows:
         self.best = prices.copy()
         self.proven = floor
         self.closed = np.full(floor.shape[1], np.inf)
-        self.chips = chip_scale(walks)
+        self.scale = share_scale(walks)
 
     def run(self, cutoff: float, is_up: Callable[[], bool], found: dict[Found, int]) -> None:
         """Rounds of prices; brackets whose lengths all reach the cutoff are closed."""
         walks, ascent = self.walks, self.ascent
         for turn in range(ROUNDS):
-            mu, price = ascent.prices[:, 0], ascent.prices[:, 1:-SHARES] * self.chips
+            mu, price = ascent.prices[:, 0], ascent.prices[:, 1:-SHARES] * self.scale
             shares = ascent.prices[:, -SHARES:].copy()
             rest = np.maximum(1 - shares[:, 4:5], TINY)
             shares[:, :4] = np.clip(shares[:, :4] / rest, 0.0, 1.0)
             walk = walks.shortest(self.bracket, mu, price, shares)
-            paid = mu * walks.num_layers - price @ walks.chips_of_class
+            paid = mu * walks.num_layers - price @ walks.shares.room
             value = walk.length + paid[:, None]
             self.proven = np.maximum(self.proven, value)
             least = value.min(axis=1)
@@ -161,7 +161,7 @@ class _Rows:
             waits = walk.shares[:, :4] / rest
             slope = [
                 (walks.num_layers - walk.layers)[:, None],
-                self.chips * (walk.chips - walks.chips_of_class),
+                self.scale * (walk.taken - walks.shares.room),
                 waits,
                 walk.shares[:, 4:5] + (shares[:, :4] * waits).sum(axis=1, keepdims=True),
                 walk.shares[:, 5:],
@@ -193,7 +193,7 @@ class _Rows:
     def _remember(self, walk: Walk, least: Floats, cutoff: float, found: dict[Found, int]) -> None:
         """Keep walks with about all layers, which no price holds up any more."""
         missing = np.abs(walk.layers - self.walks.num_layers)
-        fits = (walk.chips <= self.walks.chips_of_class).all(axis=1) & (least < cutoff)
+        fits = (walk.taken <= self.walks.shares.room).all(axis=1) & (least < cutoff)
         for row in np.flatnonzero(fits)[np.argsort(missing[fits], kind="stable")][:2]:
             found[walk.order[row], walk.split[row]] = int(missing[row])
 
@@ -232,15 +232,15 @@ def slowest_range(walks: MeshWalks, cutoff_ms: float) -> tuple[float, float]:
     return low, high
 
 
-def chip_scale(walks: MeshWalks) -> Floats:
-    """Price of a chip of each class that weighs as much as one of a layer, [class]."""
-    scale: Floats = walks.num_layers / np.maximum(walks.chips_of_class, 1)
+def share_scale(walks: MeshWalks) -> Floats:
+    """Price of a share of each kind that weighs as much as one of a layer, [kind]."""
+    scale: Floats = walks.num_layers / np.maximum(walks.shares.room, 1)
     return scale
 
 
 def limits_of_prices(walks: MeshWalks) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
     """Most that each price may be, and weights that may not pass 1 together; the first price is free."""
-    most = np.full(1 + SHARES + len(walks.chips_of_class), np.inf)
+    most = np.full(1 + SHARES + len(walks.shares.room), np.inf)
     most[-SHARES:] = 1.0
     if walks.units.exact:
         most[1:-SHARES] = 0.0
@@ -263,7 +263,7 @@ def first_prices(walks: MeshWalks, high: Floats, cutoff_ms: float) -> Floats:
     held = cap.astype(np.float64)
     times = line.sooner[np.arange(len(batch.num_chips)), middle, cap]
     chips, classes = batch.num_chips, batch.node_class
-    prices = np.zeros((len(high), 1 + SHARES + len(walks.chips_of_class)))
+    prices = np.zeros((len(high), 1 + SHARES + len(walks.shares.room)))
     prices[:, -SHARES:] = FIRST_WAITS[int(m >= LONG_PIPELINE * walks.longest)]
     for r in range(len(high)):
         best: list[tuple[float, float, float, int]] = []
@@ -288,5 +288,5 @@ def first_prices(walks: MeshWalks, high: Floats, cutoff_ms: float) -> Floats:
         least = min(worth, default=0.0) if left <= 0 else 0.0
         for (_, _, c), value in zip(taken, worth, strict=True):
             if not walks.units.exact:
-                prices[r, 1 + c] = (value - least) / chip_scale(walks)[c]
+                prices[r, 1 + c] = (value - least) / share_scale(walks)[c]
     return prices

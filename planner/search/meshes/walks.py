@@ -50,6 +50,7 @@ from planner.search.meshes.lines import Lines, Terms
 from planner.search.meshes.path import Bracket, Least, Path, Walk
 from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch
+from planner.search.meshes.shares import list_shares
 from planner.search.meshes.units import Units
 from planner.tolerances import BOUND_TOL
 
@@ -82,6 +83,7 @@ class MeshWalks:
         self.places, self.batch, self.units = places, batch, units
         self.lengths, self.longest = np.array(lengths), int(max(lengths))
         self.chips_of_class = np.array(chips_of_class)
+        self.shares = list_shares(batch, chips_of_class)
         self.num_microbatches = batch.num_microbatches
         self.num_layers = places.inner.times_ms.shape[2] - 1
         self.sends_block, self.allowed = sends_block, allowed
@@ -143,11 +145,11 @@ class MeshWalks:
         return replace(terms, follow=follow, share=share[None, :, None, None])
 
     def shortest(self, bracket: Bracket, mu: Floats, price: Floats, shares: Floats) -> Walk:
-        """Shortest walks; `price` is [row, class] of a chip, `shares` [row, 6] as in `Walk`."""
+        """Shortest walks; `price` is [row, kind] of a share, `shares` [row, 6] as in `Walk`."""
         own = np.clip(shares[:, 5], 0.0, 1.0)[:, None, None, None]
         waits, short = shares[:, :2], shares[:, 2:4]
         other = np.clip(shares[:, 4], TINY, 1 - TINY)[:, None, None, None]
-        paid = (price[:, self.batch.node_class] * self.batch.num_chips)[:, None, :, None]
+        paid = (price @ self.shares.taken.T)[:, None, :, None]
         m = self.num_microbatches
         short = short / np.maximum(short.sum(axis=1, keepdims=True), 1.0)
         long_factor, short_factor = waits.sum(axis=1), short.sum(axis=1)

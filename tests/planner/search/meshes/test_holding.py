@@ -84,12 +84,12 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
             walks = walks_of(opener, number, [p])
             shapes = rng.permutation(len(walks.batch.shapes))[:4].tolist()
             walks.allowed = np.isin(np.arange(len(walks.batch.shapes)), shapes)[None].repeat(p, axis=0)
-            price = rng.random(len(walks.chips_of_class)) / 4
+            price = rng.random(len(walks.shares.room)) / 4
             pipelines = []
             for order in itertools.product(shapes, repeat=p):
                 for layers in itertools.product(range(1, walks.num_layers + 1), repeat=p):
                     rows, follows, _ = rows_ms(walks, order, layers)
-                    paid = price[walks.batch.node_class[list(order)]] @ walks.batch.num_chips[list(order)]
+                    paid = walks.shares.taken[list(order)].sum(axis=0) @ price
                     if np.isfinite(rows).all():
                         pipelines.append((rows, follows, sum(layers) - float(paid)))
             if not pipelines:
