@@ -19,7 +19,9 @@ counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, g
 pipeline these are the ranks of one replica (norm and zeros of the gradients, skipped steps), those that share
 the distributed optimizer (all ranks), and with experts those of an expert layer (`megatron_groups`).
 DeepSpeed's pipeline engine has one of a replica too, for the norm and overflows (`ds_model_proc_group` in
-deepspeed/runtime/pipe/topology.py).
+deepspeed/runtime/pipe/topology.py). Groups are made when they first exchange something: a stage holds those
+of its own job, however many chips stay idle, and only the ends of a pipeline that group in which they sum the
+gradients of the embedding (`_allreduce_embedding_grad` in megatron/core/distributed/finalize_model_grads.py).
 """
 
 from __future__ import annotations
@@ -46,39 +48,70 @@ EXCHANGE_BYTES_PER_PEER = 3.28 * GB / EXCHANGE_PEERS
 
 def communicator_bytes(
     problem: Problem, sizes: Sizes, domain_chips: Sequence[float], dp_mode: str
-) -> list[Values]:
+) -> list[list[tuple[Values, Values]]]:
     """Memory of all communicators of a rank on each node class [bytes].
 
-    A stage that has fewer chips than the cluster is taken to have others beside it in a pipeline.
+    Lists [node_class][length] of what a stage holds in each of its `planner.cost.prices.ROLES`, in a pipeline
+    of length + 1 stages, the last also in any longer one. Nothing that the cluster has beside the pipeline
+    counts. In a pipeline of stages of several sizes each counts as if all were of its own.
 
     Parameters
     ----------
     domain_chips
         [node_class] chips that fast links join.
     """
-    stack, s, job = problem.stack, sizes, float(problem.cluster.num_chips)
-    groups = sharing_groups(s, job)
-    if stack.megatron_groups:
-        groups += megatron_groups(problem.model, s, job, dp_mode)
-    elif stack.replica_communicator:
-        groups.append(_replica_group(s, job))
-    sets = [_sets(group.ranks) for group in groups]
-    alike: Values = sum(sets) * stack.communicator_gib
+    stack, s, model = problem.stack, sizes, problem.model
+    of_lengths = []
+    for p in map(float, range(1, told_lengths(problem, domain_chips) + 1)):
+        job = p * s.stage_chips
+        groups, ends = sharing_groups(s, job), []
+        if stack.megatron_groups:
+            groups += megatron_groups(model, s, job, dp_mode)
+            ends = embedding_groups(model, s, job)
+        elif stack.replica_communicator:
+            groups.append(_replica_group(s, job))
+        of_lengths.append((p, groups, ends, _alike_bytes(stack, groups), _alike_bytes(stack, ends)))
+    per_peer = EXCHANGE_BYTES_PER_PEER if stack.communicator_gib else 0.0
     found = []
     for c, domain in enumerate(domain_chips):
-        gib = alike
-        if stack.far_communicator_gib is not None:
-            far = stack.far_communicator_gib - stack.communicator_gib
-            gib = gib + far * sum(
-                n * group.reaches_beyond(domain) for n, group in zip(sets, groups, strict=True)
-            )
-        joined = gib * GIB + _exchange_bytes(problem.model, stack, s, domain)
-        if stack.communicator_gib:
-            joined = joined + near_stages(s, job, domain) * EXCHANGE_BYTES_PER_PEER
-        if problem.chip_of(c).switch_reduces and stack.switch_buffer_mib:
-            near: Values = sum(_near_ranks(group, domain) for group in groups)
-            joined = joined + near * stack.switch_buffer_mib * MIB
-        found.append(joined)
+        reduces = problem.chip_of(c).switch_reduces
+        exchange = _exchange_bytes(model, stack, s, domain)
+        of_class = []
+        for p, groups, ends, inner, more in of_lengths:
+            inner = inner + exchange + near_stages(s, p, domain) * per_peer
+            if stack.far_communicator_gib is not None or (reduces and stack.switch_buffer_mib):
+                inner = inner + _reach_bytes(stack, groups, domain, reduces)
+                more = more + _reach_bytes(stack, ends, domain, reduces)
+            of_class.append((inner, inner + more))
+        found.append(of_class)
+    return found
+
+
+def told_lengths(problem: Problem, domain_chips: Sequence[float]) -> int:
+    """Lengths of a pipeline that tell how much memory communicators take: longer ones take as much.
+
+    A group of three is as large as any, and a stage has two neighbours. Where it also counts how far a group
+    reaches, a pipeline of more stages than fast links join chips has no group of all stages below them.
+    """
+    if problem.stack.far_communicator_gib is None and not problem.stack.switch_buffer_mib:
+        return 3
+    return max(3, int(min(max(domain_chips) + 1, problem.cluster.num_chips)))
+
+
+def _alike_bytes(stack: SoftwareStack, groups: Sequence[Group]) -> Values:
+    """Memory of the communicators of some groups as if fast links joined all of each [bytes]."""
+    return sum(_sets(group.ranks) for group in groups) * stack.communicator_gib * GIB
+
+
+def _reach_bytes(stack: SoftwareStack, groups: Sequence[Group], domain_chips: float, reduces: bool) -> Values:
+    """What there is beyond that by how far each group reaches [bytes]; `reduces`: whether switches add up."""
+    found: Values = 0.0
+    if stack.far_communicator_gib is not None:
+        far = (stack.far_communicator_gib - stack.communicator_gib) * GIB
+        found = found + far * sum(_sets(group.ranks) * group.reaches_beyond(domain_chips) for group in groups)
+    if reduces and stack.switch_buffer_mib:
+        near: Values = sum(_near_ranks(group, domain_chips) for group in groups)
+        found = found + near * stack.switch_buffer_mib * MIB
     return found
 
 
@@ -94,7 +127,7 @@ class Group:
         return where(self.ranks * self.stride > domain_chips, 1.0, 0.0)
 
 
-def sharing_groups(sizes: Sizes, job: float) -> list[Group]:
+def sharing_groups(sizes: Sizes, job: Values) -> list[Group]:
     """The groups that share work, as any stack has them; one rank needs no communicator.
 
     Parameters
@@ -113,18 +146,13 @@ def sharing_groups(sizes: Sizes, job: float) -> list[Group]:
     ]
 
 
-def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) -> list[Group]:
-    """The further groups of Megatron-LM that exchange something.
-
-    First and last stage share a group where both hold the embedding; every stage is given it.
-    """
+def megatron_groups(model: ModelSpec, sizes: Sizes, job: Values, dp_mode: str) -> list[Group]:
+    """The further groups of Megatron-LM that exchange something on every stage."""
     s = sizes
     stages = job / s.stage_chips
     groups = [_replica_group(s, job)]
     if dp_mode == "distopt":
         groups.append(Group(job))
-    if model.copies_embedding:
-        groups.append(Group(minimum(stages, 2.0), s.stage_chips))
     if model.moe is not None:
         groups += [Group(s.tp * s.cp), Group(s.etp), Group(s.ep * s.etp)]
         groups.append(Group(s.expert_gradient_ranks, s.ep * s.etp))
@@ -133,19 +161,26 @@ def megatron_groups(model: ModelSpec, sizes: Sizes, job: float, dp_mode: str) ->
     return groups
 
 
-def _replica_group(sizes: Sizes, job: float) -> Group:
+def embedding_groups(model: ModelSpec, sizes: Sizes, job: Values) -> list[Group]:
+    """The group of the first and the last stage of Megatron-LM where both hold the embedding."""
+    if not model.copies_embedding:
+        return []
+    return [Group(minimum(job / sizes.stage_chips, 2.0), sizes.stage_chips)]
+
+
+def _replica_group(sizes: Sizes, job: Values) -> Group:
     """The ranks that hold one copy of the model: neighbours in a stage, and as many in every other."""
     s = sizes
     stages = job / s.stage_chips
     return Group(s.tp * stages, where(stages > 1, s.stage_chips / s.tp, 1.0))
 
 
-def near_stages(sizes: Sizes, job: float, domain_chips: float) -> Values:
+def near_stages(sizes: Sizes, num_stages: float, domain_chips: float) -> Values:
     """Neighbours in the pipeline that fast links join with a stage: at most the one before and the one after.
 
     The first and the last stage count as any other, as they send to each other where stages are interleaved.
     """
-    together = minimum(domain_chips, job) // sizes.stage_chips
+    together = minimum(domain_chips // sizes.stage_chips, num_stages)
     return minimum(maximum(together - 1, 0.0), 2.0)
 
 

@@ -11,7 +11,7 @@ from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts, mtp_parameters
 from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradient_bytes
-from planner.cost.prices import ENDS, STATES, Floats
+from planner.cost.prices import ENDS, ROLES, STATES, Floats
 from planner.cost.sizes import Sizes
 from planner.cost.work import Work
 from planner.data.model_spec import WITH_ATTENTION
@@ -98,9 +98,12 @@ def _has_stages(problem: Problem, sizes: Sizes) -> Floats:
 
 
 def _fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str) -> Floats:
-    """Device context and communicators, array [choice, node_class]."""
+    """Device context and communicators, array [choice, node_class, length, role]."""
     domain_chips = [network.domain_chips for network in networks_of(problem)]
-    fixed = np.empty((rows, len(domain_chips)))
-    for c, joined in enumerate(communicator_bytes(problem, sizes, domain_chips, dp_mode)):
-        fixed[:, c] = problem.stack.context_gib * GIB + joined
-    return fixed
+    joined = communicator_bytes(problem, sizes, domain_chips, dp_mode)
+    fixed = np.empty((rows, len(joined), len(joined[0]), len(ROLES)))
+    for c, of_class in enumerate(joined):
+        for length, of_roles in enumerate(of_class):
+            for role, size in enumerate(of_roles):
+                fixed[:, c, length, role] = size
+    return problem.stack.context_gib * GIB + fixed

@@ -26,6 +26,13 @@ ENDS = ("embedding", "head", "head_beside_embedding")
 STATES = ("weights", "gradients", "optimizer")
 """Last axis of every state size."""
 
+ROLES = ("inner", "end")
+"""What a stage is in its pipeline, as far as its communicators go: between two others; first, last or the
+only one."""
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class Degrees:
@@ -179,7 +186,8 @@ class Prices:
     pipeline_buffer_bytes: Floats
     """[choice] receive buffers, where there is more than one stage."""
     fixed_bytes: Floats
-    """[choice, node_class] device context and communicators, outside the allocator."""
+    """[choice, node_class, length, role] device context and communicators, outside the allocator, in a
+    pipeline of length + 1 stages; the last also in any longer one."""
     allocated_fraction: float
     """Allocated over reserved memory."""
     limit_bytes: Floats
@@ -207,6 +215,35 @@ class Prices:
     end_shown_s: Floats | None = None
     """[choice, piece, node_class] synchronisation of each of the `ENDS` that nothing hides, which the
     optimizer's prices contain; None where there is none."""
+
+    def outside_bytes(
+        self,
+        choice: int | Ints,
+        node_class: int | Ints,
+        is_end: bool | Bools,
+        num_stages: int | Ints,
+        *,
+        at_least: bool = False,
+    ) -> Floats:
+        """Device context and communicators of stages, arrays or numbers of one shape [bytes].
+
+        Parameters
+        ----------
+        is_end
+            Whether a stage is the first or the last of its pipeline.
+        num_stages
+            Stages of its pipeline; `at_least`: or any more, of which the least counts.
+        """
+        table = self.least_fixed_bytes if at_least else self.fixed_bytes
+        length = np.minimum(num_stages, table.shape[2]) - 1
+        found: Floats = table[choice, node_class, length, np.asarray(is_end, dtype=np.int64)]
+        return found
+
+    @cached_property
+    def least_fixed_bytes(self) -> Floats:
+        """As `fixed_bytes`, the least of all pipelines that are as long or longer."""
+        least: Floats = np.minimum.accumulate(self.fixed_bytes[:, :, ::-1], axis=2)[:, :, ::-1]
+        return least
 
     @cached_property
     def layer_times_s(self) -> Floats:

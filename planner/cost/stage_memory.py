@@ -63,7 +63,8 @@ def memory_bytes(
     terms |= {"recompute": fullest.recompute, "logits": fullest.logits}
     terms["buffers"] = float(prices.pipeline_buffer_bytes[choice]) if num_stages > 1 else 0.0
     terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
-    terms["context"] = float(prices.fixed_bytes[choice, content.node_class])
+    is_end = content.has_embedding or content.has_head
+    terms["context"] = float(prices.outside_bytes(choice, content.node_class, is_end, num_stages))
     return terms
 
 

@@ -12,10 +12,7 @@ Bound      T falls as u grows. So for every u of a box low <= u <= high no plan 
            (tokens) w low x B(high), with B a search's bound on T; (reach) w low, or none at all where
            B(high) > limit_s. Boxes are split and searched, the least bound first, until the best plan
            found is within the gap of the least bound left. A bound of a larger `high` serves smaller ones.
-Exact      to the gap, which is proven; idle nodes of the cluster cost nothing here. T falls as u grows but
-           for the memory of communicators: a stage that fills the nodes it is given counts none of a
-           pipeline, on more nodes it does (`planner.cost.communicators`). Plans that fit by these 2 GiB
-           alone may be missed.
+Exact      to the gap, which is proven; idle nodes of the cluster cost nothing here.
 """
 
 from __future__ import annotations

@@ -68,6 +68,9 @@ class Entries:
     """Stages of the pipelines."""
     in_flight: Floats | None = None
     """[entry] micro-batches that a stage holds at once; None where they follow from its position."""
+    fewest_stages: NDArray[np.int64] | None = None
+    """[entry] the fewest stages of pipelines that a stage stands for, all longer ones among them: it takes
+    the least memory of all. None where it stands for those of `num_stages` alone."""
 
 
 def entry_coefficients(
@@ -229,7 +232,9 @@ def _memory(
         alone = np.where(first_stage & ~last_stage, np.array(whole) - passing, 0.0) * scale
     selective = saved("selective", prices.layer_activation_selective_bytes)
     full = saved("full", prices.layer_activation_full_bytes)
-    fixed_gib = prices.fixed_bytes[c, entries.node_class] / GIB
+    lengths = np.full(len(c), p) if entries.fewest_stages is None else entries.fewest_stages
+    whole, at_least = first_stage | last_stage, entries.fewest_stages is not None
+    fixed_gib = prices.outside_bytes(c, entries.node_class, whole, lengths, at_least=at_least) / GIB
     return {
         "layer_gib": kept[:, kinds.main] * scale,
         "selective_saves_gib": selective[:, kinds.main],

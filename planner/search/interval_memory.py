@@ -24,6 +24,8 @@ class Position:
     """Micro-batches whose activations the stage holds."""
     first: bool
     last: bool
+    num_stages: int
+    """Stages of its pipeline."""
 
 
 def spans(values: Floats) -> Floats:
@@ -47,7 +49,8 @@ class IntervalMemory:
             base += at.in_flight * float(prices.head_activation_bytes[c])
             base += float(self._head_states().sum())
         states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
-        reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(prices.fixed_bytes[c, n])
+        outside = prices.outside_bytes(c, n, at.first or at.last, at.num_stages)
+        reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(outside)
         self.room: Floats = reserved * float(prices.allocated_fraction) - base - spans(states)
         """[first, end] what activations and passing buffers may take [bytes]."""
         present = [np.where(kind_of_layer == kind, 1.0, 0.0) for kind in range(len(prices.kinds))]

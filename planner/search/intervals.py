@@ -102,6 +102,7 @@ class Intervals:
                 in_flight=in_flight_1f1b(num_stages, stage, m, planned=self.prices.plans_memory),
                 first=stage == 0,
                 last=stage == num_stages - 1,
+                num_stages=num_stages,
             )
         )
 

@@ -72,14 +72,21 @@ def list_pairs(
 def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floats:
     """Stages below which not even weights, gradients, optimizer and layer inputs fit, [choice].
 
-    As if every stage had the roomiest class that a row can use, and held one micro-batch.
+    As if every stage had the roomiest class that a row can use, held one micro-batch, and had the fewest
+    communicators that a stage of any place has in a pipeline as long or longer.
     """
     index_of = {kind: i for i, kind in enumerate(prices.kinds)}
     layer = prices.layer_state_bytes.sum(axis=2) + prices.layer_activation_full_bytes
     need = sum(layer[:, index_of[kind]] for kind in problem.model.kind_of_layer)
-    room = np.where(table.max_stages > 0, prices.limit_bytes - prices.fixed_bytes, 0.0).max(axis=1)
-    fewest: Floats = need / prices.allocated_fraction / np.maximum(room, 1.0)
-    return fewest * (1 - COUNT_TOL)
+    outside = prices.least_fixed_bytes.min(axis=3)
+    room = np.where((table.max_stages > 0)[..., None], prices.limit_bytes[:, None] - outside, 0.0).max(axis=1)
+    # [choice, length]: what a pipeline of that length or longer needs, but no shorter one asks of it.
+    needed = need[:, None] / prices.allocated_fraction / np.maximum(room, 1.0) * (1 - COUNT_TOL)
+    lengths = np.arange(1, room.shape[1] + 1)
+    holds = needed <= lengths
+    holds[:, -1] = True
+    fewest: Floats = np.where(holds, np.maximum(needed, lengths), np.inf).min(axis=1)
+    return fewest
 
 
 def list_groups(

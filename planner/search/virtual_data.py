@@ -109,7 +109,7 @@ def _memory(
         total += passing + float(prices.pipeline_buffer_bytes[c])
         more[s] = (max(passing, most(peaks, kept[2], present, s)) - passing) * scale
         more_selective[s] = (max(passing, most(again, kept[1], present, s)) - passing) * scale
-        fixed = float(prices.fixed_bytes[c, classes[s]]) / GIB
+        fixed = float(prices.outside_bytes(c, classes[s], s in (0, p - 1), p)) / GIB
         base.append(total * scale + fixed + lead * float(state[kinds.lead] - state[kinds.main]))
     return {
         "state_gib": float(state[kinds.main]),

@@ -3,6 +3,8 @@
 A place is told by the stages behind it, q: with 1F1B a stage holds min(m, q + 1) micro-batches, so that
 places with q >= max(m - 1, 1) are alike, and stages in the middle do not depend on how long the pipeline
 is. The last stage is the place q = 0; the first stage, which holds the embedding, has tables of its own.
+Communicators, which grow by the pipeline up to a few stages, count as in the pipeline of any length that
+takes the least: memory is a lower bound for all pipelines with such a stage at such a place.
 """
 
 from __future__ import annotations
@@ -74,15 +76,18 @@ class PlaceTables:
         count = min(longest, max(batch.num_microbatches, 2))
         held = np.minimum(np.arange(1, count + 1), batch.num_microbatches)
         # The places of one long pipeline, its first stage left out: they end with q = 0.
-        inner = self._stages(batch, count + 1, np.arange(count, 0, -1), held)
-        first = self._stages(batch, 2, np.zeros(count, dtype=np.int64), held)
-        alone = self._stages(batch, 1, np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
+        behind = np.arange(count)
+        inner = self._stages(batch, count + 1, np.arange(count, 0, -1), held, behind + 2)
+        first = self._stages(batch, 2, np.zeros(count, dtype=np.int64), held, behind + 1)
+        alone = self._stages(batch, 1, np.zeros(1, dtype=np.int64), held[:1], behind[:1] + 1)
         for name in vars(first):
             getattr(first, name)[:, 0] = getattr(alone, name)[:, 0]
         tied = float(tied_ms(self.prices, batch).min())
         return Places(inner, first, least_hops_ms(self.problem, self.prices, batch), (0.0, tied))
 
-    def _stages(self, batch: Batch, num_stages: int, positions: Ints, held: Ints) -> Stages:
+    def _stages(
+        self, batch: Batch, num_stages: int, positions: Ints, held: Ints, fewest_stages: Ints
+    ) -> Stages:
         num_shapes, width = len(batch.shapes), len(positions)
         entries = Entries(
             choice=np.repeat(batch.choice, width),
@@ -90,6 +95,7 @@ class PlaceTables:
             position=np.tile(positions, num_shapes),
             num_stages=num_stages,
             in_flight=np.tile(held, num_shapes).astype(np.float64),
+            fewest_stages=np.tile(fewest_stages, num_shapes),
         )
         none = np.zeros(num_shapes * width)
         data = with_mode(

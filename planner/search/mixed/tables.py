@@ -200,7 +200,8 @@ class MixedTables(Tables):
         if s > 0 and prices.later_stages_have_one_bucket:
             changed["bucket_ms"][s] = changed["reduce_ms"][s]
             changed["base_bucket_ms"][s] = changed["base_reduce_ms"][s]
-        room = prices.limit_bytes[list(classes)] - prices.fixed_bytes[choice, list(classes)]
+        own, is_end = np.array(classes), s in (0, num_stages - 1)
+        room = prices.limit_bytes[own] - prices.outside_bytes(choice, own, is_end, num_stages)
         changed["limit_gib"][s] -= (room[0] - room.min()) / GIB
 
     def _stage_parameters(

@@ -227,6 +227,7 @@ class Chains:
             position=np.full(len(held), position),
             num_stages=num_stages,
             in_flight=held.astype(np.float64),
+            fewest_stages=np.full(len(held), num_stages),
         )
         none = np.zeros(len(held))
         data = entry_coefficients(self.problem, of.prices, entries, 1, none, none)

@@ -12,7 +12,7 @@ import pytest
 
 from planner.cost.collective_counts import collective_counts
 from planner.cost.collectives import collective_s
-from planner.cost.communicators import megatron_groups, sharing_groups
+from planner.cost.communicators import embedding_groups, megatron_groups, sharing_groups
 from planner.cost.networks import network_of
 from planner.cost.parameters import (
     embedding_parameters,
@@ -225,13 +225,19 @@ def test_the_groups_that_exchange_have_communicators(run: dict) -> None:
         seq_length=32.0,
     )
     job = run["world_size"]
-    found = sharing_groups(degrees, job) + megatron_groups(model, degrees, job, shape.dp_mode)
-    ours = sorted(group.ranks for group in found if group.ranks > 1)
-    counted = {row["group"]: row["group_size"] for row in run["ranks"]["0"] if row["group_size"] > 1}
-    if model.moe is None:
-        assert ours == sorted(counted.values())
-    else:  # which of an expert layer's groups exchange anything depends on the dispatcher
-        assert len(ours) >= len(counted)
+    every = sharing_groups(degrees, job) + megatron_groups(model, degrees, job, shape.dp_mode)
+    for rank, table in run["ranks"].items():
+        if isinstance(table, dict):
+            continue
+        at = shape_of(run, run["args"], int(rank))
+        is_end = at.stage in (0, at.num_stages - 1)
+        found = every + (embedding_groups(model, degrees, job) if is_end else [])
+        ours = sorted(group.ranks for group in found if group.ranks > 1)
+        counted = {row["group"]: row["group_size"] for row in table if row["group_size"] > 1}
+        if model.moe is None:
+            assert ours == sorted(counted.values()), rank
+        else:  # which of an expert layer's groups exchange anything depends on the dispatcher
+            assert len(ours) >= len(counted), rank
 
 
 @pytest.mark.parametrize("name", names("models"))

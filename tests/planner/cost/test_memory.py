@@ -34,6 +34,12 @@ MOE_LAYERS = LAYERS.with_name("onechip_moe_ops_h100.json")
 OLD_STACK = SoftwareStack(id="2022", flash_attention=False, dropout=True)
 
 
+def outside_bytes(of: Problem, *, is_end: bool = False, **degrees: int) -> float:
+    """Context and communicators of a stage of the pipeline that fills the cluster."""
+    num_stages = of.cluster.num_chips // int(Sizes.single(of, Degrees.single(**degrees)).stage_chips)
+    return float(prices(of, **degrees).outside_bytes(0, 0, is_end, num_stages))
+
+
 def sizes(of, **degrees) -> Sizes:
     return Sizes.of(of, Degrees.single(**degrees))
 
@@ -229,8 +235,9 @@ def test_every_kind_of_group_with_several_ranks_has_communicators() -> None:
     of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
 
     def sets(**degrees: int) -> float:
-        found = prices(of, **degrees).fixed_bytes[0, 0] / GIB - of.stack.context_gib
-        near = near_stages(Sizes.single(of, Degrees.single(**degrees)), 32.0, 8.0)
+        found = outside_bytes(of, **degrees) / GIB - of.stack.context_gib
+        chosen = Sizes.single(of, Degrees.single(**degrees))
+        near = near_stages(chosen, 32.0 / chosen.stage_chips, 8.0)
         return float((found - near * EXCHANGE_BYTES_PER_PEER / GIB) / of.stack.communicator_gib)
 
     # The job's own, and that of 32, 4 or no stages in a pipeline.
@@ -247,8 +254,8 @@ def test_a_replica_and_groups_beyond_a_node_have_communicators_of_their_own() ->
 
     def gib(changes: dict[str, float | bool], **degrees: int) -> float:
         stack = of.stack.model_copy(update={"communicator_gib": 0.6} | changes)
-        chosen = prices(of.model_copy(update={"stack": stack}), **degrees)
-        return float(chosen.fixed_bytes[0, 0] / GIB - stack.context_gib)
+        chosen = of.model_copy(update={"stack": stack})
+        return outside_bytes(chosen, **degrees) / GIB - stack.context_gib
 
     sharing = {"tensor_parallel": 4, "data_parallel": 4}
     assert gib({}, **sharing) == pytest.approx(3 * 0.6)
@@ -268,11 +275,11 @@ def test_a_replica_and_groups_beyond_a_node_have_communicators_of_their_own() ->
 def test_stages_that_share_a_node_are_connected_as_pairs_of_an_exchange(tp: int, near: int) -> None:
     of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
     chosen = Sizes.single(of, Degrees.single(tensor_parallel=tp))
-    assert near_stages(chosen, 32.0, domain_chips=8.0) == near
+    assert near_stages(chosen, 32.0 / tp, domain_chips=8.0) == near
     groups = [
         544 / 688 if group.ranks == 2 else 1.0 for group in sharing_groups(chosen, 32.0) if group.ranks > 1
     ]
-    found = prices(of, tensor_parallel=tp).fixed_bytes[0, 0] / GIB - of.stack.context_gib
+    found = outside_bytes(of, tensor_parallel=tp) / GIB - of.stack.context_gib
     assert found - sum(groups) * of.stack.communicator_gib == pytest.approx(near * 3.28 * GB / 7 / GIB)
 
 
@@ -286,8 +293,7 @@ def test_switches_that_add_up_take_buffers_for_every_rank_below_them() -> None:
         none = of.model_copy(
             update={"stack": of.stack.model_copy(update=with_buffers | {"switch_buffer_mib": 0.0})}
         )
-        found = prices(some, **degrees).fixed_bytes[0, 0] - prices(none, **degrees).fixed_bytes[0, 0]
-        return float(found) / 2**20
+        return (outside_bytes(some, **degrees) - outside_bytes(none, **degrees)) / 2**20
 
     assert more_mib("h100-sxm-80gb", tensor_parallel=8, data_parallel=2) == pytest.approx(192 * (8 + 8))
     # Pairs need no switch to add up; of eight gradient ranks four lie on each node.
@@ -300,11 +306,10 @@ def test_an_exchange_connects_every_pair_of_a_node() -> None:
 
     def exchange_gb(ep: int, of: Problem = of) -> float:
         whole, alone = (
-            prices(of, data_parallel=32, expert_parallel=x, expert_tensor_parallel=1).fixed_bytes[0, 0]
-            for x in (ep, 1)
+            outside_bytes(of, data_parallel=32, expert_parallel=x, expert_tensor_parallel=1) for x in (ep, 1)
         )
         group = of.stack.communicator_gib * (1.0 if ep > 2 else 544 / 688)
-        return float((whole - alone - group * GIB) / GB)
+        return (whole - alone - group * GIB) / GB
 
     assert exchange_gb(8) == pytest.approx(3.28)
     assert exchange_gb(2) == pytest.approx(3.28 / 7)
@@ -336,7 +341,7 @@ def test_hybrideps_buffers_hold_what_comes_if_all_tokens_come_here() -> None:
         changes = {"moe_dispatcher": "deduplicating", "dispatcher_library": library}
         some = of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
         degrees = {"data_parallel": 128, "expert_parallel": 64, "expert_tensor_parallel": 1}
-        return float(prices(some, **degrees).fixed_bytes[0, 0] / GB)
+        return outside_bytes(some, **degrees) / GB
 
     more = hybridep_bytes(7168, 32, 4096, 64, 8) - deepep_bytes(7168, 64.0)
     assert fixed_gb("hybridep") - fixed_gb("deepep") == pytest.approx(more / GB)

@@ -84,15 +84,11 @@ def test_the_cheapest_nodes_that_reach_a_step_time() -> None:
 
 
 def random_prices(seed: int) -> Problem:
-    """A small problem of two classes or more whose nodes have prices and powers.
-
-    Communicators take no memory: how many a rank has depends on the nodes left out as well.
-    """
+    """A small problem of two classes or more whose nodes have prices and powers."""
     rng = np.random.default_rng(seed)
     problem = random_problem(seed, num_classes=2 + seed % 2, most_layers=5 - seed % 2)
     model = problem.model.model_copy(update={"activation": "silu" if problem.model.gated_mlp else "gelu"})
-    stack = problem.stack.model_copy(update={"communicator_gib": 0.0})
-    problem = problem.model_copy(update={"model": model, "stack": stack})
+    problem = problem.model_copy(update={"model": model})
     for c in range(len(problem.cluster.classes)):
         price, power = (float(value) for value in rng.uniform(1.0, 4.0, 2))
         problem = with_class(problem, c, price_usd_per_hour=price, power_kw=power)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.prices import PARTS, STATES, Prices
+from planner.cost.prices import PARTS, ROLES, STATES, Prices
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.units import GIB, MS
@@ -79,7 +79,7 @@ def prices_of(
         "layer_recompute_peak_bytes": np.full((1, k), 0.5 * GIB),
         "head_peak_bytes": np.array([1.0 * GIB]),
         "pipeline_buffer_bytes": np.array([0.1 * GIB]),
-        "fixed_bytes": np.full((1, n), 1.5 * GIB),
+        "fixed_bytes": np.full((1, n, 1, len(ROLES)), 1.5 * GIB),
         "allocated_fraction": 0.94,
         "limit_bytes": np.array([problem.memory_limit_bytes(i) for i in range(n)]),
         "error_band": 0.05,

@@ -154,7 +154,7 @@ def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.Monke
 def test_finer_ticks_close_what_coarse_ones_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline of all layers that coarse ticks let be left its length open for good."""
     monkeypatch.setattr(closing, "TICKS", 12)
-    search = MeshSearch(random_problem(9, most_layers=6).model_copy(update={"target": "flagscale"}), None)
+    search = MeshSearch(random_problem(7, most_layers=6).model_copy(update={"target": "flagscale"}), None)
     search.run()
     opener = search.opener
     assert isinstance(opener, MeshOpener) and opener.best is not None

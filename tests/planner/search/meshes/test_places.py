@@ -1,0 +1,36 @@
+"""Tables by place against the coefficients of whole pipelines: no stage is given more than it costs there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.stage_selection_tables import least_recompute, stage_times_ms
+from planner.search.meshes.driver import MeshSearch
+from planner.search.meshes.pairs import list_pairs, longest_of
+from tests.random_problems import random_problem
+
+
+@pytest.mark.parametrize("far_gib", [None, 0.3, 0.9])
+@pytest.mark.parametrize("seed", [2, 7, 21])
+def test_no_place_costs_more_than_the_stage_of_any_pipeline(seed: int, far_gib: float | None) -> None:
+    """Communicators depend on the length of the pipeline, places on the stages behind them alone."""
+    problem = random_problem(seed, most_layers=6).model_copy(update={"target": "flagscale"})
+    changes = {"far_communicator_gib": far_gib, "megatron_groups": True}
+    problem = problem.model_copy(update={"stack": problem.stack.model_copy(update=changes)})
+    search = MeshSearch(problem, None)
+    opener = search.make_opener()
+    longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
+    rng, compared = np.random.default_rng(seed), 0
+    for number, most in longest.items():
+        places, batch = opener.places.of(number, most), opener.batches[number]
+        for p in range(1, most + 1):
+            order = rng.integers(0, len(batch.shapes), p)
+            data = opener.meshes.data(number, order.tolist())
+            exact = stage_times_ms(data, least_recompute(data))
+            for s, k in enumerate(order):
+                table = places.inner if s else places.first
+                place = table.times_ms[k, min(p - 1 - s, places.num_places - 1)]
+                assert (place <= exact[s] * (1 + 1e-12)).all()
+                compared += int(np.isfinite(exact[s]).any())
+    assert compared > 0
