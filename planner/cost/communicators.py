@@ -62,7 +62,7 @@ def communicator_bytes(
     """
     stack, s, model = problem.stack, sizes, problem.model
     of_lengths = []
-    for p in map(float, range(1, told_lengths(problem, domain_chips) + 1)):
+    for p in map(float, range(1, told_lengths(stack, domain_chips) + 1)):
         job = p * s.stage_chips
         groups, ends = sharing_groups(s, job), []
         if stack.megatron_groups:
@@ -87,15 +87,15 @@ def communicator_bytes(
     return found
 
 
-def told_lengths(problem: Problem, domain_chips: Sequence[float]) -> int:
+def told_lengths(stack: SoftwareStack, domain_chips: Sequence[float]) -> int:
     """Lengths of a pipeline that tell how much memory communicators take: longer ones take as much.
 
     A group of three is as large as any, and a stage has two neighbours. Where it also counts how far a group
     reaches, a pipeline of more stages than fast links join chips has no group of all stages below them.
     """
-    if problem.stack.far_communicator_gib is None and not problem.stack.switch_buffer_mib:
+    if stack.far_communicator_gib is None and not stack.switch_buffer_mib:
         return 3
-    return max(3, int(min(max(domain_chips) + 1, problem.cluster.num_chips)))
+    return max(3, int(max(domain_chips)) + 1)
 
 
 def _alike_bytes(stack: SoftwareStack, groups: Sequence[Group]) -> Values:

@@ -79,6 +79,8 @@ def test_lengths_beyond_those_told_apart_take_as_much(
 ) -> None:
     of = on_nodes(4, model, stack)
     told = some_prices(of)
+    # Searches compare the prices of clusters of several sizes.
+    assert told.fixed_bytes.shape == some_prices(on_nodes(1, model, stack)).fixed_bytes.shape
     monkeypatch.setattr(communicators, "told_lengths", lambda *_: 40)
     every = some_prices(of)
     for p in range(1, 41):
