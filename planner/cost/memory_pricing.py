@@ -11,7 +11,7 @@ from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts, mtp_parameters
 from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradient_bytes
-from planner.cost.prices import ENDS, ROLES, STATES, Floats
+from planner.cost.prices import ENDS, PLANNED_PLACES, ROLES, STATES, Floats
 from planner.cost.sizes import Sizes
 from planner.cost.work import Work
 from planner.data.model_spec import WITH_ATTENTION
@@ -53,9 +53,9 @@ def memory_prices(
         held[num_kinds + 1 :, :, STATES.index("gradients")] += placeholders.head_placeholders(work.pieces)
         layer["placeholder"] += placeholders.layer_placeholders(work.pieces, work.kinds, rows)
     if stack.plans_memory:
-        pipelined = _has_stages(problem, sizes)
-        held[..., STATES.index("gradients")] *= 1 + pipelined
-        layer["working"] += pipelined[:, None] * layer["recompute_peak"]
+        # As in a pipeline; a stage alone: `Prices.in_pipeline_of`.
+        held[..., STATES.index("gradients")] *= PLANNED_PLACES
+        layer["working"] += layer["recompute_peak"]
     beside = gathered[:num_kinds].T + layer["placeholder"]
     layer["working"] += beside
     if not stack.gradient_accumulation_fusion:
@@ -83,18 +83,6 @@ def memory_prices(
         **{name: np.full(rows, values) for name, values in of_choice.items()},
         "fixed_bytes": _fixed_bytes(problem, sizes, rows, dp_mode),
     }
-
-
-def _has_stages(problem: Problem, sizes: Sizes) -> Floats:
-    """One where there are several stages, else zero, array [choice].
-
-    Memory that is planned ahead is shared within a stretch of the graph, and what leaves one stays until its
-    end: all gradients of a micro-batch, which are then added to their sum. In a pipeline buffers part the
-    forwards from the backwards, so that the layer that passes has a place in either
-    (oneflow/core/job/intra_job_mem_sharing_util.cpp: FindLastFreeIndexInSortedTasks, meta_shape). The last
-    stage has no such buffers but is given the place too; a single stage is taken to sum nothing.
-    """
-    return np.atleast_1d(np.where(problem.cluster.num_chips > sizes.stage_chips, sizes.ones, 0.0))
 
 
 def _fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str) -> Floats:

@@ -48,6 +48,7 @@ def memory_bytes(
     num_stages
         Stages of the pipeline: receive buffers exist where there are several.
     """
+    prices = prices.in_pipeline_of(num_stages)
     states = _state_bytes(prices, choice, content)
     terms = {name: float(states[i]) for i, name in enumerate(STATES)}
     kept = kept_bytes(prices, choice, content)

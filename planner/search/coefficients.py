@@ -178,6 +178,7 @@ def _memory(
     A forbidden kind of recomputation saves nothing, so that it is never chosen.
     """
     c, p = entries.choice, entries.num_stages
+    prices = prices.in_pipeline_of(p)
     first_stage, last_stage = entries.position == 0, entries.position == p - 1
     lead = np.where(first_stage, kinds.num_lead, 0)
     held = [in_flight_1f1b(p, s, num_microbatches, planned=prices.plans_memory) for s in range(p)]

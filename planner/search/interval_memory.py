@@ -39,7 +39,7 @@ class IntervalMemory:
     """Whether runs fit one position, array [first, end], by what is recomputed."""
 
     def __init__(self, prices: Prices, at: Position, kind_of_layer: NDArray[np.int64]) -> None:
-        c, n = at.choice, at.node_class
+        c, n, prices = at.choice, at.node_class, prices.in_pipeline_of(at.num_stages)
         self.prices, self.at, self.kinds = prices, at, kind_of_layer
         base = 0.0 if at.first and at.last else float(prices.pipeline_buffer_bytes[c])
         if at.first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,13 +76,17 @@ def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Float
     As if every stage had the roomiest class that a row can use, held one micro-batch, and had the fewest
     communicators that a stage of any place has in a pipeline as long or longer.
     """
-    index_of = {kind: i for i, kind in enumerate(prices.kinds)}
-    layer = prices.layer_state_bytes.sum(axis=2) + prices.layer_activation_full_bytes
-    need = sum(layer[:, index_of[kind]] for kind in problem.model.kind_of_layer)
+    kinds: Counter[str] = Counter(problem.model.kind_of_layer)
+    counts = np.array([kinds[kind] for kind in prices.kinds], dtype=np.float64)
+    need = []
+    for num_stages in (1, 2):
+        own = prices.in_pipeline_of(num_stages)
+        need.append((own.layer_state_bytes.sum(axis=2) + own.layer_activation_full_bytes) @ counts)
     outside = prices.least_fixed_bytes.min(axis=3)
     room = np.where((table.max_stages > 0)[..., None], prices.limit_bytes[:, None] - outside, 0.0).max(axis=1)
     # [choice, length]: what a pipeline of that length or longer needs, but no shorter one asks of it.
-    needed = need[:, None] / prices.allocated_fraction / np.maximum(room, 1.0) * (1 - COUNT_TOL)
+    of_length = np.array([need[0], *need[1:] * (room.shape[1] - 1)]).T
+    needed = of_length / prices.allocated_fraction / np.maximum(room, 1.0) * (1 - COUNT_TOL)
     lengths = np.arange(1, room.shape[1] + 1)
     holds = needed <= lengths
     holds[:, -1] = True
