@@ -11,7 +11,8 @@ from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts, mtp_parameters
 from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradient_bytes
-from planner.cost.prices import ENDS, PLANNED_PLACES, ROLES, STATES, Floats
+from planner.cost.pipelines import PLANNED_PLACES
+from planner.cost.prices import ENDS, ROLES, STATES, Floats
 from planner.cost.sizes import Sizes
 from planner.cost.work import Work
 from planner.data.model_spec import WITH_ATTENTION
@@ -53,7 +54,7 @@ def memory_prices(
         held[num_kinds + 1 :, :, STATES.index("gradients")] += placeholders.head_placeholders(work.pieces)
         layer["placeholder"] += placeholders.layer_placeholders(work.pieces, work.kinds, rows)
     if stack.plans_memory:
-        # As in a pipeline; a stage alone: `Prices.in_pipeline_of`.
+        # As in a pipeline; a stage alone: `planner.cost.pipelines`.
         held[..., STATES.index("gradients")] *= PLANNED_PLACES
         layer["working"] += layer["recompute_peak"]
     beside = gathered[:num_kinds].T + layer["placeholder"]

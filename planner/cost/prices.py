@@ -8,7 +8,7 @@ shape of that table; `pricing.py` and `memory_pricing.py` fill it, `stage.py` an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -29,9 +29,6 @@ STATES = ("weights", "gradients", "optimizer")
 ROLES = ("inner", "end")
 """What a stage is in its pipeline, as far as its communicators go: between two others; first, last or the
 only one."""
-
-PLANNED_PLACES = 2
-"""Places of a gradient of a pipeline whose memory is planned ahead (`Prices.in_pipeline_of`)."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -218,56 +215,6 @@ class Prices:
     end_shown_s: Floats | None = None
     """[choice, piece, node_class] synchronisation of each of the `ENDS` that nothing hides, which the
     optimizer's prices contain; None where there is none."""
-
-    def in_pipeline_of(self, num_stages: int) -> Prices:
-        """The prices of a stage in a pipeline of so many: these, or those of a stage alone.
-
-        Memory that is planned ahead is shared within a stretch of the graph, and what leaves one stays until
-        its end: all gradients of a micro-batch, which are then added to their sum. In a pipeline buffers part
-        the forwards from the backwards, so that the layer that passes has a place in either
-        (oneflow/core/job/intra_job_mem_sharing_util.cpp: FindLastFreeIndexInSortedTasks, meta_shape). The
-        last stage has no such buffers but is given the place too; a single stage is taken to sum nothing.
-        """
-        return self._alone if self.plans_memory and num_stages == 1 else self
-
-    @cached_property
-    def _alone(self) -> Prices:
-        gradients, changed = STATES.index("gradients"), {}
-        for piece in ("layer", *ENDS):
-            states = getattr(self, f"{piece}_state_bytes").copy()
-            states[..., gradients] /= PLANNED_PLACES
-            changed[f"{piece}_state_bytes"] = states
-        working = self.layer_working_bytes - self.layer_recompute_peak_bytes
-        return replace(self, layer_working_bytes=working, **changed)
-
-    def outside_bytes(
-        self,
-        choice: int | Ints,
-        node_class: int | Ints,
-        is_end: bool | Bools,
-        num_stages: int | Ints,
-        *,
-        at_least: bool = False,
-    ) -> Floats:
-        """Device context and communicators of stages, arrays or numbers of one shape [bytes].
-
-        Parameters
-        ----------
-        is_end
-            Whether a stage is the first or the last of its pipeline.
-        num_stages
-            Stages of its pipeline; `at_least`: or any more, of which the least counts.
-        """
-        table = self.least_fixed_bytes if at_least else self.fixed_bytes
-        length = np.minimum(num_stages, table.shape[2]) - 1
-        found: Floats = table[choice, node_class, length, np.asarray(is_end, dtype=np.int64)]
-        return found
-
-    @cached_property
-    def least_fixed_bytes(self) -> Floats:
-        """As `fixed_bytes`, the least of all pipelines that are as long or longer."""
-        least: Floats = np.minimum.accumulate(self.fixed_bytes[:, :, ::-1], axis=2)[:, :, ::-1]
-        return least
 
     @cached_property
     def layer_times_s(self) -> Floats:

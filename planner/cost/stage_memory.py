@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cost.pipelines import in_pipeline_of, outside_bytes
 from planner.cost.prices import STATES, Floats, Prices
 from planner.cost.stage import StageContent, count_of_kinds
 
@@ -48,7 +49,7 @@ def memory_bytes(
     num_stages
         Stages of the pipeline: receive buffers exist where there are several.
     """
-    prices = prices.in_pipeline_of(num_stages)
+    prices = in_pipeline_of(prices, num_stages)
     states = _state_bytes(prices, choice, content)
     terms = {name: float(states[i]) for i, name in enumerate(STATES)}
     kept = kept_bytes(prices, choice, content)
@@ -65,7 +66,7 @@ def memory_bytes(
     terms["buffers"] = float(prices.pipeline_buffer_bytes[choice]) if num_stages > 1 else 0.0
     terms["fragmentation"] = sum(terms.values()) * (1 / prices.allocated_fraction - 1)
     is_end = content.has_embedding or content.has_head
-    terms["context"] = float(prices.outside_bytes(choice, content.node_class, is_end, num_stages))
+    terms["context"] = float(outside_bytes(prices, choice, content.node_class, is_end, num_stages))
     return terms
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData
 from planner.cost.hops import hop_send_s
+from planner.cost.pipelines import in_pipeline_of, outside_bytes
 from planner.cost.prices import STATES, Floats, Prices
 from planner.cost.stage import in_flight_1f1b
 from planner.cost.stage_memory import kept_of_layers
@@ -178,7 +179,7 @@ def _memory(
     A forbidden kind of recomputation saves nothing, so that it is never chosen.
     """
     c, p = entries.choice, entries.num_stages
-    prices = prices.in_pipeline_of(p)
+    prices = in_pipeline_of(prices, p)
     first_stage, last_stage = entries.position == 0, entries.position == p - 1
     lead = np.where(first_stage, kinds.num_lead, 0)
     held = [in_flight_1f1b(p, s, num_microbatches, planned=prices.plans_memory) for s in range(p)]
@@ -235,7 +236,7 @@ def _memory(
     full = saved("full", prices.layer_activation_full_bytes)
     lengths = np.full(len(c), p) if entries.fewest_stages is None else entries.fewest_stages
     whole, at_least = first_stage | last_stage, entries.fewest_stages is not None
-    fixed_gib = prices.outside_bytes(c, entries.node_class, whole, lengths, at_least=at_least) / GIB
+    fixed_gib = outside_bytes(prices, c, entries.node_class, whole, lengths, at_least=at_least) / GIB
     return {
         "layer_gib": kept[:, kinds.main] * scale,
         "selective_saves_gib": selective[:, kinds.main],

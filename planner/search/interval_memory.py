@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.pipelines import in_pipeline_of, outside_bytes
 from planner.cost.prices import STATES, Floats, Prices
 from planner.cost.stage_memory import kept_of_layers
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -39,7 +40,7 @@ class IntervalMemory:
     """Whether runs fit one position, array [first, end], by what is recomputed."""
 
     def __init__(self, prices: Prices, at: Position, kind_of_layer: NDArray[np.int64]) -> None:
-        c, n, prices = at.choice, at.node_class, prices.in_pipeline_of(at.num_stages)
+        c, n, prices = at.choice, at.node_class, in_pipeline_of(prices, at.num_stages)
         self.prices, self.at, self.kinds = prices, at, kind_of_layer
         base = 0.0 if at.first and at.last else float(prices.pipeline_buffer_bytes[c])
         if at.first:
@@ -49,7 +50,7 @@ class IntervalMemory:
             base += at.in_flight * float(prices.head_activation_bytes[c])
             base += float(self._head_states().sum())
         states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
-        outside = prices.outside_bytes(c, n, at.first or at.last, at.num_stages)
+        outside = outside_bytes(prices, c, n, at.first or at.last, at.num_stages)
         reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(outside)
         self.room: Floats = reserved * float(prices.allocated_fraction) - base - spans(states)
         """[first, end] what activations and passing buffers may take [bytes]."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.pipelines import in_pipeline_of, least_fixed_bytes
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
@@ -80,9 +81,9 @@ def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Float
     counts = np.array([kinds[kind] for kind in prices.kinds], dtype=np.float64)
     need = []
     for num_stages in (1, 2):
-        own = prices.in_pipeline_of(num_stages)
+        own = in_pipeline_of(prices, num_stages)
         need.append((own.layer_state_bytes.sum(axis=2) + own.layer_activation_full_bytes) @ counts)
-    outside = prices.least_fixed_bytes.min(axis=3)
+    outside = least_fixed_bytes(prices).min(axis=3)
     room = np.where((table.max_stages > 0)[..., None], prices.limit_bytes[:, None] - outside, 0.0).max(axis=1)
     # [choice, length]: what a pipeline of that length or longer needs, but no shorter one asks of it.
     of_length = np.array([need[0], *need[1:] * (room.shape[1] - 1)]).T

@@ -9,6 +9,7 @@ import numpy as np
 
 from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.pipelines import outside_bytes
 from planner.cost.prices import Floats, Prices
 from planner.data.options import RECOMPUTE_KINDS
 from planner.data.problem import Problem
@@ -109,7 +110,7 @@ def _memory(
         total += passing + float(prices.pipeline_buffer_bytes[c])
         more[s] = (max(passing, most(peaks, kept[2], present, s)) - passing) * scale
         more_selective[s] = (max(passing, most(again, kept[1], present, s)) - passing) * scale
-        fixed = float(prices.outside_bytes(c, classes[s], s in (0, p - 1), p)) / GIB
+        fixed = float(outside_bytes(prices, c, classes[s], s in (0, p - 1), p)) / GIB
         base.append(total * scale + fixed + lead * float(state[kinds.lead] - state[kinds.main]))
     return {
         "state_gib": float(state[kinds.main]),

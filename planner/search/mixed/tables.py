@@ -26,6 +26,7 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
+from planner.cost.pipelines import outside_bytes
 from planner.cost.prices import Floats, Prices
 from planner.cost.replica_sync import ReplicaPlace, replica_link, tied_embedding_s
 from planner.cost.stage import shown_ends
@@ -201,7 +202,7 @@ class MixedTables(Tables):
             changed["bucket_ms"][s] = changed["reduce_ms"][s]
             changed["base_bucket_ms"][s] = changed["base_reduce_ms"][s]
         own, is_end = np.array(classes), s in (0, num_stages - 1)
-        room = prices.limit_bytes[own] - prices.outside_bytes(choice, own, is_end, num_stages)
+        room = prices.limit_bytes[own] - outside_bytes(prices, choice, own, is_end, num_stages)
         changed["limit_gib"][s] -= (room[0] - room.min()) / GIB
 
     def _stage_parameters(

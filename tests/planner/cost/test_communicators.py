@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from planner.cost import communicators
+from planner.cost.pipelines import outside_bytes
 from planner.cost.prices import Degrees, Prices
 from planner.cost.pricing import price
 from planner.data.load import build_problem
@@ -52,22 +53,22 @@ def test_a_stage_alone_has_no_groups_of_a_pipeline() -> None:
     of = on_nodes(4, "sailor-opt-350m")
     stack, found = of.stack, price(of, Degrees.single(tensor_parallel=4, data_parallel=2))
     two = communicators.TWO_RANKS
-    alone = float(found.outside_bytes(0, 0, True, 1)) / GIB - stack.context_gib
+    alone = float(outside_bytes(found, 0, 0, True, 1)) / GIB - stack.context_gib
     assert alone == pytest.approx((1 + two + 1 + 1 + 1) * stack.communicator_gib)
     # Two stages on two nodes: a pipeline of two ranks, and the embedding that both ends hold.
     assert of.model.copies_embedding
-    more = float(found.outside_bytes(0, 0, True, 2)) / GIB - stack.context_gib - alone
+    more = float(outside_bytes(found, 0, 0, True, 2)) / GIB - stack.context_gib - alone
     assert more == pytest.approx(2 * two * stack.communicator_gib)
 
 
 def test_only_the_ends_share_the_embedding() -> None:
     of = on_nodes(4, "sailor-opt-350m")
     found = price(of, Degrees.single(tensor_parallel=8))
-    inner, end = (float(found.outside_bytes(0, 0, is_end, 4)) / GIB for is_end in (False, True))
+    inner, end = (float(outside_bytes(found, 0, 0, is_end, 4)) / GIB for is_end in (False, True))
     assert end - inner == pytest.approx(communicators.TWO_RANKS * of.stack.communicator_gib)
     untied = of.model_copy(update={"model": of.model.model_copy(update={"tied_embeddings": False})})
     same = price(untied, Degrees.single(tensor_parallel=8))
-    assert same.outside_bytes(0, 0, False, 4) == same.outside_bytes(0, 0, True, 4)
+    assert outside_bytes(same, 0, 0, False, 4) == outside_bytes(same, 0, 0, True, 4)
     plan = packed_plan(of, [(0, 6)] * 4)
     held = [stage.memory_gib["context"] for stage in evaluate(of, plan).stages]
     assert held == pytest.approx([end, inner, inner, end])
@@ -87,7 +88,7 @@ def test_lengths_beyond_those_told_apart_take_as_much(
     for p in range(1, 41):
         for is_end in (False, True):
             rows = np.arange(len(every.fixed_bytes))
-            found, wanted = (one.outside_bytes(rows, 0, is_end, p) for one in (told, every))
+            found, wanted = (outside_bytes(one, rows, 0, is_end, p) for one in (told, every))
             assert np.array_equal(found, wanted), p
 
 
@@ -98,6 +99,6 @@ def test_the_least_of_longer_pipelines_is_no_more_than_any(far_gib: float | None
     found = some_prices(of)
     rows = np.arange(len(found.fixed_bytes))
     for fewest in range(1, 12):
-        least = found.outside_bytes(rows, 0, False, fewest, at_least=True)
-        longer = [found.outside_bytes(rows, 0, False, p) for p in range(fewest, 40)]
+        least = outside_bytes(found, rows, 0, False, fewest, at_least=True)
+        longer = [outside_bytes(found, rows, 0, False, p) for p in range(fewest, 40)]
         assert np.array_equal(least, np.min(longer, axis=0))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from planner.cost import pipelines
 from planner.cost.attention_buffers import context_exchange_bytes
 from planner.cost.checkpointing import repeated_shares
 from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
@@ -37,7 +38,7 @@ OLD_STACK = SoftwareStack(id="2022", flash_attention=False, dropout=True)
 def outside_bytes(of: Problem, *, is_end: bool = False, **degrees: int) -> float:
     """Context and communicators of a stage of the pipeline that fills the cluster."""
     num_stages = of.cluster.num_chips // int(Sizes.single(of, Degrees.single(**degrees)).stage_chips)
-    return float(prices(of, **degrees).outside_bytes(0, 0, is_end, num_stages))
+    return float(pipelines.outside_bytes(prices(of, **degrees), 0, 0, is_end, num_stages))
 
 
 def sizes(of, **degrees) -> Sizes:
