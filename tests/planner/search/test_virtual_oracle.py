@@ -92,7 +92,7 @@ def test_a_given_order_of_classes_is_kept_and_proven(seed: int, monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [569, 570, 573, 600, 604, 634])
+@pytest.mark.parametrize("seed", [569, 600, 604, 637, 647, 664])
 def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
