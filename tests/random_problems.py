@@ -164,3 +164,18 @@ def _with_experts(rng: np.random.Generator, model: ModelSpec) -> ModelSpec:
         first_dense_layers=int(rng.integers(0, min(3, model.num_layers))),
     )
     return model.model_copy(update={"moe": moe})
+
+
+def with_communicators_of(problem: Problem, kind: int) -> Problem:
+    """The same where memory depends on a pipeline's length and reach in one of six ways.
+
+    All groups of Megatron-LM, which take less between nodes; few groups, which take more there and buffers
+    below switches; few groups of one size. Every second plans memory ahead.
+    """
+    changes: tuple[dict[str, object], ...] = (
+        {"megatron_groups": True, "communicator_gib": 0.2, "far_communicator_gib": 0.1},
+        {"communicator_gib": 0.1, "far_communicator_gib": 0.3, "switch_buffer_mib": 100.0},
+        {},
+    )
+    update = {**changes[kind % 3], "plans_memory": kind % 2 == 0}
+    return problem.model_copy(update={"stack": problem.stack.model_copy(update=update)})

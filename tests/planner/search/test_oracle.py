@@ -12,7 +12,12 @@ from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
 from tests import oracle_plans
 from tests.oracle_plans import MAX_PLANS, brute_force
-from tests.random_problems import random_problem, with_deferred_sends, with_unlike_adapters
+from tests.random_problems import (
+    random_problem,
+    with_communicators_of,
+    with_deferred_sends,
+    with_unlike_adapters,
+)
 
 REL = 1e-9
 
@@ -26,8 +31,10 @@ def assert_search_finds_the_best(
     deferred: bool = False,
     unlike_adapters: bool = False,
     num_classes: int = 2,
+    communicators: bool = False,
 ) -> None:
     problem = random_problem(seed, experts=experts, most_context=most_context, num_classes=num_classes)
+    problem = with_communicators_of(problem, seed) if communicators else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     problem = with_deferred_sends(problem) if deferred else problem
     problem = problem.model_copy(update={"target": target})
@@ -73,6 +80,12 @@ def test_an_embedding_at_both_ends_is_shared_over_their_own_adapters(
     """Of two classes and of three, with no split tried by enumeration."""
     monkeypatch.setattr(Solver, "max_splits", 0)
     assert_search_finds_the_best(seed, target=target, unlike_adapters=True, num_classes=2 + seed % 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(800, 824))
+def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
+    assert_search_finds_the_best(seed, communicators=True)
 
 
 @pytest.mark.slow

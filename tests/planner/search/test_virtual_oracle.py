@@ -15,7 +15,11 @@ from planner.simulate.evaluate import evaluate
 from planner.units import MS
 from tests.oracle_plans import brute_force
 from tests.oracle_virtual import brute_force_virtual
-from tests.random_problems import random_interleaved_problem, with_unlike_adapters
+from tests.random_problems import (
+    random_interleaved_problem,
+    with_communicators_of,
+    with_unlike_adapters,
+)
 
 REL = 1e-9
 
@@ -28,10 +32,12 @@ def assert_search_finds_the_best(
     experts: bool = False,
     keep_class_order: bool = False,
     unlike_adapters: bool = False,
+    communicators: bool = False,
 ) -> int:
     """Hold one problem against brute force; the virtual stages of its plan, 0 without any plan."""
     problem = random_interleaved_problem(seed, most_virtual=most_virtual, experts=experts)
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
+    problem = with_communicators_of(problem, seed) if communicators else problem
     forbidden = (*problem.options.forbid, *(["vp=1"] if only else []))
     wishes = {"forbid": forbidden, "keep_class_order": keep_class_order}
     problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
@@ -89,6 +95,12 @@ def test_a_given_order_of_classes_is_kept_and_proven(seed: int, monkeypatch: pyt
     """Parts of one order are bounded as that order, from the first relaxation on."""
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, keep_class_order=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(680, 692))
+def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
+    assert_search_finds_the_best(seed, most_virtual=2, only=seed % 2 == 0, communicators=True)
 
 
 @pytest.mark.slow

@@ -7,15 +7,26 @@ import pytest
 from planner.search.meshes.driver import MeshSearch
 from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
-from tests.random_problems import random_problem, with_deferred_sends, with_unlike_adapters
+from tests.random_problems import (
+    random_problem,
+    with_communicators_of,
+    with_deferred_sends,
+    with_unlike_adapters,
+)
 
 REL = 1e-9
 
 
 def assert_search_finds_the_best(
-    seed: int, most_layers: int, *, deferred: bool = False, unlike_adapters: bool = False
+    seed: int,
+    most_layers: int,
+    *,
+    deferred: bool = False,
+    unlike_adapters: bool = False,
+    communicators: bool = False,
 ) -> None:
     problem = random_problem(seed, most_layers=most_layers).model_copy(update={"target": "flagscale"})
+    problem = with_communicators_of(problem, seed) if communicators else problem
     problem = with_deferred_sends(problem) if deferred else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
@@ -52,3 +63,9 @@ def test_search_equals_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(50, 60))
 def test_search_equals_brute_force_where_activations_wait_for_gradients(seed: int) -> None:
     assert_search_finds_the_best(seed, 3, deferred=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(900, 924))
+def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
+    assert_search_finds_the_best(seed, 3, communicators=True)
