@@ -72,6 +72,8 @@ class Chip(Data):
     """Time that the processor of its usual node takes to launch an operator, over that of an x86 one."""
     compute_capability: float | None = None
     """CUDA compute capability, where there is one."""
+    has_block_scales: bool = False
+    """Without a compute capability, which tells: whether products take a scale for each 32 values (MXFP8)."""
     device_name_pattern: str | None = None
     """Regular expression that the device name on a host must match, for the preflight check."""
     confidence: Literal["datasheet", "whitepaper", "third_party", "guess"]

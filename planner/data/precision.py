@@ -16,15 +16,18 @@ LEAST_COMPUTE_CAPABILITY: dict[Precision, float] = {
 
 Sources: CUDA C++ Programming Guide 12, section "Compute Capabilities" (bf16 from 8.0; V100, T4,
 Titan-RTX and RTX-20 lack it); Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/fp8.py,
-`check_fp8_support`, `check_fp8_block_scaling_support`, `check_mxfp8_support`, `check_nvfp4_support`.
+`check_fp8_support`, `check_fp8_block_scaling_support`, `check_mxfp8_support`, `check_nvfp4_support`. On other
+platforms a chip says whether it has MXFP8: of AMD's, MI350 and MI355 (gfx950: pytorch/ao, pull request 2066).
 """
 
 
 def chip_supports(chip: Chip, precision: Precision) -> bool:
-    """Whether a chip multiplies in a number format: it states a peak, and on CUDA it is new enough."""
+    """Whether a chip multiplies in a number format: it states a peak, and is new enough."""
     if chip.peak_flop_per_s(precision) is None:
         return False
-    if chip.backend != "cuda" or chip.compute_capability is None:
+    if chip.backend != "cuda":
+        return precision != "mxfp8" or chip.has_block_scales
+    if chip.compute_capability is None:
         return True
     return chip.compute_capability >= LEAST_COMPUTE_CAPABILITY[precision]
 

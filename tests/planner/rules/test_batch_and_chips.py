@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.data.chip import Chip, Precision
+from planner.data.load import load_chip
+from planner.data.precision import chip_supports
 from planner.data.workload import Workload
 from planner.rules import batch, chips
 
@@ -101,3 +103,19 @@ def test_tensor_groups_fill_nodes_without_a_rest() -> None:
     assert not chips.tp_fits_node(4, 6)
     assert chips.tensor_group_stays_in_node(8, 8, "a") is None
     assert "a node of class a has 6 chips" in str(chips.tensor_group_stays_in_node(4, 6, "a"))
+
+
+@pytest.mark.parametrize(
+    ("chip", "has_it"),
+    [
+        ("mi300x-192gb", False),
+        ("mi355x-288gb", True),
+        ("gaudi3-128gb", False),
+        ("b200-180gb", True),
+        ("h100-sxm-80gb", False),
+    ],
+)
+def test_formats_with_scales_of_blocks_run_where_the_chip_has_them(chip: str, has_it: bool) -> None:
+    # Any chip with 8 bits that is not on CUDA passed for one, so that MI300X was planned with MXFP8.
+    assert chip_supports(load_chip(chip), "mxfp8") == has_it
+    assert chip_supports(load_chip(chip), "fp8")
