@@ -171,6 +171,23 @@ def test_overrides_that_no_longer_add_up_stop_the_start(
     assert complaint in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("model.pipeline_model_parallel_size=2 train.train_iters=5", "is 64 ranks, the plan has 128"),
+        ("++model.pipeline_model_parallel_layout=Et*40|t*40L", "has 2 stages, the plan has 4 x 1"),
+        ("model.virtual_pipeline_model_parallel_size=2", "is 2, the plan has 1 virtual stages"),
+    ],
+)
+def test_further_words_that_contradict_the_plan_stop_the_start(
+    words: str, complaint: str, directory: Path, tmp_path: Path
+) -> None:
+    # They win over the file that was checked, and were not checked themselves.
+    done = start(directory, tmp_path, NODE_RANK="0", EXTRA_OVERRIDES=words)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_scripts_of_other_targets_pass_shellcheck(directory: Path, tmp_path: Path) -> None:
     problem, plan = plans.uniform()
