@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from formulations.interleaved_rows import dealt_factors
 from planner.cost.prices import Floats
+from planner.search.virtual_prefixes import Places
 from planner.search.virtual_tables import StageTimes
 
 ROUNDING = 1e-9
@@ -81,8 +82,13 @@ class Capacity:
             :, None
         ]  # nothing comes before the first chunk, nor after the last
         times = tables.times_ms + blocked[:, :, None]
-        values = num_microbatches * times + fill[None, :, None] + after
-        self.values_ms = np.where(self.allowed[:, :, None], values, np.inf)
+        alone = np.where(self.allowed[:, :, None], num_microbatches * times + after, np.inf)
+        first = tables.first_ms + self.blocked_ms[:, None]
+        first[:, 0] -= self.blocked_ms  # nothing comes before it, and it sends nothing back
+        hops = np.zeros_like(tables.hop_ms) if sends_block else tables.hop_ms
+        self.places = Places(alone, first, hops, self.fewest, self.most)
+        """What each stage takes wherever it stands."""
+        self.values_ms = alone + fill[None, :, None]
         """[class, stage, n] least step where that stage holds n layers."""
         share = np.arange(num_stages) / tables.virtual_stages
         even = np.where(np.isfinite(times), times, 0.0) * share[None, :, None]

@@ -22,6 +22,7 @@ from planner.search.state import Clock
 from planner.search.virtual_annealing import DealingTimes, anneal_dealings
 from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_items import VirtualOrder, VirtualPart
+from planner.search.virtual_prefixes import Prefixes
 from planner.search.virtual_programs import VirtualSolver
 from planner.units import MS
 
@@ -59,6 +60,7 @@ class VirtualDiver(VirtualSolver):
         super().__init__(clock, opener)
         self.bounds = bounds
         self._capacity = lru_cache(maxsize=16)(self._made_capacity)
+        self._prefixes = lru_cache(maxsize=16)(lambda part: Prefixes(self._capacity(part).places))
         self.dives = self.swaps = 0
         self.may_anneal, self.may_anneal_longer, self.anneals_late = True, False, False
         self.may_anneal_beside = False
@@ -192,13 +194,16 @@ class VirtualDiver(VirtualSolver):
         cutoff_s = self.cutoff_s
         if not np.isfinite(cutoff_s):
             return bound_s
+        if not self._prefixes(part).holds(cutoff_s / MS):
+            return cutoff_s
         return max(bound_s, self._capacity(part).bound_ms(bound_s / MS, cutoff_s / MS) * MS)
 
     def _raised_s(self, bound_s: float, part: VirtualPart) -> float:
-        """Bound of what the stages of a part hold and of the mean row, at most the cutoff."""
+        """Bound of what the stages of a part hold in one order and of the mean row, at most the cutoff."""
         cutoff_s = self.cutoff_s
         if not bound_s < cutoff_s < np.inf:
             return bound_s
+        bound_s = max(bound_s, self._prefixes(part).bound_ms(bound_s / MS, cutoff_s / MS) * MS)
         return max(bound_s, self._capacity(part).raised_ms(bound_s / MS, cutoff_s / MS) * MS)
 
     def _made_capacity(self, part: VirtualPart) -> Capacity:

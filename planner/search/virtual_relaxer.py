@@ -57,7 +57,7 @@ class VirtualRelaxer(VirtualDiver):
         data = VirtualClassesData(
             classes=used,
             tables=tables.tables,
-            fits=capacity.fits(cutoff_s / MS),
+            fits=capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS),
             fewest=capacity.fewest,
             most=capacity.most,
             hop_ms=tables.times.hop_ms,
