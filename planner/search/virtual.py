@@ -60,6 +60,8 @@ FIRST_PAIRS = 16
 """Pairs opened before whole stages are: a good plan of theirs spares much of both searches."""
 FIRST_LIKELY = 6
 """Parts tried then, the most likely ones; and again each time that twice as many pairs have been opened."""
+WAITS = 1e-3
+"""Part of the cutoff by which a bound must rise without a program for the part to wait for its turn again."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 
@@ -201,9 +203,9 @@ class VirtualOpener(VirtualRelaxer):
             self._anneal_beside(bound_s)
         else:
             self._anneal_good(bound_s)
-        bound_s = self._raised_s(bound_s, part)
-        if bound_s >= self.cutoff_s:
-            self._push(bound_s, part)
+        before_s, bound_s = bound_s, self._raised_s(bound_s, part)
+        if bound_s >= self.cutoff_s or bound_s > before_s + WAITS * self.cutoff_s:
+            self._push(bound_s, part)  # others may now have less
             return
         if self._is_settled(bound_s, part):
             self.most_work = 0.0
