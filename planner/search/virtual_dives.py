@@ -63,6 +63,7 @@ class VirtualDiver(VirtualSolver):
         self._prefixes = lru_cache(maxsize=16)(lambda part: Prefixes(self._capacity(part).places))
         self.dives = self.swaps = 0
         self.may_anneal, self.may_anneal_longer, self.anneals_late = True, False, False
+        self.may_anneal_last = True
         self.may_anneal_beside = False
         self.tried: set[VirtualPart] = set()
         self.likely: list[tuple[float, VirtualPart]] = []
@@ -135,7 +136,13 @@ class VirtualDiver(VirtualSolver):
     def _anneal_longer(self, bound_s: float) -> None:
         """Anneal what that left best for longer, once, where there still seems to be room for better."""
         if self.may_anneal_longer:
-            self.may_anneal_longer = False
+            self.may_anneal_longer = self.may_anneal_last = False
+            self._anneal_best(bound_s, *LAST_ROUND)
+
+    def _anneal_last(self, bound_s: float) -> None:
+        """The same before the first program in whole numbers whose cutoff rises, which takes as long."""
+        if self.may_anneal_last:
+            self.may_anneal_last = False
             self._anneal_best(bound_s, *LAST_ROUND)
 
     def _anneal_best(self, bound_s: float, most: int, steps: int) -> None:

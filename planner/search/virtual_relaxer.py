@@ -86,7 +86,11 @@ class VirtualRelaxer(VirtualDiver):
         rises in steps. Where no plan lies below a step that is a bound on all; else what the program proves.
         """
         entries, cutoff_s = part.stages * part.virtual_stages * part.num_classes, self.cutoff_s
-        rises, level_s = part.rises and not self.is_exact, bound_s + LEVEL * cutoff_s
+        rises = part.rises and not self.is_exact
+        if rises:
+            self._anneal_last(bound_s)
+            cutoff_s = self.cutoff_s
+        level_s = bound_s + LEVEL * cutoff_s
         if not rises or level_s + LEVEL * cutoff_s >= cutoff_s:
             level_s = cutoff_s
         if entries <= MOST_ENTRIES if rises else self._may_spend(entries):
