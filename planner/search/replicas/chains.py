@@ -24,7 +24,7 @@ from planner.data.problem import Problem
 from planner.search.coefficients import Entries, entry_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.meshes.places import following_ms
-from planner.search.replicas.items import held_levels, least_prices, list_items
+from planner.search.replicas.items import held_levels, least_hops_s, least_prices, least_tied_ms, list_items
 from planner.search.replicas.space import Ints, adapter_rates, exchange_floor_s, exchanged_bytes
 from planner.units import MS
 
@@ -82,7 +82,7 @@ class _Items:
     prices: Prices
     """One row an item."""
     inside_ms: Floats
-    """Least hop within the time of each of all items."""
+    """[sides, item] least of the hops within the time of each of all items, to one side and to both."""
     is_exact: bool
     """Whether the prices are those of one number of replicas."""
     is_alike: bool
@@ -123,11 +123,7 @@ class Chains:
         """By micro-batch size, [degree, item told apart] row of the prices; -1 where there is none."""
         self.kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}
-        blocks = not problem.stack.p2p_overlap
-        hops = {size: self._least_hops_ms(size) for size in self.rows}
-        none = {size: np.zeros_like(hop) for size, hop in hops.items()}
-        self._inside_ms, self.hops_ms = (hops, none) if blocks else (none, hops)
-        """By size, [item] least hop of a stage: within its time where sends block, else beside it."""
+        self._hops: dict[int, Floats] = {}
         self._known: dict[tuple[int, bool], tuple[StageTimes, StageTimes]] = {}
 
     def number(self, kind: Kind) -> int:
@@ -214,7 +210,16 @@ class Chains:
         item = np.flatnonzero((rows >= 0).any(axis=0))
         groups = [rows[rows[:, i] >= 0, i] for i in item.tolist()]
         prices, is_alike = least_prices(self.prices, groups)
-        return _Items(item, prices, self._inside_ms[kind.microbatch_size], kind.is_single, is_alike)
+        blocks = not self.problem.stack.p2p_overlap
+        hops = self._least_hops_ms(number) if blocks else np.zeros((2, len(self.node_class)))
+        return _Items(item, prices, hops, kind.is_single, is_alike)
+
+    def hops_ms(self, number: int) -> Floats:
+        """Least hop of a stage of each item beside its time, 0 where sends block, [item]."""
+        if not self.problem.stack.p2p_overlap:
+            return np.zeros(len(self.node_class))
+        hops: Floats = self._least_hops_ms(number)[0]
+        return hops
 
     def _table(self, of: _Items, position: int, num_stages: int, levels: Ints) -> StageTimes:
         """Stages at a position that hold so many micro-batches, [level, item, n]."""
@@ -236,9 +241,10 @@ class Chains:
         forward = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
         after = _after_ms(data, times, forward, of)
         if num_stages > 1:
-            after = after + _least_tied_ms(of.prices, entries)[:, None]
+            after = after + least_tied_ms(of.prices, entries)[:, None]
         sides = int(position > 0) + int(position < num_stages - 1)
-        hops = sides * np.tile(of.inside_ms[self._item[of.item]], len(levels))
+        inside = np.vstack([np.zeros_like(of.inside_ms[:1]), of.inside_ms])[:, self._item[of.item]]
+        hops = np.tile(inside[sides], len(levels))
         tables = np.full((2, *shape), np.inf)
         fitting = times + hops[:, None], np.where(np.isfinite(times), after, np.inf)
         for table, found in zip(tables, fitting, strict=True):
@@ -247,34 +253,29 @@ class Chains:
         least = np.zeros(shape[1:])
         least[item] = np.minimum.reduceat(forward[:num], starts, axis=0)
         most = np.zeros(shape[1:])
-        most[item] = np.maximum.reduceat(forward[:num] + hops[:num, None] / max(sides, 1), starts, axis=0)
+        # The forward ends with the hop to one side, which may be the longer one.
+        longer = inside[sides] - inside[max(sides - 1, 0)]
+        most[item] = np.maximum.reduceat(forward[:num] + longer[:, None], starts, axis=0)
         return StageTimes(tables[0], tables[1], least, most)
 
-    def _least_hops_ms(self, size: int) -> Floats:
-        """Least hop that a stage of each item takes part in, inside a host where it may, [item]."""
-        rows, least = self.rows[size], np.full(len(self.node_class), np.inf)
-        there, listed = np.nonzero(rows >= 0)
-        item = self._item[listed]
-        row, c = rows[there, listed], self.node_class[item]
-        hops = np.minimum(self.prices.send_s[row, c].min(axis=1), self.prices.send_s[row, :, c].min(axis=1))
-        per_node = np.array([k.chips_per_node for k in self.problem.cluster.classes])[c]
-        inside = self.prices.send_inside_s[row, c]
-        hops = np.where(self.tensor_parallel[item] < per_node, np.minimum(hops, inside), hops)
-        np.minimum.at(least, item, hops)
-        # Stages that never have the size cost nothing, as they do not come up.
-        found: Floats = np.where(np.isfinite(least), least, 0.0) / MS
-        return found
-
-
-def _least_tied_ms(prices: Prices, entries: Entries) -> Floats:
-    """Least that sharing an embedding adds to a pipeline with a stage of each entry at its place, [entry].
-
-    Both ends see the same link, so that either is told by its row alone; a stage between them tells neither.
-    """
-    is_end = (entries.position == 0) | (entries.position == entries.num_stages - 1)
-    of_end = prices.tied_sync_s[entries.choice, entries.node_class].min(axis=1)
-    least: Floats = np.where(is_end, of_end, prices.tied_sync_s.min()) / MS
-    return least
+    def _least_hops_ms(self, number: int) -> Floats:
+        """Least of the hops that a stage of each item of a kind takes part in, [sides, item]."""
+        known = self._hops.get(number)
+        if known is None:
+            kind, num_items = self.kinds[number], len(self.node_class)
+            replicas = np.array(self.replicas[kind.microbatch_size][kind.first : kind.end])
+            rows = self.rows[kind.microbatch_size][kind.first : kind.end]
+            there, listed = np.nonzero(rows >= 0)
+            item = self._item[listed]
+            chips = replicas[there] * self.tensor_parallel[item]
+            of = rows[there, listed], self.node_class[item], there
+            hops = least_hops_s(self.problem, self.prices, *of, chips) / MS
+            # Stages that the kind never has cost nothing, as they do not come up.
+            known = np.where(np.isin(np.arange(num_items), item), np.inf, np.zeros((2, num_items)))
+            for least_of_sides, of_rows in zip(known, hops, strict=True):
+                np.minimum.at(least_of_sides, item, of_rows)
+            self._hops[number] = known
+        return known
 
 
 def _after_ms(data: StageSelectionData, times: Floats, forward: Floats, of: _Items) -> Floats:

@@ -111,7 +111,7 @@ def found_chain(
     places[unfit, :, :2] = UNFIT_MS
     stages_ms, after_ms, forward_ms = places[:, :, 0], places[:, :, 1], places[0, :, 2]
     items = [stage.item for stage in picked]
-    hop = chains.hops_ms[size][items]
+    hop = np.array([chains.hops_ms(k)[items] for k in (number, *own)])
     before_ms, behind_ms, gain_ms = _ways(stages_ms, forward_ms, after_ms, hop)
     adapters = float(chains.adapters[items].sum())
     exchange_ms = np.maximum(1 / (adapters * degrees) - chains.exchange_ms, 0.0)
@@ -154,6 +154,6 @@ def _ways(
     ahead, back = hop * (np.arange(p) > 0), hop * (np.arange(p) < p - 1)
     both, into = stages_ms + ahead + back, forward_ms + (ahead + back) / 2
     whole = np.cumsum(both, axis=1) - both + ahead + after_ms[:, :1]
-    own = np.cumsum(into) - into + ahead / 2 + after_ms
+    own = np.cumsum(into, axis=1) - into + ahead / 2 + after_ms
     behind = np.cumsum(both[:, ::-1], axis=1)[:, ::-1] - both + back
     return np.maximum(whole, own), behind, own - whole

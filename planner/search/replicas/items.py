@@ -1,4 +1,4 @@
-"""What chains are made of: items with their prices, and the numbers of micro-batches that stages hold."""
+"""What chains are made of: items with prices and hops, and numbers of micro-batches that stages hold."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from planner.cost.prices import Prices
+from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
+from planner.search.coefficients import Entries
 from planner.search.degrees import DegreeTable
 from planner.search.replicas.space import Ints
+from planner.units import MS
 
 EVERY_HELD = 16
 """Micro-batches held up to which each number has its own times; beyond it eight to a doubling. A guess."""
@@ -61,6 +63,45 @@ def least_prices(prices: Prices, groups: Sequence[Ints]) -> tuple[Prices, bool]:
             value = least
         values[field.name] = value
     return Prices(**values), is_alike
+
+
+def least_hops_s(
+    problem: Problem, prices: Prices, row: Ints, node_class: Ints, degree: Ints, chips: Ints
+) -> Floats:
+    """Least of the hops that stages take part in [s], [sides, stage].
+
+    The first row is of a stage with a neighbour to one side, the second of one with two. A hop is inside a
+    host only where all replicas of both stages lie in it, and both hops of a stage are only where those of
+    three do: a stage needs room for as many chips as the least stage of its class and degree has, to every
+    side that is.
+
+    Parameters
+    ----------
+    row, node_class, degree, chips
+        [stage] row of the prices, class, number of the data-parallel degree, and chips of all replicas.
+    """
+    c = node_class
+    # Either end's own prices are no more than those of the hop.
+    through = np.minimum(prices.send_s[row, c].min(axis=1), prices.send_s[row, :, c].min(axis=1))
+    inside = np.minimum(through, prices.send_inside_s[row, c])
+    least = np.full((degree.max(initial=0) + 1, len(problem.cluster.classes)), np.inf)
+    np.minimum.at(least, (degree, c), chips)
+    per_node = np.array([k.chips_per_node for k in problem.cluster.classes])[c]
+    room = (per_node - chips) / least[degree, c]
+    one = np.where(room >= 1, inside, through)
+    both = one + np.where(room >= 2, inside, through)
+    return np.stack([one, both])
+
+
+def least_tied_ms(prices: Prices, entries: Entries) -> Floats:
+    """Least that sharing an embedding adds to a pipeline with a stage of each entry at its place, [entry].
+
+    Both ends see the same link, so that either is told by its row alone; a stage between them tells neither.
+    """
+    is_end = (entries.position == 0) | (entries.position == entries.num_stages - 1)
+    of_end = prices.tied_sync_s[entries.choice, entries.node_class].min(axis=1)
+    least: Floats = np.where(is_end, of_end, prices.tied_sync_s.min()) / MS
+    return least
 
 
 def held_levels(most: int) -> list[int]:

@@ -204,7 +204,7 @@ class Paths:
         least_ms = [self.least(k).after_ms for k in numbers.tolist()]
         highest = float(boxes.high.max())
         paid, own = self.paid(boxes, price)[:, :, None], boxes.kind.tolist()
-        hops = np.stack([self.chains.hops_ms[self.chains.kinds[k].microbatch_size] for k in own])[:, :, None]
+        hops = np.stack([self.chains.hops_ms(k) for k in own])[:, :, None]
         found = []
         for place in (0, 1):
             there = [stages[place] for stages in both]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost.pricing import price
+from planner.cost.resharding import StageShape, mesh_hops_s
 from planner.data.load import build_problem
 from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem
@@ -211,6 +212,42 @@ def test_no_stage_of_a_box_has_more_forward_in_its_time_than_the_box_takes_it_to
                 assert (stages.forward[own] <= pace * stages.times[own] * (1 + 1e-12)).all()
     assert compared > 20
     assert paces(np.array([0.3])).ravel() == pytest.approx([0.0, 0.3, 1.0])
+
+
+def test_no_stage_of_a_kind_has_shorter_hops_than_it_is_taken_to_have() -> None:
+    """Three stages of random items; two replicas that fill a host leave no other stage room in it."""
+    random = np.random.default_rng(0)
+    problem = build_problem(
+        cluster="2x8 h100-sxm-80gb, 2x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=2048,
+        global_batch_size=8,
+        target="unrestricted",
+    )
+    table = replica_degrees(problem, list_degrees(problem))
+    prices = price(problem, table.degrees)
+    chains = Chains(problem, table, prices)
+    ratios = []
+    for degree, replicas in enumerate(chains.replicas[1]):
+        least = chains._least_hops_ms(chains.number(Kind(1, degree, degree + 1))) * MS
+        rows = chains.rows[1][degree]
+        for _ in range(60):
+            listed = random.choice(np.flatnonzero(rows >= 0), 3)
+            items = chains._item[listed]
+            shapes = [
+                StageShape(int(rows[i]), int(chains.node_class[k]), tp, replicas, tp * replicas)
+                for i, k in zip(listed, items, strict=True)
+                for tp in (int(chains.tensor_parallel[k]),)
+            ]
+            hops = mesh_hops_s(problem, prices, shapes)
+            assert hops[0] >= least[0, items[0]] * (1 - 1e-12)
+            assert hops[1] >= least[0, items[2]] * (1 - 1e-12)
+            assert hops[0] + hops[1] >= least[1, items[1]] * (1 - 1e-12)
+            ratios.append(least[1, items[1]] / (hops[0] + hops[1]))
+    assert max(ratios) == pytest.approx(1.0)
+    wide = int(np.flatnonzero((chains.tensor_parallel == 4) & (chains.node_class == 0))[0])
+    one, two = (chains._least_hops_ms(chains.number(Kind(1, d, d + 1)))[:, wide] for d in (0, 1))
+    assert one[1] < 3 * one[0] < two[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
