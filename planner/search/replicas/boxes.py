@@ -50,6 +50,10 @@ class Boxes:
 
     adapters: Floats
     """omega: rate of a pipeline's adapters at which the exchange is taken for linear; 0 for the least one."""
+    near: Floats
+    """nu: the last stage of `near * low` or more counts by what lies behind it; 1 for the slow one."""
+    apart: Floats
+    """kappa: share of the row of the slow stage; that of the last one near it has the rest."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -62,7 +66,7 @@ class Boxes:
     def none() -> Boxes:
         """No boxes."""
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Boxes(whole, whole, whole, real, real, real, real, real)
+        return Boxes(whole, whole, whole, real, real, real, real, real, real, real)
 
     @staticmethod
     def join(parts: Sequence[Boxes]) -> Boxes:
@@ -145,6 +149,8 @@ class Found:
     """Rate of its adapters."""
     gain_ms: float
     """How much more the end of the slow stage says than that of the first one, as `Boxes.late` rises."""
+    behind_ms: float
+    """What it takes by the stages behind the slow one that are near it."""
     loss_ms: float
     """By how much it is slower with any one number of replicas than with the best for each number."""
 
@@ -155,3 +161,13 @@ class Picked:
 
     item: int
     layers: int
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What one look at prices found."""
+
+    bound_ms: float
+    """No chain runs what its chips are worth sooner."""
+    columns: list[Column]
+    """Chains that are done soonest."""

@@ -138,9 +138,12 @@ def found_chain(
         before_ms=tuple(before_ms[best].tolist()),
         behind_ms=tuple(behind_ms[best].tolist()),
     )
-    whole_ms = rows_ms(stages_ms[0], before_ms[0], behind_ms[0], m)
-    loss_ms = float(times[best] - whole_ms) if not kind.is_single else 0.0
-    return Found(column, asked, slow, share, by_partial, adapters, float(gain_ms[best, slow]), loss_ms)
+    whole_ms = float(rows_ms(stages_ms[0], before_ms[0], behind_ms[0], m))
+    loss_ms = float(times[best]) - whole_ms if not kind.is_single else 0.0
+    gain = float(gain_ms[best, slow])
+    later = np.array(column.stages_ms[slow + 1 :])
+    behind = float((least_m * later + before_ms[best, slow + 1 :]).max(initial=0.0))
+    return Found(column, asked, slow, share, by_partial, adapters, gain, behind, loss_ms)
 
 
 def _ways(

@@ -1,7 +1,8 @@
 """Shortest paths over the stages of a chain, from the last one on; many boxes go through together.
 
-A state is the stages placed, the layers on them, and where the slow stage is: still to come, so that they lie
-behind it and count by some share, or placed. `planner.search.replicas.steps` has what a stage costs.
+A state is the stages placed, the layers on them, and where the slow stage is and the near one: both still to
+come, so that they lie behind them and count by some share, or the near one alone or both placed.
+`planner.search.replicas.steps` has what a stage costs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from planner.search.replicas.columns import Least, found_chain
 from planner.search.replicas.space import Ints
 from planner.search.replicas.steps import (
     AHEAD,
+    BETWEEN,
     SHARES,
     Step,
     at_low,
@@ -84,8 +86,8 @@ class Paths:
         return values, found
 
     def _parts(self, boxes: Boxes) -> Iterator[Ints]:
-        """Pieces that stay in cache, boxes of like times together."""
-        most, order = max(NUMBERS // (self.num_layers + 1), 1), np.argsort(boxes.high, kind="stable")
+        """Pieces that stay in cache, boxes of like times together, and those with a near stage of its own."""
+        most, order = max(NUMBERS // (self.num_layers + 1), 1), np.lexsort((boxes.high, boxes.near == 1))
         for start in range(0, len(boxes), most):
             yield order[start : start + most]
 
@@ -101,7 +103,7 @@ class Paths:
         rows, alive = np.arange(num), boxes
         pace = self._paces(boxes)
         state = np.full((AHEAD + 1, num, num_layers + 1), np.inf)
-        state[:AHEAD, :, 0] = 0.0
+        state[:BETWEEN, :, 0] = 0.0
         trail: list[Trail] = []
         # What is left cannot cost less than its layers at the least cost of one.
         floors = self._floors(boxes, pace, price)[:, :, None] * np.arange(num_layers, -1, -1)
@@ -121,11 +123,11 @@ class Paths:
             if q + 1 == longest:
                 break
             state = moved(state, inner)
-            behind, ahead = state[:AHEAD], state[AHEAD]
+            costs_much = state >= best[rows][:, None] - floors[:, rows]
             # What some share shows to cost too much is in no better chain, whatever the others say of it.
-            behind[:, (behind >= best[rows][:, None] - floors[:AHEAD, rows]).any(axis=0)] = np.inf
-            ahead[ahead >= best[rows][:, None] - floors[AHEAD, rows]] = np.inf
-            goes_on = np.isfinite(np.minimum(behind[0], ahead)).any(axis=1)
+            costs_much[:BETWEEN] = costs_much[:BETWEEN].any(axis=0)
+            state[costs_much] = np.inf
+            goes_on = np.asarray(np.isfinite(state[[0, BETWEEN, AHEAD]]).any(axis=(0, 2)))
             rows, alive, first, inner = rows[goes_on], alive.at(goes_on), first.at(goes_on), inner.at(goes_on)
             state = state[:, goes_on]
             if not len(rows):
@@ -152,13 +154,15 @@ class Paths:
             previous = state[:, at]
             for step, own in zip(both, (starts, ~starts), strict=True):
                 at = rows[own]
-                item, layers, was[at], is_slow = best_ways(step, own, previous, left[at], was[at])
-                left[at] -= layers
-                slow[at[is_slow]] = stages[at[is_slow]] - 1 - q
-                share[at[is_slow]] = was[at[is_slow]]
-                by_partial[at[is_slow]] = step.by_partial[own][is_slow]
+                ways = best_ways(step, own, previous, left[at], was[at])
+                left[at] -= ways.layers
+                was[at] = ways.was
+                near = at[ways.is_near]
+                slow[near] = stages[near] - 1 - q
+                share[near] = ways.share[ways.is_near]
+                by_partial[near] = step.by_partial[own][ways.is_near]
                 for j, row in enumerate(at.tolist()):
-                    picks[row].append(Picked(int(item[j]), int(layers[j])))
+                    picks[row].append(Picked(int(ways.item[j]), int(ways.layers[j])))
         worth = self.worth(price)
         return [
             found_chain(
@@ -190,7 +194,7 @@ class Paths:
         pace = np.empty(len(boxes))
         for number in np.unique(boxes.kind).tolist():
             rows = np.flatnonzero(boxes.kind == number)
-            pace[rows] = self.least(number).pace(boxes.low[rows], boxes.high[rows])
+            pace[rows] = self.least(number).pace((boxes.low * boxes.near)[rows], boxes.high[rows])
         return paces(pace)
 
     def _steps(self, boxes: Boxes, pace: Floats, price: Floats, behind: range) -> tuple[Step, Step]:
@@ -230,16 +234,18 @@ class Paths:
         paid = self.paid(boxes, price)[:, :, None]
         fits = times <= boxes.high[:, None, None]
         taken = np.where(fits, times, 0.0)
-        late = boxes.late[:, None, None]
-        ahead = (1 - late) * taken + late * forward
+        late, apart = boxes.late[:, None, None], boxes.apart[:, None, None]
+        less = late * (taken - forward)
+        near = (1 - apart) * (taken - less)
+        ahead = near + apart * taken
 
         def least(more: Floats | float) -> Floats:
             found: Floats = np.where(fits, (paid + more) / n, np.inf).min(axis=(1, 2))
             return np.where(np.isfinite(found), found, 0.0)
 
-        low = boxes.low[:, None, None]
+        low = (boxes.low * boxes.near)[:, None, None]
         behind = [
-            least(np.minimum(share * taken - own[:, None, None] * low, 0.0))
+            least((1 - apart) * np.minimum(share * taken - own[:, None, None] * low, 0.0))
             for share, own in zip(SHARES, pace, strict=True)
         ]
-        return np.stack([*behind, least(ahead)])
+        return np.stack([*behind, least(near), least(ahead)])

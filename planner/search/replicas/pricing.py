@@ -48,6 +48,17 @@ least
 
     y W / b + (a - y) m'       y <= a     (m'' for m' where y > a)
 
+Where micro-batches are few, the slow stage may stand ahead of others that are nearly as slow and say more.
+So a box may count two stages: s is the last one that takes nu a or more, with 0 < nu <= 1, and r, s or a
+stage ahead of it, takes a or more, as some stage does. T is no less than the row (work) of r, nor than any
+row of s, which hold with nu a in the place of a, and so for any share kappa
+
+    T >= kappa (m tau[r] + sum_{i<r} (t[i] + h[i]) + h[r] + what follows stage 0) + (1 - kappa) (row of s)
+
+Stages ahead of r count as before, those between r and s 1 - kappa of that, those behind s 1 - kappa of what
+they count there; a micro-batch takes kappa a + (1 - kappa) nu a at least. With nu = 1 and kappa = 0 the slow
+stage s stands alone.
+
 All of it is a sum over the stages, so that the least over all chains, with whole layers and memory by the
 place in the pipeline, is a shortest path over (stages behind, layers placed, where s is). Up to s there is
 one path for each alpha. When s comes, behind it q stages with l layers, the most that they say counts:
@@ -56,9 +67,9 @@ one path for each alpha. When s comes, behind it q stages with l layers, the mos
         >= min over (q, l) of max over alpha of min over chains through (q, l)
 
 A box is refined where its best chain asks for it: another y towards the highest bound, as a concave function
-of it, other theta or omega where they say more of the chain found, and else two pieces, cut where the chain
-leaves most between this and what it takes itself with one number of replicas: by those numbers, at the
-micro-batches that its chips are worth, which are to be whole, or in the middle of [a, a'].
+of it, other theta or omega, or nu and kappa, where they say more of the chain found, and else two pieces, cut
+where the chain leaves most between this and what it takes itself with one number of replicas: by those
+numbers, at the micro-batches that its chips are worth, which are to be whole, or in the middle of [a, a'].
 
 Before any path a box is bounded by its chips alone: d replicas of a chain have no more of a class than the
 cluster, so that the layers go to the classes where one is worth least, as far as N[c] / d chips of each
@@ -73,12 +84,11 @@ Operations Research 53(6), 2005.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.replicas.boxes import Boxes, Column, Found, time_intervals
+from planner.search.replicas.boxes import Boxes, Column, Found, Priced, time_intervals
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.refining import CLOSE, Asked, refined
@@ -93,16 +103,6 @@ MOST_BOXES = 3000
 """Boxes that are evaluated in one look at prices of which it is known that they do not suffice."""
 COLUMNS = 12
 """Chains that one look returns."""
-
-
-@dataclass(frozen=True)
-class Priced:
-    """What one look at prices found."""
-
-    bound_ms: float
-    """No chain runs what its chips are worth sooner."""
-    columns: list[Column]
-    """Chains that are done soonest."""
 
 
 _Open = tuple[Boxes, Floats, list[Asked]]
@@ -281,7 +281,7 @@ class Pricing:
         low, high = time_intervals(times[np.isfinite(times)])
         same = np.ones(len(low), dtype=np.int64)
         none = np.zeros(len(low))
-        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, none, none)
+        return Boxes(same * kind, same * least_m, same * most_m, low, high, low, none, none, 1 + none, none)
 
     def _quick(self, boxes: Boxes, price: Floats) -> Floats:
         """Bound of every box by the least worth of a chain, inf where its chips are worth too much, [box]."""

@@ -28,6 +28,14 @@ SHARE_OF_GAP = 0.8
 """Share of the way to the cutoff that another weight must promise."""
 MOST_TURNS = 4
 """Other shares of the rows that are tried before a box is cut."""
+FAR = 0.05
+"""By how much more than the box's value stages behind the slow one must say for the near one to count. A
+guess."""
+WIDEST, LONG = 1.02, 0.25
+"""Ratio of the ends of a box's times up to which that is looked at, and of stages to micro-batches from
+which. Guesses."""
+NEAR, APART = 0.85, 0.1
+"""How near that stage is to the slow one, and what share the row of that keeps. Any bound: guesses."""
 NEAR_RATE = 1.1
 """Ratio of two rates of adapters between which none is tried."""
 
@@ -65,6 +73,9 @@ def refined(
     """
     low, weight = float(box.low[0]), float(box.weight[0])
     microbatches = found.worth / found.column.microbatch_size
+    if _is_nearer(box, found, value):
+        near = replace(box, near=np.array([NEAR]), apart=np.array([APART]))
+        return [near], Asked(turns=asked.turns)
     slope = _slope(box, found, microbatches)
     if slope < 0:
         asked = replace(asked, falling=Line(weight, value, slope))
@@ -89,11 +100,20 @@ def refined(
     return pieces, Asked()
 
 
+def _is_nearer(box: Boxes, found: Found, value: float) -> bool:
+    """Whether stages behind the slow one say more, so that the last of those near it is to count."""
+    is_narrow = bool(box.near[0] == 1 and box.high[0] < WIDEST * box.low[0])
+    is_long = len(found.column.items) > LONG * box.least_m[0]
+    return is_narrow and is_long and found.behind_ms > (1 + FAR) * value
+
+
 def _slope(box: Boxes, found: Found, microbatches: float) -> float:
     """How the value changes with the weight; 0 where it is highest."""
     weight, least_m, most_m = float(box.weight[0]), int(box.least_m[0]), int(box.most_m[0])
     # Where the weight takes over all that the row counts of a micro-batch, the slope jumps.
-    jump = float(box.low[0]) * (1.0 if found.by_partial else 1 - found.share / 2)
+    counted = 1.0 if found.by_partial else 1 - found.share / 2
+    apart, near = float(box.apart[0]), float(box.near[0])
+    jump = float(box.low[0]) * (apart + (1 - apart) * counted * near)
     if weight == jump:
         return min(microbatches - least_m, 0.0) + max(microbatches - most_m, 0.0)
     return microbatches - (least_m if weight < jump else most_m)

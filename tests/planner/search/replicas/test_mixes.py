@@ -10,7 +10,7 @@ import pytest
 
 from planner.cost.pricing import price
 from planner.cost.resharding import StageShape, mesh_hops_s
-from planner.data.load import build_problem
+from planner.data.load import build_problem, load_problem
 from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem
 from planner.search.degrees import list_degrees
@@ -20,7 +20,7 @@ from planner.search.replicas.columns import Least
 from planner.search.replicas.items import held_levels
 from planner.search.replicas.mixes import Mixes, work_of_chips
 from planner.search.replicas.pricing import Pricing
-from planner.search.replicas.refining import _share
+from planner.search.replicas.refining import APART, NEAR, _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees
 from planner.search.replicas.steps import paces
 from planner.simulate.evaluate import evaluate
@@ -186,7 +186,10 @@ def test_every_weight_and_share_bounds_all_pipelines_that_boxes_hold(seed: int) 
             first = int(random.integers(max(m - 2, 1), m + 1))
             kind = chains.kind_of(size, first)
             assert kind is not None
-            boxes = Boxes(same * kind, same * first, same * m, low, edges[1:], weights, late, adapters)
+            near, apart = random.choice([1.0, 0.9, 0.5], 4), random.choice([0.0, 0.1, 0.7], 4)
+            boxes = Boxes(
+                same * kind, same * first, same * m, low, edges[1:], weights, late, adapters, near, apart
+            )
             least[size, m] = float(mixes.pricing.paths.soonest(boxes, price, 1e7)[0].min())
         for timed in pipelines:
             size = timed.plan.microbatch_size
@@ -194,6 +197,27 @@ def test_every_weight_and_share_bounds_all_pipelines_that_boxes_hold(seed: int) 
             for m in range(max(int(np.ceil(worth * (1 - 1e-9))), 1), min(len(timed.ends_s), 12) + 1):
                 end = timed.ends_s[m - 1] + timed.tail_s + timed.beyond_s
                 assert least[size, m] <= end / MS * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_the_last_stage_near_the_slow_one_tells_more_where_micro_batches_are_few() -> None:
+    """13 of them on 64 replicas: a slow stage alone hides stages behind it that are nearly as slow."""
+    problem = load_problem("llama3-405b-mixed-10240")
+    mixes = mixes_of(problem)
+    worth = np.array([0.317, 0.317, 0.278, 0.087])
+    worth *= problem.workload.global_batch_size / float(worth @ mixes.available)
+    degree = mixes.chains.replicas[1].index(64)
+    one, whole = np.ones(1), np.ones(1, dtype=np.int64)
+    kind = whole * mixes.chains.number(Kind(1, degree, degree + 1))
+    low, best = 1063.2 * one, []
+    for near, apart in ((1.0, 0.0), (NEAR, APART)):
+        values = []
+        for weight in (0.1, 0.3, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0):
+            ends = low, low * 1.007, weight * low
+            boxes = Boxes(kind, whole * 13, whole * 13, *ends, 0 * one, 0 * one, near * one, apart * one)
+            values.append(float(mixes.pricing.paths.soonest(boxes, worth, 1e9)[0][0]))
+        best.append(max(values))
+    assert best[1] > 1.05 * best[0]
 
 
 def test_no_stage_of_a_box_has_more_forward_in_its_time_than_the_box_takes_it_to() -> None:
