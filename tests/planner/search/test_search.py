@@ -284,7 +284,7 @@ def test_long_sequences_are_split_by_context_parallelism() -> None:
 
 def test_pieces_of_a_sequence_are_never_shorter_than_asked() -> None:
     problem = load_problem("llama3-70b-h100-a100-128")
-    result = driver.search(with_options(problem, least_context_tokens=8192))
+    result = driver.search(with_options(problem, least_context_tokens=8192, gap=0.05))
     assert result.plan is not None and result.plan.context_parallel == 1
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         Options(least_context_tokens=0)
