@@ -32,6 +32,8 @@ Variables  z[s,c]    binary               s is of class c
            F[s,k], B[s,k], S[s]           forward and backward of a chunk, send behind a stage
            I[s], J[s]                     what s waits before its work, and what follows it on stage 0
            T, O                           end of stage 0 with its reduction; what follows
+           From 8 stages on also the sums of F and of B over the stages up to each, by chunk, in which (wait)
+           is written: the same rows with fewer factors (`interleaved_constraints`).
 Model      min  T + O + const
            s.t. sum_c z[s,c] = 1                                                (class)
                 k1[c] <= sum_s z[s,c] <= k2[c]                                  (count)

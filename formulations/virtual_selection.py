@@ -41,6 +41,8 @@ Variables  n[s,k]    whole, l0 .. N       layers
            Z[s], G[s]                     reduction and gathering that stay exposed
            I[s], J[s]                     what s waits before its work, and what follows it on stage 0
            T, O                           end of the last stage with its reduction; what follows
+           From 8 stages on also the sums of F and of B over the stages up to each, by chunk, in which (wait)
+           is written: the same rows with fewer factors (`interleaved_constraints`).
 Model      min  T + O
            s.t. sum_sk n[s,k] = L                                               (assign)
                 u[s] <= n[s,k],  u[s] <= N x[s],  u[s] >= x[s]                  (recomputed)

@@ -173,7 +173,11 @@ def _constants(model: ModelSpec) -> Fields:
 
 def _as_python(word: str) -> str:
     """A word of a command line as Python text: a number as it stands, else a string."""
-    return word if word.replace(".", "", 1).isdecimal() else repr(word)
+    try:
+        float(word)
+    except ValueError:
+        return repr(word)
+    return word
 
 
 def _biases(model: ModelSpec) -> Fields:

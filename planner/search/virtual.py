@@ -61,7 +61,8 @@ FIRST_PAIRS = 16
 FIRST_LIKELY = 6
 """Parts tried then, the most likely ones; and again each time that twice as many pairs have been opened."""
 WAITS = 1e-3
-"""Part of the cutoff by which a bound must rise without a program for the part to wait for its turn again."""
+"""Part of the cutoff by which a bound must rise without a program for the part to wait for its turn again. A
+guess."""
 MAX_SPLITS_OF_PARTS = 60
 """Parts that are split; later ones keep their bound, unless an exact answer is asked for."""
 

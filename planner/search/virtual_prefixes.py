@@ -24,12 +24,8 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.cost.prices import Floats
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from planner.cost.prices import Bools, Floats, Ints
 
 ROUNDING = 1e-9
 """Part of the limit by which a stage may exceed it, as sums of times are rounded."""

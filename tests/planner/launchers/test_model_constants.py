@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import subprocess
@@ -220,6 +221,15 @@ def test_scores_of_experts_are_those_of_the_model() -> None:
     softmax = balanced.constants.model_copy(update={"expert_scores": "softmax"})
     (reason,) = inexpressible(balanced.model_copy(update={"constants": softmax}))
     assert "balances its experts by a bias on a softmax" in reason
+
+
+@pytest.mark.parametrize("scale", [2.5, 1e-5])
+def test_a_scale_is_a_number_in_a_recipe_file_however_it_is_written(scale: float) -> None:
+    """Exponents made a string of it."""
+    mixture = load_model("qwen3-30b-a3b")
+    constants = mixture.constants.model_copy(update={"expert_scores": "sigmoid", "routed_scale": scale})
+    fields = bridge_model.provider_fields(mixture.model_copy(update={"constants": constants}), True)
+    assert ast.literal_eval(fields["moe_router_topk_scaling_factor"]) == scale
 
 
 def test_scores_that_an_older_version_lacks_are_refused() -> None:
