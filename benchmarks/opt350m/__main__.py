@@ -150,7 +150,8 @@ def report(rows: list[dict[str, Any]]) -> str:
     with_own = [row for row in rows if "ordinary" in row]
     if with_own:
         parts += [
-            "Hetplan's ordinary plans for megatron-lm, chosen by its own referee, and what the judge says.",
+            "Hetplan's ordinary plans for megatron-lm, chosen by its own referee, and what the judge says; "
+            "without virtual stages, context parallelism and recomputation, which the judge does not know.",
             table(ORDINARY, [ordinary_cells(row) for row in with_own]),
         ]
     return "\n\n".join(parts) + "\n"

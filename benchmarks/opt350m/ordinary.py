@@ -23,15 +23,20 @@ class Ordinary:
     seconds: float
 
 
+IN_THE_JUDGES_WORDS = {"pin": {"vp": 1, "cp": 1}, "forbid": ("recompute=full", "recompute=selective")}
+"""What the judge has no formula for, and a plan that it scores cannot have."""
+
+
 def problem_name(chips: tuple[int, int]) -> str:
     """The shipped problem of a cluster."""
     return f"opt-350m-a100-v100-{sum(chips)}"
 
 
 def ordinary(chips: tuple[int, int], time_limit_s: float | None = 60.0) -> Ordinary | None:
-    """Plan a cluster with Hetplan; None where no plan was found in time."""
+    """Plan a cluster with Hetplan in the judge's words; None where no plan was found in time."""
     problem = load_problem(problem_name(chips))
-    options = problem.options.model_copy(update={"time_limit_s": time_limit_s})
+    wishes = {"time_limit_s": time_limit_s, **IN_THE_JUDGES_WORDS}
+    options = type(problem.options).model_validate({**problem.options.model_dump(), **wishes})
     start_s = time.perf_counter()
     result = plan(problem, options)
     seconds = time.perf_counter() - start_s

@@ -18,6 +18,7 @@ from benchmarks.opt350m.judge import (
     plan_of,
     score,
 )
+from benchmarks.opt350m.ordinary import ordinary
 from benchmarks.opt350m.profile import CHIPS, FAST, KINDS, NUM_LAYERS, SIZES, SLOW, Kind, profile
 from benchmarks.opt350m.published import Known, published
 from benchmarks.opt350m.search import Search
@@ -193,3 +194,12 @@ def test_no_label_on_the_way_to_a_plan_is_bounded_above_it(known: Known, mixed: 
         front = where.sets.index((plan.stages[s - 1].replicas[0],))
         labels = search.extended(labels, front, depth)
     assert search.best_s <= step_s * (1 + 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chips", [(8, 8), (128, 384)])
+def test_an_ordinary_plan_is_asked_for_in_the_judges_words(chips: tuple[int, int]):
+    """On 128 + 384 chips the fastest plan of all has virtual stages, which the judge cannot score."""
+    own = ordinary(chips)
+    assert own is not None
+    assert own.judged.violations == ()
