@@ -416,6 +416,12 @@ def test_slingshot_is_reached_directly_but_by_sailor() -> None:
         ("Megatron-LM 23e00ed (TE 2.11, torch 2.10, CUDA 13.1)", "simumax-b200", "megatron-core"),
         ("PyTorch NVIDIA Release 25.09", "mlperf-training", "mlperf-nemo"),
         ("PyTorch, ROCm 7.0.1", "mlperf-training", "mlperf-rocm"),
+        ("Megatron-LM 2021-01", "megatron-readme", "megatron-2022"),
+        ("Megatron-LM v2.5", "elsewhere", "megatron-2022"),
+        ("Megatron-LM (2024)", "megatron-readme", "megatron-core"),
+        ("Megatron-LM core_r0.13.0, January 2023 cluster", "elsewhere", "megatron-core"),
+        ("Megatron-LM core 0.20", "elsewhere", "megatron-core"),
+        ("Megatron-LM", "elsewhere", "megatron-core"),
         ("software of tomorrow", "elsewhere", "megatron-core"),
     ],
 )
