@@ -24,6 +24,7 @@ LAYERS = (
         "planner.units",
         "planner.instances",
         "planner.garbage",
+        "planner.processes",
     ),
     ("planner.data",),
     ("planner.rules", "planner.cost"),

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from typing import IO
@@ -15,6 +14,7 @@ from typing import IO
 from planner.batch.answer import Answer, failure
 from planner.batch.executor import Task
 from planner.batch.worker import ONE_THREAD, READY, decoded_answer, encoded_task
+from planner.processes import started
 
 _TAIL_BYTES = 4096
 """How much of what a dead worker said is looked at for its last words."""
@@ -81,18 +81,8 @@ class _Worker:
     def _start(self) -> None:
         self._buffer, self._ready = b"", False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process: subprocess.Popen[bytes] | None = subprocess.Popen(
-            [sys.executable, "-P", "-m", "planner.batch.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            # The same modules as here, wherever they come from.
-            env={
-                **os.environ,
-                **ONE_THREAD,
-                "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
-            },
-            bufsize=0,
+        self.process: subprocess.Popen[bytes] | None = started(
+            "planner.batch.worker", stderr=self._said, environment=ONE_THREAD
         )
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ, self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from planner.commands.batch_progress import reporter, sentence
 from planner.commands.screen import ExitCode
 from planner.data.nearest import did_you_mean
 from planner.errors import InstanceError
+from planner.processes import cores
 
 if TYPE_CHECKING:
     from planner.batch.executor import Executor
@@ -98,13 +98,6 @@ def make_executor(name: str, workers: int | None, address: str | None) -> Execut
 
         return RayExecutor(workers, address)
     return LocalExecutor(workers or cores())
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _say_refused(jobs: Sequence[Job]) -> None:

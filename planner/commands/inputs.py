@@ -34,6 +34,7 @@ _FLAGS = {
 def problem_from_flags(
     name: str | None,
     *,
+    inside: Problem | None = None,
     cluster: str | None,
     model: str | None,
     seq_length: int | None,
@@ -42,7 +43,7 @@ def problem_from_flags(
     target: str | None,
     stack: str | None,
 ) -> Problem:
-    """A shipped problem or a file with some fields replaced, or a problem made of flags alone.
+    """A shipped problem, a file or one at hand with some fields replaced, or a problem made of flags alone.
 
     Raises
     ------
@@ -51,10 +52,11 @@ def problem_from_flags(
     """
     work = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
     work = {key: value for key, value in work.items() if value is not None}
-    if name is not None:
+    if name is not None or inside is not None:
         if cluster is not None or model is not None:
-            raise InstanceError("give PROBLEM, or --cluster and --model, not both", "command line")
-        problem = load.load_problem(name)
+            other = "PROBLEM" if inside is None else "the problem inside the plan"
+            raise InstanceError(f"give {other}, or --cluster and --model, not both", "command line")
+        problem = inside or load.load_problem(name or "")
         return _replaced(problem, work, target=target, stack=stack) if work or target or stack else problem
     if cluster is None or model is None:
         missing = "a PROBLEM, or --cluster and --model" if cluster is None and model is None else None

@@ -181,10 +181,11 @@ def _compare_split(
     )
 
 
-def load(request: PlanRequest) -> Problem:
-    """The problem that the flags describe, with its options."""
+def load(request: PlanRequest, inside: Problem | None = None) -> Problem:
+    """The problem that the flags describe, with its options; one at hand where they name none."""
     problem = problem_from_flags(
         request.problem,
+        inside=inside,
         cluster=request.cluster,
         model=request.model,
         seq_length=request.seq_length,

@@ -46,10 +46,14 @@ def _asked(
 
 
 def _asking(command: Callable[..., int]) -> Callable[..., int]:
-    """A command with the flags of `_asked` before its own; it takes the former together, as `**given`."""
+    """A command with the flags of `_asked` before its own; it takes the former together, as `**given`.
+
+    A flag of its own stands in the place of a shared one of its name.
+    """
     own = inspect.signature(command, eval_str=True).parameters.values()
     shared = inspect.signature(_asked, eval_str=True).parameters.values()
-    parameters = [*shared, *(flag for flag in own if flag.kind is not flag.VAR_KEYWORD)]
+    named = {flag.name: flag for flag in own if flag.kind is not flag.VAR_KEYWORD}
+    parameters = [*(flag for flag in shared if flag.name not in named), *named.values()]
 
     @wraps(command)
     def run(**given: Any) -> int:
@@ -99,10 +103,21 @@ def plan(
 def explain(
     plan: Annotated[Path | None, typer.Option(help="Plan file to explain; else the best is sought.")] = None,
     question_s: Annotated[float, typer.Option(help="Time limit of each question [s].")] = 20.0,
+    time_limit_s: Annotated[
+        float | None,
+        typer.Option(help="Stop with the answers so far after this time, counted from process start [s]."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Questions at a time; the answer does not depend on it. [default: one a core, 2 at most]",
+            show_default=False,
+        ),
+    ] = None,
     **given: Any,
 ) -> int:
     """Say what binds a plan and what more of anything would bring, or what it takes to have a plan."""
     from planner.commands.explain import run
     from planner.commands.plan import PlanRequest
 
-    return run(PlanRequest(**given), plan, question_s)
+    return run(PlanRequest(**given, time_limit_s=time_limit_s), plan, question_s, workers)

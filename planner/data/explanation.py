@@ -118,8 +118,10 @@ class Explanation(Data):
     """Without a plan: single changes that give one."""
     reason: str | None = None
     """Without a plan: why there is none."""
+    infeasible: bool = False
+    """Whether it is proven that there is no plan."""
     interrupted: bool = False
-    """Whether a time limit left questions open."""
+    """Whether a time limit or Ctrl-C left questions open."""
 
 
 class Alone(Data):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from planner import api
 from planner.data.explanation import Alternative, Gain, IdleReason
@@ -22,6 +24,12 @@ COARSER, COARSEST = 0.005, 0.99
 """Gap of virtual stages in a question over that of the best plan, and the largest asked for. Guesses."""
 
 Ask = Callable[[str], None]
+Answer = Gain | Alternative | IdleReason
+Kind = Literal["alternative", "idle", "nodes", "gain"]
+LONGEST_FIRST: tuple[Kind, ...] = get_args(Kind)
+"""Kinds of questions, mostly the longest first. With a decision of the plan ruled out nothing that is proven
+of the problem is taken over, with another node little, with faster links or more memory much. So it was on
+six shipped problems."""
 
 
 def solved(
@@ -48,61 +56,68 @@ def asked_of(problem: Problem, result: Result | None) -> Problem:
     return problem.model_copy(update={"options": problem.options.model_copy(update={"virtual_gap": gap})})
 
 
-class Questions:
-    """All that is asked of one plan; answers are kept as they come, so that an interrupt loses none."""
+@dataclass(frozen=True)
+class Question:
+    """A problem to solve, and what its answer tells."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        plan: Plan,
-        evaluation: Evaluation,
-        result: Result | None,
-        question_s: float,
-        on_question: Ask,
-        floors: Floors,
-    ) -> None:
-        self.problem, self.plan = asked_of(problem, result), plan
-        self.question_s, self.on_question = question_s, on_question
-        self.best, self.best_s = plan, evaluation.step_s
-        self.bound_s = 0.0 if result is None else result.bound_s or 0.0
+    kind: Kind
+    words: str
+    problem: Problem
+    node_class: str = ""
+    """Of a question about a class that is idle: its name."""
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What is known of the problem, with which every question begins."""
+
+    problem: Problem
+    """As it is asked about (`asked_of`)."""
+    best: Plan
+    best_s: float
+    """Step time of the best plan [s]."""
+    bound_s: float
+    """No plan is faster [s]; 0 where unknown."""
+    floors: Floors
+    """What is proven of parts of the problem."""
+
+    @classmethod
+    def of(
+        cls, problem: Problem, plan: Plan, evaluation: Evaluation, result: Result | None, floors: Floors
+    ) -> Grounds:
+        """From the plan to explain and what its search has found, where there was one."""
+        best, best_s = plan, evaluation.step_s
         if result is not None and result.plan is not None and result.evaluation is not None:
-            self.best, self.best_s = result.plan, result.evaluation.step_s
-        self.floors = floors
-        """What is proven of parts of the problem."""
-        self.gains: list[Gain] = []
-        self.alternatives: list[Alternative] = []
-        self.idle: list[IdleReason] = []
+            best, best_s = result.plan, result.evaluation.step_s
+        bound_s = 0.0 if result is None else result.bound_s or 0.0
+        return cls(asked_of(problem, result), best, best_s, bound_s, floors)
 
-    def ask(self) -> None:
-        """Ask everything."""
-        self._ask_gains(more_nodes(self.problem))
-        self._ask_gains(faster_links(self.problem))
-        self._ask_gains(more_memory_or_batch(self.problem))
-        for words, other in other_problems(self.problem, self.best):
-            self.on_question(words)
-            found = alternative(words, other, self.best, self.best_s, self.bound_s, self._solve_other)
-            self.alternatives.append(found)
-        for c in range(len(self.problem.cluster.classes)):
-            self._ask_idle(c)
+    def answer(self, question: Question, limit_s: float) -> Answer:
+        """Answer a question in so much time [s]; the same wherever and in whatever order it is asked."""
+        if question.kind == "alternative":
+            return alternative(
+                question.words,
+                question.problem,
+                self.best,
+                self.best_s,
+                self.bound_s,
+                lambda problem: self._other(problem, limit_s),
+            )
+        if question.kind == "idle":
+            return self._idle(question, limit_s)
+        return self._gain(question, limit_s)
 
-    def _ask_gains(self, changes: Iterable[tuple[str, Problem]]) -> None:
-        for change, changed in changes:
-            self.on_question(change)
-            self.gains.append(self._gain(change, changed))
-
-    def _solve(self, problem: Problem) -> Result:
-        seeds = [adapted(self.best, self.problem, problem)]
-        return solved(problem, self.question_s, seeds, floors=Floors([self.floors]))
-
-    def _solve_other(self, problem: Problem) -> Result:
+    def _other(self, problem: Problem, limit_s: float) -> Result:
         """Plans that the best one is not among; what their bound is asked is whether all are slower."""
-        return solved(problem, self.question_s, [self.best], self.best_s)
+        return solved(problem, limit_s, [self.best], self.best_s)
 
-    def _gain(self, change: str, changed: Problem) -> Gain:
+    def _gain(self, question: Question, limit_s: float) -> Gain:
         """Solve the changed problem; the best plan serves there too, so no change makes anything slower."""
+        change, changed = question.words, question.problem
         per_token = changed.workload.tokens_per_step / self.problem.workload.tokens_per_step
+        seeds = [adapted(self.best, self.problem, changed)]
         try:
-            result = self._solve(changed)
+            result = solved(changed, limit_s, seeds, floors=Floors([self.floors]))
         except InstanceError:
             return Gain(change=change, step_s=None, gain=None, gain_at_most=None)
         steps = [result.evaluation.step_s] if result.evaluation is not None else []
@@ -118,38 +133,70 @@ class Questions:
             most = max(gain, 1 - result.bound_s / per_token / self.best_s)
         return Gain(change=change, step_s=step_s, gain=gain, gain_at_most=most)
 
-    def _ask_idle(self, c: int) -> None:
-        """Why nodes of a class are idle, if any are; a class that is idle as a whole is planned for."""
-        problem, node_class = self.problem, self.problem.cluster.classes[c]
-        working = {host for stage in self.plan.stages for _, _, hosts in stage.places for host in hosts}
-        idle = sum(host not in working for host in problem.cluster.hosts_of(c))
-        if not idle:
-            return
-        step_s = bound_s = None
-        if node_class.name in problem.options.spare:
-            words = "kept idle as asked"
-        elif idle < node_class.num_nodes:
-            words = "its other nodes work; these fill no further stage of the plan"
+    def _idle(self, question: Question, limit_s: float) -> IdleReason:
+        """What the best plan costs that uses a class which is idle as a whole."""
+        result, step_s = self._other(question.problem, limit_s), None
+        if result.evaluation is None:
+            words = f"no plan uses it: {result.reason}"
         else:
-            self.on_question(f"the best plan that uses {node_class.name}")
-            options = problem.options.model_copy(update={"use": (*problem.options.use, node_class.name)})
-            result = self._solve_other(problem.model_copy(update={"options": options}))
-            bound_s = result.bound_s
-            if result.evaluation is None:
-                words = f"no plan uses it: {result.reason}"
-            else:
-                step_s = result.evaluation.step_s
-                words = _slower(step_s, bound_s, self.best_s)
-        self.idle.append(
-            IdleReason(
-                node_class=node_class.name,
-                idle_nodes=idle,
-                num_nodes=node_class.num_nodes,
-                step_s=step_s,
-                bound_s=bound_s,
-                words=words,
-            )
+            step_s = result.evaluation.step_s
+            words = _slower(step_s, result.bound_s, self.best_s)
+        name = question.node_class
+        count = next(c.num_nodes for c in self.problem.cluster.classes if c.name == name)
+        return IdleReason(
+            node_class=name,
+            idle_nodes=count,
+            num_nodes=count,
+            step_s=step_s,
+            bound_s=result.bound_s,
+            words=words,
         )
+
+
+def all_questions(grounds: Grounds, plan: Plan) -> Iterator[Question]:
+    """Everything that is asked: changes, other kinds of plans, classes that `plan` leaves idle as a whole."""
+    problem = grounds.problem
+    yield from (Question("nodes", *asked) for asked in more_nodes(problem))
+    yield from (Question("gain", *asked) for asked in faster_links(problem))
+    yield from (Question("gain", *asked) for asked in more_memory_or_batch(problem))
+    yield from (Question("alternative", *asked) for asked in other_problems(problem, grounds.best))
+    for node_class in problem.cluster.classes:
+        name, options = node_class.name, problem.options
+        if name not in options.spare and _idle_nodes(problem, plan)[name] == node_class.num_nodes:
+            wanting = options.model_copy(update={"use": (*options.use, name)})
+            asked = problem.model_copy(update={"options": wanting})
+            yield Question("idle", f"the best plan that uses {name}", asked, name)
+
+
+def idle_reasons(problem: Problem, plan: Plan, answers: Sequence[IdleReason]) -> Iterator[IdleReason]:
+    """Why nodes of each class are idle, where any are and the reason is known."""
+    of_class = {answer.node_class: answer for answer in answers}
+    idle = _idle_nodes(problem, plan)
+    for node_class in problem.cluster.classes:
+        name, count = node_class.name, node_class.num_nodes
+        if name in of_class:
+            yield of_class[name]
+        elif name in problem.options.spare or 0 < idle[name] < count:
+            spared = name in problem.options.spare
+            words = "its other nodes work; these fill no further stage of the plan"
+            yield IdleReason(
+                node_class=name,
+                idle_nodes=idle[name],
+                num_nodes=count,
+                step_s=None,
+                bound_s=None,
+                words="kept idle as asked" if spared else words,
+            )
+
+
+def _idle_nodes(problem: Problem, plan: Plan) -> dict[str, int]:
+    """How many nodes of each class have no work."""
+    working = {host for stage in plan.stages for _, _, hosts in stage.places for host in hosts}
+    cluster = problem.cluster
+    return {
+        node_class.name: sum(host not in working for host in cluster.hosts_of(c))
+        for c, node_class in enumerate(cluster.classes)
+    }
 
 
 def adapted(plan: Plan, before: Problem, after: Problem) -> Plan:
