@@ -161,7 +161,9 @@ def megatron_words(entry_point: Path, arguments: tuple[str, ...]) -> tuple[str, 
     lines = [*_text(Path(arguments[0])).splitlines(), *arguments[1:]]
     pairs = [line.partition("=") for line in lines if line.strip() and not line.startswith("#")]
     fields = {key.lstrip("+"): value.strip("\"'") for key, _, value in pairs}
-    return (*_model_words(entry_point, fields), *_override_words(fields), *_settings_words(entry_point))
+    of_format = _wide_layers_words(entry_point, fields)
+    settings = (*_override_words(fields), *_settings_words(entry_point), *of_format)
+    return (*_model_words(entry_point, fields), *settings)
 
 
 def _settings_words(entry_point: Path) -> Iterator[str]:
@@ -176,6 +178,13 @@ def _settings_words(entry_point: Path) -> Iterator[str]:
     narrow = _constant(entry_point, "NARROW_WEIGHTS", {})
     assert isinstance(narrow, dict)
     yield from ("--" + name.replace("_", "-") for name, value in narrow.items() if value)
+
+
+def _wide_layers_words(entry_point: Path, fields: dict[str, str]) -> Iterator[str]:
+    """That first and last layer stay in 16 bits, as current scaling has it unless `train.py` says other."""
+    named = fields.get("mixed_precision", "").replace("-", "_")
+    if named == CURRENT_SCALING and _constant(entry_point, "FIRST_LAST_LAYERS_BF16", True):
+        yield "--first-last-layers-bf16"
 
 
 def _text(path: Path) -> str:

@@ -54,7 +54,7 @@ _UNPRICED = {
     "--rampup-batch-size": "the batch grows at first; predicted is the step with the whole of it",
     "--step-batch-size-schedule": "the batch changes; predicted is the step with --global-batch-size",
     "--schedules-method": "pipelines run by another schedule than 1F1B, which is predicted",
-    "--num-layers-at-start-in-bf16": "some layers stay in 16 bits; predicted are all in the narrower format",
+    "--first-last-layers-bf16": "some layers stay in 16 bits; predicted are all in the narrower format",
     "--deepspeed-config": "DeepSpeed's file is not read: give its ZeRO stage as --zero-stage, 0 is taken",
     "--extra-vocab-size": "entries beyond the tokenizer's, which is not read; give --vocab-size",
 }
