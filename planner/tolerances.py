@@ -12,7 +12,7 @@ MEMORY_TOL_BYTES = 1024.0
 """Excess over a memory limit that is rounding, not a violation [bytes]."""
 
 COUNT_TOL = 1e-9
-"""What a division may take off or add to a number of layers, stages or micro-batches that is then rounded."""
+"""What a division may take off or add to a number of layers, stages, micro-batches or ticks then rounded."""
 
 NO_ZERO = 1e-12
 """Stands for 0 in a divisor whose quotient is not used."""

@@ -32,41 +32,16 @@ many chips and as many ticks count as one that is best in all: that only lets mo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.dual import in_pieces
-from planner.search.meshes.lines import Lines
+from planner.search.meshes.choices import Choices, list_choices
 from planner.search.meshes.places import Ints
+from planner.search.meshes.spans import spans_of
 from planner.search.meshes.walks import MeshWalks
-from planner.search.meshes.ways import Bools, Ways
+from planner.search.meshes.ways import Bools, RowWays, few, most_within
 from planner.tolerances import BOUND_TOL
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a stage may be at one place, arrays [choice], by ascending ticks."""
-
-    shape: Ints
-    layers: Ints
-    chips: Ints
-    node_class: Ints
-    ticks: Ints
-    time: Floats
-    forward: Floats
-    backward: Floats
-    follow: Floats
-    least_hop: Floats
-    """Hop behind it, of both directions; the least of those that count as one."""
-    most_hop: Floats
-    reduce: Floats
-    """Its reduction, if it is the first."""
-
-    def some(self, numbers: Ints) -> Choices:
-        """Some of them."""
-        return Choices(*(values[numbers] for values in vars(self).values()))
 
 
 class Holding:
@@ -95,11 +70,11 @@ class Holding:
         self.lengths = walks.lengths
         self._length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
         self.inner: list[Choices] = []
+        self.ways: list[list[RowWays]] = []
+        """[place][row] ways of inner stages."""
         self.first: dict[int, Choices] = {}
-        self.ways: list[Ways] = []
-        """[place] ways of inner stages."""
-        self.ends: dict[int, Ways] = {}
-        """By place, ways of first stages; all lead to point 0."""
+        self.spans: dict[int, tuple[Ints, Ints]] = {}
+        """By place, between how many ticks behind it each first stage keeps its rows, [choice, row]."""
         self.is_cut = self._list_ways(is_up)
         self._most: list[Floats] = []
 
@@ -107,124 +82,54 @@ class Holding:
         """Forget the other brackets."""
         self.low, self.high = self.low[rows], self.high[rows]
         self.least_follow, self.most_follow = self.least_follow[rows], self.most_follow[rows]
-        self.ways = [ways.of_rows(rows) for ways in self.ways]
-        self.ends = {q: ways.of_rows(rows) for q, ways in self.ends.items()}
+        kept = np.flatnonzero(rows).tolist()
+        self.ways = [[ways[row] for row in kept] for ways in self.ways]
+        self.spans = {q: (low[:, rows], high[:, rows]) for q, (low, high) in self.spans.items()}
 
     def _list_ways(self, is_up: Callable[[], bool]) -> bool:
         """Choices and ways by place that stages are reached by and lead somewhere; whether it was cut."""
+        walks, rows = self.walks, range(len(self.low))
         reached = np.zeros((len(self.low), self.width), dtype=np.bool_)
         reached[:, 0] = True
-        for q in range(self.walks.longest):
+        listed = []
+        for q in range(walks.longest):
             if is_up():
                 return True
             if q in self._length_at:
-                self.first[q] = self._choices(self.walks.first, q, is_first=True)
-                self.ends[q] = self._ways_of(self.first[q], q, reached, is_first=True)
-            if q + 1 < self.walks.longest:
-                self.inner.append(self._choices(self.walks.inner, q, is_first=False))
-                ways = self._ways_of(self.inner[q], q, reached, is_first=False)
-                self.ways.append(ways)
-                reached = np.zeros_like(reached)
-                reached.ravel()[ways.end] = True
+                self.first[q] = list_choices(walks, walks.first, q, self.limit, self.tick, is_first=True)
+                self.spans[q] = spans_of(self, self.first[q], q, is_first=True)
+            if q + 1 == walks.longest:
+                break
+            choices = list_choices(walks, walks.inner, q, self.limit, self.tick, is_first=False)
+            low, high = spans_of(self, choices, q, is_first=False)
+            ways = [RowWays.list((low[:, row], high[:, row]), reached[row]) for row in rows]
+            ticks = choices.ticks.astype(few(self.width))
+            reached = np.zeros_like(reached)
+            for row, (choice, behind) in enumerate(ways):
+                reached[row, behind + ticks[choice]] = True
+            self.inner.append(choices)
+            listed.append((ways, ticks))
         useful = np.zeros_like(reached)
-        for q in range(self.walks.longest - 1, -1, -1):
-            if q < len(self.ways):
-                self.ways[q] = self.ways[q].some(useful.ravel()[self.ways[q].end])
-                useful = np.zeros_like(reached)
-                useful.ravel()[self.ways[q].start] = True
-            if q in self.ends:
-                useful.ravel()[self.ends[q].start] = True
+        self.ways = [[] for _ in listed]
+        for q in range(walks.longest - 1, -1, -1):
+            if q < len(listed):
+                ways, ticks = listed.pop()
+                self.ways[q] = [RowWays.sort(*ways[row], ticks, useful[row]) for row in rows]
+                useful = np.zeros_like(useful)
+                for row in rows:
+                    useful[row, self.ways[q][row].behind] = True
+            if q in self.spans:
+                useful |= self._within(self.spans[q])
         return False
 
-    def _ways_of(self, choices: Choices, q: int, reached: Bools, *, is_first: bool) -> Ways:
-        """Where a stage of each choice may lie, and where it leads to."""
-        ticks = np.flatnonzero(reached.any(axis=0))
-        # A few choices at a time, as all of them at all points would take gigabytes.
-        pieces = in_pieces(len(choices.ticks), len(self.low) * len(ticks))
-        found = []
-        for piece in pieces:
-            fits = self._fits(choices.some(piece), q, ticks, is_first=is_first) & reached[:, ticks]
-            choice, row, at = np.nonzero(fits)
-            found.append(np.stack([piece[choice], row, ticks[at]]))
-        choice, row, behind = np.concatenate(found or [np.zeros((3, 0), dtype=np.int64)], axis=1)
-        ahead = np.zeros_like(behind) if is_first else behind + choices.ticks[choice]
-        return Ways.sort(choice, row, behind, ahead, self.width)
-
-    def _choices(self, lines: Lines, q: int, *, is_first: bool) -> Choices:
-        batch, m, place = self.walks.batch, self.walks.num_microbatches, min(q, lines.times.shape[1] - 1)
-        times = lines.times[:, place]
-        n = np.arange(times.shape[1])
-        usable = np.isfinite(times) & (n > 0)
-        usable &= m * np.where(usable, times, 0.0) + lines.follow[:, place] <= self.limit
-        if self.walks.allowed is not None:
-            usable &= self.walks.allowed[::-1][q][:, None]
-        shape, layers = np.nonzero(usable)
-        time = times[shape, layers]
-        forward = lines.forward[shape, place] * layers + lines.base_forward[shape, place]
-        sends = lines.delay[shape, place]
-        behind = sends * (1.0 if is_first else 0.5) * (q > 0)
-        reduce = lines.reduce[shape, place, layers] * is_first
-        ticks = ((time + sends + reduce) / self.tick).astype(np.int64)
-        chips, node_class = batch.num_chips[shape], batch.node_class[shape]
-        order = np.lexsort((-layers, chips, node_class, ticks))
-        keys = np.stack([ticks, node_class, chips])[:, order]
-        starts = np.flatnonzero(np.concatenate([[True], (keys[:, 1:] != keys[:, :-1]).any(axis=0)]))
-        if not len(order):
-            starts = np.zeros(0, dtype=np.int64)
-
-        def least(values: Floats) -> Floats:
-            found: Floats = np.minimum.reduceat(values[order], starts) if len(order) else np.zeros(0)
-            return found
-
-        best = order[starts]
-        return Choices(
-            shape[best],
-            layers[best],
-            chips[best],
-            node_class[best],
-            ticks[best],
-            least(time),
-            least(forward),
-            least(time - forward),
-            least(lines.follow[shape, place, layers]),
-            least(behind),
-            -least(-behind),
-            least(reduce),
-        )
-
-    def _fits(self, choices: Choices, q: int, count: Ints, *, is_first: bool) -> Bools:
-        """Whether each choice keeps its rows with `count` ticks behind it, [choice, row, count]."""
-        m = self.walks.num_microbatches
-        behind, error = count * self.tick, q * self.tick
-        t, f, b = (values[:, None, None] for values in (choices.time, choices.forward, choices.backward))
-        hop, more = choices.least_hop[:, None, None], choices.most_hop[:, None, None]
-        longer = np.maximum(f, b)
-        follow = choices.follow[:, None, None]
-        reached = follow <= self.most_follow[:, None]
-        follow = np.maximum(follow, self.least_follow[:, None])
-        k, r = divmod(m - 1, q + 1)
-        if is_first:
-            total = behind + choices.ticks[:, None, None] * self.tick
-            inside = (
-                reached & (total <= self.high[:, None]) & (total + error + self.tick >= self.low[:, None])
-            )
-            # Nothing lies before it, so that the rows rise with what lies behind.
-            x = behind + hop
-            step = np.maximum(m * t, (k + 1) * (t + x) + r * longer)
-            if m >= q + 2:
-                step = np.maximum(step, m * t + np.maximum(x - q * f, 0.0) + np.maximum(x - q * b, 0.0))
-            last = choices.reduce[:, None, None] + follow
-            return np.asarray(inside & (step + last <= self.limit))
-        low = self.low[:, None]
-        if m >= q + 2:
-            x = np.clip(q * longer - hop, behind, behind + error)
-            waits = np.maximum(x + hop - q * f, 0.0) + np.maximum(x + hop - q * b, 0.0)
-            step = low - x - more - t + m * t + waits
-            step = np.maximum(step, low + k * (t + behind + hop) + r * longer)
-        else:
-            step = np.maximum(low - behind - error - more - t + m * t, low + (m - 1) * longer)
-        reached = reached & (behind + choices.ticks[:, None, None] * self.tick <= self.high[:, None])
-        return np.asarray(reached & (step + follow <= self.limit))
+    def _within(self, spans: tuple[Ints, Ints]) -> Bools:
+        """Points within any of the spans, [row, point]."""
+        low, high = spans
+        choice, row = np.nonzero(low <= high)
+        edges = np.zeros((len(self.low), self.width + 1), dtype=np.int64)
+        np.add.at(edges, (row, low[choice, row]), 1)
+        np.add.at(edges, (row, high[choice, row] + 1), -1)
+        return np.asarray(np.cumsum(edges, axis=1)[:, :-1] > 0)
 
     def most(self, price: Floats) -> Floats:
         """Most layers less the price of their shares, [length, row]; `price` is [row, kind] of a share."""
@@ -234,24 +139,34 @@ class Holding:
         most[:, 0] = 0.0
         self._most = [most]
         for q in range(self.walks.longest):
-            if q in self.ends:
-                found = self.ends[q].best(most, _worth(self.first[q], paid))
-                ends[self._length_at[q]] = found[:, 0]
+            if q in self.spans:
+                worth = self.first[q].worth(paid).T + most_within(most, *self.spans[q])
+                ends[self._length_at[q]] = worth.max(axis=0, initial=-np.inf)
             if q < len(self.ways):
-                most = self.ways[q].best(most, _worth(self.inner[q], paid))
+                worth, before = self.inner[q].worth(paid), most
+                most = np.full_like(before, -np.inf)
+                for row, ways in enumerate(self.ways[q]):
+                    ways.best(before[row], worth[row], most[row])
                 self._most.append(most)
         return ends
 
     def traced(self, row: int, length: int, price: Floats) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes and layers of the pipeline that holds most, of a length by its number, first stage first."""
-        last, at = int(self.lengths[length]) - 1, 0
+        last = int(self.lengths[length]) - 1
         paid = price @ self.walks.shares.taken.T
-        order, split = [], []
-        for q in range(last, -1, -1):
-            choices, ways = (self.first[q], self.ends[q]) if q == last else (self.inner[q], self.ways[q])
-            here = ways.into(row, at)
+        low, high = (edge[:, row : row + 1] for edge in self.spans[last])
+        most = self._most[last][row]
+        worth = self.first[last].worth(paid[row : row + 1])[0] + most_within(most[None], low, high)[:, 0]
+        chosen = int(np.argmax(worth))
+        begin, end = int(low[chosen, 0]), int(high[chosen, 0])
+        at = begin + int(np.argmax(most[begin : end + 1]))
+        order, split = [int(self.first[last].shape[chosen])], [int(self.first[last].layers[chosen])]
+        for q in range(last - 1, -1, -1):
+            choices, ways = self.inner[q], self.ways[q][row]
+            here = ways.into(at)
             choice, behind = ways.choice[here], ways.behind[here]
-            best = int(np.argmax(self._most[q][row, behind] + _worth(choices, paid)[choice, row]))
+            worth = choices.worth(paid[row : row + 1])[0]
+            best = int(np.argmax(self._most[q][row, behind] + worth[choice]))
             at = int(behind[best])
             order.append(int(choices.shape[choice[best]]))
             split.append(int(choices.layers[choice[best]]))
@@ -268,9 +183,3 @@ class Holding:
             if s
         ]
         return float(max(found))
-
-
-def _worth(choices: Choices, paid: Floats) -> Floats:
-    """Layers less the price of the shares, [choice, row]; `paid` is [row, shape]."""
-    worth: Floats = choices.layers[:, None] - paid[:, choices.shape].T
-    return worth

@@ -1,13 +1,13 @@
 """Ways from what lies behind a stage to what lies behind the one before it: few of all that there could be.
 
-What lies behind is a *point*: a row and a number of ticks. Most choices keep their limits at few points, and
-most points are never reached, so that ways are listed one by one.
+What lies behind is a *point*: a row and a number of ticks. Each choice keeps its limits on a span of points
+of every row (`planner.search.meshes.spans`), and many points are never reached, so that ways are listed one
+by one, those of each row by themselves: a row that is closed takes its ways with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,69 +16,89 @@ from planner.cost.prices import Floats
 from planner.search.meshes.places import Ints
 
 Bools = NDArray[np.bool_]
+Few = NDArray[np.integer]
+"""Numbers that take as few bytes as their size allows."""
 
 
 @dataclass(frozen=True)
-class Ways:
-    """The ways of one place, arrays [way], sorted by the point that they lead to."""
+class RowWays:
+    """The ways of one place and row, arrays [way], sorted by the point that they lead to."""
 
-    choice: Ints
-    row: Ints
-    behind: Ints
+    choice: Few
+    behind: Few
     """Ticks behind the stage."""
-    ahead: Ints
-    """Ticks behind the stage before it."""
-    width: int
-    """Ticks that are told apart, so that point `row * width + ticks` is one of an array."""
+    first: Ints
+    """[point] first way to it"""
+    points: Ints
+    """[point] ticks behind the stage before it, ascending; a point that no way leads to is not among them."""
 
     @staticmethod
-    def sort(choice: Ints, row: Ints, behind: Ints, ahead: Ints, width: int) -> Ways:
-        """Ways in any order."""
-        # Numbers that hold all of a way, each one once, so that any sort puts them into the same order.
-        num_choices = int(choice.max(initial=0)) + 1
-        ways = np.sort(((row * width + ahead) * num_choices + choice) * width + behind)
-        ways, behind = np.divmod(ways, width)
-        ways, choice = np.divmod(ways, num_choices)
-        row, ahead = np.divmod(ways, width)
-        return Ways(choice, row, behind, ahead, width)
+    def list(spans: tuple[Ints, Ints], reached: Bools) -> tuple[Few, Few]:
+        """Choices and points of all ways that begin at a point that is reached.
 
-    @cached_property
-    def start(self) -> Ints:
-        """Points that the ways start from."""
-        return self.row * self.width + self.behind
+        Parameters
+        ----------
+        spans
+            [choice] first and last point of each choice; none where the first is the larger one.
+        reached
+            [point]
+        """
+        low, high = spans
+        at = np.flatnonzero(reached)
+        # Only points that are reached are counted, so that none has to be left out behind.
+        before = np.concatenate([[0], np.cumsum(reached)])
+        begin = before[np.clip(low, 0, len(reached))]
+        count = np.maximum(before[np.clip(high + 1, 0, len(reached))] - begin, 0)
+        choice = np.repeat(np.arange(len(low)), count)
+        number = np.arange(len(choice)) - np.repeat(np.cumsum(count) - count - begin, count)
+        return choice.astype(few(len(low))), at.astype(few(len(reached)))[number]
 
-    @cached_property
-    def end(self) -> Ints:
-        """Points that they lead to, ascending."""
-        return self.row * self.width + self.ahead
+    @staticmethod
+    def sort(choice: Few, behind: Few, ticks: Few, useful: Bools) -> RowWays:
+        """Those of the ways that lead to a useful point, [point]; `ticks` are those of each choice."""
+        ahead = behind + ticks[choice]
+        kept = useful[ahead]
+        choice, behind, ahead = choice[kept], behind[kept], ahead[kept]
+        # A stable sort of few bytes counts instead of comparing.
+        order = np.argsort(ahead, kind="stable")
+        choice, behind, ahead = choice[order], behind[order], ahead[order]
+        first = np.flatnonzero(np.concatenate([[True], ahead[1:] != ahead[:-1]])[: len(ahead)])
+        return RowWays(choice, behind, first, ahead[first].astype(np.int64))
 
-    @cached_property
-    def _groups(self) -> tuple[Ints, Ints]:
-        """First way to each point, and these points."""
-        first = np.flatnonzero(np.diff(self.end, prepend=-1))
-        return first, self.end[first]
+    def best(self, value: Floats, worth: Floats, ahead: Floats) -> None:
+        """Write the most at each point, of where ways start and what choices add, [choice], to `ahead`."""
+        if len(self.first):
+            found = value.take(self.behind)
+            found += worth.take(self.choice)
+            ahead[self.points] = np.maximum.reduceat(found, self.first)
 
-    def some(self, kept: Bools) -> Ways:
-        """Some of them."""
-        return Ways(self.choice[kept], self.row[kept], self.behind[kept], self.ahead[kept], self.width)
+    def into(self, ahead: int) -> slice:
+        """The ways to a point that some way leads to."""
+        number = int(np.searchsorted(self.points, ahead))
+        last = self.first[number + 1] if number + 1 < len(self.first) else len(self.choice)
+        return slice(int(self.first[number]), int(last))
 
-    def of_rows(self, kept: Bools) -> Ways:
-        """Those of some rows, which are numbered anew."""
-        mine = self.some(kept[self.row])
-        row = (np.cumsum(kept) - 1)[mine.row]
-        return Ways(mine.choice, row, mine.behind, mine.ahead, self.width)
 
-    def best(self, value: Floats, worth: Floats) -> Floats:
-        """Most at each point, of what its ways start with and what their choices add, arrays [row, ...]."""
-        ahead = np.full(value.shape, -np.inf)
-        if len(self.choice):
-            first, points = self._groups
-            found = value.ravel()[self.start] + worth[self.choice, self.row]
-            ahead.ravel()[points] = np.maximum.reduceat(found, first)
-        return ahead
+def few(count: int) -> type[np.unsignedinteger]:
+    """The type of least size that holds numbers below `count`."""
+    return np.uint16 if count <= np.iinfo(np.uint16).max else np.uint32
 
-    def into(self, row: int, ahead: int) -> slice:
-        """The ways to a point."""
-        point = row * self.width + ahead
-        first, last = np.searchsorted(self.end, [point, point + 1])
-        return slice(int(first), int(last))
+
+def most_within(value: Floats, low: Ints, high: Ints) -> Floats:
+    """Largest value of each span, [choice, row]; `value` is [row, point], spans [choice, row].
+
+    -inf where a span is empty. Largest values of 1, 2, 4 .. points in a row are tabled; two cover any span.
+    """
+    points = value.shape[1]
+    tables = [value]
+    while 2 ** len(tables) <= int((high - low).max(initial=0)) + 1:
+        half = 2 ** (len(tables) - 1)
+        longer = tables[-1].copy()
+        longer[:, : points - half] = np.maximum(longer[:, : points - half], tables[-1][:, half:])
+        tables.append(longer)
+    level = np.log2(np.maximum(high - low + 1, 1)).astype(np.int64)
+    table, row = np.stack(tables), np.arange(len(value))
+    begin = np.clip(low, 0, points - 1)
+    end = np.clip(high - 2**level + 1, 0, points - 1)
+    found = np.maximum(table[level, row, begin], table[level, row, end])
+    return np.where(low <= high, found, -np.inf)

@@ -6,16 +6,20 @@ import itertools
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from planner.data.problem import Problem
 from planner.search.meshes import bounding, closing
+from planner.search.meshes.choices import Choices
 from planner.search.meshes.closing import close_lengths, least_sum
 from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.holding import Holding
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
+from planner.search.meshes.spans import spans_of
 from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
+from planner.search.meshes.ways import most_within
 from planner.units import MS
 from tests.random_problems import random_problem, with_deferred_sends
 
@@ -113,6 +117,73 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
                 if max(row + max(follow, least) for row, follow in zip(rows, follows, strict=True)) <= loose:
                     about = max(about, worth)
             assert most - 1e-9 <= held <= about + 1e-9, (number, p)
+
+
+def keeps_rows(
+    holding: Holding, choices: Choices, q: int, count: int, *, is_first: bool
+) -> NDArray[np.bool_]:
+    """Whether each choice keeps its rows with `count` ticks behind it, by the rows alone, [choice, row].
+
+    The row that falls, stands and rises with what lies behind is asked where it may turn.
+    """
+    m, tick, low = holding.walks.num_microbatches, holding.tick, holding.low
+    t, f, b, hop, more, follow, reduce = (
+        getattr(choices, name)[:, None]
+        for name in ("time", "forward", "backward", "least_hop", "most_hop", "follow", "reduce")
+    )
+    ahead, error, at_first = (count + choices.ticks[:, None]) * tick, q * tick, reduce * is_first
+    k, r = divmod(m - 1, q + 1)
+    window = low + k * (t + count * tick + hop) + r * np.maximum(f, b)
+    if is_first:
+        window = (k + 1) * (t + count * tick + hop) + r * np.maximum(f, b)
+    steps = []
+    for y in (count * tick, count * tick + error, q * f - hop, q * b - hop):
+        y = np.clip(y, count * tick, count * tick + (0.0 if is_first else error))
+        before = 0.0 if is_first else low - y - more - t
+        waits = np.maximum(y + hop - q * f, 0.0) + np.maximum(y + hop - q * b, 0.0)
+        steps.append(before + m * t + waits * (m >= q + 2) + 0 * window)
+    step = np.min(steps, axis=0)
+    if m >= q + 2 or is_first:
+        step = np.maximum(step, window)
+    else:
+        step = np.maximum(step, low + (m - 1) * np.maximum(f, b))
+    kept = step + at_first + np.maximum(follow, holding.least_follow) <= holding.limit
+    kept &= (follow <= holding.most_follow) & (ahead <= holding.high)
+    return np.asarray(kept & (ahead + error + tick >= low) if is_first else kept)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 7))])
+def test_a_choice_keeps_its_rows_on_one_span_of_ticks(seed: int) -> None:
+    """Each count of ticks by itself against the span, with few micro-batches and with more."""
+    problem = random_problem(seed, most_layers=5).model_copy(update={"target": "flagscale"})
+    opener = opener_of(with_deferred_sends(problem) if seed % 2 else problem)
+    kinds = set()
+    for number in list(opener.longest):
+        walks = walks_of(opener, number, list(range(1, opener.longest[number] + 1)))
+        limit = 1.7 * max(walks.num_microbatches, walks.longest) * least_sum(walks) / walks.longest
+        edges, between = np.linspace(0.2, 1.0, 6) * limit, np.array([0.0, 0.01, 0.0, 0.02, 0.0]) * limit
+        if not np.isfinite(limit):
+            continue
+        follows = between, np.array([np.inf, 0.05, np.inf, 0.1, 0.03]) * limit
+        holding = Holding(walks, limit, edges[:-1], edges[1:], limit / 97, follows)
+        for q in range(walks.longest):
+            for choices in (holding.first[q], *holding.inner[q : q + 1]):
+                is_first = choices is holding.first[q]
+                low, high = spans_of(holding, choices, q, is_first=is_first)
+                for count in range(holding.width):
+                    seen = keeps_rows(holding, choices, q, count, is_first=is_first)
+                    assert (seen == ((low <= count) & (count <= high))).all(), (number, q, is_first, count)
+                    kinds |= {(is_first, walks.num_microbatches >= q + 2)} if seen.any() else set()
+    assert len(kinds) == 4
+
+
+def test_the_largest_value_of_spans_is_that_of_their_points() -> None:
+    rng = np.random.default_rng(0)
+    value = rng.random((3, 37))
+    low, high = rng.integers(37, size=(2, 200, 3))
+    for choice, row in np.ndindex(200, 3):
+        span = value[row, low[choice, row] : high[choice, row] + 1]
+        assert most_within(value, low, high)[choice, row] == span.max(initial=-np.inf)
 
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
