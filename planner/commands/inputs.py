@@ -65,14 +65,23 @@ def problem_from_flags(
             f"missing {missing}; `hetplan list problems` shows what is shipped", "command line"
         )
     if seq_length is None or global_batch_size is None:
-        missing = "--seq-length" if seq_length is None else "--global-batch-size"
-        raise InstanceError(f"missing {missing}", "command line")
+        raise InstanceError(_missing_batch(seq_length, global_batch_size), "command line")
     checked(Workload, {}, work)
     chosen = {"target": target, "stack": stack, "precision": precision}
     given: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
     return load.build_problem(
         cluster=cluster, model=model, seq_length=seq_length, global_batch_size=global_batch_size, **given
     )
+
+
+def _missing_batch(seq_length: int | None, global_batch_size: int | None) -> str:
+    """What of the batch is missing, and what it looks like."""
+    missing = []
+    if seq_length is None:
+        missing.append("tokens of a sequence (such as --seq-length 8192)")
+    if global_batch_size is None:
+        missing.append("sequences of a step (such as --global-batch-size 512)")
+    return "missing: " + " and ".join(missing)
 
 
 def _replaced(problem: Problem, work: dict[str, Any], *, target: str | None, stack: str | None) -> Problem:
