@@ -13,26 +13,43 @@ from planner.data.model_spec import ModelSpec
 from planner.data.plan import LayerRange, Recompute, Replica, Stage
 
 
-def layers_of_chunks(num_layers: int, chunks: int) -> tuple[tuple[int, ...], str | None]:
+def layers_of_chunks(
+    num_layers: int, chunks: int, *, counts_prediction: bool = False
+) -> tuple[tuple[int, ...], str | None]:
     """Layers of every virtual stage in model order, and what was assumed.
 
     Evenly where they divide. Else embedding and loss count as a layer each where that divides
     (Megatron-LM's `account_for_embedding_in_pipeline_split` and `..._loss_...`: 94, 126). Else
     every virtual stage takes the rounded-up share and the last ones what is left, as the shipped
-    layouts for 61 layers do (`Et*4|(t*4|)*14tmL` of Megatron-Bridge's DeepSeek-V3 recipes).
+    layouts for 61 layers do (`Et*4|(t*4|)*14tmL` of Megatron-Bridge's DeepSeek-V3 recipes), or, where
+    nothing would be left for the last one, the first one has less (`Et|(tt|)*30mL` of those for H100).
+
+    Parameters
+    ----------
+    counts_prediction
+        Whether a further prediction counts as a layer of the last one too, where that divides.
     """
     if num_layers % chunks == 0:
         return (num_layers // chunks,) * chunks, None
-    if chunks > 1 and (num_layers + 2) % chunks == 0:
-        share = (num_layers + 2) // chunks
-        layers = [share] * chunks
+    at_last = 2 if counts_prediction and (num_layers + 3) % chunks == 0 else 1
+    if chunks > 1 and (num_layers + 1 + at_last) % chunks == 0:
+        layers = [(num_layers + 1 + at_last) // chunks] * chunks
         layers[0] -= 1
-        layers[-1] -= 1
-        return tuple(layers), "embedding and loss count as a layer each"
+        layers[-1] -= at_last
+        prediction = ", a further prediction" if at_last > 1 else ""
+        return tuple(layers), f"embedding{prediction} and loss count as a layer each"
     share = -(-num_layers // chunks)
+    first = num_layers - share * (chunks - 2)
+    if 0 < first < share:
+        return (first, *(share,) * (chunks - 2), 0), f"{share} layers a virtual stage, {first} on the first"
     ends = [min(num_layers, share * (i + 1)) for i in range(chunks)]
     layers = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return tuple(layers), f"{share} layers a virtual stage, the rest on the last"
+
+
+PREDICTION_COUNTS = r"^NeMo \(dgxc-benchmarking"
+"""Software whose layouts count a further prediction as a layer: the first stage of DeepSeek-V3 has one layer
+less than those between, the last one two (NVIDIA/NeMo, scripts/performance/llm/pretrain_deepseek_v3.py)."""
 
 
 THREE_AT_EITHER_END = r"3 leading pseudo-layers|embedding/transpose/norm/head pseudo-layers"
@@ -107,7 +124,11 @@ def stages_of(
         if sum(counts) != model.num_layers:
             raise SkipRun("layout: stages do not add up to the layers")
     else:
-        counts, assumption = layers_of_chunks(model.num_layers, num_stages * virtual_stages)
+        counts, assumption = layers_of_chunks(
+            model.num_layers,
+            num_stages * virtual_stages,
+            counts_prediction=model.mtp_num_layers > 0 and occurs(PREDICTION_COUNTS, run.software),
+        )
     ranges = _ranges(counts)
     replicas = _mixed_replicas(run, cluster) if len(cluster.classes) > 1 else None
     if replicas is not None and any(len(row) != data_parallel for row in replicas):
