@@ -158,12 +158,11 @@ class ClassPricing:
             launched = maximum(launched, self._after_counting(piece, work.routed, total(ran), ep[0]))
         # FSDP keeps what it gathered for the recomputation until the backward is done, ZeRO-3 lets go of it.
         again = dp[0] if self.sharding.releases_after_forward else 0.0
+        alone = parts_of(compute[1], tp[1], cp[1], ep[1], dp[1])
         return LayerTimes(
             forward=self._launched(parts_of(*ran, dp[0]), launched, reduced),
-            backward=self._launched(
-                parts_of(compute[1], tp[1], cp[1], ep[1], dp[1]), work.backward_launches, work.reductions
-            ),
-            selective=self._selective(kind, piece, core[0], cp[0], ep[0]),
+            backward=self.host.launched(*work.launched_backward(alone)),
+            selective=self._selective(kind, piece, core[0], cp[0], ep[0], alone),
             full=self._launched(parts_of(*ran, again), launched, reduced),
         )
 
@@ -187,8 +186,11 @@ class ClassPricing:
         precision = self.problem.workload.precision
         return piece_times(self.relative, piece.matmuls, whole, self.sizes, precision, self.stack)
 
-    def _selective(self, kind: LayerKind, piece: Piece, core: Values, cp: Values, ep: Values) -> Parts:
-        """Forward of the modules that selective recomputation runs again, with their collectives."""
+    def _selective(
+        self, kind: LayerKind, piece: Piece, core: Values, cp: Values, ep: Values, backward: Parts
+    ) -> Parts:
+        """Forward of the modules that selective recomputation runs again, with their collectives, amid a
+        backward without its waits; core attention alone counts no launch."""
         zero = self.zero
         if self.stack.selective_modules == ("core_attn",):
             return parts_of(self.factor * core, zero, cp, zero)
@@ -208,7 +210,8 @@ class ClassPricing:
         blocks = tensor_blocks_again(self.model, modules)
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
-        return self._launched(parts, launches_again(self.model, self.stack, modules, self.sizes, narrow))
+        launched = launches_again(self.model, self.stack, modules, self.sizes, narrow)
+        return self.host.amid(parts, launched, self.work.layers[kind].launched_backward(backward), blocks)
 
     def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
         """Parts with the time that the chip waits for its host."""

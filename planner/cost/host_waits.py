@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.elementwise import Values, exists, maximum, total, where
+from planner.cost.elementwise import Values, exists, maximum, minimum, total, where
 from planner.cost.launches import DENSE_LAUNCHES
 from planner.cost.prices import PARTS
 from planner.cost.sizes import Sizes
@@ -19,6 +19,9 @@ Parts = list[Values]
 """A time in the order of PARTS."""
 
 TENSOR_PARALLEL = PARTS.index("tp")
+
+TINY_S = 1e-15
+"""Less than any time of a piece, so that nothing is divided by zero [s]."""
 
 LAUNCHES_BESIDE_REDUCTION = 2.0 / DENSE_LAUNCHES
 """Launches of a reduction and of the kernel behind it, over those of a dense layer: for them a chip idles
@@ -72,6 +75,28 @@ class HostWaits:
             idle = where(self.sizes.tp > 1, reductions * LAUNCHES_BESIDE_REDUCTION * layer_s, 0.0)
             floor_s = maximum(floor_s, total(parts) - alone) + alone + idle
         return with_host_floor(parts, floor_s)
+
+    def amid(
+        self, parts: Parts, layers: Values, within: tuple[Parts, Values, int], reductions: int = 0
+    ) -> Parts:
+        """Parts of a piece that the host launches amid another one, with which it shares a floor.
+
+        Where the chip would wait for its host there, the piece fills that time: its parts shrink alike, so
+        that both together take what their launches do.
+
+        Parameters
+        ----------
+        within
+            The other piece without its waits, its launches and its reductions.
+        """
+        if not self.stack.host_layer_floor_ms:
+            return parts
+        other, launches, reduced = within
+        joint = [a + b for a, b in zip(other, parts, strict=True)]
+        waits = self.launched(joint, launches + layers, reduced + reductions)[-1]
+        more = waits - self.launched(*within)[-1]
+        filled = minimum(maximum(-more, 0.0) / maximum(total(parts), TINY_S), 1.0)
+        return [*((1.0 - filled) * part for part in parts[:-1]), maximum(more, 0.0)]
 
 
 def parts_of(compute: Values, tp: Values, cp: Values, ep: Values, dp: Values = 0.0) -> Parts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
+from planner.cost.host_waits import Parts
 from planner.cost.launches import backward_launches, launches, routed_launches
 from planner.cost.operators import (
     Matmul,
@@ -76,6 +77,10 @@ class LayerWork:
     """Launches of its backward over those of a dense layer's forward; 0 likewise."""
     routed: Routed | None = None
     """Its routed experts, where the host waits for their counts."""
+
+    def launched_backward(self, parts: Parts) -> tuple[Parts, Values, int]:
+        """Its backward with what the host launches for it, as `HostWaits` takes it."""
+        return parts, self.backward_launches, self.reductions
 
 
 @dataclass(frozen=True)
