@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from planner.data.result import Evaluation
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers import flagscale, megatron_bridge, megatron_lm, unrestricted
+from planner.launchers.replacing import new_folder, put_in_place
 from planner.rules.megatron import violations
 from planner.rules.versions import VERSIONS
 
@@ -58,7 +57,7 @@ def export_plan(
 ) -> Path:
     """Write the launch directory of a plan and return its path.
 
-    The directory appears whole or not at all: it is built beside its place and renamed into it.
+    The directory appears whole or not at all (`planner.launchers.replacing`).
 
     Parameters
     ----------
@@ -81,7 +80,7 @@ def export_plan(
     out = Path(os.path.abspath(out_dir))
     files = files_of(problem, plan, target, evaluation=evaluation, version=version)
     check_replaceable(out, force)
-    _write_directory(out, files)
+    put_in_place(out, files, _EXECUTABLE, _OURS)
     return out
 
 
@@ -173,16 +172,11 @@ def check_writable(out: Path) -> None:
         raise InstanceError(f"{above} is no directory", str(out))
     try:
         for missing in out.relative_to(above).parts:
-            _new_folder(above, missing).rmdir()
+            new_folder(above, missing).rmdir()
     except OSError as error:
         raise InstanceError(
             f"no folder can be made in {above} ({error.strerror}); choose another place", str(out)
         ) from None
-
-
-def _new_folder(above: Path, name: str) -> Path:
-    """A folder beside the one that is to be, which is renamed into its place when it is whole."""
-    return Path(tempfile.mkdtemp(dir=above, prefix=f".{name}.new-"))
 
 
 def _is_launch_directory(path: Path) -> bool:
@@ -191,38 +185,3 @@ def _is_launch_directory(path: Path) -> bool:
         return False
     with open(plan_file, "rb") as file:
         return any(line.startswith(_SCHEMA_LINE.encode()) for line in file.read(4096).splitlines())
-
-
-def _write_directory(out: Path, files: dict[str, str]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    building = _new_folder(out.parent, out.name)
-    try:
-        new = building / out.name
-        for name, text in files.items():
-            path = new / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            if name in _EXECUTABLE:
-                path.chmod(0o755)
-        if out.exists():
-            _swap(new, out)
-        else:
-            new.rename(out)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _swap(new: Path, out: Path) -> None:
-    """Put `new` in the place of `out`; what strangers left in `out` moves along before the rest goes."""
-    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old-"))
-    old = aside / out.name
-    out.rename(old)
-    try:
-        new.rename(out)
-    except OSError:
-        old.rename(out)
-        raise
-    for entry in list(old.iterdir()):
-        if entry.name not in _OURS:
-            entry.rename(out / entry.name)
-    shutil.rmtree(aside)
