@@ -19,6 +19,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments
+from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.model_constants import (
@@ -131,7 +132,7 @@ def experiment_tree(
 def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
     """The file that holds the plan, the model and the batch."""
     model, workload = problem.model, problem.workload
-    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + args.dispatch_arguments(problem, plan)
+    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + dispatch_arguments(problem, plan)
     system: Tree = {
         "tensor_model_parallel_size": plan.stages[0].tensor_parallel,
         "pipeline_model_parallel_size": plan.pipeline_parallel,

@@ -151,31 +151,6 @@ def hierarchical_sizes(problem: Problem, plan: Plan) -> list[int] | None:
     return [inner, plan.context_parallel // inner]
 
 
-def dispatch_arguments(problem: Problem, plan: Plan) -> Arguments:
-    """How tokens reach experts, as it is priced: one copy to an expert, or one to a rank or node (DeepEP)."""
-    if problem.model.moe is None:
-        return ()
-    stack = problem.stack
-    arguments = [option("--moe-token-dispatcher-type", "flex" if sends_once(problem, plan) else "alltoall")]
-    if sends_once(problem, plan):
-        is_deepep = stack.dispatcher_library == "deepep"
-        backend = option("--moe-flex-dispatcher-backend", stack.dispatcher_library)
-        arguments.append(switch("--moe-enable-deepep") if is_deepep else backend)
-    if stack.moe_permute_fusion:
-        arguments.append(switch("--moe-permute-fusion"))
-    if stack.moe_router_fusion:
-        arguments.append(switch("--moe-router-fusion"))
-    if stack.ep_overlap and plan.expert_parallel > 1:
-        arguments.append(switch("--overlap-moe-expert-parallel-comm"))
-    return tuple(arguments)
-
-
-def sends_once(problem: Problem, plan: Plan) -> bool:
-    """Whether the dispatcher sends a token once to each rank or node; it needs several ranks to send to."""
-    ranks = plan.expert_parallel * plan.expert_tensor_parallel
-    return problem.stack.moe_dispatcher == "deduplicating" and ranks > 1
-
-
 def batch_arguments(problem: Problem, plan: Plan) -> Arguments:
     """Micro-batch and global batch; the number of micro-batches follows from the two."""
     return (

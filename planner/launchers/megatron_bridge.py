@@ -17,6 +17,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
+from planner.launchers.dispatching import router_pads, sends_once
 from planner.launchers.model_constants import left_out
 from planner.launchers.narrow_weights import narrow_fields
 from planner.launchers.pipeline_layout import pipeline_layout
@@ -171,12 +172,15 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
         return {}
     library = problem.stack.dispatcher_library
     return {
-        "model.moe_token_dispatcher_type": "flex" if args.sends_once(problem, plan) else "alltoall",
-        **({"model.moe_flex_dispatcher_backend": library} if args.sends_once(problem, plan) else {}),
+        "model.moe_token_dispatcher_type": "flex" if sends_once(problem, plan) else "alltoall",
+        **({"model.moe_flex_dispatcher_backend": library} if sends_once(problem, plan) else {}),
         # Priced one after the other; recipes that overlap them do so whatever the dispatcher can.
         "model.moe_shared_expert_overlap": False,
         "model.moe_permute_fusion": problem.stack.moe_permute_fusion,
         "model.moe_router_fusion": problem.stack.moe_router_fusion,
+        # Two names of one switch, of which recipes set either: the older one may only turn it on.
+        "model.moe_router_padding_for_quantization": router_pads(problem),
+        "model.moe_router_padding_for_fp8": False,
         "model.overlap_moe_expert_parallel_comm": problem.stack.ep_overlap and plan.expert_parallel > 1,
         "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),
         "model.moe_expert_capacity_factor": problem.model.moe.capacity_factor,

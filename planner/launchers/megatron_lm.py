@@ -16,6 +16,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments, words
+from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
 from planner.launchers.megatron_model import model_arguments, moe_arguments
@@ -81,7 +82,7 @@ def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
     """What a node starts: Megatron's script and its arguments, in groups."""
     model, workload = problem.model, problem.workload
     script = entry_point(model, version)
-    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + args.dispatch_arguments(problem, plan)
+    moe = moe_arguments(model, args.grouped_gemm_runs(problem, plan)) + dispatch_arguments(problem, plan)
     return fill(
         "megatron_command.sh",
         {

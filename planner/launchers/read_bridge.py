@@ -61,6 +61,8 @@ SWITCHES = {
     "model.account_for_loss_in_pipeline_split": "--account-for-loss-in-pipeline-split",
     "model.moe_permute_fusion": "--moe-permute-fusion",
     "model.moe_router_fusion": "--moe-router-fusion",
+    "model.moe_router_padding_for_quantization": "--moe-router-padding-for-quantization",
+    "model.moe_router_padding_for_fp8": "--moe-router-padding-for-fp8",
     "model.overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
     "model.moe_grouped_gemm": "--moe-grouped-gemm",
     "model.moe_pad_expert_input_to_capacity": "--moe-pad-expert-input-to-capacity",

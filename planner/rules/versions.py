@@ -23,6 +23,7 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
     if VERSIONS.index(version) < VERSIONS.index("0.16"):
         found.append(kv_heads_are_not_copied(problem, plan, version))
         found.append(predictions_stay_with_the_loss(plan, version))
+        found.append(router_pads_for_eight_bits_alone(problem, version))
     if version != NEWEST:
         found.append(sharding_is_new(plan, version))
     found.append(softplus_is_new(problem, version))
@@ -42,6 +43,20 @@ def predictions_stay_with_the_loss(plan: Plan, version: str) -> str | None:
     return (
         f"prediction_stage {plan.prediction_stage}: Megatron core {version} keeps predictions on the "
         "stage of the loss; leave it out, or take version 0.16 or newer"
+    )
+
+
+def router_pads_for_eight_bits_alone(problem: Problem, version: str) -> str | None:
+    """The router fills up experts' tokens for products in 4 bits from core 0.16 on.
+
+    Source: megatron-core 0.15.3, megatron/core/transformer/transformer_config.py:1326; 0.16.1, line 1613.
+    """
+    moe, narrow = problem.model.moe, problem.workload.precision == "nvfp4"
+    if not narrow or moe is None or moe.capacity_factor is not None or problem.stack.pads_narrow_experts:
+        return None
+    return (
+        f"stack {problem.stack.id}, pads_narrow_experts false: Megatron core {version} does not pad in "
+        "the router for nvfp4; take version 0.16 or newer"
     )
 
 

@@ -30,6 +30,7 @@ _ABSENT_ON_CPU = {
     "--moe-grouped-gemm",
     "--moe-permute-fusion",
     "--moe-router-fusion",
+    "--moe-router-padding-for-fp8",
     "--cross-entropy-loss-fusion",
     "--cross-entropy-fusion-impl",
     "--fp8-format",

@@ -9,15 +9,16 @@ import pytest
 
 from planner.cli import main
 from planner.cost.parameters import total_parameters
+from planner.data.chip import Precision
 from planner.data.load import load_model, load_stack, names
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
-from planner.launchers import run_script
+from planner.launchers import megatron_bridge, run_script
 from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
+from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.megatron_arguments import (
-    dispatch_arguments,
     optimizer_arguments,
     parallel_arguments,
     refusals,
@@ -32,7 +33,7 @@ from planner.launchers.read_layout import layer_counts, layout_stages
 from planner.launchers.read_megatron import read_arguments, read_script
 from planner.launchers.read_model import layers_with_experts, read_capacity, read_model
 from planner.launchers.read_software import read_recompute_modules, read_stack
-from planner.rules.versions import NEWEST
+from planner.rules.versions import NEWEST, version_violations
 from tests.planner.launchers import plans
 
 FAST = {"virtual_stages", "latent_attention_and_prediction", "sharded_parameters"}
@@ -515,6 +516,46 @@ def test_how_tokens_reach_experts_is_written_as_priced_and_read_back(tmp_path: P
     notes: list[str] = []
     read_stack(Flags(("--num-experts", "8")), problem.stack, notes)
     assert "allgather is not priced" in notes[0]
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
+def test_who_pads_experts_for_narrow_products_is_written_and_read_back(
+    precision: Precision,
+) -> None:
+    problem, plan = plans.experts()
+    written = "--moe-router-padding-for-fp8"
+
+    def of(**changes: object) -> Problem:
+        stack = problem.stack.model_copy(update=changes)
+        workload = problem.workload.model_copy(update={"precision": precision})
+        return problem.model_copy(update={"stack": stack, "workload": workload})
+
+    for pads in (False, True):
+        arguments = words(dispatch_arguments(of(pads_narrow_experts=pads), plan))
+        assert (written in arguments) is not pads
+        read = read_stack(Flags(("--num-experts", "8", *arguments)), problem.stack, [])
+        assert read.pads_narrow_experts is pads
+        fields = megatron_bridge._experts(of(pads_narrow_experts=pads), plan)
+        assert fields["model.moe_router_padding_for_quantization"] is not pads
+    # 16 bits need no padding, HybridEP pads as it sends, and a capacity is the same for all experts.
+    wide = of(pads_narrow_experts=False).model_copy(update={"workload": problem.workload})
+    hybrid = {"moe_dispatcher": "deduplicating", "dispatcher_library": "hybridep"}
+    moe = problem.model.moe.model_copy(update={"capacity_factor": 1.0}) if problem.model.moe else None
+    full = of(pads_narrow_experts=False).model_copy(
+        update={"model": problem.model.model_copy(update={"moe": moe})}
+    )
+    for other in (wide, of(pads_narrow_experts=False, **hybrid), full):
+        assert written not in words(dispatch_arguments(other, plan))
+
+
+def test_routers_of_the_oldest_version_do_not_pad_for_four_bits() -> None:
+    problem, plan = plans.experts()
+    workload = problem.workload.model_copy(update={"precision": "nvfp4"})
+    for pads, version, refused in ((False, "0.15", True), (False, "0.16", False), (True, "0.15", False)):
+        stack = problem.stack.model_copy(update={"pads_narrow_experts": pads})
+        changed = problem.model_copy(update={"stack": stack, "workload": workload})
+        said = version_violations(changed, plan, version)
+        assert any("pads_narrow_experts" in sentence for sentence in said) is refused
 
 
 def test_exchange_of_context_is_written_wherever_the_sequence_is_split() -> None:
