@@ -35,8 +35,10 @@ def _evaluated(results: Mapping[TargetName, Result]) -> dict[TargetName, Evaluat
 
 
 def targets_report(results: Mapping[TargetName, Result]) -> RenderableType:
-    """A line a launcher, and in sentences how much slower the narrower ones are."""
+    """A line a launcher, and in sentences how much slower the narrower ones are; why there is no plan."""
     found, best = _evaluated(results), best_target(results)
+    if best is None:
+        return Text("\n".join(_reasons(results)))
     table = Table(
         box=box.SIMPLE_HEAD, title="Targets", title_justify="left", title_style="bold", pad_edge=False
     )
@@ -45,7 +47,7 @@ def targets_report(results: Mapping[TargetName, Result]) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("plan", overflow="fold")
     for name, result in results.items():
-        if result.plan is None or best is None or name not in found:
+        if result.plan is None or name not in found:
             table.add_row(name, "-", "-", "-", result.reason or "no plan")
             continue
         slower = found[name].step_s / found[best].step_s - 1
@@ -58,6 +60,16 @@ def targets_report(results: Mapping[TargetName, Result]) -> RenderableType:
         )
     sentence = cost_in_words(results)
     return Group(table, *([Text(sentence)] if sentence else []))
+
+
+def _reasons(results: Mapping[TargetName, Result]) -> list[str]:
+    """Why there is no plan, each reason once."""
+    names: dict[str, list[str]] = {}
+    for name, result in results.items():
+        names.setdefault(result.reason or "no plan", []).append(name)
+    if len(names) == 1:
+        return [f"no plan for any launcher: {reason}" for reason in names]
+    return [f"no plan for {', '.join(those)}: {reason}" for reason, those in names.items()]
 
 
 def cost_in_words(results: Mapping[TargetName, Result]) -> str:

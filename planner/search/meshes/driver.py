@@ -46,9 +46,10 @@ PATIENCE_OF_UNIFORM = 30, 3.0
 SHARE_OF_UNIFORM = 0.2
 """Share of the time limit that the search for equal degrees may take."""
 
-
 STALE_SETS = 800
 """Sets of pipelines and programs opened without a better plan after which the search ends with its bound."""
+NOTHING_FITS = "no plan fits; give chips with more memory, more of them, or fewer wishes"
+"""The reason where time is too short for a better one."""
 LIMITS = {"max_context_parallel": 1, "max_virtual_stages": 1}
 """Options that hold for FlagScale whatever the user allows."""
 
@@ -94,6 +95,10 @@ class MeshSearch(Search):
         self.use, self.stale_sets = problem.options.use, STALE_SETS
         self.tried: set[Place] = set()
         self.reason = pinned_beyond(problem)
+        self.of_equal_degrees = self.problem.model_copy(
+            update={"options": options.model_copy(update={"use": problem.options.use})}
+        )
+        """What the search for equal degrees is asked."""
 
     def _search(self) -> bool:
         if self.reason is not None:
@@ -130,17 +135,17 @@ class MeshSearch(Search):
         """The best plans of Megatron-LM, which come before all else."""
         limit_s = self.clock.left_s
         share_s = None if limit_s is None else max(SHARE_OF_UNIFORM * limit_s, LEAST_SHARE_S)
-        options = self.problem.options.model_copy(
+        options = self.of_equal_degrees.options.model_copy(
             update={
                 "time_limit_s": share_s,
-                "use": self.use,
                 "gap": max(self.problem.options.gap, GAP_OF_UNIFORM),
                 "max_virtual_stages": 1,
                 # No mesh of several classes is among the plans of this search.
                 "forbid": tuple(dict.fromkeys((*self.problem.options.forbid, "stages=mixed"))),
             }
         )
-        uniform = Search(self.problem.model_copy(update={"target": "megatron-lm", "options": options}), None)
+        asked = self.of_equal_degrees.model_copy(update={"target": "megatron-lm", "options": options})
+        uniform = Search(asked, None)
         uniform.patience = PATIENCE_OF_UNIFORM
         found = uniform.run()
         self.reason = found.reason
@@ -172,4 +177,7 @@ class MeshSearch(Search):
         super()._opened(left)
 
     def _why_infeasible(self) -> str:
-        return self.reason if self.reason is not None else super()._why_infeasible()
+        """As the search for equal degrees has it, whose tables tell by how much the closest plan misses."""
+        if self.reason is None:
+            self._uniform_plans()
+        return self.reason or NOTHING_FITS

@@ -106,7 +106,7 @@ class ReplicaSearch(MeshSearch):
     ) -> None:
         super().__init__(problem, on_progress)
         self.seeds = [plan for plan in seeds if keeps_wishes(problem, plan)]
-        self.whole = problem
+        self.whole = self.of_equal_degrees = problem
         """The problem with every degree that the narrower launchers may use."""
         launchers: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
         self.proven_s = {name: bound for name, bound in (proven_s or {}).items() if name in launchers}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from planner import api
 from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
+from planner.report.targets import targets_report
 from planner.search.replicas.driver import ReplicaSearch
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
 from planner.search.replicas.work import work_bound_s
 from planner.simulate.evaluate import evaluate
+from tests.random_problems import random_problem
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,37 @@ def test_both_classes_work_side_by_side_with_shares_by_their_speed(
         for part, count in zip(wide.plan.pipeline_plans, sequences, strict=True)
     }
     assert by_class["h100-sxm-80gb"] > by_class["a100-sxm-80gb"] > 0
+
+
+def without_room() -> Problem:
+    """A small problem whose chips have too little memory for any plan."""
+    problem = random_problem(3000004, most_layers=3, gap=0.5)
+    model = problem.model.model_copy(update={"activation": "gelu"})
+    options = problem.options.model_copy(update={"pin": {"mbs": 1}, "max_pipeline_parallel": 2})
+    return problem.model_copy(update={"model": model, "options": options})
+
+
+def test_every_launcher_says_why_there_is_no_plan() -> None:
+    """The last one took batches of shapes for rows of degrees, and broke off or gave another's reason."""
+    infeasible = without_room()
+    found = api.plan_all(infeasible)
+    assert len(found) == 4 and {result.termination for result in found.values()} == {"infeasible"}
+    (reason,) = {result.reason for result in found.values()}
+    assert reason is not None and "GiB short on each chip" in reason
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(targets_report(found))
+    assert printed.getvalue().startswith("no plan for any launcher: random does not fit")
+    assert printed.getvalue().count("closest layout") == 1
+
+
+def test_plans_at_hand_that_do_not_fit_leave_a_reason() -> None:
+    """With plans to begin with the search for equal degrees was left out, and with it the reason."""
+    infeasible = without_room().model_copy(update={"target": "flagscale"})
+    roomy = [c.model_copy(update={"memory_gib": 80.0}) for c in infeasible.cluster.classes]
+    cluster = infeasible.cluster.model_copy(update={"classes": tuple(roomy)})
+    large = api.plan(infeasible.model_copy(update={"cluster": cluster}))
+    assert large.plan is not None
+    assert api.plan(infeasible, seeds=[large.plan]).reason == api.plan(infeasible).reason
 
 
 def test_no_launcher_beats_a_wider_one(results: dict[str, Result]) -> None:
