@@ -20,7 +20,7 @@ from planner.cost.operators import HALF, Matmul
 from planner.cost.power_limit import in_a_loop_s, narrow_shares
 from planner.cost.prices import Floats
 from planner.cost.products import Products
-from planner.cost.relatives import HOPPER, MeasuredChip, Relative, sixteen_bit
+from planner.cost.relatives import HOPPER, SCALED_IN_BLOCKS, MeasuredChip, Relative, sixteen_bit
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
@@ -160,6 +160,8 @@ def _isolated_s(relative: Relative, products: Products, wide_s: Floats, sums: fl
     if precision == "bf16":
         return wide_s * relative.precision_scale * relative.compute_scale
     narrow = _table_s(measured.table, precision, products)
+    if precision == "fp8" and measured.table in SCALED_IN_BLOCKS:
+        narrow = np.minimum(narrow, _table_s(measured.table, "fp8_block", products))
     # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
     wide_over_narrow = _gemm_factors(measured, "bf16", sums) / _gemm_factors(measured, precision, sums)
     narrow = np.minimum(narrow * relative.precision_scale, wide_s * wide_over_narrow)
