@@ -49,8 +49,9 @@ MEASURED = {
         MeasuredChip("b200_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "b200_sxm", 1000.0),
         MeasuredChip("b300_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "gb300", 1100.0),
         # GB200's isolated kernels outrun what its power sustains, in every format alike. GB300's 1,400 W were
-        # not seen to bind: its steps are as its kernels say (judged with measured runs of both in view).
-        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm", "gb200", 1200.0),
+        # not seen to bind: its steps are as its kernels say, in a loop like Hopper's short ones (judged with
+        # measured runs of both in view).
+        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "gb200", 1200.0),
         MeasuredChip("gb300", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm", "gb300"),
         MeasuredChip("l40s", 362.0, 733.0, 864.0, 32.0, 0.81, "a100_sxm"),
         MeasuredChip("rtx_pro_6000_server", 467.8, 935.6, 1597.0, 64.0, 0.81, "a100_sxm"),
