@@ -12,10 +12,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs inst
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(batch)
+    app.command(short_help="Plan many problems into a store, resumable.")(batch)
     app.command()(results)
     app.command()(compare)
-    app.command()(split)
+    app.command(short_help="Divide a cluster among trainings.")(split)
 
 
 def batch(

@@ -42,7 +42,8 @@ Pin = Annotated[
     ),
 ]
 Forbid = Annotated[
-    list[str] | None, typer.Option(help="Rule a value out, such as recompute=full or tp=8. Repeatable.")
+    list[str] | None,
+    typer.Option(help="Rule a value out: tp=8, recompute=full, stages=mixed, ... Repeatable."),
 ]
 Spare = Annotated[list[str] | None, typer.Option(help="Keep a node class of the cluster idle. Repeatable.")]
 Use = Annotated[

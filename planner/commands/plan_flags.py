@@ -15,8 +15,8 @@ from planner.commands import flags
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(plan)
-    app.command()(explain)
+    app.command(short_help="Find the fastest plan, prove it, write its launch files.")(plan)
+    app.command(short_help="Say what binds a plan, and what more would bring.")(explain)
 
 
 def _asked(
@@ -90,6 +90,13 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the launch directory here.")] = None,
     force: flags.Force = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Launcher that must be able to run the plan: see `hetplan list targets`; or all: a plan for "
+            "each, and what each costs."
+        ),
+    ] = None,
     **given: Any,
 ) -> int:
     """Find the fastest plan that fits, prove how far from the best it can be, write its launch files."""

@@ -14,7 +14,7 @@ from planner.errors import InstanceError
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(predict)
-    app.command()(export)
+    app.command(short_help="Write the launch directory of a plan.")(export)
 
 
 def predict(

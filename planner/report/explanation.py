@@ -12,6 +12,9 @@ from planner.report.facts import two_columns
 from planner.tolerances import GAP_TOL
 from planner.units import format_percent, format_seconds
 
+_OF_RANGES = (
+    "the lower number is proven, the higher one found; below 0 one may be faster, within the proof's gap"
+)
 _BINDINGS = {"pace": "sets the pace", "memory": "memory", "layers": "whole layers", "unknown": "-"}
 
 
@@ -37,7 +40,7 @@ def explanation_report(explanation: Explanation) -> RenderableType:
     note = "each found by searching again; that no plan gains more than `at most` is proven"
     parts.append(Text(note, style="dim"))
     if explanation.alternatives:
-        parts += ["", _alternatives(explanation)]
+        parts += ["", _alternatives(explanation), Text(_OF_RANGES, style="dim")]
     if explanation.idle:
         parts += ["", _idle(explanation)]
     return Group(*parts)

@@ -52,10 +52,11 @@ def decision_grid(problem: Problem, plan: Plan) -> Table:
     for part in plan.pipeline_plans if plan.pipelines is not None else ():
         sequences = part.data_parallel * part.microbatch_size * part.num_microbatches
         grid.add_row("", f"{words.chip_runs(part)}: {sequences} sequences a step")
+    where = "" if plan.data_parallel == 1 else f" on each of {plan.data_parallel} replicas"
     grid.add_row(
         "micro-batch",
         f"{plan.microbatch_size} {'sequence' if plan.microbatch_size == 1 else 'sequences'}, "
-        f"{plan.num_microbatches:,} of them a step on each of {plan.data_parallel} replicas",
+        f"{plan.num_microbatches:,} of them a step{where}",
     )
     grid.add_row(
         "sharding",

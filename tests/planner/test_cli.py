@@ -461,6 +461,13 @@ def test_filter_without_an_equals_sign_is_refused(capsys: pytest.CaptureFixture[
     assert "key=value" in one_line_error(capsys)
 
 
+def test_every_command_is_listed_with_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of them broke off amid it."""
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out.split("Commands:")[1].split("Exit codes:")[0].strip()
+    assert "..." not in listed and all(line.endswith(".") for line in listed.splitlines())
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("hetplan 0.")

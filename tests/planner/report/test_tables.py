@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console, RenderableType
 
+from planner.report.facts import decision_grid
 from planner.report.tables import memory_table, plan_report, prediction_report, proof_grid
 from planner.report.words import predicted
 from tests.planner.stubs import made_up_evaluation, made_up_result, two_class_problem, two_stage_plan
@@ -78,6 +79,16 @@ def test_parts_that_a_plan_cannot_have_are_left_out() -> None:
     evaluation = evaluation.model_copy(update={"breakdown_s": parts})
     shown = text_of(prediction_report(problem, two_stage_plan(problem), evaluation, width=80))
     assert "exposed TP" in shown and "exposed CP" not in shown and "exposed EP" not in shown
+
+
+def test_one_replica_is_not_counted() -> None:
+    """It read "on each of 1 replicas"."""
+    problem = two_class_problem()
+    plan = two_stage_plan(problem).model_copy(update={"data_parallel": 1})
+    shown = text_of(decision_grid(problem, plan))
+    assert "of them a step sharding" in shown
+    several = plan.model_copy(update={"data_parallel": 4})
+    assert "of them a step on each of 4 replicas" in text_of(decision_grid(problem, several))
 
 
 def test_search_that_ends_above_the_wanted_gap_says_so() -> None:
