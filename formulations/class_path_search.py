@@ -73,6 +73,22 @@ class ClassPathSearch(BoundedLoop):
                 break
         return solution
 
+    def run_whole(self, rounds: int) -> solvers.Solution:
+        """The last solution in whole numbers, after so many rounds of the paths that solutions break.
+
+        Bounds of all rounds hold, as each only adds rows; one that leaves no solution closes the program.
+        """
+        for left in range(rounds, -1, -1):
+            solution = self.solve(self.model)
+            self.raise_bound(solution)
+            if solution.status not in ("optimal", "feasible"):
+                break
+            times, end = self._times(solution), solution.values["T"] - self._after(solution)
+            self.near = [row for row in self.known if row_value(row, *times) >= end * (1 - NEAR)]
+            if solution.status == "feasible" or left == 0 or not self.add(self._violated(times, end)):
+                break
+        return solution
+
     def _times(self, solution: solvers.Solution) -> tuple[Floats, Floats, Floats]:
         """Forward and backward of every chunk, sends."""
         forward, backward = (

@@ -85,7 +85,9 @@ class PathSearch(BoundedLoop):
         """Bound the relaxation; a result only where that already decides the choice.
 
         The rows (wait) hold most of it; the first longest paths add two or three hundredths, and much more
-        where sends are slow. They are not added to the end (hundreds of rounds for a thousandth).
+        where sends are slow. They are not added to the end, which single orders of unlike classes are far
+        from: 8 stages of four classes with 4 chunks each stood 4.4% below their best plan after 12 rounds,
+        3.9% after 60 and 3.4% after 200, which took eighteen times as long; whole chunks close 2% of it.
         """
         for _ in range(MAX_RELAXED_ROUNDS):
             solution = self.solve(self.model)

@@ -62,8 +62,8 @@ Model      min  T + O + const
                      stage 0 of `interleaved_paths`, added when violated           (path)
            Where sends block, S[s] is in F[s,k] and S[s-1] in B[s,k] instead, but for the two ends.
 Size       2 p C integers for C classes, p C (v + 2) + p C^2 more variables, p (2 C v + 4 v) rows.
-Exact      a relaxation: chunks are in fractions, their memory is what no dealing undercuts, reduction shows
-           its tail alone, rows are those that bound the end of stage 0. Every plan below the cutoff
+Exact      a relaxation: chunks may be in fractions, their memory is what no dealing undercuts, reduction
+           shows its tail alone, rows are those that bound the end of stage 0. Every plan below the cutoff
            satisfies all rows with its own values, so that the objective, or the cutoff, bounds the step of
            every plan.
 Source     rows: proved in `interleaved_rows` and `interleaved_paths`; tables: `virtual_selection_tables`.
@@ -104,10 +104,10 @@ MAX_TERMS = 20_000
 """Terms of the rows (wait) beyond which only the first chunk and the first backward are waited for."""
 
 
-def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
+def build(data: VirtualClassesData, *, whole_chunks: bool = False) -> tuple[pulp.LpProblem, Variables]:
     """The whole program."""
     model = pulp.LpProblem("virtual_classes", pulp.LpMinimize)
-    var = _variables(data)
+    var = _variables(data, "Integer" if whole_chunks else "Continuous")
     model += var.end + var.follow + data.sample.stage.constant_ms
     add_cutoff(model, data, var)
     add_class(model, data, var)
@@ -131,7 +131,7 @@ def build(data: VirtualClassesData) -> tuple[pulp.LpProblem, Variables]:
     return model, var
 
 
-def _variables(data: VirtualClassesData) -> Variables:
+def _variables(data: VirtualClassesData, of_chunks: str) -> Variables:
     stages, chunks = range(data.sample.num_stages), range(data.sample.virtual_stages)
     keys = data.keys
 
@@ -147,7 +147,7 @@ def _variables(data: VirtualClassesData) -> Variables:
     return Variables(
         z={(s, c): pulp.LpVariable(f"z_{s}_{c}", 0, 1, cat="Integer") for s, c in keys},
         a=by_key("a", "Integer"),
-        n={(s, c): [pulp.LpVariable(f"n_{s}_{c}_{k}", 0) for k in chunks] for s, c in keys},
+        n={(s, c): [pulp.LpVariable(f"n_{s}_{c}_{k}", 0, cat=of_chunks) for k in chunks] for s, c in keys},
         y={
             (s, c, to): pulp.LpVariable(f"y_{s}_{c}_{to}", 0)
             for s, c in keys
@@ -255,6 +255,7 @@ def solve(
     options: SolveOptions,
     *,
     integral: bool,
+    whole_chunks: bool = False,
     rows: Sequence[PathRow] = (),
     rounds: int = MAX_ROUNDS,
 ) -> VirtualClassesResult:
@@ -264,19 +265,21 @@ def solve(
     ----------
     integral
         Whether to ask for whole classes and layers, beyond the relaxation.
+    whole_chunks
+        Whether to ask for whole layers of every chunk as well: as chunks of plans have.
     rows
         Rows (path) found before for as many stages, micro-batches and chunks, to start from.
     rounds
-        Rounds of rows (path) that are looked for.
+        Rounds of rows (path) that are looked for: by relaxations, and where chunks are whole.
     """
     if not data.fits.any(axis=(0, 2)).all():
         return VirtualClassesResult(np.inf, None, ())
-    model, var = build(data)
+    model, var = build(data, whole_chunks=whole_chunks)
     passes = passes_of(data, var)
     search = ClassPathSearch(model, passes, lambda row, index: add_path(model, passes, row, index), options)
     search.add(rows)
     if integral:
-        solution = search.solve(model)
+        solution = search.run_whole(rounds if whole_chunks else 0)
     else:
         with relaxed(model):
             solution = search.run(rounds)

@@ -33,6 +33,8 @@ class VirtualPart:
     whole numbers."""
     is_split: bool = False
     """Whether it is a piece of a larger one."""
+    is_merged: bool = False
+    """Whether it has been bounded with classes that are much alike as one."""
 
     @property
     def num_classes(self) -> int:

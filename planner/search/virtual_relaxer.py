@@ -1,19 +1,23 @@
 """Bounds of parts with virtual stages by the program over their classes (`formulations.virtual_classes`).
 
 It is relaxed, or solved in whole numbers. A cutoff narrows what stages may hold, so that the program at a low
-one is soon found to hold no plan; that bounds every plan by the cutoff.
+one is soon found to hold no plan; that bounds every plan by the cutoff. Where some classes are much alike the
+program in which they are one comes first (`formulations.virtual_classes_merged`), then that with whole
+chunks: it has so many fewer orders that it is often closed at the cutoff that counts.
 
 Rows (path) that one part needs are kept for all of its shape, as a path knows no times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from formulations.interleaved_paths import PathRow
 from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
+from formulations.virtual_classes_merged import Group, alike, merged
 from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.state import Clock
@@ -29,6 +33,14 @@ MOST_ENTRIES = 260
 """Most chunks, by class, of such a program that rises. A guess."""
 STEP_NODES = 200
 """Nodes of a program in whole numbers whose cutoff rises, unless an exact answer is asked for. A guess."""
+MOST_RISE = 0.005
+"""Part by which the layers in a unit of time may rise where classes are taken together. A guess: of what is
+asked of the gap most is left."""
+WHOLE_ROUNDS = 4
+"""Rounds of rows (path) of such a program with whole chunks. A guess."""
+SHARE_OF_GAP = 0.2
+"""Part of the gap of other programs at which one with whole chunks is left. A guess: what it leaves is seldom
+raised again."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
 
@@ -38,6 +50,8 @@ class VirtualRelaxer(VirtualDiver):
 
     def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
         super().__init__(bounds, clock, opener)
+        self.most_rise = MOST_RISE
+        """Negative where no classes are taken together."""
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
         """By stages, micro-batches and virtual stages: rows (path) found, the last to count at the end."""
 
@@ -48,28 +62,24 @@ class VirtualRelaxer(VirtualDiver):
         *,
         integral: bool,
         rounds: int = FIRST_ROUNDS,
+        groups: Sequence[Group] = (),
+        whole_chunks: bool = False,
     ) -> VirtualClassesResult:
         from formulations import virtual_classes
 
-        tables = self.tables.of_classes(part.choice, part.virtual_stages, part.stages)
-        capacity = self._capacity(part)
-        used = {c: one for c, one in tables.data.items() if part.limits.most[c]}
-        data = VirtualClassesData(
-            classes=used,
-            tables=tables.tables,
-            fits=capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS),
-            fewest=capacity.fewest,
-            most=capacity.most,
-            hop_ms=tables.times.hop_ms,
-            sends_block=self._sends_block(part.virtual_stages),
-            cutoff_ms=cutoff_s / MS,
-        )
+        data = self._classes_data(part, cutoff_s)
+        if groups:
+            data = merged(data, groups)
         key = part.stages, data.sample.stage.num_microbatches, part.virtual_stages
         known = self._paths.setdefault(key, {})
         options = self._solve_options()
-        if part.rises and options.node_limit is not None:
+        if whole_chunks:
+            options = replace(options, gap=options.gap * SHARE_OF_GAP)
+        elif part.rises and not groups and options.node_limit is not None:
             options = replace(options, node_limit=min(options.node_limit, STEP_NODES))
-        found = virtual_classes.solve(data, options, integral=integral, rows=tuple(known), rounds=rounds)
+        found = virtual_classes.solve(
+            data, options, integral=integral, whole_chunks=whole_chunks, rows=tuple(known), rounds=rounds
+        )
         for row in found.rows:
             known.pop(row, None)
             known[row] = None
@@ -79,6 +89,21 @@ class VirtualRelaxer(VirtualDiver):
         self.work += found.work
         return found
 
+    def _classes_data(self, part: VirtualPart, cutoff_s: float) -> VirtualClassesData:
+        tables = self.tables.of_classes(part.choice, part.virtual_stages, part.stages)
+        capacity = self._capacity(part)
+        used = {c: one for c, one in tables.data.items() if part.limits.most[c]}
+        return VirtualClassesData(
+            classes=used,
+            tables=tables.tables,
+            fits=capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS),
+            fewest=capacity.fewest,
+            most=capacity.most,
+            hop_ms=tables.times.hop_ms,
+            sends_block=self._sends_block(part.virtual_stages),
+            cutoff_ms=cutoff_s / MS,
+        )
+
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large.
 
@@ -87,6 +112,9 @@ class VirtualRelaxer(VirtualDiver):
         """
         entries, cutoff_s = part.stages * part.virtual_stages * part.num_classes, self.cutoff_s
         rises = part.rises and not self.is_exact
+        if rises and not part.is_merged:
+            self._push(self._merged_s(bound_s, part), replace(part, is_merged=True))
+            return
         if rises:
             self._anneal_last(bound_s)
             cutoff_s = self.cutoff_s
@@ -99,6 +127,28 @@ class VirtualRelaxer(VirtualDiver):
                 self._push(bound_s, part)
                 return
         self._push(bound_s, replace(part, looks=part.looks + 1))
+
+    def _merged_s(self, bound_s: float, part: VirtualPart) -> float:
+        """Bound of a part by the program in which classes that are much alike are one, at most the cutoff."""
+        cutoff_s = self.cutoff_s
+        if bound_s >= cutoff_s or not np.isfinite(cutoff_s):
+            return bound_s
+        groups = alike(self._classes_data(part, cutoff_s), self.most_rise)
+        classes = part.num_classes - sum(len(group) - 1 for group in groups)
+        is_small = part.stages * part.virtual_stages * classes <= MOST_ENTRIES
+        for whole_chunks in (False, True) if groups and is_small else ():
+            found = self._relaxed(
+                part,
+                cutoff_s,
+                integral=True,
+                rounds=WHOLE_ROUNDS,
+                groups=groups,
+                whole_chunks=whole_chunks,
+            )
+            bound_s = max(bound_s, min(found.bound_ms * MS, cutoff_s))
+            if bound_s >= cutoff_s:
+                break
+        return bound_s
 
     def _look(self, bound_s: float, part: VirtualPart, cutoff_s: float, *, integral: bool) -> float:
         """Bound of a part by one program below a cutoff, at most that; an order that comes up is tried."""

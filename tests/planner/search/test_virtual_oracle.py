@@ -133,6 +133,35 @@ def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("most_rise", [-1.0, 10.0])
+@pytest.mark.parametrize("seed", [569, 600, 604, 637, 647, 664])
+def test_classes_taken_together_never_bound_above_the_best(
+    seed: int, most_rise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where they differ much; and with the switch off no classes are."""
+    monkeypatch.setattr(virtual_items, "FEW_CLASSES", 1)
+    monkeypatch.setattr(virtual, "HALVINGS", 0)
+    monkeypatch.setattr(virtual_relaxer, "MOST_RISE", most_rise)
+    found: list[bool] = []
+    relaxed = VirtualOpener._relaxed
+
+    def counted(self: VirtualOpener, part: VirtualPart, cutoff_s: float, **how: Any) -> VirtualClassesResult:
+        result = relaxed(self, part, cutoff_s, **how)
+        found.extend([result.bound_ms * MS >= cutoff_s] if how.get("groups") else [])
+        return result
+
+    monkeypatch.setattr(VirtualOpener, "_relaxed", counted)
+    problem = random_interleaved_problem(seed, most_virtual=2, experts=seed % 3 == 0)
+    wishes = {"forbid": (*problem.options.forbid, "vp=1"), "gap": 1e-3, "virtual_gap": 1e-3}
+    problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
+    best_s, result = brute_force_virtual(problem, 2).step_s, driver.search(problem)
+    assert any(found) == (most_rise > 0), "no part was closed: the seed says nothing"
+    assert result.bound_s is not None and result.evaluation is not None
+    assert result.bound_s <= best_s * (1 + REL)
+    assert result.evaluation.step_s * (1 - 1e-3) <= best_s * (1 + REL)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nemotron-4-340b-two-sites-768", "opt-350m-a100-v100-512"])
 def test_slow_links_and_sends_that_block_leave_no_gap_to_virtual_stages(name: str) -> None:
     """Once 34% and 6.5%: no bound knew that slow sends delay every round, or that they block."""
