@@ -69,6 +69,13 @@ class Boxes:
         return Boxes(whole, whole, whole, real, real, real, real, real, real, real)
 
     @staticmethod
+    def single(kind: int, least_m: int, most_m: int) -> Boxes:
+        """One box of any times."""
+        whole = [np.array([n]) for n in (kind, least_m, most_m)]
+        none, one = np.zeros(1), np.ones(1)
+        return Boxes(whole[0], whole[1], whole[2], none, np.inf * one, none, none, none, one, none)
+
+    @staticmethod
     def join(parts: Sequence[Boxes]) -> Boxes:
         """All of several."""
         names = Boxes.__dataclass_fields__

@@ -4,8 +4,10 @@ Prices of chips at which all of them together are worth the batch bound every mi
 soonest (`planner.search.replicas.pricing`), whatever the prices are; the best so far stands whenever a limit
 cuts the search. The prices come from `formulations.chip_prices` over the chains found, at the latest time at
 which fractions of them do not yet run the batch, drawn towards the best prices so far: the program alone goes
-far astray while chains are few. Several pipelines exchange their gradients after that
-(`planner.search.replicas.space.exchange_floor_s`), which adds to the bound.
+far astray while chains are few. Where micro-batches are few, one look at prices takes long, and one deadline
+by which no chain runs what its chips are worth (`planner.search.replicas.deadlines`) is told sooner than the
+time of the first that does: prices then come from the chains that may. Several pipelines exchange their
+gradients after that (`planner.search.replicas.space.exchange_floor_s`), which adds to the bound.
 
 References
 ----------
@@ -27,6 +29,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
+from planner.search.replicas.deadlines import Deadlines
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.shares import Shares
 from planner.units import MS
@@ -43,8 +46,16 @@ LEAST_STEP_S = 1e-3
 """Step from which deadlines are doubled where nothing says more [s]."""
 SAME = 1e-4
 """Relative distance between prices below which nothing new would come of them."""
+SAME_BY_FAR = 2e-3
+"""The same for prices at which a deadline stayed open, where an earlier one is cheaper to try."""
 SMOOTHING = 0.5
 """Share of the best prices so far in the next ones."""
+PRICES = 12
+"""Prices that are tried for one deadline."""
+STEP_BACK = 0.01
+"""How much earlier the next deadline is where one stays open, twice that the next time, relative."""
+MOST_BOXES = 1000
+"""Boxes that are priced before deadlines are tried. A guess."""
 NEAR = 2e-3
 """Relative distance between bound and that time at which prices are good enough."""
 
@@ -84,6 +95,8 @@ class Mixes:
         self.reach_ms = np.inf
         """When fractions of the chains found first run the batch, without the exchange."""
         self.looks = 0
+        self._look: Deadlines | None = None
+        """The last look at a deadline, where it was cut or left numbers open."""
 
     @property
     def bound_s(self) -> float:
@@ -103,15 +116,18 @@ class Mixes:
         price[~known] = self.speed[~known] * price[known].sum() / self.speed[known].sum()
         self.price = self.best_price = self._worth_the_batch(price)
 
-    def improve(self, most_s: float) -> float:
-        """Raise the bound up to a time, as far as prices can [s]."""
+    def improve(self, most_s: float, most_boxes: float = np.inf) -> float:
+        """Raise the bound up to a time, as far as prices can, or until so many boxes are priced [s]."""
         most_ms = most_s / MS - self.exchange_ms
         for _ in range(ROUNDS):
             if self.is_up() or self.bound_ms >= min(most_ms, self.reach_ms * (1 - NEAR)):
                 break
             limit_ms, price = min(most_ms, self.reach_ms), self.price
             self.looks += 1
-            found = self.pricing.soonest(price, limit_ms, self.bound_ms)
+            left = most_boxes - self.pricing.evaluated
+            if left <= 0:
+                break
+            found = self.pricing.soonest(price, limit_ms, self.bound_ms, left)
             if found.bound_ms > self.bound_ms:
                 self.bound_ms, self.best_price = found.bound_ms, price
             self._keep(found.columns)
@@ -122,6 +138,40 @@ class Mixes:
             if np.allclose(self.price, price, rtol=SAME):
                 break
         return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def improve_by_deadlines(self, most_s: float) -> float:
+        """Raise the bound up to a time, by deadlines by which no chain runs what its chips are worth [s].
+
+        Where prices do not close a deadline, those of the chains that came up are next; where fractions of
+        all chains found run the batch by it no prices do, and an earlier one is tried.
+        """
+        most_ms = most_s / MS - self.exchange_ms
+        aim_ms, step = min(most_ms, self.reach_ms), STEP_BACK
+        while aim_ms > self.bound_ms * (1 + NEAR) and not self.is_up():
+            if self._closes(aim_ms):
+                self.bound_ms = aim_ms
+                break
+            aim_ms, step = aim_ms * (1 - step), 2 * step
+        return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def _closes(self, deadline_ms: float) -> bool:
+        """Whether some prices close a deadline."""
+        for _ in range(PRICES):
+            if self._look is None or deadline_ms > self._look.deadline_ms:
+                self._look = Deadlines(self.pricing.paths, self.best_price, self.is_up)
+                self.looks += 1
+            if self._look.closes(deadline_ms):
+                self._look = None
+                return True
+            if self.is_up():
+                return False
+            self._keep(self._look.columns())
+            before, (program, worth) = self.best_price, self._program(deadline_ms)
+            price = self._worth_the_batch(SMOOTHING * before + (1 - SMOOTHING) * program)
+            if worth >= self.batch or np.allclose(price, before, rtol=SAME_BY_FAR):
+                return False
+            self.best_price, self._look = price, None
+        return False
 
     def is_reached(self, most_s: float) -> bool:
         """Whether fractions of the chains found run the batch by a time: prices prove nothing beyond it."""

@@ -197,7 +197,9 @@ class Pricing:
         self._left: tuple[_Open, _Look] | None = None
         """Where the last look ended."""
 
-    def soonest(self, price: Floats, limit_ms: float, enough_ms: float = 0.0) -> Priced:
+    def soonest(
+        self, price: Floats, limit_ms: float, enough_ms: float = 0.0, most_boxes: float = np.inf
+    ) -> Priced:
         """Least time of a chain that runs what its chips are worth, with what it exchanges beyond any mix.
 
         Parameters
@@ -208,12 +210,14 @@ class Pricing:
             Times from which on nothing needs to be known.
         enough_ms
             Time below which it is enough to know some chain.
+        most_boxes
+            Boxes after which the look ends; the next one goes on where it ended.
         """
         if not self.list_first():
             return Priced(0.0, [])
         pool, look = self._begin(price, limit_ms)
         looked = 0
-        while self._goes_on(pool, look, enough_ms):
+        while looked < most_boxes and self._goes_on(pool, look, enough_ms):
             if looked >= MOST_BOXES and look.best_ms < limit_ms:
                 # Other prices are asked for: at these no bound reaches the limit.
                 break

@@ -1,0 +1,115 @@
+"""Deadlines that no mix keeps, against brute force over small mixes and over chains of tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.search.replicas.deadlines import Deadlines
+from planner.search.replicas.holding import Holding, _undominated
+from planner.units import MS
+from tests.planner.search.replicas.test_mixes import (
+    all_pipelines,
+    best_pair_s,
+    end_ms,
+    mixes_of,
+    small_problem,
+)
+
+
+def random_price(random: np.random.Generator, mixes) -> np.ndarray:  # type: ignore[no-untyped-def]
+    price: np.ndarray = random.uniform(0.1, 1.0, 2)
+    price *= mixes.batch / float(price @ mixes.available)
+    return price
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_pipeline_runs_what_its_chips_are_worth_by_a_deadline_that_is_closed(seed: int) -> None:
+    """At random prices, every pipeline of the brute force; most of the way to the first is closed."""
+    random = np.random.default_rng(seed)
+    mixes = mixes_of(small_problem(seed))
+    pipelines = all_pipelines(mixes.problem)
+    paths, shares = mixes.pricing.paths, []
+    for _ in range(6):
+        price = random_price(random, mixes)
+        first_ms = min((end_ms(timed, price) for timed in pipelines), default=np.inf)
+        if not np.isfinite(first_ms):
+            continue
+        closed = [aim for aim in np.linspace(0.3, 1.5, 13) if Deadlines(paths, price).closes(aim * first_ms)]
+        assert max(closed, default=0.0) <= 1 + 1e-9
+        shares.append(max(closed, default=0.0))
+    assert len(shares) > 2
+    assert max(shares) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_no_pipeline_that_runs_some_micro_batches_is_worth_less_than_said(seed: int) -> None:
+    """For every number of micro-batches, at deadlines of all kinds."""
+    random = np.random.default_rng(seed)
+    mixes = mixes_of(small_problem(seed))
+    chains, pipelines = mixes.chains, all_pipelines(mixes.problem)
+    price = random_price(random, mixes)
+    holding, compared = Holding(mixes.pricing.paths, price), 0
+    ends = [timed.ends_s[-1] for timed in pipelines]
+    for deadline_s in np.quantile(ends, [0.02, 0.2, 0.6]):
+        for size in (1, 2):
+            for m in range(1, 13):
+                kind = chains.kind_of(size, m)
+                if kind is None:
+                    continue
+                own = [
+                    float(price @ np.array(timed.chips)) / timed.plan.data_parallel
+                    for timed in pipelines
+                    if timed.plan.microbatch_size == size
+                    and len(timed.ends_s) >= m
+                    and timed.ends_s[m - 1] + timed.tail_s + timed.beyond_s <= deadline_s
+                ]
+                need = float(random.uniform(0.9, 1.6)) * min(own, default=1.0)
+                first = int(random.integers(max(m - 1, 1), m + 1))
+                found = holding.least(kind, first, deadline_s / MS, need, int(random.integers(0, 3)))
+                if own and need > min(own) * (1 + 1e-9):
+                    compared += 1
+                    assert found.worth < need
+    assert compared > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_pair_of_pipelines_is_done_by_a_deadline_that_is_closed(seed: int) -> None:
+    """As by prices alone: either bound holds for the best pair, with any deadline to begin with."""
+    mixes, other = mixes_of(small_problem(seed)), mixes_of(small_problem(seed))
+    best = best_pair_s(mixes.problem)
+    assert mixes.improve(2 * best) <= best * (1 + 1e-9)
+    for aim in (0.7, 1.0, 2.0):
+        assert min(other.improve_by_deadlines(aim * best), best) <= best * (1 + 1e-9)
+        assert other.bound_s <= best * (1 + 1e-9)
+    assert other.bound_s > 0.5 * best
+
+
+def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:
+    """And does not look again at what was closed; an earlier deadline is closed with it."""
+    mixes = mixes_of(small_problem(0))
+    paths, price = mixes.pricing.paths, mixes.best_price
+    whole = Deadlines(paths, price)
+    deadline_ms = next(t for t in np.geomspace(1e4, 1.0, 60).tolist() if Deadlines(paths, price).closes(t))
+    assert whole.closes(deadline_ms)
+    left = [40]
+
+    def is_up() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    cut = Deadlines(paths, price, is_up)
+    assert not cut.closes(deadline_ms)
+    before = cut.holding.evaluated
+    left[0] = 1_000_000
+    assert cut.closes(0.99 * deadline_ms)
+    assert 0 < before
+    assert cut.holding.evaluated - before < whole.holding.evaluated
+
+
+def test_choices_that_another_is_as_good_as_are_left_out() -> None:
+    one, two = np.array([1.0, 1.0, 2.0, 1.0]), np.array([3.0, 3.0, 1.0, 4.0])
+    assert _undominated(one, two).tolist() == [True, False, True, False]
