@@ -52,6 +52,8 @@ SMOOTHING = 0.5
 """Share of the best prices so far in the next ones."""
 PRICES = 12
 """Prices that are tried for one deadline."""
+FAR = 0.02
+"""Relative distance between bound and that time from which deadlines are worth it. A guess."""
 STEP_BACK = 0.01
 """How much earlier the next deadline is where one stays open, twice that the next time, relative."""
 MOST_BOXES = 1000
@@ -143,9 +145,12 @@ class Mixes:
         """Raise the bound up to a time, by deadlines by which no chain runs what its chips are worth [s].
 
         Where prices do not close a deadline, those of the chains that came up are next; where fractions of
-        all chains found run the batch by it no prices do, and an earlier one is tried.
+        all chains found run the batch by it no prices do, and an earlier one is tried. Near that time only
+        whole pipelines tell more.
         """
         most_ms = most_s / MS - self.exchange_ms
+        if self.reach_ms <= most_ms and self.bound_ms >= self.reach_ms * (1 - FAR):
+            return self.bound_s
         aim_ms, step = min(most_ms, self.reach_ms), STEP_BACK
         while aim_ms > self.bound_ms * (1 + NEAR) and not self.is_up():
             if self._closes(aim_ms):
