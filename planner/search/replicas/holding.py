@@ -50,7 +50,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.replicas.holding_walk import Asked, Chain, Choices, Walk
+from planner.search.replicas.holding_rows import Asked, Choices
+from planner.search.replicas.holding_walk import Chain, Walk
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.space import Ints
 from planner.tolerances import BOUND_TOL, NEXT_TO_NOTHING

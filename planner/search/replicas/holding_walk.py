@@ -9,52 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.search.replicas.holding_rows import Asked, Choices, first_high, inner_range
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
 
 Chain = tuple[tuple[int, int], ...]
 """Item and layers of every stage, in pipeline order; the layers need not be all."""
-NEVER = -1.0
-"""A way down to the last stage that none has [ms]."""
 BOUNDLESS = 1e300
 """What a stage gains a ms that counts none."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Stages of one place, arrays [choice]; those that another is as good as in all are left out."""
-
-    item: Ints
-    layers: Floats
-    times: Floats
-    hop: Floats
-    """Send to one side, one way [ms]."""
-    after: Floats
-    """What follows the first stage [ms]."""
-    worth: Floats
-    pace: float
-    """Most share of the forward in their time, no more than half."""
-
-    def at(self, rows: NDArray[np.bool_] | Ints) -> Choices:
-        """Some of them."""
-        times, hop, after = self.times[rows], self.hop[rows], self.after[rows]
-        return Choices(self.item[rows], self.layers[rows], times, hop, after, self.worth[rows], self.pace)
-
-    def __len__(self) -> int:
-        return len(self.item)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A bracket of the sum of all stages, and what is asked of it."""
-
-    kind: int
-    least_m: int
-    deadline_ms: float
-    low: float
-    high: float
-    tick_ms: float
-    need: float
 
 
 @dataclass(frozen=True)
@@ -206,7 +168,7 @@ class Walk:
             q = len(self._closing)
             choices = self._choices(q, is_first=True)
             own_ms: Floats = self._first_ms(choices, q)
-            first, last = self._range(np.zeros(len(choices)), self._first_high(choices, q), choices, q)
+            first, last = self._range(np.zeros(len(choices)), first_high(self.asked, choices, q), choices, q)
             # The sum lies in the bracket, as many ticks above the count at most as stages are behind.
             near = COUNT_TOL * self.width
             least = np.ceil((self.asked.low - own_ms) / self.asked.tick_ms - q - near)
@@ -224,7 +186,7 @@ class Walk:
             q = len(self._inner)
             choices = self._choices(q, is_first=False)
             ticks = self._ticks(choices, q)
-            first, last = self._range(*self._inner_range(choices, q), choices, q)
+            first, last = self._range(*inner_range(self.asked, choices, q), choices, q)
             last = np.minimum(last, self.width - 1 - ticks)
             rows = np.flatnonzero(first <= last)
             rows = rows[np.argsort(ticks[rows], kind="stable")]
@@ -256,39 +218,6 @@ class Walk:
                 best = value
                 found = value, j, low + at
         return found
-
-    def _first_high(self, choices: Choices, behind: int) -> Floats:
-        """Longest way down to the last stage with which a first stage keeps the rows."""
-        m, deadline_ms = self.asked.least_m, self.asked.deadline_ms
-        forward, times = choices.pace * choices.times, choices.times
-        backward = times - forward
-        whole = choices.after + m * times
-        windows, more = divmod(m - 1, behind + 1)
-        by_window = (deadline_ms - choices.after - more * backward) / (windows + 1) - times
-        if m <= behind + 1:
-            ahead: Floats = np.where(whole <= deadline_ms, by_window, NEVER)
-            return ahead
-        rest, once, twice = deadline_ms - whole, behind * forward, behind * (forward + backward)
-        flat = behind * backward - once
-        by_partial = np.where(rest < flat, once + rest, (rest + twice) / 2)
-        both: Floats = np.where(rest < 0, NEVER, np.minimum(by_partial, by_window))
-        return both
-
-    def _inner_range(self, choices: Choices, behind: int) -> tuple[Floats, Floats]:
-        """Shortest and longest way down to the last stage with which an inner stage keeps the rows."""
-        m, deadline_ms, low = self.asked.least_m, self.asked.deadline_ms, self.asked.low
-        forward, times = choices.pace * choices.times, choices.times
-        backward = times - forward
-        whole = low + (m - 1) * times
-        windows, more = divmod(m - 1, behind + 1)
-        fits = low + more * backward <= deadline_ms
-        shortest = whole - deadline_ms
-        if m <= behind + 1:
-            return shortest, np.where(fits, np.inf, NEVER)
-        longest = np.where(whole - behind * forward <= deadline_ms, behind * times - shortest, NEVER)
-        if windows:
-            longest = np.minimum(longest, (deadline_ms - low - more * backward) / windows - times)
-        return shortest, np.where(fits, longest, NEVER)
 
     def _step(self, behind: int, mu: float, rate: float, room: float) -> _Step:
         """Inner stages that may be part of a better pipeline."""
