@@ -77,11 +77,16 @@ _DP_MODES = {
 
 def _spelled_out(plan: Plan) -> str:
     """The degrees in words, for a reader who meets the short forms for the first time."""
-    parts = [f"{plan.tensor_parallel} chips share a layer" if plan.tensor_parallel > 1 else "a chip a layer"]
-    if plan.context_parallel > 1:
-        parts.append(f"{plan.context_parallel} share a sequence")
-    if plan.expert_parallel > 1:
-        parts.append(f"{plan.expert_parallel} share the experts")
+    shared = (
+        (plan.tensor_parallel, "a layer"),
+        (plan.context_parallel, "a sequence"),
+        (plan.expert_parallel, "the experts"),
+    )
+    parts = [f"{count} share {what}" for count, what in shared if count > 1]
+    if parts:
+        parts[0] = parts[0].replace(" share", " chips share")
+    if plan.tensor_parallel == 1:
+        parts = ["each layer whole on a chip", *parts]
     replicas = "one replica" if plan.data_parallel == 1 else f"{plan.data_parallel} replicas"
     stages = "one stage" if plan.pipeline_parallel == 1 else f"{plan.pipeline_parallel} stages in a pipeline"
     return ", ".join([*parts, replicas, stages])

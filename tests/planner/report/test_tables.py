@@ -91,6 +91,17 @@ def test_one_replica_is_not_counted() -> None:
     assert "of them a step on each of 4 replicas" in text_of(decision_grid(problem, several))
 
 
+def test_degrees_are_spelled_out_with_what_shares_what() -> None:
+    """Without tensor parallelism they read "a chip a layer, 2 share a sequence"."""
+    problem = two_class_problem()
+    plan = two_stage_plan(problem).model_copy(update={"tensor_parallel": 1, "context_parallel": 2})
+    assert "each layer whole on a chip, 2 chips share a sequence" in text_of(
+        decision_grid(problem, plan), 120
+    )
+    wide = plan.model_copy(update={"tensor_parallel": 4})
+    assert "4 chips share a layer, 2 share a sequence" in text_of(decision_grid(problem, wide), 120)
+
+
 def test_search_that_ends_above_the_wanted_gap_says_so() -> None:
     problem = two_class_problem()
     shown = text_of(proof_grid(problem, made_up_result(problem, gap=0.05, termination="feasible")), width=120)
