@@ -130,7 +130,8 @@ def _speed(a: Side, b: Side) -> str:
         return f"both take {format_seconds(before)} a step"
     ratio = before / after if after < before else after / before
     word = "fast" if after < before else "slow"
-    much = f"{ratio:.1f} times as {word} as" if ratio >= 2 else f"{format_percent(ratio - 1)} {word}er than"
+    share = format_percent(abs(after / before - 1))  # of A's step, as in the table beside
+    much = f"{ratio:.1f} times as {word} as" if ratio >= 2 else f"{share} {word}er than"
     changes = [
         f"{format_seconds(abs(y - x))} {'less' if y < x else 'more'} {name}"
         for name, x, y in _parts(a.evaluation, b.evaluation)
