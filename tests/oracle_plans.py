@@ -208,6 +208,8 @@ def _options_of_run(
     """Every recomputation of one run of layers, given by kind, on stage s."""
     p, n, found = len(order), len(layers), []
     in_flight = min(num_microbatches, p - s)
+    if problem.stack.plans_memory and num_microbatches > 1 and s < p - 1:
+        in_flight = 2 * p + 1  # places planned ahead, taken or not
     kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
     for recompute, count in kinds:
         content = StageContent(order[s], (layers,), s == 0, s == p - 1, recompute, count)

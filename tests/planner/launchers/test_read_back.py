@@ -495,8 +495,9 @@ def test_words_on_software_and_experts_are_read() -> None:
     stack = read_stack(Flags(hybrid.split()), load_stack("megatron-core"), notes)
     assert (stack.moe_dispatcher, stack.dispatcher_library) == ("deduplicating", "hybridep")
     graphs = "--num-experts 8 --cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router"
-    padded = f"{graphs} --moe-router-padding-for-quantization"
-    stack = read_stack(Flags(padded.split()), load_stack("megatron-core"), notes)
+    padded = Flags(f"{graphs} --moe-router-padding-for-quantization".split())
+    stack = read_stack(padded, load_stack("megatron-core"), notes)
+    assert padded.unknown == ()
     assert stack.captured_modules == ("attn", "moe_router") and stack.host_layer_floor_ms > 0
     assert not stack.pads_narrow_experts
     with pytest.raises(InstanceError, match="which is no number"):
@@ -533,7 +534,9 @@ def test_who_pads_experts_for_narrow_products_is_written_and_read_back(
     for pads in (False, True):
         arguments = words(dispatch_arguments(of(pads_narrow_experts=pads), plan))
         assert (written in arguments) is not pads
-        read = read_stack(Flags(("--num-experts", "8", *arguments)), problem.stack, [])
+        flags = Flags(("--num-experts", "8", *arguments))
+        assert flags.unknown == ()
+        read = read_stack(flags, problem.stack, [])
         assert read.pads_narrow_experts is pads
         fields = megatron_bridge._experts(of(pads_narrow_experts=pads), plan)
         assert fields["model.moe_router_padding_for_quantization"] is not pads

@@ -89,6 +89,13 @@ def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [3000346])
+def test_places_planned_ahead_are_full_in_the_enumeration_too(seed: int) -> None:
+    """It once counted those that are taken, and called a plan best that the referee refuses."""
+    assert_search_finds_the_best(seed, experts=True, communicators=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200, 300))
 def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no split tried by enumeration every order goes through the mixed-integer program."""
