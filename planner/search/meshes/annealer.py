@@ -15,11 +15,12 @@ WORTH_A_GAP = 0.02
 """How far below the best plan the bound must lie for pipelines to be annealed."""
 STUCK = 8
 """Sets split without a better plan from which pipelines are annealed at a smaller gap too. A guess."""
-EVERY, LATER, LATER_IF_STUCK = 3, 1.2, 1.5
-"""Parts opened between two annealings: at least so many, and so many times those before; more at a small
-gap."""
-IN_VAIN = 1.5
-"""How many times longer the wait grows behind one that found nothing better, once no batch is new."""
+STEPS_OF_A_PART = 50
+"""Steps that may be annealed for each part opened, those that found a better plan not counted: a tenth of the
+time at 1,024 chips of four kinds, less where parts are dearer. A guess."""
+LATER, LATER_IF_STUCK = 1.2, 1.5
+"""Behind how many times the parts opened so far the next annealing comes at the soonest; more at a small gap,
+where parts are many and cheap."""
 LONGER, MOST_STEPS = 2, 4000
 """How many times longer each annealing of a batch is than the one before, and the most steps. Guesses."""
 AGAIN = 0.004
@@ -35,12 +36,15 @@ class MeshAnnealer:
     """Anneals by turns a batch for the first time, and one with good plans again, for longer.
 
     Bounds of batches lie close together, and only annealing tells which of them hold the good plans: each
-    open batch is looked at briefly, by its bound, and the time goes to those whose plans are best.
+    open batch is looked at briefly, by its bound, and the time goes to those whose plans are best. What finds
+    nothing is paid by the parts that have been opened: where those are closed as they are, no annealing would
+    be worth its time.
     """
 
     def __init__(self, opener: MeshOpener) -> None:
         self._opener = opener
-        self._next, self._wait, self._rounds = EVERY, EVERY, 0
+        self._next, self._spent, self._rounds = 0, 0, 0
+        """Parts opened before the next annealing, steps that found nothing, and annealings."""
         self._done: dict[int, int] = {}
         """How often batches have been annealed."""
         self._kept: dict[int, list[Found]] = {}
@@ -50,7 +54,9 @@ class MeshAnnealer:
         """Anneal where it is time for it and the bound is far below the best plan."""
         opener = self._opener
         step_s = opener.incumbent.step_s
-        if opened < self._next or bound_s is None or opener.problem.options.keep_class_order:
+        left = STEPS_OF_A_PART * opened - self._spent
+        is_early = opened < self._next or left < COOLING.steps
+        if is_early or bound_s is None or opener.problem.options.keep_class_order:
             return
         far = max(WORTH_A_GAP, 2 * opener.problem.options.gap)
         is_near = step_s is not None and bound_s >= (1 - far) * step_s
@@ -59,13 +65,15 @@ class MeshAnnealer:
         choice = self._choice()
         if choice is None:
             return
+        steps = min(COOLING.steps * LONGER ** self._done.get(choice, 0), MOST_STEPS)
+        if left < steps:
+            return
         self._rounds += 1
-        fresh = choice not in self._done
         self._done[choice] = self._done.get(choice, 0) + 1
-        self._improve(choice, bound_s)
-        in_vain = not fresh and opener.incumbent.step_s == step_s
-        self._wait = int(self._wait * IN_VAIN) if in_vain else EVERY
-        self._next = max(opened + self._wait, int(opened * (LATER_IF_STUCK if is_near else LATER)))
+        self._improve(choice, bound_s, steps)
+        if opener.incumbent.step_s == step_s:
+            self._spent += steps
+        self._next = int(opened * (LATER_IF_STUCK if is_near else LATER))
 
     def _choice(self) -> int | None:
         """By turns the batch of the least bound that has not been annealed, and one with good plans.
@@ -82,7 +90,7 @@ class MeshAnnealer:
 
         return min(self._done, key=counted_s, default=None)
 
-    def _improve(self, choice: int, bound_s: float) -> None:
+    def _improve(self, choice: int, bound_s: float, steps: int) -> None:
         opener = self._opener
         batch, found = opener.batches[choice], self._found(choice)
         listed = [*found, *opener.promising.get(choice, ())]
@@ -99,14 +107,13 @@ class MeshAnnealer:
         ]
         starts = [*found, *starts]
         if starts:
-            self._anneal(choice, times, balance, starts, seed)
+            self._anneal(choice, times, balance, starts, seed, steps)
 
     def _anneal(
-        self, choice: int, times: MeshTimes, balance: Balance, starts: list[Found], seed: int
+        self, choice: int, times: MeshTimes, balance: Balance, starts: list[Found], seed: int, steps: int
     ) -> None:
         opener = self._opener
         before_s = opener.reached_s.get(choice, np.inf)
-        steps = min(COOLING.steps * LONGER ** (self._done[choice] - 1), MOST_STEPS)
         found = anneal(times, balance, starts, seed, lambda: opener.clock.is_up, steps)
         for order, layers in found:
             if opener.is_allowed(choice, order):

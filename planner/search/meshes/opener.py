@@ -111,6 +111,8 @@ class MeshOpener(Opener):
             return
         lengths, key = stages.tolist(), (part.choice, True)
         halvings = COARSE_HALVINGS if len(lengths) < MANY_LENGTHS else 0
+        if len(lengths) == 1:  # what can be closed by walks is closed sooner so
+            halvings = FINE_HALVINGS
         found_s, found = self._walked(
             bound_s, key, family.batch, family.places, lengths, COARSE_WORK, halvings
         )
@@ -152,9 +154,14 @@ class MeshOpener(Opener):
         return self._made[number]
 
     def promised_s(self) -> dict[int, float]:
-        """Least bound of what is open of every batch in which pipelines came up [s]."""
+        """Least bound of what is open of every batch in which pipelines came up [s].
+
+        A family counts once it has been looked at by itself, as most are closed then.
+        """
         least_s: dict[int, float] = {}
         for bound_s, part in self.frontier.queue.parts():
+            if isinstance(part, Lengths) and (part.choice, True) not in self.learned:
+                continue
             members = self.families[part.choice] if isinstance(part, Lengths) else (part.choice,)
             for member in members:
                 if member in self.promising and bound_s < least_s.get(member, np.inf):
