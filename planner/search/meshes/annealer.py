@@ -15,12 +15,10 @@ WORTH_A_GAP = 0.02
 """How far below the best plan the bound must lie for pipelines to be annealed."""
 STUCK = 8
 """Sets split without a better plan from which pipelines are annealed at a smaller gap too. A guess."""
-STEPS_OF_A_PART = 50
-"""Steps that may be annealed for each part opened, those that found a better plan not counted: a tenth of the
-time at 1,024 chips of four kinds, less where parts are dearer. A guess."""
-LATER, LATER_IF_STUCK = 1.2, 1.5
-"""Behind how many times the parts opened so far the next annealing comes at the soonest; more at a small gap,
-where parts are many and cheap."""
+WORK_OF_A_STEP = 300_000
+"""Numbers that looks at parts go through (`planner.search.meshes.opener`) for each step that may be annealed;
+those that found a better plan are not counted. Looks then take about three times as long as annealing:
+measured on two cores in 2026."""
 LONGER, MOST_STEPS = 2, 4000
 """How many times longer each annealing of a batch is than the one before, and the most steps. Guesses."""
 AGAIN = 0.004
@@ -37,26 +35,24 @@ class MeshAnnealer:
 
     Bounds of batches lie close together, and only annealing tells which of them hold the good plans: each
     open batch is looked at briefly, by its bound, and the time goes to those whose plans are best. What finds
-    nothing is paid by the parts that have been opened: where those are closed as they are, no annealing would
-    be worth its time.
+    nothing is paid by looks at parts: where those are closed as they are, no annealing is worth its time.
     """
 
     def __init__(self, opener: MeshOpener) -> None:
         self._opener = opener
-        self._next, self._spent, self._rounds = 0, 0, 0
-        """Parts opened before the next annealing, steps that found nothing, and annealings."""
+        self._spent, self._rounds = 0, 0
+        """Steps that found nothing, and annealings."""
         self._done: dict[int, int] = {}
         """How often batches have been annealed."""
         self._kept: dict[int, list[Found]] = {}
         """The best pipelines that came of it, where they are better than those before."""
 
-    def look(self, opened: int, bound_s: float | None) -> None:
+    def look(self, bound_s: float | None) -> None:
         """Anneal where it is time for it and the bound is far below the best plan."""
         opener = self._opener
         step_s = opener.incumbent.step_s
-        left = STEPS_OF_A_PART * opened - self._spent
-        is_early = opened < self._next or left < COOLING.steps
-        if is_early or bound_s is None or opener.problem.options.keep_class_order:
+        left = opener.work // WORK_OF_A_STEP - self._spent
+        if left < COOLING.steps or bound_s is None or opener.problem.options.keep_class_order:
             return
         far = max(WORTH_A_GAP, 2 * opener.problem.options.gap)
         is_near = step_s is not None and bound_s >= (1 - far) * step_s
@@ -73,17 +69,22 @@ class MeshAnnealer:
         self._improve(choice, bound_s, steps)
         if opener.incumbent.step_s == step_s:
             self._spent += steps
-        self._next = int(opened * (LATER_IF_STUCK if is_near else LATER))
 
     def _choice(self) -> int | None:
         """By turns the batch of the least bound that has not been annealed, and one with good plans.
 
-        The latter may be closed: that takes no more than the gap, and any better plan closes others.
+        One of every number of sequences at a time comes first: how many micro-batches are best shows soon.
+        One with good plans may be closed: that takes no more than the gap, and any better plan closes others.
         """
         promised_s, reached_s = self._opener.promised_s(), self._opener.reached_s
         fresh = [choice for choice in promised_s if choice not in self._done]
+        batches = self._opener.batches
+        seen = {batches[choice].sequences for choice in self._done}
+        new = [choice for choice in fresh if batches[choice].sequences not in seen]
+        if new:
+            return min(new, key=lambda choice: (promised_s[choice], choice))
         if fresh and self._rounds % 2 == 0:
-            return min(fresh, key=lambda choice: promised_s[choice])
+            return min(fresh, key=lambda choice: (promised_s[choice], choice))
 
         def counted_s(choice: int) -> float:
             return reached_s.get(choice, np.inf) * (1 + AGAIN * self._done[choice])

@@ -22,6 +22,8 @@ class Choices:
     node_class: Ints
     ticks: Ints
     time: Floats
+    most_time: Floats
+    """The most of those that count as one."""
     forward: Floats
     backward: Floats
     follow: Floats
@@ -78,6 +80,7 @@ def list_choices(
         node_class[best],
         ticks[best],
         least(time),
+        -least(-time),
         least(forward),
         least(time - forward),
         least(lines.follow[shape, place, layers]),

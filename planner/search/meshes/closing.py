@@ -2,10 +2,10 @@
 
 The sums of all stages are cut into brackets, each with prices of its own that are found by cutting planes;
 lengths share them, and each is closed once all brackets have closed it (`planner.search.meshes.holding`).
-Brackets that stay open are halved, with finer ticks, and cut at the longest of what follows the pipeline that
-holds most: it leaves one part as it is not that long, and loses time for all of its stages in the other. The
-constants are guesses: they say what is looked at,
-never what is proven.
+Brackets that stay open are cut in two, by the measure of the pipeline that holds most which tells most of it:
+in the middle of the sums, or just below the longest of what follows it or its slowest stage, so that it
+leaves one part and loses time for many of its stages in the other. The constants are guesses: they say what
+is looked at, never what is proven.
 """
 
 from __future__ import annotations
@@ -18,22 +18,31 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
+from planner.search.meshes.brackets import FOLLOW, SLOWEST, SUM, Brackets
 from planner.search.meshes.holding import Holding
+from planner.search.meshes.measures import Measured
 from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, share_scale
 from planner.search.meshes.walks import MeshWalks
 from planner.tolerances import COUNT_TOL
 
 Bools = NDArray[np.bool_]
 
-BRACKETS, MOST_BRACKETS = 20, 16
+BRACKETS, MOST_BRACKETS = 20, 40
 """Brackets of the sum at first, and from which they are not halved any more. A guess."""
 TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
-PARTS = 4
-"""Parts that a bracket is cut into. A guess."""
+PARTS = 2
+"""Parts that a bracket is cut into."""
+MEASURES = SUM, FOLLOW, SLOWEST
+"""Measures of pipelines that brackets are cut by; each but the first can be left out."""
+BY_SUM = 0.5
+"""Share of the width of a bracket of the sum that counts against what cutting what follows takes away: what a
+pipeline in the middle of it loses. A guess."""
+OFF = 0.5
+"""How much larger what ticks hide may be than what brackets do before there are finer ones. A guess."""
 BELOW = 1e-3
 """By how much less than the longest that follows a pipeline brackets are cut: it is in one part. A guess."""
-MOST_WORK = 4_000_000
+MOST_WORK = 24_000_000
 """Shapes times brackets times ticks beyond which brackets are not halved any more. A guess."""
 ROUNDS, LEAST_ROUNDS = 40, 5
 """Rounds of prices on one set of brackets, at most and before they may be given up. A guess."""
@@ -63,14 +72,13 @@ def close_lengths(
     if not low < limit:
         return Closed(np.ones(lengths, dtype=np.bool_), (), known)
     edges = np.geomspace(low, limit, BRACKETS + 1)
-    lows, highs = edges[:-1], edges[1:]
-    follows = np.zeros(len(lows)), np.full(len(lows), np.inf)
-    is_open = np.ones((lengths, len(lows)), dtype=np.bool_)
-    prices = known.at(highs) if known is not None else first_prices(walks, len(lows))
+    brackets, highs = Brackets.of_sums(edges[:-1], edges[1:]), edges[1:]
+    is_open = np.ones((lengths, len(highs)), dtype=np.bool_)
+    prices = known.at(highs) if known is not None else first_prices(walks, len(highs))
     found: dict[Found, int] = {}
     ticks = float(TICKS)
     for halving in range(halvings + 1):
-        holding = Holding(walks, limit, lows, highs, limit / ticks, follows, is_up)
+        holding = Holding(walks, limit, brackets, limit / ticks, is_up)
         if holding.is_cut:
             break
         rows = _Sums(walks, holding, is_open, prices)
@@ -83,26 +91,12 @@ def close_lengths(
         too_many = len(left) > MOST_BRACKETS or work > MOST_WORK
         if halving == halvings or not len(left) or too_many or is_up():
             break
-        ticks *= FINER
-        lows, highs, follows = _parts(
-            lows[left], highs[left], follows[0][left], follows[1][left], rows.follow
-        )
+        if (walks.longest - 1) * limit / ticks > OFF * np.median(rows.gain):
+            ticks *= FINER
+        brackets = brackets.some(left).cut(rows.measure, rows.cut)
         is_open, prices = np.repeat(is_open, PARTS, axis=1), np.repeat(prices, PARTS, axis=0)
     ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
     return Closed(np.asarray(~is_open.any(axis=1)), tuple(ranked), known)
-
-
-def _parts(
-    lows: Floats, highs: Floats, least: Floats, most: Floats, cut: Floats
-) -> tuple[Floats, Floats, tuple[Floats, Floats]]:
-    """Brackets in `PARTS` each: halves of the sum, and below and above where what follows is cut, [row]."""
-    middle = np.sqrt(lows * highs)
-    cut = np.clip(cut, least, most)
-    return (
-        np.stack([lows, middle, lows, middle], 1).ravel(),
-        np.stack([middle, highs, middle, highs], 1).ravel(),
-        (np.stack([least, least, cut, cut], 1).ravel(), np.stack([cut, cut, most, most], 1).ravel()),
-    )
 
 
 class _Sums:
@@ -119,8 +113,13 @@ class _Sums:
         most = np.concatenate([[np.inf], np.full(len(walks.shares.room), np.inf)])
         self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
         self.scale = share_scale(walks)
-        self.follow = np.zeros(is_open.shape[1])
-        """[bracket] a little less than the longest that follows the pipeline which held most last."""
+        low, high = holding.brackets.edges[SUM]
+        self.measure, self.cut, self.gain = (
+            np.zeros(len(low), dtype=np.int64),
+            np.sqrt(low * high),
+            high - low,
+        )
+        """[bracket] where it is cut, by the pipeline that held most last, and what that tells of it [ms]."""
 
     def run(self, is_up: Callable[[], bool], found: dict[Found, int], *, is_last: bool) -> None:
         """Rounds of prices; brackets that no length can hold are closed.
@@ -131,7 +130,7 @@ class _Sums:
         enough = walks.num_layers * (1 - COUNT_TOL)
         for turn in range(ROUNDS):
             price = self.ascent.prices[:, 1:] * self.scale
-            most = self.holding.most(price) + price @ walks.shares.room
+            most = self.holding.held(price) + price @ walks.shares.room
             self.is_open &= most >= enough
             # What is closed counts no more; where nothing is left any value does.
             given_up = self.hopeless.any(axis=1, keepdims=True) if is_last else self.hopeless
@@ -156,7 +155,7 @@ class _Sums:
         """How the most layers fall with each price; remembers the pipeline that holds them."""
         walks = self.walks
         order, split = self.holding.traced(row, length, price)
-        self.follow[row] = self.holding.longest_follow(order, split) * (1 - BELOW)
+        self._choose_cut(row, order, split)
         taken = walks.shares.taken[list(order)].sum(axis=0)
         if (taken <= walks.shares.room).all():
             missing = walks.num_layers - sum(split)
@@ -165,6 +164,16 @@ class _Sums:
             self.hopeless[length, row] |= missing == 0
         slope: Floats = (taken - walks.shares.room) * self.scale
         return slope
+
+    def _choose_cut(self, row: int, order: tuple[int, ...], split: tuple[int, ...]) -> None:
+        """Cut a bracket in the middle of its sums, or just below another measure of a pipeline."""
+        pipeline, edges = Measured(self.walks, order, split), self.holding.brackets.edges[:, :, row]
+        gains = pipeline.gains_ms(edges[:, 0])
+        gains[SUM] = BY_SUM * (edges[SUM, 1] - edges[SUM, 0])
+        measure = max(MEASURES, key=lambda one: gains[one])
+        at = pipeline.measures[measure] * (1 - BELOW)
+        self.measure[row], self.gain[row] = measure, gains[measure]
+        self.cut[row] = np.sqrt(edges[SUM, 0] * edges[SUM, 1]) if measure == SUM else at
 
     def known(self, high: Floats) -> Known:
         """The best prices of all brackets, the closed ones too."""
@@ -178,7 +187,8 @@ class _Sums:
         self.best[self.left] = self.ascent.best_at
         self.ascent.keep(rows)
         self.holding.keep(rows)
-        self.left, self.follow = self.left[rows], self.follow[rows]
+        self.left, self.measure = self.left[rows], self.measure[rows]
+        self.cut, self.gain = self.cut[rows], self.gain[rows]
         self.is_open, self.hopeless = self.is_open[:, rows], self.hopeless[:, rows]
 
 

@@ -170,7 +170,7 @@ class MeshSearch(Search):
     def _opened(self, left: int) -> None:
         """Anneal now and then, and change what has been found where that is better."""
         if isinstance(self.opener, MeshOpener):
-            self.annealer.look(self.opened, self.bound_s)
+            self.annealer.look(self.bound_s)
             if self.opener.best != self.improved:
                 improve(self.opener, self.tried)
                 self.improved = self.opener.best

@@ -78,6 +78,8 @@ class MeshOpener(Opener):
         self._made: dict[int, Family] = {}
         self.learned: dict[tuple[int, bool], Learned] = {}
         """Good prices of every batch, and of every family."""
+        self.work = 0
+        """Numbers that all looks went through, about."""
         self.longest: dict[int, int] = {}
         """Most stages of every batch."""
         self.best: tuple[float, int, tuple[int, ...]] | None = None
@@ -154,14 +156,9 @@ class MeshOpener(Opener):
         return self._made[number]
 
     def promised_s(self) -> dict[int, float]:
-        """Least bound of what is open of every batch in which pipelines came up [s].
-
-        A family counts once it has been looked at by itself, as most are closed then.
-        """
+        """Least bound of what is open of every batch in which pipelines came up [s]."""
         least_s: dict[int, float] = {}
         for bound_s, part in self.frontier.queue.parts():
-            if isinstance(part, Lengths) and (part.choice, True) not in self.learned:
-                continue
             members = self.families[part.choice] if isinstance(part, Lengths) else (part.choice,)
             for member in members:
                 if member in self.promising and bound_s < least_s.get(member, np.inf):
@@ -219,17 +216,23 @@ class MeshOpener(Opener):
         units = count_units(batch, self.chips_of_class, points)
         cutoff_s = self.cutoff_beyond_s(bound_s)
 
+        made: list[MeshWalks] = []
+
         def walks_of(lengths: Sequence[int]) -> MeshWalks:
             blocks = not self.problem.stack.p2p_overlap
-            return MeshWalks(
-                places, batch, lengths, self.chips_of_class, units, sends_block=blocks, allowed=allowed
+            made.append(
+                MeshWalks(
+                    places, batch, lengths, self.chips_of_class, units, sends_block=blocks, allowed=allowed
+                )
             )
+            return made[-1]
 
         learned, is_up = self.learned.setdefault(key, Learned()), lambda: self.clock.is_up
         if key[1] and key[0] < self.num_wide:
             bound_ms, found = bound_by_walks(walks_of(lengths), cutoff_s / MS, is_up, halvings, learned)
         else:
             bound_ms, found = bound_lengths(walks_of, lengths, cutoff_s / MS, is_up, halvings, learned)
+        self.work += sum(walks.work for walks in made)
         return bound_ms * MS, found
 
     def _try_found(self, choice: int, found: Sequence[Found]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.prices import Floats
+from planner.search.meshes.brackets import FOLLOW, SLOWEST, SUM
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.places import Ints
 from planner.tolerances import COUNT_TOL
@@ -32,26 +33,35 @@ def spans_of(holding: Holding, choices: Choices, q: int, *, is_first: bool) -> t
     The first is the larger one where there is none.
     """
     t, f, b = (values[:, None] for values in (choices.time, choices.forward, choices.backward))
-    reached = choices.follow[:, None] <= holding.most_follow
-    follow = np.maximum(choices.follow[:, None], holding.least_follow)
-    left = holding.limit - follow
+    least_follow, most_follow, slowest = holding.least(FOLLOW), holding.most(FOLLOW), holding.most(SLOWEST)
+    reached = (choices.follow[:, None] <= most_follow) & (t <= slowest)
+    left = holding.limit - np.maximum(choices.follow[:, None], least_follow)
     if is_first:
         low, high, keeps = _first(holding, choices, q, left - choices.reduce[:, None], t, f, b)
     else:
         low, high, keeps = _inner(holding, choices, q, left, t, f, b)
     ticks = choices.ticks[:, None]
-    high = np.minimum(high / holding.tick, holding.high / holding.tick - ticks)
+    high = np.minimum(high / holding.tick, holding.most(SUM) / holding.tick - ticks)
     least = np.ceil(np.maximum(low / holding.tick, 0.0) - COUNT_TOL)
     most = np.floor(np.minimum(high, float(holding.width)) + COUNT_TOL)
     keeps = keeps & reached & (least <= most)
     return np.where(keeps, least, 1).astype(np.int64), np.where(keeps, most, 0).astype(np.int64)
 
 
+def least_behind_slow(holding: Holding, choices: Choices, q: int) -> Ints:
+    """Fewest ticks behind each choice of an inner stage at which it keeps (slow), [choice, row]."""
+    m, t = holding.walks.num_microbatches, choices.time[:, None]
+    left = holding.limit - np.maximum(choices.follow[:, None], holding.least(FOLLOW))
+    begun = holding.least(SUM) - choices.most_hop[:, None] + max(m - 1 - q, 0) * t
+    least = begun + min(q, m - 1) * holding.least(SLOWEST) - left - q * holding.tick
+    return np.ceil(np.maximum(least / holding.tick, 0.0) - COUNT_TOL).astype(np.int64)
+
+
 def _inner(
     holding: Holding, choices: Choices, q: int, left: Floats, t: Floats, f: Floats, b: Floats
 ) -> tuple[Floats, Floats, np.ndarray]:
     """Least and most time behind a stage that has others before it, and whether there is any."""
-    m, low = holding.walks.num_microbatches, holding.low
+    m, low = holding.walks.num_microbatches, holding.least(SUM)
     hop, more = choices.least_hop[:, None], choices.most_hop[:, None]
     k, r = divmod(m - 1, q + 1)
     error, longer, shorter = q * holding.tick, np.maximum(f, b), np.minimum(f, b)
@@ -71,7 +81,7 @@ def _first(
     """The same of the first stage: nothing lies before it, so that its rows rise with what lies behind."""
     m, tick, hop = holding.walks.num_microbatches, holding.tick, choices.least_hop[:, None]
     k, r = divmod(m - 1, q + 1)
-    least = holding.low - (choices.ticks[:, None] + q + 1) * tick
+    least = holding.least(SUM) - (choices.ticks[:, None] + q + 1) * tick
     longer, shorter = np.maximum(f, b), np.minimum(f, b)
     most = (left - r * longer) / (k + 1) - t - hop
     spare = left - m * t

@@ -61,6 +61,8 @@ TINY = 1e-12
 """In the place of no share, so that what is barred stays infinite."""
 FEW = 2
 """Numbers of stages up to which first stages are looked at with every number of layers."""
+OF_A_STAGE = 20
+"""How often a stage is gone through before walks begin, about."""
 FEW_CANDIDATES = 4
 """Numbers of layers up to which they are held against each other one by one."""
 
@@ -102,6 +104,8 @@ class MeshWalks:
         self.members = [np.flatnonzero(units.group == g) for g in range(int(units.group.max()) + 1)]
         self.by_group = np.concatenate(self.members)
         self.group_starts = np.cumsum([0, *(len(one) for one in self.members)])[:-1]
+        self.work = 0
+        """Numbers that were gone through, about: what a look took, the same on any machine."""
 
     def bracket(self, low_ms: Floats, high_ms: Floats) -> Bracket:
         """Stages where the slowest one takes a time between two edges, arrays [row]."""
@@ -146,6 +150,8 @@ class MeshWalks:
 
     def shortest(self, bracket: Bracket, mu: Floats, price: Floats, shares: Floats) -> Walk:
         """Shortest walks; `price` is [row, kind] of a share, `shares` [row, 6] as in `Walk`."""
+        points, groups = self.units.source.shape
+        self.work += len(mu) * (4 * points * groups * self.longest + OF_A_STAGE * bracket.turn.times[0].size)
         own = np.clip(shares[:, 5], 0.0, 1.0)[:, None, None, None]
         waits, short = shares[:, :2], shares[:, 2:4]
         other = np.clip(shares[:, 4], TINY, 1 - TINY)[:, None, None, None]

@@ -7,6 +7,7 @@ by one, those of each row by themselves: a row that is closed takes its ways wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,32 +34,10 @@ class RowWays:
     """[point] ticks behind the stage before it, ascending; a point that no way leads to is not among them."""
 
     @staticmethod
-    def list(spans: tuple[Ints, Ints], reached: Bools) -> tuple[Few, Few]:
-        """Choices and points of all ways that begin at a point that is reached.
-
-        Parameters
-        ----------
-        spans
-            [choice] first and last point of each choice; none where the first is the larger one.
-        reached
-            [point]
-        """
-        low, high = spans
-        at = np.flatnonzero(reached)
-        # Only points that are reached are counted, so that none has to be left out behind.
-        before = np.concatenate([[0], np.cumsum(reached)])
-        begin = before[np.clip(low, 0, len(reached))]
-        count = np.maximum(before[np.clip(high + 1, 0, len(reached))] - begin, 0)
-        choice = np.repeat(np.arange(len(low)), count)
-        number = np.arange(len(choice)) - np.repeat(np.cumsum(count) - count - begin, count)
-        return choice.astype(few(len(low))), at.astype(few(len(reached)))[number]
-
-    @staticmethod
-    def sort(choice: Few, behind: Few, ticks: Few, useful: Bools) -> RowWays:
-        """Those of the ways that lead to a useful point, [point]; `ticks` are those of each choice."""
-        ahead = behind + ticks[choice]
-        kept = useful[ahead]
-        choice, behind, ahead = choice[kept], behind[kept], ahead[kept]
+    def sort(ways: Sequence[Few], useful: Bools) -> RowWays:
+        """Those of the ways that lead to a useful point, [point]: their choices, points behind and ahead."""
+        kept = useful[ways[2]]
+        choice, behind, ahead = (values[kept] for values in ways)
         # A stable sort of few bytes counts instead of comparing.
         order = np.argsort(ahead, kind="stable")
         choice, behind, ahead = choice[order], behind[order], ahead[order]
@@ -77,6 +56,27 @@ class RowWays:
         number = int(np.searchsorted(self.points, ahead))
         last = self.first[number + 1] if number + 1 < len(self.first) else len(self.choice)
         return slice(int(self.first[number]), int(last))
+
+
+def list_ways(spans: tuple[Ints, Ints], reached: Bools) -> tuple[Few, Few]:
+    """Choices and points of all ways that begin at a point that is reached.
+
+    Parameters
+    ----------
+    spans
+        [choice] first and last point of each choice; none where the first is the larger one.
+    reached
+        [point]
+    """
+    low, high = spans
+    at = np.flatnonzero(reached)
+    # Only points that are reached are counted, so that none has to be left out behind.
+    before = np.concatenate([[0], np.cumsum(reached)])
+    begin = before[np.clip(low, 0, len(reached))]
+    count = np.maximum(before[np.clip(high + 1, 0, len(reached))] - begin, 0)
+    choice = np.repeat(np.arange(len(low)), count)
+    number = np.arange(len(choice)) - np.repeat(np.cumsum(count) - count - begin, count)
+    return choice.astype(few(len(low))), at.astype(few(len(reached)))[number]
 
 
 def few(count: int) -> type[np.unsignedinteger]:

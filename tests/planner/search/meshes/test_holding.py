@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,16 +12,19 @@ from numpy.typing import NDArray
 
 from planner.data.problem import Problem
 from planner.search.meshes import bounding, closing
+from planner.search.meshes.brackets import FOLLOW, SLOWEST, SUM, Brackets
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.closing import close_lengths, least_sum
 from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.holding import Holding
+from planner.search.meshes.measures import Measured
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
 from planner.search.meshes.spans import spans_of
 from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
 from planner.search.meshes.ways import most_within
+from planner.simulate.alternating import alternating_stage_ends_s
 from planner.units import MS
 from tests.random_problems import random_problem, with_deferred_sends
 
@@ -71,6 +76,38 @@ def rows_ms(
     return rows, follows, sum(t) + sum(hops) + reduce
 
 
+def slow_rows_ms(
+    walks: MeshWalks, order: tuple[int, ...], layers: tuple[int, ...]
+) -> tuple[list[Callable[[float], float]], list[float]]:
+    """Row (slow) of every stage, by the time of a stage up to it, and times of all stages."""
+    m, p = walks.num_microbatches, len(order)
+    pipeline = Measured(walks, order, layers)
+    whole = float(pipeline.measures[SUM])
+
+    def row(s: int, slowest: float) -> float:
+        q, t = p - 1 - s, float(pipeline.time[s])
+        return whole - float(pipeline.ways_down[s]) + max(0, m - 1 - q) * t + min(q, m - 1) * slowest
+
+    return [partial(row, s) for s in range(p)], pipeline.time.tolist()
+
+
+def test_a_stage_waits_for_slower_ones_before_it() -> None:
+    """Row (slow) never exceeds the events of a pipeline, with few micro-batches and with many."""
+    rng, tight = np.random.default_rng(5), 0
+    for _ in range(400):
+        p, m = int(rng.integers(1, 8)), int(rng.integers(1, 14))
+        f, b = rng.random((2, p)) + 0.05
+        c = np.append(rng.random(p - 1) * rng.choice([0.0, 0.3]), 0.0)
+        step = float(alternating_stage_ends_s(f[None], b[None], c[None], m).max())
+        t = f + b
+        for s in range(p):
+            q, up = p - 1 - s, t[: s + 1].sum() + 2 * c[:s].sum()
+            row = up + max(0, m - 1 - q) * t[s] + min(q, m - 1) * t[: s + 1].max()
+            assert row <= step * (1 + 1e-9)
+            tight += bool(row >= step * 0.98) and q > 0 and t[s] < t[: s + 1].max()
+    assert tight > 10
+
+
 @pytest.mark.parametrize(
     ("seed", "deferred"),
     [(3, False), *(pytest.param(seed, seed % 2 == 0, marks=pytest.mark.slow) for seed in range(4, 12))],
@@ -78,7 +115,7 @@ def rows_ms(
 def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) -> None:
     """Of all sequences of a few shapes none that keeps the limit holds more, and one about as much.
 
-    In all brackets of what follows together, each of them with its lower edge on every stage.
+    In all brackets of what follows and of the slowest stage together, each of them with its lower edge.
     """
     problem = random_problem(seed, most_layers=4).model_copy(update={"target": "flagscale"})
     opener = opener_of(with_deferred_sends(problem) if deferred else problem)
@@ -95,25 +132,34 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
                     rows, follows, _ = rows_ms(walks, order, layers)
                     paid = walks.shares.taken[list(order)].sum(axis=0) @ price
                     if np.isfinite(rows).all():
-                        pipelines.append((rows, follows, sum(layers) - float(paid)))
+                        slow, times = slow_rows_ms(walks, order, layers)
+                        pipelines.append((rows, follows, sum(layers) - float(paid), slow, times))
             if not pipelines:
                 continue
-            limit = float(np.median([max(rows) + max(follows) for rows, follows, _ in pipelines]))
+            limit = float(np.median([max(rows) + max(follows) for rows, follows, *_ in pipelines]))
             edges = np.linspace(0.0, limit, 61)
-            longest = [max(follows) for _, follows, _ in pipelines]
-            cuts = np.concatenate([[0.0], np.unique(np.quantile(longest, [0.3, 0.6])), [np.inf]])
-            parts = len(cuts) - 1
-            lows, highs = np.tile(edges[:-1], parts), np.tile(edges[1:], parts)
-            between = np.repeat(cuts[:-1], 60), np.repeat(cuts[1:], 60)
-            holding = Holding(walks, limit, lows, highs, limit / TICKS, between)
-            held = float(holding.most(np.tile(price, (60 * parts, 1))).max())
+            brackets, cuts = Brackets.of_sums(edges[:-1], edges[1:]), {}
+            for measure, at in ((FOLLOW, [0.3, 0.6]), (SLOWEST, [0.4])):
+                of_all = [max(one[1] if measure == FOLLOW else one[4]) for one in pipelines]
+                cuts[measure] = np.concatenate([[0.0], np.unique(np.quantile(of_all, at)), [np.inf]])
+                for cut in cuts[measure][1:-1].tolist():
+                    brackets = brackets.cut(np.full(len(brackets), measure), np.full(len(brackets), cut))
+            holding = Holding(walks, limit, brackets, limit / TICKS)
+            held = float(holding.held(np.tile(price, (len(brackets), 1))).max())
             # Within a bracket the time before a stage is that of its edge, and each stage is off by a tick.
             loose = limit * (1 + 1 / 60 + 2 * p / TICKS)
             most, about = -np.inf, -np.inf
-            for rows, follows, worth in pipelines:
-                least = cuts[max(int(np.searchsorted(cuts, max(follows))) - 1, 0)]
-                if max(rows) + max(follows) <= limit:
+            for rows, follows, worth, slow, times in pipelines:
+                step = max(max(rows), max(row(max(times[: i + 1])) for i, row in enumerate(slow)))
+                if step + max(follows) <= limit:
                     most = max(most, worth)
+                least, slowest = (
+                    cuts[measure][max(int(np.searchsorted(cuts[measure], max(of_all))) - 1, 0)]
+                    for measure, of_all in ((FOLLOW, follows), (SLOWEST, times))
+                )
+                # Only behind the last stage that may be the slowest the edge of its bracket counts.
+                last = max(i for i, time in enumerate(times) if time >= slowest)
+                rows = [max(row, slow[i](slowest)) if i > last else row for i, row in enumerate(rows)]
                 if max(row + max(follow, least) for row, follow in zip(rows, follows, strict=True)) <= loose:
                     about = max(about, worth)
             assert most - 1e-9 <= held <= about + 1e-9, (number, p)
@@ -126,7 +172,7 @@ def keeps_rows(
 
     The row that falls, stands and rises with what lies behind is asked where it may turn.
     """
-    m, tick, low = holding.walks.num_microbatches, holding.tick, holding.low
+    m, tick, low = holding.walks.num_microbatches, holding.tick, holding.least(SUM)
     t, f, b, hop, more, follow, reduce = (
         getattr(choices, name)[:, None]
         for name in ("time", "forward", "backward", "least_hop", "most_hop", "follow", "reduce")
@@ -147,8 +193,8 @@ def keeps_rows(
         step = np.maximum(step, window)
     else:
         step = np.maximum(step, low + (m - 1) * np.maximum(f, b))
-    kept = step + at_first + np.maximum(follow, holding.least_follow) <= holding.limit
-    kept &= (follow <= holding.most_follow) & (ahead <= holding.high)
+    kept = step + at_first + np.maximum(follow, holding.least(FOLLOW)) <= holding.limit
+    kept &= (follow <= holding.most(FOLLOW)) & (ahead <= holding.most(SUM))
     return np.asarray(kept & (ahead + error + tick >= low) if is_first else kept)
 
 
@@ -165,7 +211,9 @@ def test_a_choice_keeps_its_rows_on_one_span_of_ticks(seed: int) -> None:
         if not np.isfinite(limit):
             continue
         follows = between, np.array([np.inf, 0.05, np.inf, 0.1, 0.03]) * limit
-        holding = Holding(walks, limit, edges[:-1], edges[1:], limit / 97, follows)
+        slowest = np.tile([[0.0], [np.inf]], 5)
+        brackets = Brackets(np.stack([[edges[:-1], edges[1:]], follows, slowest]))
+        holding = Holding(walks, limit, brackets, limit / 97)
         for q in range(walks.longest):
             for choices in (holding.first[q], *holding.inner[q : q + 1]):
                 is_first = choices is holding.first[q]
@@ -220,6 +268,21 @@ def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.Monke
         assert result.termination == "optimal" and result.evaluation is not None
         both.append(result.evaluation.step_s)
     assert both[0] == pytest.approx(both[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), closing.MEASURES])
+def test_brackets_cut_by_any_measures_close_no_best_plan(
+    measures: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closing, "MEASURES", measures)
+    search = MeshSearch(random_problem(7, most_layers=6).model_copy(update={"target": "flagscale"}), None)
+    search.run()
+    opener = search.opener
+    assert isinstance(opener, MeshOpener) and opener.best is not None
+    step_s, number, order = opener.best
+    walks, at_ms = walks_of(opener, number, [len(order)]), step_s / MS * (1 + 1e-9)
+    assert not close_lengths(walks, at_ms, lambda: False, 12).closed[0]
+    assert close_lengths(walks, 0.9 * step_s / MS, lambda: False, 12).closed[0]
 
 
 def test_finer_ticks_close_what_coarse_ones_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from planner.rules.flagscale_config import config_violations
 from planner.search import driver as whole_driver
 from planner.search.items import Lengths, Prefix
 from planner.search.meshes import driver
-from planner.search.meshes.annealer import STEPS_OF_A_PART, MeshAnnealer
+from planner.search.meshes.annealer import WORK_OF_A_STEP, MeshAnnealer
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.balance import Balance
@@ -298,10 +298,11 @@ def test_annealing_looks_at_all_batches_and_stays_where_plans_are_best(
         opener.reached_s[choice] = plans_s[choice]
 
     monkeypatch.setattr(annealer, "_improve", improve)
-    for opened in range(0, 4000, 10):
-        annealer.look(opened, 0.9)
-        # What finds nothing is paid by the parts that were opened.
-        assert sum(spent) <= STEPS_OF_A_PART * opened
+    for steps in range(0, 200_000, 500):
+        opener.work = steps * WORK_OF_A_STEP
+        annealer.look(0.9)
+        # What finds nothing is paid by looks at parts.
+        assert sum(spent) <= steps
     assert len(annealed) > 10
     assert [one for i, one in enumerate(annealed) if one not in annealed[:i]] == [0, 1, 3, 2]
     # The fourth batch is the eighth at the latest; of the others those with better plans come more often.
