@@ -2,13 +2,14 @@
 
 Walks (`planner.search.meshes.relaxation`) bound a step; what pipelines hold within a limit
 (`planner.search.meshes.closing`) only tells whether it can be kept, but tells that better. So lengths that
-walks leave open are held against the cutoff, then against a limit between their bound and that.
+walks leave open are held against the cutoff, then against a limit between their bound and that; one length by
+itself against limits between the largest that it did not keep and the least that it did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,15 +18,15 @@ from planner.search.meshes.closing import close_lengths
 from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, relax
 from planner.search.meshes.walks import MeshWalks
 
-FEW_LENGTHS, HALVINGS, MORE_HALVINGS = 4, 0, 4
-"""Lengths up to which brackets of sums are halved more often, and how often: guesses."""
+FEW_LENGTHS, HALVINGS, MORE_HALVINGS, MOST_HALVINGS = 4, 0, 6, 16
+"""Lengths up to which brackets are cut in two more often, and how often; the most for one alone: guesses."""
 MOST_LENGTHS = 32
 """Lengths beyond which a look is left to walks, until there are fewer: a guess."""
-LIMITS, LIMITS_OF_FAR = (1.0, 0.5), (1.0, 0.5, 0.25)
-"""Limits that lengths are held against, as shares of the way from their bound to the cutoff, and where that
-is far: guesses."""
-FAR = 0.08
-"""Share of the cutoff from which it is far from a bound: a guess."""
+LIMITS, LIMITS_OF_FAR, LIMITS_OF_ONE = (1.0, 0.5), (1.0, 0.5, 0.25), (0.5, 0.5)
+"""Limits that lengths are held against, as shares of the way from their bound to the cutoff, where that is
+far, and where it is far for one by itself: what it keeps takes long to tell. Guesses."""
+FAR, FAR_OF_ONE = 0.08, 0.01
+"""Share of the cutoff from which it is far from a bound, and from that of one by itself: guesses."""
 WORTH_A_LIMIT = 2e-3
 """Share of the cutoff that a limit short of it must add to a bound to be worth it: a guess."""
 
@@ -36,6 +37,8 @@ class Learned:
 
     walks: Known | None = None
     sums: Known | None = None
+    kept_ms: dict[int, float] = field(default_factory=dict)
+    """Least limit that a length by itself was held against in vain."""
 
 
 def bound_by_walks(
@@ -50,31 +53,51 @@ def bound_by_walks(
 def bound_lengths(
     walks_of: Callable[[Sequence[int]], MeshWalks],
     lengths: Sequence[int],
+    known_ms: Floats,
     cutoff_ms: float,
     is_up: Callable[[], bool],
     halvings: int,
     learned: Learned,
+    *,
+    is_whole: bool,
 ) -> tuple[Floats, tuple[Found, ...]]:
-    """The same by walks and by what pipelines hold; `walks_of` prepares walks of lengths."""
+    """The same by walks and by what pipelines hold; `walks_of` prepares walks of lengths.
+
+    Parameters
+    ----------
+    known_ms
+        Bounds that are known of the lengths.
+    is_whole
+        Whether all pipelines of the lengths are looked at, so that limits kept by one will be again.
+    """
     bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
-    bound = bound.copy()
+    bound = np.maximum(bound, np.minimum(known_ms, cutoff_ms))
     few = np.count_nonzero(bound < cutoff_ms) <= MOST_LENGTHS
     limits = LIMITS if bound.min() > (1 - FAR) * cutoff_ms else LIMITS_OF_FAR
+    if len(lengths) == 1 and bound[0] < (1 - FAR_OF_ONE) * cutoff_ms:
+        limits = LIMITS_OF_ONE
     for share in limits if few else ():
         still = np.flatnonzero(bound < cutoff_ms)
         if not len(still) or is_up():
             break
         least = float(bound[still].min())
+        kept = learned.kept_ms.get(lengths[still[0]], np.inf) if is_whole and len(still) == 1 else np.inf
         limit = least + share * (cutoff_ms - least)
+        if limit >= kept * (1 - WORTH_A_LIMIT):
+            limit = (least + kept) / 2
         if limit - least < WORTH_A_LIMIT * cutoff_ms:
             break
         still = still[bound[still] < limit]
         walks = walks_of([lengths[i] for i in still.tolist()])
         halvings = MORE_HALVINGS if len(still) <= FEW_LENGTHS else HALVINGS
+        if len(still) == 1:
+            halvings = MOST_HALVINGS
         closed = close_lengths(walks, limit, is_up, halvings, learned.sums)
         learned.sums = closed.known
         found = _merged(closed.found, found)
         bound[still[closed.closed]] = limit
+        if is_whole and len(still) == 1 and not closed.closed[0] and not is_up():
+            learned.kept_ms[lengths[still[0]]] = limit
     return bound, found
 
 

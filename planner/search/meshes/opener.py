@@ -43,6 +43,8 @@ MANY_LENGTHS = 12
 """Numbers of stages from which brackets stay whole, so that all parts are soon looked at once."""
 COARSE_HALVINGS, FINE_HALVINGS = 1, 3
 """How often brackets are halved, of fewer lengths and in the end."""
+WORTH_A_LOOK = 1e-3
+"""Share of its bound by which a number of stages must rise to be looked at once more as it is. A guess."""
 TRIED_MEMBERS = 2
 """Batches of a family in which what its walks come to is tried."""
 
@@ -116,7 +118,7 @@ class MeshOpener(Opener):
         if len(lengths) == 1:  # what can be closed by walks is closed sooner so
             halvings = FINE_HALVINGS
         found_s, found = self._walked(
-            bound_s, key, family.batch, family.places, lengths, COARSE_WORK, halvings
+            bound_s, key, family.batch, family.places, lengths, known_s, COARSE_WORK, halvings
         )
         if found_s.min() < self.frontier.cutoff_s:
             self._try_found_of_family(family, found)
@@ -136,6 +138,9 @@ class MeshOpener(Opener):
                     self.frontier.push(
                         min(bounds), Lengths(part.choice, tuple(stages[piece].tolist()), bounds)
                     )
+            return
+        if len(stages) and known_s[0] > part.bounds_s[0] * (1 + WORTH_A_LOOK):
+            self.frontier.push(float(known_s[0]), Lengths(part.choice, (lengths[0],), (float(known_s[0]),)))
             return
         for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
             for member in family.members:
@@ -198,7 +203,9 @@ class MeshOpener(Opener):
         """Bounds of some lengths of a batch [s], and pipelines that came up."""
         places = self.places.of(choice, self.longest[choice])
         key = choice, False
-        return self._walked(bound_s, key, self.batches[choice], places, lengths, work, halvings, allowed)
+        known_s = np.full(len(lengths), bound_s)
+        batch = self.batches[choice]
+        return self._walked(bound_s, key, batch, places, lengths, known_s, work, halvings, allowed)
 
     def _walked(
         self,
@@ -207,6 +214,7 @@ class MeshOpener(Opener):
         batch: Batch,
         places: Places,
         lengths: Sequence[int],
+        known_s: Floats,
         work: int,
         halvings: int,
         allowed: NDArray[np.bool_] | None = None,
@@ -231,7 +239,16 @@ class MeshOpener(Opener):
         if key[1] and key[0] < self.num_wide:
             bound_ms, found = bound_by_walks(walks_of(lengths), cutoff_s / MS, is_up, halvings, learned)
         else:
-            bound_ms, found = bound_lengths(walks_of, lengths, cutoff_s / MS, is_up, halvings, learned)
+            bound_ms, found = bound_lengths(
+                walks_of,
+                lengths,
+                known_s / MS,
+                cutoff_s / MS,
+                is_up,
+                halvings,
+                learned,
+                is_whole=key[1],
+            )
         self.work += sum(walks.work for walks in made)
         return bound_ms * MS, found
 

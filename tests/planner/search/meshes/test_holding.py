@@ -264,6 +264,7 @@ def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.Monke
     for limits in (bounding.LIMITS, ()):
         monkeypatch.setattr(bounding, "LIMITS", limits)
         monkeypatch.setattr(bounding, "LIMITS_OF_FAR", limits)
+        monkeypatch.setattr(bounding, "LIMITS_OF_ONE", limits)
         result = MeshSearch(problem, None).run()
         assert result.termination == "optimal" and result.evaluation is not None
         both.append(result.evaluation.step_s)
