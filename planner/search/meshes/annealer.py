@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.search.items import Lengths
 from planner.search.meshes.annealing import COOLING, MeshTimes, anneal, mesh_times
 from planner.search.meshes.balance import Balance
 from planner.search.meshes.blocks import block_starts
@@ -76,15 +77,15 @@ class MeshAnnealer:
         One of every number of sequences at a time comes first: how many micro-batches are best shows soon.
         One with good plans may be closed: that takes no more than the gap, and any better plan closes others.
         """
-        promised_s, reached_s = self._opener.promised_s(), self._opener.reached_s
-        fresh = [choice for choice in promised_s if choice not in self._done]
+        bounds_s, reached_s = promised_s(self._opener), self._opener.reached_s
+        fresh = [choice for choice in bounds_s if choice not in self._done]
         batches = self._opener.batches
         seen = {batches[choice].sequences for choice in self._done}
         new = [choice for choice in fresh if batches[choice].sequences not in seen]
         if new:
-            return min(new, key=lambda choice: (promised_s[choice], choice))
+            return min(new, key=lambda choice: (bounds_s[choice], choice))
         if fresh and self._rounds % 2 == 0:
-            return min(fresh, key=lambda choice: (promised_s[choice], choice))
+            return min(fresh, key=lambda choice: (bounds_s[choice], choice))
 
         def counted_s(choice: int) -> float:
             return reached_s.get(choice, np.inf) * (1 + AGAIN * self._done[choice])
@@ -137,3 +138,14 @@ class MeshAnnealer:
                 if whole is not None:
                     found.append((order, whole))
         return found
+
+
+def promised_s(opener: MeshOpener) -> dict[int, float]:
+    """Least bound of what is open of every batch in which pipelines came up [s]."""
+    least_s: dict[int, float] = {}
+    for bound_s, part in opener.frontier.queue.parts():
+        members = opener.families[part.choice] if isinstance(part, Lengths) else (part.choice,)
+        for member in members:
+            if member in opener.promising and bound_s < least_s.get(member, np.inf):
+                least_s[member] = bound_s
+    return least_s

@@ -53,8 +53,7 @@ def bound_by_walks(
 def bound_lengths(
     walks_of: Callable[[Sequence[int]], MeshWalks],
     lengths: Sequence[int],
-    known_ms: Floats,
-    cutoff_ms: float,
+    edges_ms: tuple[Floats, float],
     is_up: Callable[[], bool],
     halvings: int,
     learned: Learned,
@@ -65,11 +64,12 @@ def bound_lengths(
 
     Parameters
     ----------
-    known_ms
-        Bounds that are known of the lengths.
+    edges_ms
+        Bounds that are known of the lengths, and the cutoff.
     is_whole
         Whether all pipelines of the lengths are looked at, so that limits kept by one will be again.
     """
+    known_ms, cutoff_ms = edges_ms
     bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
     bound = np.maximum(bound, np.minimum(known_ms, cutoff_ms))
     few = np.count_nonzero(bound < cutoff_ms) <= MOST_LENGTHS

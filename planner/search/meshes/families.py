@@ -19,7 +19,8 @@ import numpy as np
 
 from planner.cost.prices import Floats
 from planner.search.meshes.places import Ints, Places, PlaceTables, Stages
-from planner.search.meshes.shapes import Batch
+from planner.search.meshes.shapes import Batch, shape_key, shape_numbers
+from planner.search.relaxation import Found
 
 COLUMNS = 24
 """Entries of a table by which shapes are held against each other at first."""
@@ -67,6 +68,17 @@ def make_family(
         )
     assert family is not None
     return Family(members, *family)
+
+
+def found_in(family: Family, batch: Batch, found: Sequence[Found]) -> tuple[Found, ...]:
+    """Pipelines of a family whose shapes one of its batches has, by the numbers that they have there."""
+    index = shape_numbers(batch)
+    keys = [shape_key(shape) for shape in family.batch.shapes]
+    return tuple(
+        (tuple(index[keys[k]] for k in order), layers)
+        for order, layers in found
+        if all(keys[k] in index for k in order)
+    )
 
 
 def _joined(family: tuple[Batch, Places] | None, member: tuple[Batch, Places]) -> tuple[Batch, Places]:

@@ -6,6 +6,7 @@ The constants are guesses: they say what is looked at, never what is proven.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -21,10 +22,10 @@ from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes.assemble import assemble_meshes
 from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths
-from planner.search.meshes.families import Family, list_families, make_family
+from planner.search.meshes.families import Family, found_in, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
-from planner.search.meshes.shapes import Batch, can_be_placed, ends_match, shape_key, shape_numbers
+from planner.search.meshes.shapes import Batch, can_be_placed, ends_match
 from planner.search.meshes.tables import MeshTables
 from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
@@ -114,9 +115,8 @@ class MeshOpener(Opener):
             self.frontier.push(bound_s, part)
             return
         lengths, key = stages.tolist(), (part.choice, True)
-        halvings = COARSE_HALVINGS if len(lengths) < MANY_LENGTHS else 0
-        if len(lengths) == 1:  # what can be closed by walks is closed sooner so
-            halvings = FINE_HALVINGS
+        # What one number of stages is closed by is found sooner by walks.
+        halvings = FINE_HALVINGS if len(lengths) == 1 else COARSE_HALVINGS * (len(lengths) < MANY_LENGTHS)
         found_s, found = self._walked(
             bound_s, key, family.batch, family.places, lengths, known_s, COARSE_WORK, halvings
         )
@@ -139,8 +139,10 @@ class MeshOpener(Opener):
                         min(bounds), Lengths(part.choice, tuple(stages[piece].tolist()), bounds)
                     )
             return
-        if len(stages) and known_s[0] > part.bounds_s[0] * (1 + WORTH_A_LOOK):
-            self.frontier.push(float(known_s[0]), Lengths(part.choice, (lengths[0],), (float(known_s[0]),)))
+        # Without a plan any bound is doubled, and nothing comes of it.
+        rises = np.isfinite(self.frontier.cutoff_s) and len(stages) > 0
+        if rises and known_s[0] > part.bounds_s[0] * (1 + WORTH_A_LOOK):
+            self.frontier.push(float(known_s[0]), replace(part, bounds_s=(float(known_s[0]),)))
             return
         for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
             for member in family.members:
@@ -160,28 +162,12 @@ class MeshOpener(Opener):
             self._made[number] = made
         return self._made[number]
 
-    def promised_s(self) -> dict[int, float]:
-        """Least bound of what is open of every batch in which pipelines came up [s]."""
-        least_s: dict[int, float] = {}
-        for bound_s, part in self.frontier.queue.parts():
-            members = self.families[part.choice] if isinstance(part, Lengths) else (part.choice,)
-            for member in members:
-                if member in self.promising and bound_s < least_s.get(member, np.inf):
-                    least_s[member] = bound_s
-        return least_s
-
     def _try_found_of_family(self, family: Family, found: Sequence[Found]) -> None:
         """Try pipelines of a family in the first of its batches that has their shapes."""
         for member in family.members[:TRIED_MEMBERS]:
-            index = shape_numbers(self.batches[member])
-            keys = [shape_key(shape) for shape in family.batch.shapes]
-            mine = [
-                (tuple(index[keys[k]] for k in order), layers)
-                for order, layers in found
-                if all(keys[k] in index for k in order)
-            ]
+            mine = found_in(family, self.batches[member], found)
             if mine:
-                self.promising[member] = tuple(mine)
+                self.promising[member] = mine
                 self._try_found(member, mine)
 
     def _open_lengths(self, stages: Ints, bounds_s: Floats) -> tuple[Ints, Floats]:
@@ -203,9 +189,8 @@ class MeshOpener(Opener):
         """Bounds of some lengths of a batch [s], and pipelines that came up."""
         places = self.places.of(choice, self.longest[choice])
         key = choice, False
-        known_s = np.full(len(lengths), bound_s)
-        batch = self.batches[choice]
-        return self._walked(bound_s, key, batch, places, lengths, known_s, work, halvings, allowed)
+        args = self.batches[choice], places, lengths, np.full(len(lengths), bound_s), work, halvings
+        return self._walked(bound_s, key, *args, allowed)
 
     def _walked(
         self,
@@ -227,27 +212,17 @@ class MeshOpener(Opener):
         made: list[MeshWalks] = []
 
         def walks_of(lengths: Sequence[int]) -> MeshWalks:
-            blocks = not self.problem.stack.p2p_overlap
-            made.append(
-                MeshWalks(
-                    places, batch, lengths, self.chips_of_class, units, sends_block=blocks, allowed=allowed
-                )
-            )
+            chips, blocks = self.chips_of_class, not self.problem.stack.p2p_overlap
+            made.append(MeshWalks(places, batch, lengths, chips, units, sends_block=blocks, allowed=allowed))
             return made[-1]
 
         learned, is_up = self.learned.setdefault(key, Learned()), lambda: self.clock.is_up
         if key[1] and key[0] < self.num_wide:
             bound_ms, found = bound_by_walks(walks_of(lengths), cutoff_s / MS, is_up, halvings, learned)
         else:
+            limits = known_s / MS, cutoff_s / MS
             bound_ms, found = bound_lengths(
-                walks_of,
-                lengths,
-                known_s / MS,
-                cutoff_s / MS,
-                is_up,
-                halvings,
-                learned,
-                is_whole=key[1],
+                walks_of, lengths, limits, is_up, halvings, learned, is_whole=key[1]
             )
         self.work += sum(walks.work for walks in made)
         return bound_ms * MS, found
