@@ -17,14 +17,15 @@ T keeps
 f is the most that the forward may be of t, as far as half of it: for any shorter f the left sides of
 (partial) and (window) are no less, as max(0, x - q f) + max(0, x - q (t - f)) is convex in f and least in
 the middle. They never fall where t grows with f or g alone, nor where x or what lies before the stage does,
-so that a chain of a plan keeps them with the least times of its kind (`planner.search.replicas.chains`), and
-with fewer micro-batches than it runs: what holds for m holds for all from m on.
+so that a chain of a plan keeps them with the least times of its kind (`planner.search.replicas.chains`). It
+keeps them with fewer micro-batches than it runs as well: without its last ones the order of the others is
+that of a step of these alone, which is done no later. So what holds for m holds for all from m on.
 
 S is cut into brackets, and within S1 <= S <= S2 the rows are asked with S1, of the first stage with what
 follows it in the place of S - x - t. D is counted in whole ticks, each stage rounded down: D lies between its
 count and q ticks above it. Stages of as many ticks count as one that is best in all: that only lets more
-pipelines be. (partial), as a function of x, falls, then stands, then rises, (work) falls and
-(window) rises, so that each stage may stand where D is in one interval.
+pipelines be. (partial), as a function of x, falls, then stands, then rises, (work) falls and (window) rises,
+so that each stage may stand where D is in one interval.
 
 At any price mu of a layer, with W the worth of the chips,
 
