@@ -48,19 +48,20 @@ def asked(grounds: Grounds, questions: Sequence[Question], hands: Hands, *, alon
 
     Several processes take the longest questions first. `alone`: no other process is worth its start.
     """
-    number = 1 if alone else min(hands.workers, len(questions))
-    row = _Row(questions, hands, longest_first=number > 1)
+    processes = 1 if alone else min(hands.workers, len(questions))
+    row = _Row(questions, hands, longest_first=processes > 1)
     others: list[_Other] = []
     try:
         with suppress(OSError):  # no room for another process: this one does without
-            for _ in range(number - 1):
+            for _ in range(processes - 1):
                 others.append(_Other(grounds, row))
-        _here(grounds, row)
-        for other in others:
-            if (busy := other.question) is not None:
-                hands.on_question(f"still {busy.words}")
-            other.join()
-        _here(grounds, row)  # what another process has died of
+        while not row.is_over:
+            _here(grounds, row)
+            # One that is not ready yet finds nothing left to do; what one dies of is left to us again.
+            for other in others:
+                if (number := other.number) is not None:
+                    hands.on_question(f"still {questions[number].words}")
+                    other.join()
     except KeyboardInterrupt:
         pass
     finally:
@@ -86,8 +87,16 @@ class _Row:
         self._left = order if longest_first else list(range(len(questions)))
         self._lock, self._ended = threading.Lock(), False
 
-    def next(self) -> tuple[int, float] | None:
+    @property
+    def is_over(self) -> bool:
+        """Whether no question is left, or no time for one."""
+        with self._lock:
+            return not self._left or self._hands.budget.is_up
+
+    def next(self, other: _Other | None = None) -> tuple[int, float] | None:
         """Number of the next question and its time limit [s]; None where none is left, or no time.
+
+        Whoever takes it has its number before anybody else may ask.
 
         Raises
         ------
@@ -104,7 +113,10 @@ class _Row:
             except KeyboardInterrupt:
                 self._ended = True
                 raise
-            return self._left.pop(0), self._hands.limit_s
+            number = self._left.pop(0)
+            if other is not None:
+                other.number = number
+            return number, self._hands.limit_s
 
     def put_back(self, number: int) -> None:
         """Leave a question to another."""
@@ -118,17 +130,12 @@ class _Other(threading.Thread):
     def __init__(self, grounds: Grounds, row: _Row) -> None:
         super().__init__(daemon=True)
         self._grounds, self._row = grounds, row
-        self._number: int | None = None
+        self.number: int | None = None
+        """The question that it is at."""
         self._process = started("planner.explain.worker", stderr=subprocess.DEVNULL)
         assert isinstance(self._process.stdout, io.FileIO)
         self._output: io.BufferedReader[io.FileIO] = io.BufferedReader(self._process.stdout)
         self.start()
-
-    @property
-    def question(self) -> Question | None:
-        """What it is at."""
-        number = self._number
-        return None if number is None else self._row.questions[number]
 
     def run(self) -> None:
         """Have questions answered until none is left, or the process dies or is ended."""
@@ -136,17 +143,17 @@ class _Other(threading.Thread):
             self._tell(self._grounds)
             if self._heard() != READY:
                 return
-            while (turn := self._row.next()) is not None:
-                self._number, limit_s = turn
-                self._tell((self._row.questions[self._number], limit_s))
-                self._row.answers[self._number] = self._heard()
-                self._number = None
+            while (turn := self._row.next(self)) is not None:
+                number, limit_s = turn
+                self._tell((self._row.questions[number], limit_s))
+                self._row.answers[number] = self._heard()
+                self.number = None
         except KeyboardInterrupt:
             pass  # no more are to be asked, as the main thread finds out for itself
         except (OSError, EOFError, pickle.UnpicklingError):
-            if self._number is not None:
-                self._row.put_back(self._number)
-                self._number = None
+            if self.number is not None:
+                self._row.put_back(self.number)
+                self.number = None
 
     def _tell(self, message: object) -> None:
         assert self._process.stdin is not None

@@ -95,7 +95,10 @@ DIES = {
 }
 
 
-@pytest.mark.parametrize("when", DIES)
+@pytest.mark.parametrize(
+    "when",
+    ["at a question", *(pytest.param(when, marks=pytest.mark.slow) for when in DIES if "a q" not in when)],
+)
 def test_what_another_process_has_died_of_is_asked_here(
     when: str, of_one_process: Explanation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +107,18 @@ def test_what_another_process_has_died_of_is_asked_here(
         return subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     monkeypatch.setattr(asking, "started", dying)
+    monkeypatch.setattr(explaining, "ALONE_S", 0.0)
+    assert explain(small(), workers=2) == of_one_process
+
+
+def test_a_process_that_is_not_ready_in_time_is_not_waited_for(
+    of_one_process: Explanation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*args: object, **fields: object) -> subprocess.Popen[bytes]:
+        code = [sys.executable, "-c", "import time; time.sleep(600)"]
+        return subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    monkeypatch.setattr(asking, "started", late)
     monkeypatch.setattr(explaining, "ALONE_S", 0.0)
     assert explain(small(), workers=2) == of_one_process
 
@@ -228,7 +243,10 @@ def explaining_with_another() -> Iterator[tuple[subprocess.Popen[str], set[int]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_no_process_outlives_the_command(
     number: signal.Signals, explaining_with_another: tuple[subprocess.Popen[str], set[int]]
 ) -> None:
