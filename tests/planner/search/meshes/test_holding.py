@@ -271,28 +271,35 @@ def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.Monke
     assert both[0] == pytest.approx(both[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), closing.MEASURES])
-def test_brackets_cut_by_any_measures_close_no_best_plan(
-    measures: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(closing, "MEASURES", measures)
+@pytest.fixture(scope="module")
+def searched() -> MeshOpener:
+    """The parts of a small problem that was searched."""
     search = MeshSearch(random_problem(7, most_layers=6).model_copy(update={"target": "flagscale"}), None)
     search.run()
-    opener = search.opener
-    assert isinstance(opener, MeshOpener) and opener.best is not None
+    assert isinstance(search.opener, MeshOpener)
+    return search.opener
+
+
+@pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), closing.MEASURES])
+def test_brackets_cut_by_any_measures_close_no_best_plan(
+    searched: MeshOpener, measures: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closing, "MEASURES", measures)
+    opener = searched
+    assert opener.best is not None
     step_s, number, order = opener.best
     walks, at_ms = walks_of(opener, number, [len(order)]), step_s / MS * (1 + 1e-9)
     assert not close_lengths(walks, at_ms, lambda: False, 12).closed[0]
     assert close_lengths(walks, 0.9 * step_s / MS, lambda: False, 12).closed[0]
 
 
-def test_finer_ticks_close_what_coarse_ones_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finer_ticks_close_what_coarse_ones_gave_up(
+    searched: MeshOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pipeline of all layers that coarse ticks let be left its length open for good."""
     monkeypatch.setattr(closing, "TICKS", 12)
-    search = MeshSearch(random_problem(7, most_layers=6).model_copy(update={"target": "flagscale"}), None)
-    search.run()
-    opener = search.opener
-    assert isinstance(opener, MeshOpener) and opener.best is not None
+    opener = searched
+    assert opener.best is not None
     step_s, number, order = opener.best
     walks = walks_of(opener, number, [len(order)])
     closed = [close_lengths(walks, 0.9 * step_s / MS, lambda: False, h).closed[0] for h in (0, 8)]
