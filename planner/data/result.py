@@ -105,6 +105,8 @@ class Result(Data):
     """How the search ended."""
     interrupted: bool = False
     """Whether a time limit or Ctrl-C cut it."""
+    stopped: bool = False
+    """Whether Ctrl-C did."""
     reason: str | None = None
     """Why there is no plan, in a sentence."""
     seconds: float

@@ -37,7 +37,7 @@ from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_
 from planner.search.progress import Progress
 from planner.search.referee import Referee
 from planner.search.space import list_pairs
-from planner.search.state import Clock, Frontier, Incumbent, Reporter
+from planner.search.state import Clock, Frontier, Incumbent, Reporter, is_proven
 from planner.search.virtual import FIRST_PAIRS, VirtualOpener
 from planner.search.virtual_items import VirtualItem, turn_of
 from planner.search.virtual_programs import virtual_gap
@@ -93,6 +93,8 @@ class Search:
         self.table = list_degrees(problem, mixes=may_mix_stages(problem))
         self.incumbent = Incumbent(max(problem.options.top, 1))
         self.opened, self.opened_at_best = 0, 0
+        self.is_stopped = False
+        """Whether Ctrl-C ended it."""
         self.gap = max(problem.options.gap, GAP_TOL)
         self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap, floors)
         self.opener: Opener | PartitionOpener | None = None
@@ -101,10 +103,20 @@ class Search:
 
     def run(self) -> Result:
         """List, bound, open, judge."""
+        return self._ended(lambda: bool(len(self.table)) and self._search())
+
+    def go_on(self, seconds: float) -> Result:
+        """Open more parts for some time where a limit cut the search."""
+        self.clock.go_on(seconds)
+        opener, mixed = self.opener, [self.mixed] if self.mixed else []
+        return self._ended(lambda: opener is None or self._loop(opener, *mixed))
+
+    def _ended(self, work: Callable[[], bool]) -> Result:
+        """What is known once some work has ended, which says whether a limit cut it."""
         try:
-            interrupted = bool(len(self.table)) and self._search()
+            interrupted = work()
         except KeyboardInterrupt:
-            interrupted = True
+            interrupted = self.is_stopped = True
         finally:
             if isinstance(self.opener, Opener):
                 self.opener.workers.close()
@@ -120,7 +132,7 @@ class Search:
             if not self.incumbent.is_full:
                 dive(self.opener, self.pairs, self._dived)
         except KeyboardInterrupt:  # the rest is listed all the same, so that the plan has its bound
-            cut = True
+            cut = self.is_stopped = True
         if may_mix_stages(self.problem):
             arguments = self.problem, prices, self.table, self.bounds, self.incumbent, self.gap, self.clock
             self.mixed = MixedOpener(*arguments)
@@ -132,7 +144,7 @@ class Search:
             try:
                 self.virtual.begin(0 if cut else FIRST_PAIRS)
             except KeyboardInterrupt:
-                cut = True
+                cut = self.is_stopped = True
         self.is_listed = True
         return cut or self._loop(self.opener, *([self.mixed] if self.mixed else []))
 
@@ -240,16 +252,6 @@ class Search:
             return NO_SPLIT
         return why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
 
-    def _is_proven(self, step_s: float) -> bool:
-        """Whether both bounds have come within their gaps of the best plan."""
-        wanted = (
-            (self.whole_bound_s, self.gap),
-            (self.bound_s, virtual_gap(self.problem.options)),
-        )
-        return all(
-            bound_s is not None and (step_s - bound_s) / step_s <= allowed for bound_s, allowed in wanted
-        )
-
     def _result(self, interrupted: bool) -> Result:
         import planner
 
@@ -269,7 +271,8 @@ class Search:
             if not left_open:
                 reason, bound_s = self._why_infeasible(), None
         else:
-            termination = "optimal" if self._is_proven(best.evaluation.step_s) else "feasible"
+            wanted = (self.whole_bound_s, self.gap), (self.bound_s, virtual_gap(self.problem.options))
+            termination = "optimal" if is_proven(best.evaluation.step_s, wanted) else "feasible"
         return Result(
             problem=self.problem.name,
             plan=best.plan if best else None,
@@ -279,6 +282,7 @@ class Search:
             gap=gap,
             termination=termination,
             interrupted=interrupted,
+            stopped=self.is_stopped,
             reason=reason,
             seconds=self.clock.elapsed_s,
             solver=self.problem.options.solver,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -39,6 +39,8 @@ class Clock:
 
     limit_s: float | None
     started: float = field(default_factory=time.monotonic)
+    late_s: float | None = None
+    """When it is late [s]; None for half of the limit."""
 
     @property
     def elapsed_s(self) -> float:
@@ -52,8 +54,18 @@ class Clock:
 
     @property
     def is_late(self) -> bool:
-        """Whether half of the limit has passed."""
-        return self.limit_s is not None and self.elapsed_s > self.limit_s / 2
+        """Whether half of the limit has passed, or what was set in its place."""
+        if self.limit_s is None:
+            return False
+        return self.elapsed_s > (self.limit_s / 2 if self.late_s is None else self.late_s)
+
+    def stop(self) -> None:
+        """Let no time be left."""
+        self.limit_s = self.elapsed_s
+
+    def go_on(self, seconds: float) -> None:
+        """Begin anew with another limit, late as it is."""
+        self.started, self.limit_s, self.late_s = time.monotonic(), seconds, 0.0
 
     @property
     def is_up(self) -> bool:
@@ -274,3 +286,8 @@ class Frontier(Generic[T]):
             self.close(bound_s)
         else:
             self.queue.push(bound_s, part)
+
+
+def is_proven(step_s: float, wanted: Iterable[tuple[float | None, float]]) -> bool:
+    """Whether all bounds, each with the gap that is asked for, have come near enough to a step [s]."""
+    return all(bound_s is not None and (step_s - bound_s) / step_s <= gap for bound_s, gap in wanted)

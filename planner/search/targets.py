@@ -105,6 +105,6 @@ def search_all(
             for name, result in results.items()
         }
         results[target] = search_target(asked, on_progress, seeds, proven_s)
-        if results[target].interrupted and share_s is None:
+        if results[target].stopped:
             break
     return results

@@ -112,7 +112,7 @@ class MeshSearch(Search):
         opener.longest = longest_of(self.pairs)
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)
-        return self._loop(opener)
+        return self._loop(opener) or self.is_stopped
 
     def make_opener(self) -> MeshOpener:
         """Price all degrees, and make what opens parts of them."""
@@ -147,10 +147,18 @@ class MeshSearch(Search):
         asked = self.of_equal_degrees.model_copy(update={"target": "megatron-lm", "options": options})
         uniform = Search(asked, None)
         uniform.patience = PATIENCE_OF_UNIFORM
-        found = uniform.run()
+        found = self._ran(uniform)
         self.reason = found.reason
         plans = [found.plan, *(other.plan for other in found.runners_up)]
         self.seeds = [plan for plan in plans if plan is not None]
+
+    def _ran(self, search: Search) -> Result:
+        """What a search within this one found; no time is left where Ctrl-C ended it."""
+        found = search.run()
+        if search.is_stopped:
+            self.is_stopped = True
+            self.clock.stop()
+        return found
 
     def _first_plans(self, opener: MeshOpener) -> None:
         self.offer_seeds()

@@ -24,9 +24,6 @@ from functools import cached_property
 
 import numpy as np
 
-from formulations import replica_mix, replica_mix_cp
-from formulations.options import SolveOptions
-from formulations.replica_mix import ReplicaMixData
 from formulations.solvers import loading_s
 from planner.cost.pricing import price
 from planner.data.plan import Plan
@@ -40,6 +37,7 @@ from planner.search.meshes.neighbours import sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.progress import Progress
 from planner.search.replicas.chains import Chains
+from planner.search.replicas.choosing import choose_mix
 from planner.search.replicas.mixes import MOST_BOXES, Mixes
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.templates import (
@@ -62,8 +60,6 @@ SHARE_OF_LAST = 0.8
 """The same where only mixes may go on after it. A guess."""
 SHARE_OF_LOOKS = 0.7
 """Share of that time after which mixes are chosen for the first time."""
-MOST_PROGRAMS = 40
-"""Programs among which the time that is left is divided."""
 NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
 """Most pipelines of a mix: few large ones exchange less."""
 BEYOND = 1 + 1e-9
@@ -115,6 +111,8 @@ class ReplicaSearch(MeshSearch):
         self.mixes: Mixes | None = None
         self.share_up_s = 0.0
         """Time that mixes leave to what comes after them [s]."""
+        self.cut_search: Search | None = None
+        """The search for Megatron-LM, where its share of the time cut it."""
 
     def _search(self) -> bool:
         self.offer_seeds()
@@ -135,6 +133,7 @@ class ReplicaSearch(MeshSearch):
                     mixes_s = max(mixes_s, self.mixes.improve_whole(most_s))
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
+        cut = self._go_on(mixes_s, cut=cut)
         for proven_s, close in (
             (self.whole_s, self.frontier.close),
             (self.proven_s, self.frontier.close_virtual),
@@ -162,10 +161,36 @@ class ReplicaSearch(MeshSearch):
         options = self.whole.options.model_copy(update={"time_limit_s": share_s})
         asked = self.whole.model_copy(update={"target": target, "options": options})
         search = kind(asked, None, self.seeds)
+        # It may go on at the end: good plans first, as far as half of the whole time.
+        search.clock.late_s = None if left_s is None or target != "megatron-lm" else left_s / 2
         for best in self.incumbent.ranked()[:1]:
             search.incumbent.offer(best.plan, best.evaluation)
-        found = search.run()
+        found = self._ran(search)
         self.reason = self.reason or found.reason
+        self._keep(target, found)
+        if found.interrupted and target == "megatron-lm":
+            self.cut_search = search
+        return found.interrupted
+
+    def _go_on(self, mixes_s: float, *, cut: bool) -> bool:
+        """Give what time is left to plans of Megatron-LM where they hold the bound; whether limits cut."""
+        left_s, search = self.clock.left_s, self.cut_search
+        least_s = min(mixes_s, self.proven_s.get("flagscale", np.inf), self.frontier.cutoff_s)
+        if (
+            search is None
+            or left_s is None
+            or left_s < LEAST_SHARE_S
+            or self.proven_s["megatron-lm"] >= least_s
+        ):
+            return cut
+        for best in self.incumbent.ranked()[:1]:
+            search.incumbent.offer(best.plan, best.evaluation)
+        found = search.go_on(left_s)
+        self._keep("megatron-lm", found)
+        return True
+
+    def _keep(self, target: TargetName, found: Result) -> None:
+        """Take over plans and bounds of the search for one launcher."""
         for plan in (found.plan, *(other.plan for other in found.runners_up)):
             if plan is not None:
                 self.seeds.append(plan)
@@ -173,7 +198,6 @@ class ReplicaSearch(MeshSearch):
         for bounds, proven_s in ((self.proven_s, found.bound_s), (self.whole_s, found.whole_bound_s)):
             none_s = np.inf if found.termination == "infeasible" else 0.0
             bounds[target] = none_s if proven_s is None else proven_s
-        return found.interrupted
 
     @cached_property
     def work_s(self) -> float:
@@ -257,22 +281,7 @@ class ReplicaSearch(MeshSearch):
         """The best mix of some candidates, judged by the referee; its pipelines."""
         if not candidates or self.clock.is_up_behind(loading_s(self.problem.options.solver)):
             return 0
-        options = self.problem.options
-        data = ReplicaMixData(
-            tuple(candidate.template for candidate in candidates),
-            tuple(node_class.num_chips for node_class in self.problem.cluster.classes),
-            self.problem.workload.global_batch_size,
-            most_pipelines,
-        )
-        form = replica_mix_cp if options.solver == "cp_sat" else replica_mix
-        left_s = self.clock.left_s
-        solver_options = SolveOptions(
-            solver=options.solver,
-            gap=0.0,
-            seed=options.seed,
-            time_limit_s=None if left_s is None else left_s / MOST_PROGRAMS,
-        )
-        found = form.solve(data, solver_options)
+        found = choose_mix(self.problem, candidates, most_pipelines, self.clock.left_s)
         opener.programs += 1
         if found is None:
             return most_pipelines

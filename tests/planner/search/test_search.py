@@ -8,13 +8,14 @@ import pytest
 
 from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
 from planner.search import driver
 from planner.search.openings import Opener
 from planner.search.programs import Solver
 from planner.search.progress import Progress
 from planner.search.space import Pairs
 from planner.search.state import FINER
+from planner.search.targets import search_all, search_target
 from planner.search.virtual import EFFORT, VirtualOpener
 from planner.search.virtual_items import VirtualPair
 from planner.search.virtual_space import VirtualSpace
@@ -118,6 +119,43 @@ def test_an_interrupt_keeps_the_best_plan() -> None:
     result = driver.search(with_options(load_problem("h2-100b-four-vendors-1024"), gap=0.0), stop)
     assert result.interrupted and result.plan is not None and result.bound_s is not None
     assert seen[-1].incumbent_s is not None
+
+
+@pytest.mark.parametrize("target", ["flagscale", "unrestricted"])
+def test_an_interrupt_of_the_search_within_ends_all_of_it(
+    target: TargetName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the search for equal degrees, with which wider launchers begin, ended that alone."""
+    begun: list[str] = []
+    loop = driver.Search._loop
+
+    def cut(self: driver.Search, *openers: Opener) -> bool:
+        begun.append(self.problem.target)
+        if self.problem.target == "megatron-lm":
+            raise KeyboardInterrupt
+        return loop(self, *openers)
+
+    monkeypatch.setattr(driver.Search, "_loop", cut)
+    problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": target})
+    result = search_target(problem)
+    assert result.stopped and result.interrupted and result.plan is not None
+    assert result.evaluation is not None and result.bound_s is not None
+    assert result.bound_s <= result.evaluation.step_s and result.statistics["opened"] == 0
+    begun.clear()
+    found = search_all(with_options(problem, time_limit_s=1000.0))
+    assert list(found) == begun == ["megatron-bridge", "megatron-lm"]
+
+
+def test_a_search_that_its_limit_cut_goes_on() -> None:
+    problem = with_options(load_problem("llama3-8b-h100-a100-16"), max_virtual_stages=1)
+    whole = driver.search(problem)
+    cut = driver.Search(with_options(problem, time_limit_s=1e-3), None)
+    first = cut.run()
+    assert first.interrupted and not first.stopped and first.termination != "optimal"
+    found = cut.go_on(1000.0)
+    assert found.termination == "optimal" and not found.interrupted
+    assert found.evaluation is not None and whole.evaluation is not None
+    assert found.evaluation.step_s == pytest.approx(whole.evaluation.step_s, rel=problem.options.gap)
 
 
 def test_an_interrupt_among_the_first_plans_bounds_plans_of_every_kind(
