@@ -152,9 +152,9 @@ class MeshSearch(Search):
         plans = [found.plan, *(other.plan for other in found.runners_up)]
         self.seeds = [plan for plan in plans if plan is not None]
 
-    def _ran(self, search: Search) -> Result:
-        """What a search within this one found; no time is left where Ctrl-C ended it."""
-        found = search.run()
+    def _ran(self, search: Search, more_s: float | None = None) -> Result:
+        """What a search within this one found, in `more_s` where it goes on [s]; Ctrl-C leaves no time."""
+        found = search.run() if more_s is None else search.go_on(more_s)
         if search.is_stopped:
             self.is_stopped = True
             self.clock.stop()

@@ -112,17 +112,17 @@ class ReplicaSearch(MeshSearch):
         self.share_up_s = 0.0
         """Time that mixes leave to what comes after them [s]."""
         self.cut_search: Search | None = None
-        """The search for Megatron-LM, where its share of the time cut it."""
+        """The search for Megatron-LM, where a limit cut it."""
 
     def _search(self) -> bool:
         self.offer_seeds()
-        cut = self._narrower("megatron-lm", Search, SHARE_OF_PART)
-        mixes_s = np.inf
+        self._narrower("megatron-lm", Search, SHARE_OF_PART)
+        cut, mixes_s = False, np.inf
         if pinned_beyond(self.whole) is None:
             self.table = replica_degrees(self.problem, self.table)
             mixes_s = self._mix_all()
             share = 1.0 if mixes_s >= self.frontier.cutoff_s else SHARE_OF_LAST
-            cut = self._narrower("flagscale", MeshSearch, share) or cut
+            cut = self._narrower("flagscale", MeshSearch, share)
             if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
                 self.share_up_s = 0.0
                 most_s = self.frontier.cutoff_s * BEYOND
@@ -133,7 +133,7 @@ class ReplicaSearch(MeshSearch):
                     mixes_s = max(mixes_s, self.mixes.improve_whole(most_s))
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
-        cut = self._go_on(mixes_s, cut=cut)
+        self._go_on(mixes_s)
         for proven_s, close in (
             (self.whole_s, self.frontier.close),
             (self.proven_s, self.frontier.close_virtual),
@@ -141,7 +141,7 @@ class ReplicaSearch(MeshSearch):
             bound_s = max(min(mixes_s, *proven_s.values()), self.work_s)
             if np.isfinite(bound_s):
                 close(bound_s)
-        return cut or self.clock.is_up
+        return cut or self.cut_search is not None or self.clock.is_up
 
     def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
         """Search the plans of one launcher that beat the best so far; whether a limit cut it.
@@ -172,8 +172,8 @@ class ReplicaSearch(MeshSearch):
             self.cut_search = search
         return found.interrupted
 
-    def _go_on(self, mixes_s: float, *, cut: bool) -> bool:
-        """Give what time is left to plans of Megatron-LM where they hold the bound; whether limits cut."""
+    def _go_on(self, mixes_s: float) -> None:
+        """Give what time is left to plans of Megatron-LM where they hold the bound."""
         left_s, search = self.clock.left_s, self.cut_search
         least_s = min(mixes_s, self.proven_s.get("flagscale", np.inf), self.frontier.cutoff_s)
         if (
@@ -182,12 +182,13 @@ class ReplicaSearch(MeshSearch):
             or left_s < LEAST_SHARE_S
             or self.proven_s["megatron-lm"] >= least_s
         ):
-            return cut
+            return
         for best in self.incumbent.ranked()[:1]:
             search.incumbent.offer(best.plan, best.evaluation)
-        found = search.go_on(left_s)
+        found = self._ran(search, left_s)
         self._keep("megatron-lm", found)
-        return True
+        if not found.interrupted:
+            self.cut_search = None
 
     def _keep(self, target: TargetName, found: Result) -> None:
         """Take over plans and bounds of the search for one launcher."""

@@ -85,6 +85,7 @@ def test_a_plan_that_is_found_soon_is_explained_by_one_process(
 
 
 DIES = {
+    "when it is ended, never ready": "import time; time.sleep(600)",
     "at its start": "raise SystemExit(1)",
     "at a question": "import os, pickle, sys; pickle.load(sys.stdin.buffer)\n"
     "sys.stdout.buffer.write(pickle.dumps('ready')); sys.stdout.flush()\n"
@@ -94,10 +95,12 @@ DIES = {
     "pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(pickle.dumps([1] * 99)[:40]); sys.stdout.flush()",
 }
 
+SELDOM = ("at its start", "amid an answer")
+
 
 @pytest.mark.parametrize(
     "when",
-    ["at a question", *(pytest.param(when, marks=pytest.mark.slow) for when in DIES if "a q" not in when)],
+    [pytest.param(when, marks=[pytest.mark.slow] if when in SELDOM else []) for when in DIES],
 )
 def test_what_another_process_has_died_of_is_asked_here(
     when: str, of_one_process: Explanation, monkeypatch: pytest.MonkeyPatch
@@ -107,18 +110,6 @@ def test_what_another_process_has_died_of_is_asked_here(
         return subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     monkeypatch.setattr(asking, "started", dying)
-    monkeypatch.setattr(explaining, "ALONE_S", 0.0)
-    assert explain(small(), workers=2) == of_one_process
-
-
-def test_a_process_that_is_not_ready_in_time_is_not_waited_for(
-    of_one_process: Explanation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*args: object, **fields: object) -> subprocess.Popen[bytes]:
-        code = [sys.executable, "-c", "import time; time.sleep(600)"]
-        return subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-    monkeypatch.setattr(asking, "started", late)
     monkeypatch.setattr(explaining, "ALONE_S", 0.0)
     assert explain(small(), workers=2) == of_one_process
 

@@ -146,6 +146,31 @@ def test_an_interrupt_of_the_search_within_ends_all_of_it(
     assert list(found) == begun == ["megatron-bridge", "megatron-lm"]
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_spare_time_of_mixes_closes_what_a_share_of_it_had_cut(
+    stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of the end is that of the whole search, not of the first share."""
+    loop, begun = driver.Search._loop, []
+
+    def cut(self: driver.Search, *openers: Opener) -> bool:
+        if self.problem.target != "megatron-lm":
+            return loop(self, *openers)
+        begun.append(self)
+        if len(begun) == 1:
+            return True
+        if stops:
+            raise KeyboardInterrupt
+        return loop(self, *openers)
+
+    monkeypatch.setattr(driver.Search, "_loop", cut)
+    problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
+    result = search_target(with_options(problem, time_limit_s=1000.0))
+    assert len(begun) == 2 and begun[0] is begun[1]
+    assert (result.interrupted, result.stopped) == (stops, stops)
+    assert (result.termination == "optimal") is not stops
+
+
 def test_a_search_that_its_limit_cut_goes_on() -> None:
     problem = with_options(load_problem("llama3-8b-h100-a100-16"), max_virtual_stages=1)
     whole = driver.search(problem)
