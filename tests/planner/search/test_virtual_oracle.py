@@ -103,6 +103,17 @@ def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> Non
     assert_search_finds_the_best(seed, most_virtual=2, only=seed % 2 == 0, communicators=True)
 
 
+def check_virtual(seed: int) -> None:
+    """Plan and bound of a random problem with two virtual stages against brute force."""
+    problem = random_interleaved_problem(seed, most_virtual=2, experts=seed % 3 == 0)
+    wishes = {"forbid": (*problem.options.forbid, "vp=1"), "gap": 1e-3, "virtual_gap": 1e-3}
+    problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
+    best_s, result = brute_force_virtual(problem, 2).step_s, driver.search(problem)
+    assert result.bound_s is not None and result.evaluation is not None
+    assert result.bound_s <= best_s * (1 + REL)
+    assert result.evaluation.step_s * (1 - 1e-3) <= best_s * (1 + REL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [569, 600, 604, 637, 647, 664])
 def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
@@ -122,14 +133,8 @@ def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
         return result
 
     monkeypatch.setattr(VirtualOpener, "_relaxed", counted)
-    problem = random_interleaved_problem(seed, most_virtual=2, experts=seed % 3 == 0)
-    wishes = {"forbid": (*problem.options.forbid, "vp=1"), "gap": 1e-3, "virtual_gap": 1e-3}
-    problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
-    best_s, result = brute_force_virtual(problem, 2).step_s, driver.search(problem)
+    check_virtual(seed)
     assert sum(found) >= 10, "few steps held no plan: the seed says nothing"
-    assert result.bound_s is not None and result.evaluation is not None
-    assert result.bound_s <= best_s * (1 + REL)
-    assert result.evaluation.step_s * (1 - 1e-3) <= best_s * (1 + REL)
 
 
 @pytest.mark.slow
@@ -151,14 +156,8 @@ def test_classes_taken_together_never_bound_above_the_best(
         return result
 
     monkeypatch.setattr(VirtualOpener, "_relaxed", counted)
-    problem = random_interleaved_problem(seed, most_virtual=2, experts=seed % 3 == 0)
-    wishes = {"forbid": (*problem.options.forbid, "vp=1"), "gap": 1e-3, "virtual_gap": 1e-3}
-    problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
-    best_s, result = brute_force_virtual(problem, 2).step_s, driver.search(problem)
+    check_virtual(seed)
     assert any(found) == (most_rise > 0), "no part was closed: the seed says nothing"
-    assert result.bound_s is not None and result.evaluation is not None
-    assert result.bound_s <= best_s * (1 + REL)
-    assert result.evaluation.step_s * (1 - 1e-3) <= best_s * (1 + REL)
 
 
 @pytest.mark.slow
