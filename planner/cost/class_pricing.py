@@ -145,7 +145,8 @@ class ClassPricing:
             cp = context_layer_s(self.network, self.model, stack, sizes, core[0], core[1])
         ep = expert_layer_s(self.network, self.model, kind, stack, sizes)
         if stack.ep_overlap:
-            share = stack.ep_overlap_share
+            # What tensor-parallel ranks of experts gather alone hides behind nothing.
+            share = where(sizes.ep > 1, stack.ep_overlap_share, 0.0)
             ep = (exposed_behind(ep[0], compute[0], share), exposed_behind(ep[1], compute[1], share))
         dp: tuple[Values, Values] = (0.0, 0.0)
         if self.sharding.scatters:

@@ -47,7 +47,7 @@ EXCHANGE_BYTES_PER_PEER = 3.28 * GB / EXCHANGE_PEERS
 
 
 def communicator_bytes(
-    problem: Problem, sizes: Sizes, domain_chips: Sequence[float], dp_mode: str
+    problem: Problem, sizes: Sizes, domain_chips: Sequence[float], dp_mode: str, holders: float = 2.0
 ) -> list[list[tuple[Values, Values]]]:
     """Memory of all communicators of a rank on each node class [bytes].
 
@@ -59,6 +59,8 @@ def communicator_bytes(
     ----------
     domain_chips
         [node_class] chips that fast links join.
+    holders
+        Stages that share an embedding that several hold.
     """
     stack, s, model = problem.stack, sizes, problem.model
     of_lengths = []
@@ -67,7 +69,7 @@ def communicator_bytes(
         groups, ends = sharing_groups(s, job), []
         if stack.megatron_groups:
             groups += megatron_groups(model, s, job, dp_mode)
-            ends = embedding_groups(model, s, job)
+            ends = embedding_groups(model, s, job, holders)
         elif stack.replica_communicator:
             groups.append(_replica_group(s, job))
         of_lengths.append((p, groups, ends, _alike_bytes(stack, groups), _alike_bytes(stack, ends)))
@@ -161,11 +163,11 @@ def megatron_groups(model: ModelSpec, sizes: Sizes, job: Values, dp_mode: str) -
     return groups
 
 
-def embedding_groups(model: ModelSpec, sizes: Sizes, job: Values) -> list[Group]:
-    """The group of the first and the last stage of Megatron-LM where both hold the embedding."""
+def embedding_groups(model: ModelSpec, sizes: Sizes, job: Values, holders: float = 2.0) -> list[Group]:
+    """The group of the first and the last stage of Megatron-LM where both hold the embedding, or of more."""
     if not model.copies_embedding:
         return []
-    return [Group(minimum(job / sizes.stage_chips, 2.0), sizes.stage_chips)]
+    return [Group(minimum(job / sizes.stage_chips, holders), sizes.stage_chips)]
 
 
 def _replica_group(sizes: Sizes, job: Values) -> Group:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.cost.elementwise import Values, maximum
+from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import more_launches
@@ -160,7 +160,7 @@ def backward_launches(
         modules["moe_router"] -= chosen
         local = maximum(model.moe.num_experts / sizes.ep, 1.0)
         modules["experts"] += _expert_launches(stack, narrow)[1] * local
-        modules["experts"] += NODE_LAUNCHES[1] - NODE_LAUNCHES[0] if stack.ep_overlap else 0.0
+        modules["experts"] += _nodes(stack, sizes, NODE_LAUNCHES[1] - NODE_LAUNCHES[0])
     return _launched(modules, stack, sizes)
 
 
@@ -276,12 +276,17 @@ def routed_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow
     return _moe_modules(model, stack, sizes, narrow)["experts"] / DENSE_LAUNCHES
 
 
+def _nodes(stack: SoftwareStack, sizes: Sizes, count: float) -> Values:
+    """Launches of a layer's nodes, where exchanges among expert-parallel ranks run behind computation."""
+    return where(sizes.ep > 1, count, 0.0) if stack.ep_overlap else 0.0
+
+
 def _moe_modules(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool) -> Modules:
     moe = model.moe
     assert moe is not None
     counting, exchange = _dispatch_launches(stack)
     local = maximum(moe.num_experts / sizes.ep, 1.0)
-    nodes = NODE_LAUNCHES[0] if stack.ep_overlap else 0.0
+    nodes = _nodes(stack, sizes, NODE_LAUNCHES[0])
     shared = SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0
     if shared and narrow:
         shared += 2 * NARROW_MAP_US / LAUNCH_US

@@ -82,14 +82,20 @@ def memory_prices(
         "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
         **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
         **{name: np.full(rows, values) for name, values in of_choice.items()},
-        "fixed_bytes": _fixed_bytes(problem, sizes, rows, dp_mode),
+        "fixed_bytes": fixed_bytes(problem, sizes, rows, dp_mode),
     }
 
 
-def _fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str) -> Floats:
-    """Device context and communicators, array [choice, node_class, length, role]."""
+def fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str, holders: float = 2.0) -> Floats:
+    """Device context and communicators, array [choice, node_class, length, role].
+
+    Parameters
+    ----------
+    holders
+        Stages that share an embedding that several hold.
+    """
     domain_chips = [network.domain_chips for network in networks_of(problem)]
-    joined = communicator_bytes(problem, sizes, domain_chips, dp_mode)
+    joined = communicator_bytes(problem, sizes, domain_chips, dp_mode, holders)
     fixed = np.empty((rows, len(joined), len(joined[0]), len(ROLES)))
     for c, of_class in enumerate(joined):
         for length, of_roles in enumerate(of_class):

@@ -12,7 +12,7 @@ OVERLAP_SLOWDOWN = 0.13
 """Time that computation loses per second of communication hidden behind it."""
 
 
-def exposed_behind(communication_s: Values, computation_s: Values, share: float = 1.0) -> Values:
+def exposed_behind(communication_s: Values, computation_s: Values, share: Values = 1.0) -> Values:
     """What is left of communication behind computation, with what the computation loses by it [s].
 
     Parameters

@@ -53,7 +53,8 @@ class Stage(Data):
     recompute: Recompute = "none"
     """What is recomputed in the backward pass."""
     recompute_layers: int = Field(default=0, ge=0)
-    """With "full": layers of each (virtual) stage that are recomputed, from its start; else 0."""
+    """With "full": layers of each (virtual) stage that are recomputed, from its start, or all of one with
+    fewer; else 0."""
     recompute_piece: int = Field(default=1, ge=1)
     """With "full" of all layers: layers that are recomputed as one piece, of which only the first input is
     kept (Megatron-LM's uniform method)."""
@@ -80,6 +81,11 @@ class Stage(Data):
         if self.replicas is None:
             return (self.tensor_parallel,) * self.data_parallel
         return tuple(replica.tensor_parallel for replica in self.replicas)
+
+    @property
+    def longest_chunk(self) -> int:
+        """Layers of its longest (virtual) stage; 0 where none has any."""
+        return max(0, *(last - first + 1 for first, last in self.chunks))
 
     @property
     def num_layers(self) -> int:

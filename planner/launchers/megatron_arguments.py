@@ -28,7 +28,6 @@ GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
 
 SHARDING_STRATEGY = {
     "zero2": "optim_grads",
-    "zero3": "optim_grads_params",
     "fsdp": "optim_grads_params",
 }
 """Megatron-FSDP's name of what each mode shards (core 0.19, distributed_data_parallel_config.py)."""
@@ -43,6 +42,9 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     moe = problem.model.moe
     if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
         wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")
+    if plan.dp_mode == "zero3":
+        # Priced as DeepSpeed runs it; Megatron-FSDP keeps embedding and head gathered, in more memory.
+        wrong.append('dp_mode zero3: Megatron-LM shards parameters as dp_mode "fsdp" is priced; use that')
     if moe is None and plan.expert_parallel > 1:
         wrong.append(f"expert_parallel {plan.expert_parallel} without experts in {problem.model.id}; use 1")
     if moe is None and plan.rank_order == "tp-cp-ep-pp-dp" and plan.context_parallel > 1:

@@ -104,13 +104,13 @@ def is_selective(flags: Flags) -> bool:
 
 def recomputation(flags: Flags, counts: list[int]) -> tuple[Recompute, int, int]:
     """Kind, layers and layers of a piece of what a stage recomputes; with `uniform` all of its layers."""
-    kind = flags.text("--recompute-granularity", "none")
+    kind, longest = flags.text("--recompute-granularity", "none"), max(counts)
     if is_selective(flags):
         return "selective", 0, 1
-    if kind == "none":
+    number = flags.number("--recompute-num-layers", 1, least=0) if kind != "none" else 0
+    by_block = flags.text("--recompute-method", "") == "block"
+    if kind == "none" or not longest or (by_block and not number):
         return "none", 0, 1
-    number = flags.number("--recompute-num-layers", 1, least=0)
-    if flags.text("--recompute-method", "") == "block":
-        layers = min(number, min(counts))
-        return ("full", layers, 1) if layers else ("none", 0, 1)
-    return "full", min(counts), max(1, min(number, max(counts)))
+    if by_block:
+        return "full", min(number, longest), 1
+    return "full", longest, max(1, min(number, longest))

@@ -102,21 +102,23 @@ def interleaving_is_legal(num_stages: int, num_microbatches: int, group_size: in
 def recomputed_layers_exist(plan: Plan) -> tuple[str, ...]:
     """`recompute_layers` counts layers of each (virtual) stage, and only with full recomputation.
 
-    Source: megatron/core/transformer/transformer_config.py:1742 and :1749; that the count stays
-    within the stage is ours, as Megatron recomputes all layers of a stage that has fewer.
+    A virtual stage with fewer layers recomputes all that it has (transformer_block.py,
+    `_checkpointed_forward`).
+    Source: megatron/core/transformer/transformer_config.py:1742 and :1749; that the count is at most that of
+    the longest is ours.
     """
     found = []
     for s, stage in enumerate(plan.stages):
-        shortest = min(last - first + 1 for first, last in stage.chunks)
+        longest = stage.longest_chunk
         if stage.recompute != "full" and stage.recompute_layers != 0:
             found.append(
                 f"stage {s}: recompute_layers {stage.recompute_layers} goes with recompute=full only; "
                 f"set it to 0 or recompute ({stage.recompute}) to full"
             )
-        elif stage.recompute == "full" and not 1 <= stage.recompute_layers <= max(shortest, 1):
+        elif stage.recompute == "full" and not 1 <= stage.recompute_layers <= max(longest, 1):
             found.append(
                 f"stage {s}: recompute_layers {stage.recompute_layers} with recompute=full; "
-                f"must lie between 1 and {shortest}, the layers of its shortest (virtual) stage"
+                f"must lie between 1 and {longest}, the layers of its longest (virtual) stage"
             )
     return tuple(found)
 
@@ -128,11 +130,11 @@ def recomputed_pieces_cover_stages(plan: Plan) -> tuple[str, ...]:
     """
     found = []
     for s, stage in enumerate(plan.stages):
-        whole = all(last - first + 1 == stage.recompute_layers for first, last in stage.chunks)
+        whole = stage.longest_chunk == stage.recompute_layers
         if stage.recompute_piece > 1 and not (stage.recompute == "full" and whole):
             found.append(
                 f"stage {s}: recompute_piece {stage.recompute_piece} goes with recompute=full of all its "
-                f"layers; set recompute_layers to {stage.num_layers // len(stage.chunks)} or the piece to 1"
+                f"layers; set recompute_layers to {stage.longest_chunk} or the piece to 1"
             )
     return tuple(found)
 
@@ -142,10 +144,11 @@ def predictions_are_recomputed_alone(model: ModelSpec, plan: Plan) -> str | None
 
     Source: megatron/core/transformer/multi_token_prediction.py:1420 (core 0.19.2).
     """
-    s, last = len(plan.stages) - 1, plan.stages[-1]
-    if not model.mtp_num_layers or last.recompute != "full" or last.recompute_piece == 1:
+    s = len(plan.stages) - 1 if plan.prediction_stage is None else plan.prediction_stage
+    stage = plan.stages[min(s, len(plan.stages) - 1)]
+    if not model.mtp_num_layers or stage.recompute != "full" or stage.recompute_piece == 1:
         return None
     return (
-        f"stage {s}: recompute_piece {last.recompute_piece} beside the {model.mtp_num_layers} layers of "
+        f"stage {s}: recompute_piece {stage.recompute_piece} beside the {model.mtp_num_layers} layers of "
         f"{model.id} that predict further tokens; set the piece to 1"
     )

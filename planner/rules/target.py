@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.data.plan import Plan, Stage
+from planner.data.plan import Plan
 from planner.data.problem import TargetName
 
 
@@ -110,14 +110,8 @@ def recompute_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
         f"target {target.name} has one setting for all"
         for s, stage in enumerate(plan.stages)
         if (stage.recompute, stage.recompute_piece) != (most.recompute, most.recompute_piece)
-        or stage.recompute_layers not in (most.recompute_layers, _layers_of_each_chunk(stage))
+        or stage.recompute_layers not in (most.recompute_layers, stage.longest_chunk)
     )
-
-
-def _layers_of_each_chunk(stage: Stage) -> int | None:
-    """Layers of every virtual stage of a rank; None where they differ."""
-    counts = {last - first + 1 for first, last in stage.chunks}
-    return counts.pop() if len(counts) == 1 else None
 
 
 def splits_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:

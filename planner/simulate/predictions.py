@@ -10,7 +10,9 @@ ordinary prices put both into one piece, the head H(n). With H(0), that of the s
     hop between them      1 + n activations
 
 With virtual stages the sends of earlier chunks to and from the last stage count as long. A tied
-embedding is then held by three stages, whose ring takes 2 (3 - 1) / 3 instead of 2 (2 - 1) / 2 of its size.
+embedding is then held by three stages, whose ring takes 2 (3 - 1) / 3 instead of 2 (2 - 1) / 2 of its size,
+and whose communicator is one of three; with a head of its own the last stage has no part in either
+(`get_embedding_ranks` of pretrain_gpt.py).
 """
 
 from __future__ import annotations
@@ -19,10 +21,15 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from planner.cost.memory_pricing import fixed_bytes
 from planner.cost.prices import Degrees, Floats, Prices
 from planner.cost.pricing import price
+from planner.cost.sizes import Sizes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
+
+HOLDERS_OF_TIED = 3.0
+"""Stages that hold a tied embedding: the first, that of predictions and the last."""
 
 RING_OF_THREE = 4 / 3
 """Wire bytes of an all-reduce among three ranks over those among two."""
@@ -45,9 +52,14 @@ def prices_with_prediction_stage(
     assert stage is not None and len(degrees) == 1
     without = problem.model_copy(update={"model": problem.model.model_copy(update={"mtp_num_layers": 0})})
     head, n = price(without, degrees), problem.model.mtp_num_layers
-    ring = RING_OF_THREE if problem.model.tied_embeddings else 1.0
+    tied = problem.model.tied_embeddings
+    ring, sizes = RING_OF_THREE if tied else 1.0, Sizes.of(problem, degrees)
+    outside = fixed_bytes(problem, sizes, 1, degrees.dp_mode, HOLDERS_OF_TIED if tied else 2.0)
+    prices = replace(prices, fixed_bytes=outside)
     last: dict[str, Floats] = {"tied_sync_s": ring * prices.tied_sync_s}
     own: dict[str, Floats] = {"tied_sync_s": ring * prices.tied_sync_s}
+    if not tied:
+        last["fixed_bytes"] = outside[..., [0] * outside.shape[-1]]
     for name in ("head_forward_s", "head_backward_s", "head_activation_bytes"):
         last[name] = (1 + n) * getattr(head, name)
         own[name] = np.maximum(getattr(prices, name) - last[name], 0.0)

@@ -194,3 +194,22 @@ def test_exchanges_hide_no_more_than_the_schedule_lets_run_beside_products() -> 
     assert half == pytest.approx(exposed * (0.5 + 0.5 * OVERLAP_SLOWDOWN))
     assert whole == pytest.approx(exposed * OVERLAP_SLOWDOWN)
     assert whole < ep_s(ep_overlap=True) < exposed
+
+
+def test_what_tensor_parallel_ranks_of_experts_gather_hides_behind_nothing() -> None:
+    """Scripts ask for exchanges behind computation with expert-parallel ranks alone."""
+
+    def times(**changes: object) -> list[float]:
+        of = deepseek()
+        changed = of.model_copy(update={"stack": of.stack.model_copy(update=changes)})
+        degrees = Degrees.single(
+            tensor_parallel=8, data_parallel=4, expert_tensor_parallel=8, sequence_parallel=True
+        )
+        found = price(changed, degrees)
+        kind = found.kinds.index("moe")
+        return [*found.layer_forward_s[0, kind, 0], *found.layer_backward_s[0, kind, 0]]
+
+    assert times(ep_overlap=True)[EP] > 0
+    assert times(ep_overlap=True, waits_for_token_counts=False) == pytest.approx(
+        times(waits_for_token_counts=False)
+    )

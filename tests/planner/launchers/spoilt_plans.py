@@ -255,10 +255,10 @@ SPOILT: dict[str, tuple[Callable[[], plans.Case], Callable[[Plan], Plan], str]] 
     "layers recomputed beside selective": (
         plans.mixed_128, lambda p: stage(p, 2, recompute_layers=3), "goes with recompute=full only",
     ),
-    "more recomputed than the shorter chunk has": (
+    "more recomputed than the longer chunk has": (
         plans.virtual_stages,
-        lambda p: stage(p, 1, recompute_layers=8),
-        "must lie between 1 and 7, the layers of its shortest",
+        lambda p: stage(p, 1, recompute_layers=9),
+        "must lie between 1 and 8, the layers of its longest",
     ),
     # Hosts
     "a host too few": (

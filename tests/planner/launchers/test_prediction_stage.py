@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from planner.cost.communicators import TWO_RANKS
 from planner.data.model_spec import ModelSpec
 from planner.errors import PlanRefusedError
 from planner.launchers.directory import export_plan
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_layout import prediction_stage
+from planner.rules.megatron import violations
 from planner.rules.predictions import prediction_stage_refusals
 from planner.simulate.evaluate import evaluate
 from planner.simulate.step import embedding_holders
@@ -74,6 +76,17 @@ def test_a_stage_that_cannot_hold_predictions_is_refused(
     assert any(complaint in message for message in evaluate(problem, plan).violations) or changes
 
 
+def test_pieces_of_several_layers_do_not_stand_beside_predictions() -> None:
+    """Megatron-LM stops in the first step ("recompute_num_layers must be 1 for MTP recompute")."""
+    problem, plan = apart([[12], [12], [22], [0]], 2)
+    pieces = {"recompute": "full", "recompute_layers": 22, "recompute_piece": 2}
+    stages = (*plan.stages[:2], plan.stages[2].model_copy(update=pieces), plan.stages[3])
+    changed = plan.model_copy(update={"stages": stages})
+    (said,) = violations(problem, changed)
+    assert "stage 2: recompute_piece 2 beside the 1 layers" in said
+    assert violations(problem, plan) == ()
+
+
 def test_predictions_in_two_places_are_not_read() -> None:
     words = ["--pipeline-model-parallel-size", "3", "--pipeline-model-parallel-layout", "Et|m|mL"]
     with pytest.raises(Exception, match="must be together"):
@@ -110,6 +123,18 @@ def test_a_stage_of_predictions_moves_work_and_adds_a_longer_send(tied: bool) ->
     assert own.stages[2].send_s > 1.5 * own.stages[1].send_s
     weights = [sum(stage.memory_gib["weights"] for stage in found.stages) for found in (together, own)]
     assert weights[1] == pytest.approx(weights[0])
+
+
+@pytest.mark.parametrize(("tied", "shares"), [(True, (1.0, 1.0, 1.0)), (False, (1.0, 1.0, 0.0))])
+def test_the_communicator_of_an_embedding_is_that_of_the_stages_that_hold_it(
+    tied: bool, shares: tuple[float, ...]
+) -> None:
+    """Three of a tied embedding were counted as two, and the stage of the loss had one without any part."""
+    problem, plan = apart([[12], [12], [22], [0]], 2, tied_embeddings=tied, id="own")
+    outside = [stage.memory_gib["context"] for stage in evaluate(problem, plan).stages]
+    one = problem.stack.communicator_gib * (1.0 if tied else TWO_RANKS)
+    for s, share in zip((0, 2, 3), shares, strict=True):
+        assert outside[s] - outside[1] == pytest.approx(share * one)
 
 
 @pytest.mark.slow

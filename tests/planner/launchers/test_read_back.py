@@ -34,6 +34,7 @@ from planner.launchers.read_megatron import read_arguments, read_script
 from planner.launchers.read_model import layers_with_experts, read_capacity, read_model
 from planner.launchers.read_software import read_recompute_modules, read_stack
 from planner.rules.versions import NEWEST, version_violations
+from planner.simulate.evaluate import evaluate
 from tests.planner.launchers import plans
 
 FAST = {"virtual_stages", "latent_attention_and_prediction", "sharded_parameters"}
@@ -284,6 +285,37 @@ def test_a_script_with_torchrun_reads_as_it_would_start(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]  # its mkdir happened elsewhere
 
 
+@pytest.mark.parametrize(
+    ("method", "number", "layers", "pieces"),
+    [
+        ("uniform", 1, [11, 6], 1),
+        ("uniform", 4, [11, 6], 4),
+        ("block", 9, [9, 6], 1),
+        ("block", 0, [0, 0], 1),
+    ],
+)
+def test_all_that_chunks_of_unlike_length_recompute_is_read(
+    method: str, number: int, layers: list[int], pieces: int, tmp_path: Path
+) -> None:
+    """Once as few of each as the shortest has, which may be none: far more memory than the run took."""
+    text = TORCHRUN.replace("--recompute-num-layers 1", f"--recompute-num-layers {number}")
+    text = text.replace("--recompute-method uniform", f"--recompute-method {method}")
+    layout = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*11|t*6|t*9|t*5|t|L'"
+    text = text.replace("--pipeline-model-parallel-size 2)", f"{layout})")
+    back = read_script(written(tmp_path, text), "2x8 a100-sxm-80gb")
+    assert [[n - m + 1 for m, n in stage.chunks] for stage in back.plan.stages] == [[11, 9, 1], [6, 5, 0]]
+    stages = back.plan.stages
+    assert [stage.recompute_layers for stage in stages] == layers
+    assert all(stage.recompute_piece == pieces for stage in stages)
+    evaluation = evaluate(back.problem, back.plan)
+    assert not any("recompute" in sentence for sentence in evaluation.violations)
+    if method == "uniform" and number == 1:  # every layer keeps its input alone
+        problem = back.problem
+        kept = 2 * 2048 * 4096 / 2**30 * 21  # a micro-batch on all chunks of stage 0
+        assert evaluation.stages[0].memory_gib["activations"] < 4 * 2 * kept
+        assert problem.model.num_layers == 32
+
+
 def test_a_batch_script_with_srun_reads_as_it_would_start(tmp_path: Path) -> None:
     back = read_script(written(tmp_path, SBATCH), "2x8 v100-sxm-32gb")
     plan = back.plan
@@ -406,6 +438,13 @@ def test_how_gradients_are_exchanged_survives_the_way_there_and_back() -> None:
     uneven = problem.model_copy(update={"stack": stack.model_copy(update={"optimizer_shard_size": 3})})
     assert refusals(changed, plan) == ()
     assert "optimizer_shard_size 3 does not divide the 4" in refusals(uneven, plan)[0]
+
+
+def test_parameters_are_sharded_as_they_are_priced() -> None:
+    """A plan of DeepSpeed's kind was started under Megatron-FSDP, in up to 1 GiB more than was priced."""
+    problem, plan = plans.sharded_parameters()
+    assert plan.dp_mode == "fsdp" and refusals(problem, plan) == ()
+    assert "dp_mode zero3" in refusals(problem, plan.model_copy(update={"dp_mode": "zero3"}))[0]
 
 
 def test_experts_divide_into_as_many_optimizer_groups_as_the_rest() -> None:
