@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import planner
+from planner.cost.operators import HALF
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
@@ -145,7 +146,8 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
         system["sequence_parallel"] = True
     system |= _leaves(args.precision_arguments(problem))
     system |= _leaves(args.optimizer_arguments(problem, plan))
-    system["accumulate_allreduce_grads_in_fp32"] = True
+    if problem.stack.gradient_bytes != HALF:
+        system["accumulate_allreduce_grads_in_fp32"] = True
     system["hetero"] = _hetero_tree(config)
     system["recompute"] = _recompute_tree(config, args.recompute_modules(problem, plan))
     system["logging"] = {"log_interval": 1, "log_throughput": True}

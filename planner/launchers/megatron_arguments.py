@@ -26,6 +26,9 @@ _FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise",
 GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
 """Micro-batches that pass a virtual stage before the next takes its turn."""
 
+FP32_GRADIENTS = "--accumulate-allreduce-grads-in-fp32"
+"""Sums gradients in fp32; beside bf16 they are unless told otherwise."""
+
 SHARDING_STRATEGY = {
     "zero2": "optim_grads",
     "fsdp": "optim_grads_params",
@@ -199,17 +202,24 @@ def optimizer_arguments(problem: Problem, plan: Plan) -> Arguments:
             arguments.append(switch("--overlap-param-gather"))
         if stack.bucket_parameters is not None:
             arguments.append(option("--ddp-bucket-size", round(stack.bucket_parameters)))
-    if (
-        plan.dp_mode in ("ddp", "distopt")
-        and stack.gradient_bytes == 2
-        and problem.workload.precision != "fp16"
-    ):
-        arguments.append(switch("--grad-reduce-in-bf16"))
+    if plan.dp_mode in ("ddp", "distopt"):
+        arguments += gradient_format(problem)
     ranks = plan.data_parallel * plan.context_parallel
     if sharded and stack.optimizer_shard_size is not None and stack.optimizer_shard_size < ranks:
         instances = ranks // stack.optimizer_shard_size
         arguments.append(option("--num-distributed-optimizer-instances", instances))
     return (*arguments, *narrow_arguments(problem, plan))
+
+
+def gradient_format(problem: Problem) -> list[Argument]:
+    """Format in which gradients are summed: unless told otherwise fp32 beside bf16, fp16 beside fp16.
+
+    Source: megatron-core 0.19.2, megatron/training/arguments.py:1172.
+    """
+    narrow = problem.stack.gradient_bytes == HALF
+    if problem.workload.precision == "fp16":
+        return [] if narrow else [switch(FP32_GRADIENTS)]
+    return [switch("--grad-reduce-in-bf16")] if narrow else []
 
 
 def _fsdp_arguments(problem: Problem, plan: Plan) -> list[Argument]:

@@ -15,7 +15,7 @@ from planner.data.load import load_model
 from planner.errors import InstanceError
 from planner.launchers import bridge_model
 from planner.launchers.arguments import words
-from planner.launchers.megatron_arguments import number_format
+from planner.launchers.megatron_arguments import FP32_GRADIENTS, number_format
 from planner.launchers.megatron_bridge import CURRENT_SCALING, MIXED_PRECISION
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.model_constants import all_constants
@@ -213,8 +213,7 @@ def _override_words(fields: dict[str, str]) -> Iterator[str]:
             if value == "false":
                 yield "--no-gradient-accumulation-fusion"
         elif key == "ddp.grad_reduce_in_fp32":
-            if value == "false":
-                yield "--grad-reduce-in-bf16"
+            yield "--grad-reduce-in-bf16" if value == "false" else FP32_GRADIENTS
         elif key in VALUES:
             yield VALUES[key]
             yield from value.strip("[]").replace(" ", "").split(",")

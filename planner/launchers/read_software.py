@@ -10,6 +10,7 @@ from typing import Any, get_args
 from planner.data.chip import Precision
 from planner.data.stack import CapturedModule, SelectiveModule, SoftwareStack
 from planner.errors import InstanceError
+from planner.launchers.megatron_arguments import FP32_GRADIENTS
 from planner.launchers.read_flags import Flags
 
 _SELECTIVE: tuple[SelectiveModule, ...] = get_args(SelectiveModule)
@@ -100,6 +101,8 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
     widths = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
     if "--bf16" in flags:
         changes["gradient_bytes"] = 2.0 if "--grad-reduce-in-bf16" in flags else 4.0
+    elif "--fp16" in flags:
+        changes["gradient_bytes"] = 4.0 if FP32_GRADIENTS in flags else 2.0
     if (width := widths.get(flags.text("--megatron-fsdp-main-grads-dtype", ""))) is not None:
         changes["gradient_bytes"] = width
     if (width := widths.get(flags.text("--megatron-fsdp-grad-comm-dtype", ""))) is not None:

@@ -135,6 +135,32 @@ def test_formats_of_sharded_gradients_read_back(
     assert_reads_back(problem.model_copy(update={"stack": stack}), plan, target, tmp_path / "launch")
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("width", [2.0, 4.0])
+def test_the_format_of_summed_gradients_reads_back(
+    width: float, precision: Precision, target: TargetName, tmp_path: Path
+) -> None:
+    """Beside fp16 Megatron-LM sums them in fp16 unless told otherwise, and copies them in the step.
+
+    Plans count four bytes, of which the launch files once said nothing.
+    """
+    problem, plan = plans.uniform()
+    problem = problem.model_copy(
+        update={
+            "stack": problem.stack.model_copy(update={"gradient_bytes": width}),
+            "workload": problem.workload.model_copy(update={"precision": precision}),
+        }
+    )
+    assert_reads_back(problem, plan, target, tmp_path / "launch")
+    script = "".join(path.read_text() for path in (tmp_path / "launch").rglob("*") if path.is_file())
+    flag = {"flagscale": "accumulate_allreduce_grads_in_fp32: true"}.get(
+        target, "--accumulate-allreduce-grads-in-fp32"
+    )
+    if precision == "fp16" and target != "megatron-bridge":
+        assert (flag in script) == (width == 4.0)
+
+
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
 def test_kernels_that_a_stack_lacks_read_back(target: TargetName, tmp_path: Path) -> None:
     problem, plan = plans.uniform()
