@@ -45,6 +45,11 @@ NCCL's own latencies of a ring (src/graph/tuning.cc: 8.4 us, then 1.9 times 3.4 
 PEAK_SHARE = 48.5 / 50
 """Peak of an adapter to which those shares refer, over its nominal rate: 48.5 of 50 GB/s (the same tool)."""
 
+MOST_NODES = {"allreduce_nic": 128.0, "alltoall": 16.0}
+"""Nodes up to which those shares are known. A ring takes a step for each of its nodes and an exchange one for
+each peer, so that twice as many reach what half of the buffer does: 16, 32, 64 and 128 nodes 0.57, 0.56, 0.56
+and 0.55 with 0.25, 0.5, 1 and 2 GiB. So do more than are known."""
+
 RING_STEP_S = (1.9e-6, 4.0e-6)
 """Latency of a step of a ring inside a node and between nodes [s] (NVIDIA nccl, src/graph/tuning.cc, hwLat
 of Ring with LL128 over NVLink and network)."""
@@ -139,7 +144,8 @@ _of_one = lru_cache(maxsize=REMEMBERED)(Collective)
 
 def _reached(table: str, nodes: Values, size_bytes: Values) -> Values:
     """Share of the adapters' rate that NCCL reaches between so many nodes."""
-    found = tables.scale_grid(table).latency_s(nodes, size_bytes)
+    steps = maximum(nodes / MOST_NODES[table], 1.0)
+    found = tables.scale_grid(table).latency_s(nodes, maximum(size_bytes / steps, 1.0))
     return PEAK_SHARE * minimum(maximum(found, 0.01), 1.0)
 
 

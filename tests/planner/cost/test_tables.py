@@ -250,3 +250,20 @@ def test_an_all_reduce_on_two_nodes_of_aws_takes_what_was_measured() -> None:
         network_of(of, 0), "all_reduce", 2.0**30 * one, spread_group(16 * one, one, 8.0), one
     )
     assert float(reduced[0]) == pytest.approx(35.2e-3, rel=0.2)
+
+
+@pytest.mark.parametrize(("op", "known"), [("all_gather", 128), ("all_to_all", 16)])
+def test_among_more_nodes_than_are_known_latency_grows_with_their_number(op: str, known: int) -> None:
+    one, size = np.ones(1), 2.0**29
+
+    def share(nodes: int, size_bytes: float) -> float:
+        """Share of the adapters' rate."""
+        network = network_of(problem(cluster=f"{nodes}x8 h100-sxm-80gb"), 0)
+        spread = spread_group(8 * nodes * one, one, 8.0)
+        taken = float(collective_s(network, op, size_bytes * one, spread, one)[0])
+        sent = size_bytes * (1 - 1 / nodes) * (8 if op == "all_to_all" else 1)
+        return sent / 400e9 / taken
+
+    assert share(2 * known, size) == pytest.approx(share(known, size / 2), rel=0.05)
+    assert share(2 * known, size) < 0.95 * share(known, size)
+    assert share(2 * known, 2 * size) == pytest.approx(share(known, size), rel=0.05)
