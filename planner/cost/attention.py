@@ -8,6 +8,7 @@ from planner.cost import tables
 from planner.cost.elementwise import Values, maximum
 from planner.cost.operators import HALF, attention_dims
 from planner.cost.relatives import Relative
+from planner.cost.scaled_kernels import attention_on_chip_s
 from planner.cost.sizes import Sizes, context_levels
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
@@ -61,7 +62,9 @@ def attention_times(
     if model.mla is not None and relative.measured.latent_attention is not None:
         measured, kind = relative.measured.latent_attention, "latent_"
     relation = tables.attention_relation(measured, f"{kind}forward", seq)
-    forward = forward * relation * relative.compute_scale
+    # Both products of queries with keys and with values, of half of the pairs.
+    flop = blocks * 2 * maximum(heads, 1.0) * seq * seq * head_dim * visible_fraction(model, s.seq_length)
+    forward = attention_on_chip_s(relative, forward * relation, flop)
     backward = forward * tables.attention_relation(measured, f"{kind}backward_over_forward", seq)
     older = KERNEL_SLOWDOWN[stack.attention_kernel][relative.measured.table not in AMPERE]
     forward, backward = forward * older[0], backward * older[1]

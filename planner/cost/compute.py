@@ -16,11 +16,13 @@ import numpy as np
 from planner.cost import tables
 from planner.cost.casts import cast_bytes
 from planner.cost.elementwise import Values
+from planner.cost.measured_chips import HOPPER, MeasuredChip
 from planner.cost.operators import HALF, Matmul
 from planner.cost.power_limit import in_a_loop_s, narrow_shares
 from planner.cost.prices import Floats
 from planner.cost.products import Products
-from planner.cost.relatives import HOPPER, SCALED_IN_BLOCKS, MeasuredChip, Relative, sixteen_bit
+from planner.cost.relatives import SCALED_IN_BLOCKS, Relative, sixteen_bit
+from planner.cost.scaled_kernels import on_chip_s
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
@@ -157,15 +159,16 @@ def _isolated_s(relative: Relative, products: Products, wide_s: Floats, sums: fl
         The same in 16 bits on the measured chip [s].
     """
     measured, precision = relative.measured, relative.gemm_precision
+    narrower, flop = relative.precision_scale, products.flop
     if precision == "bf16":
-        return wide_s * relative.precision_scale * relative.compute_scale
+        return on_chip_s(relative, wide_s, flop, narrower=narrower)
     narrow = _table_s(measured.table, precision, products)
     if precision == "fp8" and measured.table in SCALED_IN_BLOCKS:
         narrow = np.minimum(narrow, _table_s(measured.table, "fp8_block", products))
     # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
     wide_over_narrow = _gemm_factors(measured, "bf16", sums) / _gemm_factors(measured, precision, sums)
-    narrow = np.minimum(narrow * relative.precision_scale, wide_s * wide_over_narrow)
-    return narrow * relative.compute_scale
+    narrow = on_chip_s(relative, narrow, flop, precision, narrower)
+    return np.minimum(narrow, on_chip_s(relative, wide_s, flop) * wide_over_narrow)
 
 
 def _timed_in_a_loop(relative: Relative) -> bool:
@@ -182,13 +185,17 @@ def _hopper_s(relative: Relative, products: Products, wide_s: Floats, sums: floa
     wide_s
         That of isolated kernels in 16 bits on the measured chip [s].
     """
-    table = relative.measured.table
-    latency = in_a_loop_s(table, wide_s * _gemm_factors(relative.measured, "bf16", 1.0), products)
+    table, factors = relative.measured.table, _gemm_factors(relative.measured, "bf16", 1.0)
+    latency = on_chip_s(relative, wide_s, products.flop)
+    if relative.capped:
+        latency = latency * (factors / factors[0])
+    else:
+        latency = in_a_loop_s(table, latency * factors, products, relative.compute_scale)
     if relative.gemm_precision == "fp8":
         split = np.array([1.0, SPLIT_ACCUMULATOR, SPLIT_ACCUMULATOR])[:, None, None]
         latency = latency * split * narrow_shares(table, products)
     latency[2] *= sums
-    return latency * (relative.precision_scale * relative.compute_scale)
+    return latency * relative.precision_scale
 
 
 def _sums_factor(stack: SoftwareStack) -> float:

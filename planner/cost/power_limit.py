@@ -31,16 +31,18 @@ SHORT_FLOP, LONG_FLOP = 1e11, 3e11
 them the one passes into the other. Read off those 156 products (benchmarks/compact_tables.py)."""
 
 
-def in_a_loop_s(table: str, latency_s: Floats, products: Products) -> Floats:
+def in_a_loop_s(table: str, latency_s: Floats, products: Products, scale: float) -> Floats:
     """Latency of 16-bit products in a training loop, array [pass, product, choice] in seconds.
 
     Parameters
     ----------
     latency_s
         The same from isolated kernels, were there no limit [s].
+    scale
+        Latency of long products over that on the table's chip.
     """
     share = products.once("share of the limit", lambda: _limit_share(products.flop))
-    limited_s = products.once(("at the limit", table), lambda: _limited_s(table, products))
+    limited_s = scale * products.once(("at the limit", table), lambda: _limited_s(table, products))
     found: Floats = latency_s * (limited_s / latency_s) ** share
     return found
 
@@ -80,7 +82,7 @@ def slowest_of(relative: Relative, chip: Chip, num_chips: int) -> Relative:
     The largest of n normal values is expected at the quantile (n - 3/8) / (n + 1/4) (Blom). The one chip that
     was measured is taken for a middling one.
     """
-    if not relative.power_limited or num_chips == 1:
+    if not relative.power_limited or relative.capped or num_chips == 1:
         return relative
     slowdown = 1 + CHIP_SPREAD * NormalDist().inv_cdf((num_chips - 0.375) / (num_chips + 0.25))
     limit = relative.sustained_flop_per_s
@@ -89,6 +91,7 @@ def slowest_of(relative: Relative, chip: Chip, num_chips: int) -> Relative:
     return replace(
         relative,
         compute_scale=relative.compute_scale * slowdown,
+        rest_scale=relative.rest_scale * slowdown,
         sustained_flop_per_s=None if limit is None else limit / slowdown,
         assumptions=(*relative.assumptions, note),
     )

@@ -13,53 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.cost import tables
+from planner.cost.measured_chips import HOPPER, MEASURED, MeasuredChip
 from planner.data.chip import HALF_PRECISIONS, Chip, Precision
 from planner.units import GB, TFLOP
-
-
-@dataclass(frozen=True)
-class MeasuredChip:
-    """What a table was measured on: datasheet rates, and the share of memory bandwidth that copies reach."""
-
-    table: str
-    bf16_tflop_per_s: float
-    fp8_tflop_per_s: float | None
-    memory_gb_per_s: float
-    link_gb_per_s: float
-    memory_efficiency: float
-    training: str
-    """Table whose training relations hold for it (its own, or that of a near relative)."""
-    products: str | None = None
-    """The same for products, where another table is nearer."""
-    latent_attention: str | None = None
-    """Table where latent attention was timed in training, None where its kernels count as any others."""
-    power_w: float | None = None
-    """Board power [W], where the power limit rather than the kernel sets the rate of long products."""
-
-
-MEASURED = {
-    m.table: m
-    for m in (
-        # memory_efficiency: SimuMax's fitted 0.91 of 1,600 GiB/s on an A100-PCIe (1,935 GB/s) is 0.81 of
-        # what the datasheet says; a residual addition over 134 M values on our H100 reached 0.89 and copies
-        # 0.90; SimuMax's B200 0.666 of 8,000 GiB/s is 0.715. Others take the nearest of these.
-        MeasuredChip("a100_sxm", 312.0, None, 2039.0, 300.0, 0.81, "a100_sxm", latent_attention="a100_sxm"),
-        MeasuredChip("h100_sxm", 989.4, 1978.9, 3350.0, 450.0, 0.89, "h100_sxm"),
-        MeasuredChip("h200_sxm", 989.4, 1978.9, 4800.0, 450.0, 0.88, "h200_sxm"),
-        MeasuredChip("b200_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "b200_sxm", 1000.0),
-        MeasuredChip("b300_sxm", 2250.0, 4500.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "gb300", 1100.0),
-        # GB200's isolated kernels outrun what its power sustains, in every format alike. GB300's 1,400 W were
-        # not seen to bind: its steps are as its kernels say, in a loop like Hopper's short ones (judged with
-        # measured runs of both in view).
-        MeasuredChip("gb200", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", None, "gb200", 1200.0),
-        MeasuredChip("gb300", 2500.0, 5000.0, 8000.0, 900.0, 0.715, "b200_sxm", "h100_sxm", "gb300"),
-        MeasuredChip("l40s", 362.0, 733.0, 864.0, 32.0, 0.81, "a100_sxm"),
-        MeasuredChip("rtx_pro_6000_server", 467.8, 935.6, 1597.0, 64.0, 0.81, "a100_sxm"),
-    )
-}
-
-HOPPER = ("h100_sxm", "h200_sxm")
-"""Tables of chips whose products were also timed in a loop long enough to meet their power limit."""
 
 PATTERNS = (
     # (pattern of the chip's id, table, own measurements)
@@ -73,9 +29,9 @@ PATTERNS = (
     (r"^gb200", "gb200", True),
     (r"^gb300", "gb300", True),
     (r"^l40s", "l40s", True),
-    (r"^l4|^rtx-4090", "l40s", False),
+    (r"^l4|^l20-|^rtx-4090|^rtx-6000-ada", "l40s", False),
     (r"^rtx-pro-6000", "rtx_pro_6000_server", True),
-    (r"^rtx-50|^rtx-3|^rtx-a|^a10-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
+    (r"^rtx-50|^rtx-3|^rtx-a|^a10g?-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
     (r"^v100|^t4-", "a100_sxm", False),
 )
 
@@ -85,6 +41,7 @@ FALLBACK = "h100_sxm"
 COLLECTIVE_PATTERNS = (
     (r"^v100-sxm", "v100", 150.0),
     (r"^h200|^gh200", "h200_sxm", 450.0),
+    (r"^h100-(pcie|nvl)", "rtx_pro_6000_server", 64.0),
     (r"^h\d", "h100_sxm", 450.0),
     (r"^gb300", "gb300", 900.0),
     (r"^gb200", "gb200", 900.0),
@@ -99,9 +56,16 @@ COLLECTIVE_PATTERNS = (
 SUSTAINED_REFERENCE_W = 1000.0
 """Board power of the B200 whose sustained rate was measured (`relations.csv`, sustained_tflop_per_s)."""
 
-BEST_MATMUL_TFLOP_PER_S = {"a100_sxm": 271.2, "h100_sxm": 794.5}
+BEST_MATMUL_TFLOP_PER_S = {"a100_sxm": 271.2, "h100_sxm": 794.5, "l40s": 271.0}
 """Fastest 16-bit products found on the measured chips (stas00/ml-engineering @ 744d01e, maximum achievable
-matmul table, CC BY-SA 4.0): where a chip has such a figure too, their ratio says more than that of peaks."""
+matmul table, CC BY-SA 4.0; L40S: in its own table): where a chip has such a figure too, their ratio says more
+than that of peaks."""
+
+UNCAPPED_SHARE = 0.9
+"""The best product of a chip stays below this share of its peak where its power limit binds (H100: 0.80)."""
+
+KERNELS_OF = {"a100_sxm": 8.0, "h100_sxm": 9.0, "h200_sxm": 9.0, "l40s": 8.9, "rtx_pro_6000_server": 12.0}
+"""Compute capability of the chips behind tables that stand in for others, which run the same kernels."""
 
 USUAL_POWER_W = {"a100_sxm": 400.0, "h100_sxm": 700.0, "h200_sxm": 700.0}
 """Board power of the measured chips [W], datasheets. Long products run at it, so that a lower limit slows
@@ -130,6 +94,8 @@ class Relative:
     measured: MeasuredChip
     compute_scale: float
     """Latency of a product over the table's."""
+    rest_scale: float
+    """The same of what a kernel takes beyond its multiplications (`scaled_kernels.py`)."""
     memory_bytes_per_s: float
     """Rate that reads and writes reach [bytes/s]."""
     collective_table: str
@@ -143,6 +109,8 @@ class Relative:
     """Rate that long products of the format keep up, None where no limit was seen to bind [FLOP/s]."""
     power_limited: bool
     """Whether it is a chip of a kind whose long products run at its power limit."""
+    capped: bool
+    """Whether it is one whose products are held below what its power would sustain."""
     assumptions: tuple[str, ...]
 
 
@@ -215,6 +183,18 @@ def _usual_gain(measured: MeasuredChip, precision: Precision) -> float:
     return 2 * eight_bits if precision == "nvfp4" else eight_bits
 
 
+def _rest_scale(chip: Chip, measured: MeasuredChip, scale: float) -> float:
+    """Latency of what a product takes beyond its multiplications over the measured chip's.
+
+    Where the same kernels run it goes with the bandwidth of memory, but launches and fills are no shorter
+    unless products are.
+    """
+    if chip.compute_capability != KERNELS_OF.get(measured.table):
+        return scale
+    reached = chip.reached_memory_bytes_per_s(measured.memory_efficiency)
+    return max(measured.memory_gb_per_s * measured.memory_efficiency * GB / reached, min(1.0, scale))
+
+
 def _sustained(chip: Chip, measured: MeasuredChip, gemm_precision: str, scale: float) -> float | None:
     """The chip's own sustained rate where it was measured, else its relative's scaled [FLOP/s]."""
     if chip.sustained_tflop_per_s is not None:
@@ -270,12 +250,15 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         )
     collective_table, link = _collectives(chip)
     scale = 1.0 if own and abs(scale - 1) < 0.02 else scale
+    best = 0.0 if own else (chip.best_matmul_tflop_per_s or 0.0)
+    capped = chip.vendor == "NVIDIA" and name in HOPPER and best > UNCAPPED_SHARE * half
     if chip.power_limit_w is not None and name in USUAL_POWER_W:
         scale *= max(1.0, math.sqrt(USUAL_POWER_W[name] / chip.power_limit_w))
         notes.append(f"{chip.id}: rates fall with the root of its power limit (guess)")
     return Relative(
         measured=measured,
         compute_scale=scale,
+        rest_scale=_rest_scale(chip, measured, scale),
         memory_bytes_per_s=chip.reached_memory_bytes_per_s(measured.memory_efficiency),
         collective_table=collective_table,
         link_scale=link / link_gb_per_s,
@@ -283,5 +266,6 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         precision_scale=precision_scale,
         sustained_flop_per_s=_sustained(chip, measured, table_precision, scale * precision_scale),
         power_limited=chip.vendor == "NVIDIA" and (name in HOPPER or measured.power_w is not None),
+        capped=capped,
         assumptions=tuple(notes),
     )

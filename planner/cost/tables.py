@@ -21,6 +21,9 @@ GEMM_BELOW = (0.5, 0.5, 0.5)
 """Throughput of a product falls with the root of a dimension below 512 (grouped products of 128 and 256
 rows on one H100, `relations.csv`); above the grid it stays."""
 
+LARGE_FLOP = 1e11
+"""Work of a product that counts as large."""
+
 ATTENTION_BELOW = (1.0, 0.0)
 """Attention over fewer than 1,024 tokens is bound by its reads; over few heads, by its longest row."""
 
@@ -104,6 +107,16 @@ def gemm_grid(table: str, precision: str) -> LogGrid:
     """Latency of C[m, n] = A[m, k] B[k, n] by m, n, k."""
     name = f"gemm/{table}/{precision}"
     return LogGrid([_array(f"{name}/{a}") for a in "mnk"], _array(name) * MS, GEMM_BELOW, (1.0, 1.0, 1.0))
+
+
+@lru_cache(maxsize=64)
+def usual_flop_per_s(table: str, precision: str) -> float:
+    """Rate of large products, which nothing but their multiplications holds up: the median [FLOP/s]."""
+    name = f"gemm/{table}/{precision}"
+    m, n, k = (np.asarray(_array(f"{name}/{a}"), dtype=np.float64) for a in "mnk")
+    flop = 2 * m[:, None, None] * n[None, :, None] * k
+    rates = flop / (_array(name) * MS)
+    return float(np.nanmedian(rates[flop >= LARGE_FLOP]))
 
 
 @lru_cache(maxsize=16)
