@@ -154,6 +154,15 @@ class Cluster(Data):
             for name in link.between:
                 if name not in names:
                     raise ValueError(f"link between {link.between}: no class is named {name!r}")
+            if len(set(link.between)) == 1:
+                raise ValueError(
+                    f"link between {link.between}: nodes of one class reach each other through its own "
+                    "adapters; state nic_gbit_per_s, latency_us and transport of the class"
+                )
+        pairs = [frozenset(link.between) for link in self.links]
+        if len(set(pairs)) != len(pairs):
+            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
+            raise ValueError(f"two links between {' and '.join(sorted(twice))}; keep one")
         hosts = [h for c in self.classes for h in c.hosts or ()]
         if len(set(hosts)) != len(hosts):
             raise ValueError("two classes list the same host")

@@ -84,6 +84,33 @@ def ranks_that_exchange_heads(stack: SoftwareStack, tp: int, cp: int, domain_chi
     return inner if cp % inner == 0 else 1
 
 
+def attention_runs_in_parts(
+    model: ModelSpec, stack: SoftwareStack, tp: int, cp: int, domain_chips: int
+) -> str | None:
+    """What attention context-parallel ranks cannot compute together; parameters as below.
+
+    A ring knows neither windows nor sinks, gathered keys and values no sinks, and latent attention, whose
+    values are narrower than its keys, needs a ring. Attention of plain operators needs whole sequences.
+
+    Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/attention/dot_product_attention/
+    context_parallel.py, `attn_forward_func_with_cp`, and utils.py, `get_attention_backend`.
+    """
+    if cp == 1:
+        return None
+    way, trouble = str(stack.cp_exchange), None
+    if way == "a2a+p2p":  # of one level where all ranks exchange heads, or none do
+        way = {1: "p2p", cp: "a2a"}.get(ranks_that_exchange_heads(stack, tp, cp, domain_chips), way)
+    if not stack.flash_attention:
+        trouble = "attention of plain operators (flash_attention false) computes whole sequences; use 1"
+    elif model.attention_sinks and way != "a2a":
+        trouble = f"the attention sinks of {model.id} need cp_exchange a2a, not {way}; use that, or 1"
+    elif model.sliding_window is not None and way not in ("a2a", "all_gather"):
+        trouble = f"the windows of {model.id} need cp_exchange a2a or all_gather, not {way}; use one, or 1"
+    elif model.mla is not None and way in ("a2a", "all_gather"):
+        trouble = f"the latent attention of {model.id} needs cp_exchange p2p, not {way}; use that, or 1"
+    return f"context_parallel {cp}: {trouble}" if trouble else None
+
+
 def exchanged_heads_split(
     model: ModelSpec, stack: SoftwareStack, tp: int, cp: int, domain_chips: int
 ) -> str | None:

@@ -26,6 +26,7 @@ from planner.rules.experts import (
     experts_split,
 )
 from planner.rules.sequence import (
+    attention_runs_in_parts,
     context_splits,
     exchanged_heads_split,
     fp8_tokens_fill_rows,
@@ -193,7 +194,8 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
     for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
         if not tp_is_legal(model, tp):
             continue
-        if exchanged_heads_split(model, problem.stack, tp, cp, domain_chips) is not None:
+        shared = model, problem.stack, tp, cp, domain_chips
+        if attention_runs_in_parts(*shared) is not None or exchanged_heads_split(*shared) is not None:
             continue
         if sp and not sequence_parallel_is_legal(model, workload, tp, cp):
             continue

@@ -91,9 +91,8 @@ def _pinned_others(problem: Problem) -> Iterator[str]:
     found: list[str | None] = []
     if "cp" in pin:
         found.append(sequence.context_splits(work, cp))
-        found.append(
-            sequence.exchanged_heads_split(model, problem.stack, tp, cp, problem.least_fast_domain_chips)
-        )
+        shared = model, problem.stack, tp, cp, problem.least_fast_domain_chips
+        found += [sequence.attention_runs_in_parts(*shared), sequence.exchanged_heads_split(*shared)]
         tokens = work.seq_length // cp
         if cp > problem.options.max_context_parallel or cp & (cp - 1):
             found.append(

@@ -323,3 +323,24 @@ def test_numbers_of_no_world_are_refused_with_their_place(number, said, tmp_path
         load_cluster(file)
     assert "classes[0].nic_gbit_per_s: " in str(error.value)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("links", "complaint"),
+    [
+        ("{between: [a, a], gbit_per_s: 100}", "through its own adapters"),
+        (
+            "{between: [a, b], gbit_per_s: 100}, {between: [b, a], gbit_per_s: 10}",
+            "two links between a and b",
+        ),
+    ],
+)
+def test_links_that_nothing_would_read_are_refused(links: str, complaint: str, load_text) -> None:
+    second = (
+        PROBLEM.split("  classes:\n")[1]
+        .split("model:")[0]
+        .replace("name: a, chip: H100", "name: b, chip: A100-SXM4-80GB")
+    )
+    text = PROBLEM.replace("model: llama3-8b", f"{second}  links: [{links}]\nmodel: llama3-8b")
+    with pytest.raises(InstanceError, match=complaint):
+        load_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.data.load import load_model
 from planner.data.model_spec import HybridSpec, ModelSpec, MoeSpec
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
@@ -136,6 +137,31 @@ def test_exchanged_heads_split_over_the_ranks_that_exchange_them() -> None:
     assert sequence.exchanged_heads_split(LLAMA_70B, ring, 4, 4, 8) is None
     said = str(sequence.exchanged_heads_split(LLAMA_70B, heads, 4, 4, 8))
     assert "16 query and 2 key-value heads" in said and "the 4 ranks that exchange heads" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("llama3-70b", {"p2p", "all_gather", "a2a", "a2a+p2p"}),
+        ("gpt-oss-20b", {"a2a"}),  # windows and sinks
+        ("gemma2-9b", {"all_gather", "a2a"}),  # windows
+        ("deepseek-v3", {"p2p", "a2a+p2p"}),  # latent attention
+    ],
+)
+def test_attention_is_computed_in_parts_where_transformer_engine_can(name: str, runs: set[str]) -> None:
+    """Plans of gpt-oss with context parallelism stopped in the first forward pass."""
+    model = load_model(name)
+    for exchange in ("p2p", "all_gather", "a2a", "a2a+p2p"):
+        stack = SoftwareStack(id="own", cp_exchange=exchange)
+        said = sequence.attention_runs_in_parts(model, stack, 2, 8, 8)
+        assert (said is None) == (exchange in runs), exchange
+        assert sequence.attention_runs_in_parts(model, stack, 2, 1, 8) is None
+    # Where all ranks exchange heads, or none do, one level is left.
+    both = SoftwareStack(id="both", cp_exchange="a2a+p2p")
+    assert (sequence.attention_runs_in_parts(model, both, 1, 4, 8) is None) == ("a2a" in runs)
+    assert (sequence.attention_runs_in_parts(model, both, 8, 4, 8) is None) == ("p2p" in runs)
+    plain = SoftwareStack(id="plain", flash_attention=False)
+    assert "flash_attention false" in str(sequence.attention_runs_in_parts(LLAMA_70B, plain, 1, 2, 8))
 
 
 def test_heads_exchanged_inside_nodes_split_over_the_ranks_of_a_node() -> None:
