@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.rules import batch, chips, experts, flagscale, hosts, meshes, pipeline, sequence, tensor
+from planner.rules import batch, chips, experts, flagscale, hosts, meshes, narrow, pipeline, sequence, tensor
 from planner.rules.predictions import prediction_stage_refusals
 from planner.rules.target import target_violations
 
@@ -78,6 +78,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     degrees = dict.fromkeys([tp, *(d for s in plan.stages for d in s.tensor_parallel_degrees)])
     for degree in degrees:
         yield from tensor.tensor_parallel_refusals(model, degree)
+        yield from _present(narrow.tensor_widths_fill_blocks(model, workload.precision, degree))
     yield from _present(
         sequence.sequence_parallel_has_ranks(max(degrees), plan.sequence_parallel),
         sequence.experts_have_sequence_parallel(model, tp, plan.sequence_parallel),
@@ -90,6 +91,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
         experts.experts_exist(model, ep),
         experts.experts_split(model, ep),
         experts.expert_width_splits(model, etp),
+        narrow.expert_widths_fill_blocks(model, workload.precision, etp),
     )
     if model.moe is not None:
         yield from _present(

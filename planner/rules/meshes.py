@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
-from planner.rules import experts, sequence
+from planner.rules import experts, narrow, sequence
 
 
 def microbatch_size_of(plan: Plan, stage: Stage) -> int:
@@ -78,6 +78,7 @@ def stage_degrees(problem: Problem, plan: Plan) -> tuple[str, ...]:
             etp, ep = min(plan.expert_tensor_parallel, tp), plan.expert_parallel
             messages += [
                 sequence.experts_have_sequence_parallel(problem.model, tp, plan.sequence_parallel),
+                narrow.expert_widths_fill_blocks(problem.model, problem.workload.precision, etp),
                 experts.expert_ranks_divide_stage(tp, cp, dp, etp, ep),
                 experts.expert_replicas_match(tp, cp, dp, etp, ep, plan.rank_order),
             ]

@@ -10,9 +10,7 @@ from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
-
-FP8_ROWS = 16
-"""An 8-bit matrix product wants its number of tokens in multiples of this."""
+from planner.rules.narrow import block_of
 
 
 def sequence_parallel_has_ranks(tp: int, sequence_parallel: bool) -> str | None:
@@ -139,19 +137,19 @@ def exchanged_heads_split(
 def fp8_tokens_fill_rows(
     workload: Workload, tp: int, cp: int, microbatch_size: int, sequence_parallel: bool
 ) -> str | None:
-    """In an 8-bit (or 4-bit) format each rank's tokens come in multiples of 16.
+    """In an 8-bit (or 4-bit) format each rank's tokens come in whole blocks: 16, or 32 in MXFP8.
 
-    Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/utils.py,
-    `assert_dim_for_fp8_exec`; megatron/core/fp8_utils.py:318 pads the experts' tokens only.
+    Source: `planner.rules.narrow`; megatron/core/fp8_utils.py:318 pads the experts' tokens only.
     """
     if workload.precision in HALF_PRECISIONS:
         return None
     tokens, ranks = workload.seq_length * microbatch_size, cp * (tp if sequence_parallel else 1)
-    if tokens % (ranks * FP8_ROWS) == 0:
+    block = block_of(workload.precision)
+    if tokens % (ranks * block) == 0:
         return None
     return (
         f"precision {workload.precision}: {tokens} tokens of a micro-batch on {ranks} ranks are no multiple "
-        f"of {FP8_ROWS} on each; change microbatch_size or the degrees"
+        f"of {block} on each; change microbatch_size or the degrees"
     )
 
 

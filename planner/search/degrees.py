@@ -25,6 +25,7 @@ from planner.rules.experts import (
     expert_width_splits,
     experts_split,
 )
+from planner.rules.narrow import expert_widths_fill_blocks, tensor_widths_fill_blocks
 from planner.rules.sequence import (
     attention_runs_in_parts,
     context_splits,
@@ -192,7 +193,7 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
     domain_chips = problem.least_fast_domain_chips
     most_chips = (sum if mixes else max)(c.num_chips for c in problem.cluster.classes)
     for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
-        if not tp_is_legal(model, tp):
+        if not tp_is_legal(model, tp) or tensor_widths_fill_blocks(model, workload.precision, tp):
             continue
         shared = model, problem.stack, tp, cp, domain_chips
         if attention_runs_in_parts(*shared) is not None or exchanged_heads_split(*shared) is not None:
@@ -242,6 +243,7 @@ def _expert_degrees(problem: Problem, tp: int, cp: int, dp: int) -> Iterator[tup
             refusals = (
                 experts_split(model, ep),
                 expert_width_splits(model, etp),
+                expert_widths_fill_blocks(model, problem.workload.precision, etp),
                 expert_ranks_divide_stage(tp, cp, dp, etp, ep),
                 expert_replicas_match(tp, cp, dp, etp, ep, order),
             )

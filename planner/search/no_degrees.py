@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from planner.data.changes import without_a_wish
 from planner.data.problem import Problem
-from planner.rules import batch, chips, experts, sequence, tensor
+from planner.rules import batch, chips, experts, narrow, sequence, tensor
 from planner.search.degrees import DegreeTable, allowed_stages, list_degrees
 
 
@@ -59,6 +59,9 @@ def _reasons(problem: Problem) -> Iterator[str]:
     if all(refusal is not None for refusal in refusals):
         yield from (refusal for refusal in refusals if refusal is not None)
     usable = [c for c, refusal in zip(usable, refusals, strict=True) if refusal is None]
+    tp, precision = problem.options.pin.get("tp", 1), problem.workload.precision
+    if (sides := narrow.tensor_widths_fill_blocks(problem.model, precision, tp)) is not None:
+        yield sides
     yield from _pinned_tensor_parallel(problem, usable)
     yield from _pinned_others(problem)
     yield from _stage_size(problem, usable)
@@ -108,6 +111,7 @@ def _pinned_others(problem: Problem) -> Iterator[str]:
         found += [experts.experts_exist(model, pin["ep"]), experts.experts_split(model, pin["ep"])]
     if "etp" in pin:
         found.append(experts.expert_width_splits(model, pin["etp"]))
+        found.append(narrow.expert_widths_fill_blocks(model, work.precision, pin["etp"]))
     if sp == 1 and "tp" in pin:
         found.append(sequence.sequence_parallel_has_ranks(tp, True))
         found.append(sequence.sequence_splits(work, tp, cp))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from planner.data.chip import Precision
 from planner.data.load import load_model
 from planner.data.model_spec import HybridSpec, ModelSpec, MoeSpec
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
-from planner.rules import experts, sequence, tensor
+from planner.rules import experts, narrow, sequence, tensor
 
 LLAMA_70B = ModelSpec(
     id="llama3-70b",
@@ -218,3 +219,38 @@ def test_experts_have_as_many_replicas_where_stages_do_not_come_last() -> None:
     assert "experts have 1 replicas, the rest 4" in str(
         experts.expert_replicas_match(2, 1, 4, 1, 8, "tp-cp-ep-pp-dp")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "refused", "complaint"),
+    [
+        ("llama3-70b", "mxfp8", [], ""),
+        ("qwen2.5-72b", "fp8", [], ""),
+        ("qwen2.5-72b", "mxfp8", [8], "the feed-forward block is 3696 wide on each rank, no multiple of 32"),
+        ("glm-4.5-air", "fp8", [8], "the feed-forward block is 1368 wide on each rank, no multiple of 16"),
+        ("glm-4.5-air", "mxfp8", [4, 8], "the feed-forward block is 1368"),
+        ("glm-4.5-air", "bf16", [], ""),
+        ("gpt2-xl", "nvfp4", [8], "heads are 200 wide"),
+        ("nemotron-h-8b", "mxfp8", [8], "Mamba's input map is 2320 wide"),
+        ("deepseek-v3", "mxfp8", [], ""),
+    ],
+)
+def test_sides_of_narrow_products_are_made_of_whole_blocks(
+    name: str, precision: Precision, refused: list[int], complaint: str
+) -> None:
+    """Transformer Engine stops at others in the first forward pass: "Incorrect shape ... for MXFP8"."""
+    model = load_model(name)
+    said = {tp: narrow.tensor_widths_fill_blocks(model, precision, tp) for tp in (1, 2, 4, 8)}
+    assert [tp for tp, message in said.items() if message is not None] == refused
+    assert complaint in str(said[8])
+
+
+def test_experts_and_tokens_of_narrow_products_are_made_of_whole_blocks() -> None:
+    model = load_model("gpt-oss-20b")  # experts 2,880 wide
+    found = [narrow.expert_widths_fill_blocks(model, "mxfp8", etp) for etp in (1, 2, 4)]
+    assert found[:2] == [None, None] and "720 wide on each rank, no multiple of 32" in str(found[2])
+    assert narrow.expert_widths_fill_blocks(model, "fp8", 4) is None
+    assert narrow.expert_widths_fill_blocks(LLAMA_70B, "mxfp8", 3) is None
+    blocks = workload(1040).model_copy(update={"precision": "mxfp8"})
+    assert "no multiple of 32" in str(sequence.fp8_tokens_fill_rows(blocks, 1, 1, 1, False))
+    assert sequence.fp8_tokens_fill_rows(blocks, 1, 1, 2, False) is None
