@@ -16,13 +16,34 @@ from formulations.virtual_selection_tables import most_layers
 
 
 def add_recomputed(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
-    """Layers are recomputed in full only where every chunk holds them and the stage says so."""
+    """Layers are recomputed in full only where every chunk with layers holds them and the stage says so."""
     most = most_layers(data)
     for s, counts in enumerate(var.n):
         for k, n in enumerate(counts):
-            model += var.u[s] <= n, f"recomputed_held_{s}_{k}"
+            if data.may_be_empty(s) != k:
+                model += var.u[s] <= n, f"recomputed_held_{s}_{k}"
         model += var.u[s] <= most * var.x[s], f"recomputed_said_{s}"
         model += var.u[s] >= var.x[s], f"recomputed_some_{s}"
+
+
+def add_empty(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
+    """The chunk of embedding or head recomputes as many layers as the others, or has none."""
+    most = most_layers(data)
+    for s, k in data.ends:
+        if data.may_be_empty(s) is None:
+            continue
+        u1, n, empty = var.u1[s], var.n[s][k], 1 - var.x1[s]
+        model += n >= var.x1[s], f"empty_not_{s}"
+        model += n <= most * var.x1[s], f"empty_has_none_{s}"
+        model += var.u[s] <= n + most * empty, f"empty_held_{s}"
+        model += u1 <= n, f"empty_most_{s}"
+        model += u1 <= var.u[s], f"empty_alike_{s}"
+        model += u1 >= var.u[s] - most * empty, f"empty_all_{s}"
+
+
+def in_full(data: VirtualSelectionData, var: Variables, s: int, k: int) -> pulp.LpVariable:
+    """Layers of a chunk that are recomputed in full."""
+    return var.u1[s] if data.may_be_empty(s) == k else var.u[s]
 
 
 def add_selective(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
@@ -52,9 +73,9 @@ def add_memory(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables
             if lead:
                 full[0] = max(full[0], lead_kept - lead_full)
             need = data.full_peak_gib[s] * var.x[s]
-            need -= sum(e * one for e, one in zip(in_flight, full, strict=True)) * var.u[s]
             for k, e in enumerate(in_flight):
                 need += (data.state_gib + e * data.kept_gib) * var.n[s][k]
+                need -= e * full[k] * in_full(data, var, s, k)
                 if var.k1:
                     need -= e * saves * var.k1[s][k]
             if var.y:
@@ -86,7 +107,7 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Va
     for s, k in np.ndindex(data.num_stages, data.virtual_stages):
         lead = int(times.lead[s]) if k == 0 else 0
         full = float(min(times.full_ms[s], times.lead_full_ms[s]) if lead else times.full_ms[s])
-        time_ms = times.backward_ms[s] * var.n[s][k] + full * var.u[s] + float(base[s, k])
+        time_ms = times.backward_ms[s] * var.n[s][k] + full * in_full(data, var, s, k) + float(base[s, k])
         if var.k1:
             time_ms += float(times.selective_ms[s]) * var.k1[s][k]
             time_ms += lead * float(times.lead_selective_ms[s] - times.selective_ms[s]) * var.y[s]

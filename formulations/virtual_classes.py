@@ -13,7 +13,8 @@ Data       L, m                           layers of the model; micro-batches, a 
            k1[c], k2[c]                   fewest and most stages of class c
            f[c], b[c]                     forward, backward of one layer on c, one micro-batch
            f0[s,c,k], b0[s,c,k]           the same of embedding and head
-           l0[s,k]                        fewest layers of a chunk: one, or the leading ones
+           l0[s,k]                        fewest layers of a chunk: one, the leading ones, or none where it
+                                          has embedding or head
            g[s,c,n]                       backward that the least recomputation of n layers adds
            d, a0                          weights, gradients and optimizer state of a layer; its activations
            e[s,h,k]                       micro-batches in flight on chunk k at moment h

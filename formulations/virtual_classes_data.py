@@ -76,13 +76,17 @@ def most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> f
         time = min(main_ms, lead_ms) if has_lead else main_ms
         return saves / max(time, NEXT_TO_NOTHING)
 
+    # A chunk that may be empty is either among those that are recomputed or not.
+    has_layers = [np.ones(held.shape, dtype=np.bool_)]
+    if (empty := data.may_be_empty(s)) is not None:
+        has_layers.append(np.arange(len(held)) != empty)
     in_full = rate(
         data.kept_gib - data.kept_full_gib,
         kept - full,
         float(stage.full_ms[s]),
         float(stage.lead_full_ms[s]),
     )
-    best = in_full * float(held.mean()) if "full" in data.kinds else 0.0
+    best = in_full * max(float(held[of].mean()) for of in has_layers) if "full" in data.kinds else 0.0
     if "selective" in data.kinds:
         some = rate(
             data.kept_gib - data.kept_selective_gib,

@@ -31,9 +31,12 @@ Data       L                              layers of the model
            l                              layers of another kind that chunk 0 of stage 0 begins with; its base
                                           terms hold how they differ, l1[0,0], lv how their core attention
                                           does; l1 of the last chunk is that of the layers beside the head
-           l0[s,k]                        fewest layers: one, or l
+           D                              chunks of embedding and head, if they need no layer (and l = 0)
+           l0[s,k]                        fewest layers: one, l, or none in D
 Variables  n[s,k]    whole, l0 .. N       layers
-           u[s]      whole, 0 .. N        layers of every chunk that are recomputed in full
+           u[s]      whole, 0 .. N        layers of every chunk with layers that are recomputed in full
+           u1[s]     0 .. N               those of the chunk of s in D
+           x1[s]     binary               that chunk has a layer
            k1[s,k]   whole, 0 .. N        layers whose core attention is recomputed: none or all of s
            x[s]      binary               some layer of s is recomputed in full
            y[s]      binary               core attention of s is recomputed
@@ -45,17 +48,20 @@ Variables  n[s,k]    whole, l0 .. N       layers
            is written: the same rows with fewer factors (`interleaved_constraints`).
 Model      min  T + O
            s.t. sum_sk n[s,k] = L                                               (assign)
-                u[s] <= n[s,k],  u[s] <= N x[s],  u[s] >= x[s]                  (recomputed)
+                u[s] <= n[s,k] but in D,  u[s] <= N x[s],  u[s] >= x[s]          (recomputed)
+                in D:  x1[s] <= n[s,k] <= N x1[s],  u[s] <= n[s,k] + N (1 - x1[s]),
+                u1[s] <= n[s,k],  u[s] - N (1 - x1[s]) <= u1[s] <= u[s]         (empty)
                 k1[s,k] <= n[s,k],  k1[s,k] <= N y[s],
                 k1[s,k] >= n[s,k] - N (1 - y[s])                                (selective)
                 x[s] + y[s] <= 1                                                (one_kind)
-                sum_k (d n[s,k] + e[s,h,k] (a n[s,k] - v2 u[s] - v1 k1[s,k]))
+                sum_k (d n[s,k] + e[s,h,k] (a n[s,k] - v2 u[s] - v1 k1[s,k])),
+                     with u1[s] for u[s] in D,
                      + (w1[s] - lv) y[s] + w[s] x[s] + a0[s,h] <= M[s]
                      for h in H[s]                                              (memory)
                 sum_k n[s,k] <= N1[s]                                           (step)
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
-                     + l1[s,k] y[s]                                             (backward_time)
+                     + l1[s,k] y[s], with u1[s] for u[s] in D                   (backward_time)
                 Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],
                 Z[s] >= rb[s] n[s,0] - rt[s],  Z[s] >= 0                        (reduction)
                 G[s] >= h[s] sum_k n[s,k] + h0[s] - q sum_k F[s,k],  G[s] >= 0  (gathering)
@@ -65,7 +71,8 @@ Model      min  T + O
                 T >= row(F, B, c) + Z[j] + rt[j]
                      for every row of R, j its stage, added when violated       (path)
                 n not equal to an excluded n'                                   (exclude)
-Size       p v + 3p integers, p v more with core attention, 9 p v + 14p rows, and some rows (path).
+Size       p v + 3p integers, p v more with core attention, 9 p v + 14p rows, two binaries and twelve rows for
+           D, and some rows (path).
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
            the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
            relaxation that the exact evaluation of every answer makes good.
@@ -82,6 +89,7 @@ import pulp
 from formulations import solvers
 from formulations.chunk_constraints import (
     add_backward_time,
+    add_empty,
     add_follow_up,
     add_forward_time,
     add_gathering,
@@ -114,6 +122,7 @@ def build(data: VirtualSelectionData) -> tuple[pulp.LpProblem, Variables]:
     model += variables.end + variables.follow + data.stage.constant_ms
     add_assign(model, data, variables)
     add_recomputed(model, data, variables)
+    add_empty(model, data, variables)
     add_selective(model, data, variables)
     add_one_kind(model, data, variables)
     add_memory(model, data, variables)
@@ -145,9 +154,12 @@ def _variables(data: VirtualSelectionData) -> Variables:
 
     fewest = fewest_layers(data)
     may_select = "selective" in data.kinds
+    ends = [s for s in stages if data.may_be_empty(s) is not None]
     return Variables(
         n=[[whole("n", s, k, int(fewest[s, k])) for k in chunks] for s in stages],
         u=[pulp.LpVariable(f"u_{s}", 0, most if "full" in data.kinds else 0, cat="Integer") for s in stages],
+        u1={s: pulp.LpVariable(f"u1_{s}", 0, most) for s in ends},
+        x1={s: pulp.LpVariable(f"x1_{s}", cat="Binary") for s in ends},
         k1=[[whole("k1", s, k, 0) for k in chunks] for s in stages] if may_select else [],
         x=binary("x"),
         y=binary("y") if may_select else [],

@@ -25,6 +25,8 @@ class Variables:
 
     n: Grid
     u: list[pulp.LpVariable]
+    u1: dict[int, pulp.LpVariable]
+    x1: dict[int, pulp.LpVariable]
     k1: Grid
     x: list[pulp.LpVariable]
     y: list[pulp.LpVariable]

@@ -54,6 +54,8 @@ class VirtualSelectionData:
     """[stage]"""
     kinds: tuple[str, ...]
     """Kinds of recomputation that may be chosen."""
+    empty_ends: bool = False
+    """Whether the embedding, and the head, may have the first and the last virtual stage to themselves."""
 
     @property
     def num_stages(self) -> int:
@@ -65,10 +67,20 @@ class VirtualSelectionData:
         """L."""
         return self.stage.num_layers
 
+    @property
+    def ends(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Stage and chunk of the embedding, and of the head."""
+        return (0, 0), (self.num_stages - 1, self.virtual_stages - 1)
+
+    def may_be_empty(self, s: int) -> int | None:
+        """The chunk of a stage that needs no layer; None where all do."""
+        of_stage = [k for stage, k in self.ends if stage == s and self.empty_ends]
+        return of_stage[0] if of_stage and not (s == 0 and self.stage.lead[0]) else None
+
     def base_ms(self) -> tuple[Floats, Floats]:
         """Forward and backward of each chunk beside its layers, [stage, chunk]."""
         forward, backward = self.blocked_forward_ms.copy(), self.blocked_backward_ms.copy()
-        for s, k in ((0, 0), (self.num_stages - 1, self.virtual_stages - 1)):
+        for s, k in self.ends:
             forward[s, k] += self.stage.base_forward_ms[s]
             backward[s, k] += self.stage.base_backward_ms[s]
         return forward, backward
@@ -96,7 +108,8 @@ def recomputations(data: VirtualSelectionData, s: int, counts: Sequence[int]) ->
     """Ways to make chunks of so many layers fit on a stage; empty where none does.
 
     Nothing where all fits, as less recomputation ends no piece later. Else core attention of all layers, and
-    the fewest layers of every chunk in full; one of the two is left out where it costs no chunk less.
+    the fewest layers of every chunk that has any in full; one of the two is left out where it costs no chunk
+    less.
     """
     v, times = data.virtual_stages, data.stage
     n = np.array(counts, dtype=np.float64)
@@ -124,11 +137,12 @@ def recomputations(data: VirtualSelectionData, s: int, counts: Sequence[int]) ->
         extra[-1] += times.predictions_selective_ms[s]
         found.append(Recomputation("selective", 0, tuple(extra.tolist())))
     saves, lead_saves = data.kept_gib - data.kept_full_gib, data.lead_kept_gib[0] - data.lead_kept_gib[2]
-    for r in range(1, min(counts) + 1) if "full" in data.kinds else ():
-        saved = np.full(v, saves * r)
+    has_layers = n > 0
+    for r in range(1, int(n[has_layers].min()) + 1) if "full" in data.kinds else ():
+        saved = saves * r * has_layers
         saved[0] += min(r, lead) * (lead_saves - saves)
         if bool((need - moments @ saved + data.full_peak_gib[s] <= room).all()):
-            extra = np.full(v, times.full_ms[s] * r)
+            extra = times.full_ms[s] * r * has_layers
             extra[0] += min(r, lead) * (times.lead_full_ms[s] - times.full_ms[s])
             found.append(Recomputation("full", r, tuple(extra.tolist())))
             break
@@ -205,7 +219,7 @@ def _extra_ms(data: VirtualSelectionData, found: Sequence[VirtualChoice], n: Flo
     selective, full = ([[kind == name for kind in one] for one in kinds] for name in ("selective", "full"))
     some, whole = np.array(selective, dtype=np.float64), np.array(full, dtype=np.float64)
     r = whole * np.array([choice.recompute_layers for choice in found], dtype=np.float64)
-    extra = (some * times.selective_ms)[:, :, None] * n + (times.full_ms * r)[:, :, None]
+    extra = (some * times.selective_ms)[:, :, None] * n + (times.full_ms * r)[:, :, None] * (n > 0)
     extra[:, :, 0] += some * times.lead * (times.lead_selective_ms - times.selective_ms)
     extra[:, :, -1] += some * times.predictions_selective_ms
     extra[:, :, 0] += np.minimum(r, times.lead) * (times.lead_full_ms - times.full_ms)

@@ -6,8 +6,9 @@ the chunk with least in flight there holds one, so that with e[h,k] in flight
 
     kept(h) >= a (sum_k l[k] e[h,k] + (n - sum_k l[k]) min_k e[h,k]) - v2 u sum_k e[h,k],   l = max(l0, u)
 
-and the same for the mean over the moments, which no chunk that is empty at one of them undercuts. The table
-is the least of what fits by these rows: no dealing that fits recomputes less. Times in ms, sizes in GiB.
+and the same for the mean over the moments, which no chunk that is empty at one of them undercuts. A chunk
+that needs no layer has one, l0 = 1, or none, and then it is left out of all sums. The table is the least of
+what fits by these rows: no dealing that fits recomputes less. Times in ms, sizes in GiB.
 """
 
 from __future__ import annotations
@@ -42,15 +43,18 @@ class DealtTable:
 
 
 def fewest_layers(data: VirtualSelectionData) -> NDArray[np.int64]:
-    """l0: one layer of every chunk, or the leading ones, [stage, chunk]."""
+    """l0: one layer of every chunk, the leading ones, or none where the chunk has an end, [stage, chunk]."""
     fewest = np.ones((data.num_stages, data.virtual_stages), dtype=np.int64)
     fewest[0, 0] = max(1, int(data.stage.lead[0]))
+    for s, _ in data.ends:
+        if (k := data.may_be_empty(s)) is not None:
+            fewest[s, k] = 0
     return fewest
 
 
 def most_layers(data: VirtualSelectionData) -> int:
-    """N: every other chunk keeps one layer. Valid as a big-M: no feasible n[s,k] exceeds it."""
-    return max(data.num_layers - data.num_stages * data.virtual_stages + 1, int(data.stage.lead[0]), 1)
+    """N: every other chunk keeps its fewest layers. Valid as a big-M: no feasible n[s,k] exceeds it."""
+    return max(data.num_layers - int(fewest_layers(data).sum()) + 1, int(data.stage.lead[0]), 1)
 
 
 def dealt_table(data: VirtualSelectionData) -> DealtTable:
@@ -69,20 +73,33 @@ def dealt_table(data: VirtualSelectionData) -> DealtTable:
 
 
 class _Memory:
-    """What stages hold at least, [row, n]: a row is a moment of a stage, or the mean of its moments."""
+    """What stages hold at least, [row, n]: a row is a moment of a stage, or the mean of its moments.
 
-    def __init__(self, data: VirtualSelectionData) -> None:
+    Chunks that need no layer have none if they are `without`, else one or more.
+    """
+
+    def __init__(self, data: VirtualSelectionData, *, without: bool = False) -> None:
         rows = [np.concatenate([held, held.mean(axis=0)[None]]) for held in data.moments]
+        left_out = [data.may_be_empty(s) if without else None for s in range(data.num_stages)]
         base = [np.append(one, one.mean()) for one in data.base_gib]
         self.stage = np.repeat(np.arange(data.num_stages), [len(one) for one in rows])
         """[row] stage of a row."""
         self.starts = np.flatnonzero(np.diff(self.stage, prepend=-1))
         """[stage] its first row."""
         self.held = np.concatenate(rows).astype(np.float64)
-        self.all, self.least = self.held.sum(axis=1), self.held.min(axis=1)
+        has_layers = np.array([np.arange(data.virtual_stages) != k for k in left_out])
+        self.chunks = has_layers.sum(axis=1)
+        """[stage] chunks with layers."""
+        counts = has_layers[self.stage]
+        self.least = np.where(counts, self.held, np.inf).min(axis=1)
+        self.held = np.where(counts, self.held, 0.0)
+        self.all = self.held.sum(axis=1)
         self.n = np.arange(data.num_layers + 1, dtype=np.float64)
         self.room = (data.limit_gib[self.stage] - np.concatenate(base))[:, None] - data.state_gib * self.n
-        self.fewest = fewest_layers(data)[self.stage].astype(np.float64)
+        least_of_chunk = np.where(has_layers, np.maximum(fewest_layers(data), 1), 0)
+        self.may_hold = self.n >= least_of_chunk.sum(axis=1)[:, None]
+        """[stage, n]"""
+        self.fewest = least_of_chunk[self.stage].astype(np.float64)
         self.lead = data.stage.lead[self.stage].astype(np.float64)
 
     def kept(self, main_gib: float, lead_gib: float) -> Floats:
@@ -100,7 +117,16 @@ class _Memory:
 
 def _least_extra(data: VirtualSelectionData) -> Floats:
     """What the least recomputation adds to the backward, [stage, n]; inf where nothing makes n fit."""
-    memory, stage = _Memory(data), data.stage
+    extra = _least_extra_by(data, _Memory(data))
+    if all(data.may_be_empty(s) is None for s, _ in data.ends):
+        return extra
+    least: Floats = np.minimum(extra, _least_extra_by(data, _Memory(data, without=True)))
+    return least
+
+
+def _least_extra_by(data: VirtualSelectionData, memory: _Memory) -> Floats:
+    """The same where chunks hold what is said there, [stage, n]."""
+    stage = data.stage
     kept, selective, _ = data.lead_kept_gib
     fits = memory.always(memory.kept(data.kept_gib, kept) <= memory.room)
     extra = np.where(fits, 0.0, np.inf)
@@ -114,14 +140,13 @@ def _least_extra(data: VirtualSelectionData) -> Floats:
         for s in np.flatnonzero(stage.lead):
             full[s] = _with_leading(data, int(s), memory)
         extra = np.minimum(extra, full)
-    held = memory.n >= fewest_layers(data).sum(axis=1)[:, None]
-    held &= memory.n <= most_layers_in_step(stage)[:, None]
+    held = memory.may_hold & (memory.n <= most_layers_in_step(stage)[:, None])
     return np.where(held, extra, np.inf)
 
 
 def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:
     """Time of the fewest layers of every chunk recomputed in full, [stage, n]: memory is linear in them."""
-    v = data.virtual_stages
+    v, of_stage = memory.chunks[memory.stage], memory.chunks[:, None]
     saves = data.kept_gib - data.kept_full_gib
     short = data.kept_gib * memory.least[:, None] * memory.n - memory.room
     short += data.full_peak_gib[memory.stage][:, None]
@@ -132,8 +157,8 @@ def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:
     least = np.maximum.reduceat(least, memory.starts, axis=0)
     most = np.minimum.reduceat(np.where(each > 0, turn, np.inf), memory.starts, axis=0)
     layers = np.maximum(np.ceil(least - ROUNDING), 1.0)
-    fits = layers <= np.minimum(np.floor(most + ROUNDING), memory.n // v)
-    return np.where(fits, data.stage.full_ms[:, None] * v * np.where(fits, layers, 0.0), np.inf)
+    fits = layers <= np.minimum(np.floor(most + ROUNDING), memory.n // of_stage)
+    return np.where(fits, data.stage.full_ms[:, None] * of_stage * np.where(fits, layers, 0.0), np.inf)
 
 
 def _with_leading(data: VirtualSelectionData, s: int, memory: _Memory) -> Floats:
@@ -156,7 +181,7 @@ def _with_leading(data: VirtualSelectionData, s: int, memory: _Memory) -> Floats
 
 
 def first_chunk_ms(data: VirtualSelectionData) -> Floats:
-    """Least time of chunk 0 of every stage, forward and backward, [stage]: one layer, or the leading ones."""
+    """Least time of chunk 0 of every stage, forward and backward, [stage]: with its fewest layers."""
     layer = data.stage.forward_ms + data.stage.backward_ms
     least: Floats = layer * fewest_layers(data)[:, 0] + np.add(*data.base_ms())[:, 0]
     return least

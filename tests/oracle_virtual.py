@@ -1,7 +1,8 @@
 """Brute force over all plans of a small problem with virtual stages, scored by the referee's own pieces.
 
 Every row of degrees, every order of classes, every number of virtual stages, every split of the layers into
-chunks of at least one and every combination of recomputation is run through the referee's simulation. The
+chunks (of one layer at least, but for those of embedding and head) and every combination of recomputation is
+run through the referee's simulation. The
 enumeration shares nothing with the search but the rules; degrees and orders are those of `oracle_plans`.
 """
 
@@ -24,6 +25,7 @@ from planner.cost.stage import (
 )
 from planner.cost.stage_memory import kept_bytes, memory_bytes
 from planner.data.problem import Problem
+from planner.search import degrees
 from planner.simulate.pipeline import stage_ends_s
 from planner.simulate.schedules import peak_in_flight
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -37,25 +39,29 @@ def brute_force_virtual(problem: Problem, most: int) -> Best:
     """The least step time over all plans with 2 to `most` virtual stages a rank."""
     best = Best()
     num_layers = problem.model.num_layers
-    for degrees, m in degrees_of(problem):
-        prices = price(problem, degrees)
-        size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
-        for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
+    for row, m in degrees_of(problem):
+        prices = price(problem, row)
+        size = int(row.tensor_parallel[0] * row.context_parallel[0] * row.data_parallel[0])
+        for order in orders_of(problem, int(row.tensor_parallel[0]), size):
             p = len(order)
             if p == 1 or m % p or (problem.options.keep_class_order and list(order) != sorted(order)):
                 continue
             for v in range(2, most + 1):
-                for chunks in _dealings(num_layers, p, v):
+                for chunks in _dealings(problem, num_layers, p, v):
                     _score(problem, prices, m, size, order, chunks, best)
                     assert best.num_plans <= MAX_PLANS
     return best
 
 
-def _dealings(num_layers: int, p: int, v: int) -> Iterator[list[tuple[int, ...]]]:
+def _dealings(problem: Problem, num_layers: int, p: int, v: int) -> Iterator[list[tuple[int, ...]]]:
     """Layers of each chunk by stage, for every way to cut the layers into p v runs."""
-    for cuts in itertools.combinations(range(1, num_layers), p * v - 1):
-        runs = np.diff([0, *cuts, num_layers]).reshape(v, p)
-        yield [tuple(int(n) for n in runs[:, s]) for s in range(p)]
+    most = degrees.MOST_BESIDE_EMPTY if len(problem.cluster.classes) == 1 else degrees.MOST_OF_MIXED
+    may_be_empty = num_layers <= most * p * v and "stages=empty" not in problem.options.forbid
+    for cuts in itertools.combinations_with_replacement(range(num_layers + 1), p * v - 1):
+        runs = np.diff([0, *cuts, num_layers])
+        if runs[1:-1].all() and (may_be_empty or runs.all()):
+            dealt = runs.reshape(v, p)
+            yield [tuple(int(n) for n in dealt[:, s]) for s in range(p)]
 
 
 def _options(
@@ -69,7 +75,8 @@ def _options(
         if num_lead > counts[0]:
             return []
         chunks[0] = (0,) * num_lead + (main,) * (counts[0] - num_lead)
-    kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, min(counts) + 1))]
+    shortest = min(n for n in counts if n)
+    kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, shortest + 1))]
     for recompute, count in kinds:
         content = StageContent(order[s], tuple(chunks), s == 0, s == p - 1, recompute, count)
         # `memory_bytes` of one micro-batch has no activations where the optimizer's step is fullest.

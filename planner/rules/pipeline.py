@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
+from planner.rules.target import TARGETS
 
 
 def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
     """Every (virtual) stage has a layer, or else the embedding, predictions or the loss alone ("E|t...|m|L").
 
-    Our choice: Megatron lets any stage be empty, but between the ends such a stage only adds a hop. No
-    plan of the search has a stage without layers.
+    Our choice: Megatron lets any stage be empty, but between the ends such a stage only adds a hop.
     """
-    last = plan.virtual_stages - 1
+    last, may_be_empty = plan.virtual_stages - 1, TARGETS[plan.target].empty_ends
     ends = [(0, 0), (len(plan.stages) - 1, last)] if len(plan.stages) > 1 else []
     if plan.prediction_stage is not None:
         ends.append((plan.prediction_stage, last))
@@ -24,7 +24,7 @@ def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
         f"stage {s}: its layer range [{first}, {last}] is empty; give it a layer or drop the stage"
         for s, stage in enumerate(plan.stages)
         for chunk, (first, last) in enumerate(stage.chunks)
-        if last < first and not (plan.target == "megatron-lm" and (s, chunk) in ends and last == first - 1)
+        if last < first and not (may_be_empty and (s, chunk) in ends and last == first - 1)
     )
 
 

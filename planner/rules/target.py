@@ -29,6 +29,8 @@ class Target:
     """Stages may differ in what they recompute."""
     virtual_stages: bool = False
     """A pipeline rank may hold several virtual stages."""
+    empty_ends: bool = False
+    """The embedding, and the loss, may have a (virtual) stage to themselves."""
     context_parallel: bool = False
     """The sequence may be split over ranks."""
     unequal_microbatches: bool = False
@@ -47,6 +49,7 @@ TARGETS: dict[TargetName, Target] = {
             has_launcher=True,
             recompute_per_stage=True,
             virtual_stages=True,
+            empty_ends=True,
             context_parallel=True,
             mixed_stages=True,
         ),
@@ -70,6 +73,7 @@ TARGETS: dict[TargetName, Target] = {
             data_parallel_per_stage=True,
             recompute_per_stage=True,
             virtual_stages=True,
+            empty_ends=True,
             context_parallel=True,
             unequal_microbatches=True,
             mixed_stages=True,

@@ -34,11 +34,16 @@ from planner.rules.sequence import (
     sequence_parallel_is_legal,
     sequence_parallel_is_required,
 )
+from planner.rules.target import TARGETS
 from planner.rules.tensor import tp_is_legal
 from planner.search.kinds import layer_kinds
 
 MAX_VIRTUAL_STAGES = 12
 """Most virtual stages of a rank where the user says nothing."""
+MOST_BESIDE_EMPTY, MOST_OF_MIXED = 2.0, 1.25
+"""Layers of a virtual stage, on average, up to which the first and the last may have none: where they are
+longer, one layer fewer or more there hardly matters. And on mixed clusters, whose proofs take twice as long
+with the first number. Guesses, of what the search covers."""
 MOST_INTERLEAVED_CHIPS = 20_000
 """Chips of a cluster of several classes up to which virtual stages are looked at without being asked for."""
 
@@ -171,6 +176,19 @@ def allowed_virtual_stages(problem: Problem, most: int) -> list[int]:
     most = most if wished is None else min(most, wished)
     counts = range(2, most + 1) if pinned is None else [pinned] if 1 < pinned <= most else []
     return [count for count in counts if f"vp={count}" not in options.forbid]
+
+
+def ends_may_be_empty(problem: Problem, num_chunks: int) -> bool:
+    """Whether the embedding, and the loss, may have one of so many virtual stages to themselves."""
+    is_allowed = TARGETS[problem.target].empty_ends and "stages=empty" not in problem.options.forbid
+    most = MOST_BESIDE_EMPTY if len(problem.cluster.classes) == 1 else MOST_OF_MIXED
+    return is_allowed and problem.model.num_layers <= most * num_chunks
+
+
+def most_virtual_stages(problem: Problem, stages: int) -> int:
+    """Virtual stages of so many stages that all find a layer, but for those that may be empty."""
+    num_layers = problem.model.num_layers
+    return (num_layers + 2 * ends_may_be_empty(problem, num_layers)) // stages
 
 
 def interleaving_is_asked_for(problem: Problem) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import ENDS, Degrees, Floats, Prices
 from planner.data.problem import Problem
-from planner.search.degrees import DegreeTable
+from planner.search.degrees import DegreeTable, most_virtual_stages
 from planner.tolerances import ROUNDING_TOL
 
 ANY_VIRTUAL = 0
@@ -168,7 +168,7 @@ class Floors:
         problem, table, _ = self._at
         virtual, micro = part.virtual_stages, int(table.num_microbatches[part.choice])
         if virtual == ANY_VIRTUAL:
-            virtual = -(-problem.model.num_layers // part.stages)
+            virtual = max(most_virtual_stages(problem, part.stages), 1)
         passes = 2 * virtual * (micro + part.stages)
         sends = passes * (2 if problem.stack.p2p_after_gradient else 1)
         lost_s = sends * of_row.send_s + micro * of_row.ends_s + of_row.once_s

@@ -190,7 +190,8 @@ class VirtualOpener(VirtualRelaxer):
     def _may_win(self, pair: VirtualPair, limits: VirtualLimits) -> bool:
         """Whether stages may hold all layers below the cutoff with any number of virtual stages."""
         whole = self.opener.tables.of_classes(pair.choice, pair.stages)
-        times = self.tables.whole_stages(whole, self.bounds, pair.choice)
+        most_virtual = max(self.space.virtual_stages(pair.stages))
+        times = self.tables.whole_stages(whole, self.bounds, pair.choice, most_virtual)
         if times is None or not np.isfinite(self.cutoff_s):
             return True
         m = int(self.table.num_microbatches[pair.choice])

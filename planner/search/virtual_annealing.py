@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from formulations.interleaved_paths import stage_ends
 from formulations.stage_selection_data import most_layers_in_step
 from formulations.virtual_selection_data import VirtualSelectionData
+from formulations.virtual_selection_tables import fewest_layers
 from planner.cost.hops import block_on_sends
 from planner.cost.prices import Floats
 from planner.search.virtual_local import SHORT_GROUPS
@@ -183,14 +184,16 @@ class DealingTimes:
             time = np.where(can, some.sum(axis=2), time)
         if "full" in one.kinds:
             short = one.kept_gib * held + stages.full_peak_gib[:, :, None] - room
-            saves = (one.kept_gib - one.kept_full_gib) * self.moments.sum(axis=2)
+            has_layers = n > 0
+            saves = (one.kept_gib - one.kept_full_gib) * np.einsum("shk,wsk->wsh", self.moments, has_layers)
             with np.errstate(divide="ignore", invalid="ignore"):
                 least = np.where(short > 0, short / saves, 0.0).max(axis=2)
             count = np.maximum(np.ceil(least), 1.0)
-            whole = stages.full_ms * count
-            can = ~none & (count <= n.min(axis=2)) & (whole * n.shape[2] < time)
-            extra = np.where(can[:, :, None], whole[:, :, None], extra)
-            time = np.where(can, whole * n.shape[2], time)
+            whole = (stages.full_ms * count)[:, :, None] * has_layers
+            shortest = np.where(has_layers, n, np.inf).min(axis=2)
+            can = ~none & (count <= shortest) & (whole.sum(axis=2) < time)
+            extra = np.where(can[:, :, None], whole, extra)
+            time = np.where(can, whole.sum(axis=2), time)
         return extra, np.asarray(np.isfinite(time).all(axis=1))
 
 
@@ -214,14 +217,25 @@ def anneal_dealings(
     """
     random = np.random.default_rng(seed)
     order, layers = (np.array(begun) for begun in zip(*for_all(starts), strict=True))
-    change = partial(_changed, fewest=np.array(fewest), most=np.array(most), random=random)
+    change = partial(
+        _changed,
+        fewest=np.array(fewest),
+        most=np.array(most),
+        fewest_of_chunk=fewest_layers(times.one),
+        random=random,
+    )
     cooling = Cooling(steps, WARMTH, max(FOLLOW_EVERY, steps // FOLLOWS))
     found = anneal_walkers(order, layers, times.values_ms, change, cooling, random, is_up)
     return [(tuple(order.tolist()), tuple(map(tuple, dealt.tolist()))) for order, dealt in found[:MOST_PLANS]]
 
 
 def _changed(
-    order: Ints, layers: Ints, fewest: Ints, most: Ints, random: np.random.Generator
+    order: Ints,
+    layers: Ints,
+    fewest: Ints,
+    most: Ints,
+    fewest_of_chunk: Ints,
+    random: np.random.Generator,
 ) -> tuple[Ints, Ints, Bools]:
     """Every walker after one random change, and whether the change is one that may be and changes it."""
     walkers, p, v = layers.shape
@@ -249,6 +263,6 @@ def _changed(
     layers[rows[hands], from_stage[hands], from_chunk[hands]] -= 1
     layers[rows[hands], to_stage[hands], to_chunk[hands]] += 1
     counts = (order[:, :, None] == np.arange(len(most))).sum(axis=1)
-    legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers.min(axis=(1, 2)) >= 1)
+    legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers >= fewest_of_chunk).all(axis=(1, 2))
     legal &= (order != old_order).any(axis=1) | (layers != old_layers).any(axis=(1, 2))
-    return order, np.clip(layers, 1, None), legal
+    return order, np.maximum(layers, fewest_of_chunk), legal

@@ -42,6 +42,7 @@ def virtual_bounds(
     most: NDArray[np.int64],
     *,
     sends_block: bool,
+    empty_ends: NDArray[np.bool_] | bool = False,
     any_class: NDArray[np.bool_] | None = None,
     crosses: NDArray[np.bool_] | None = None,
 ) -> Floats:
@@ -53,6 +54,8 @@ def virtual_bounds(
         Arrays [group].
     counts
         [group, node_class] stages on each class.
+    empty_ends
+        [group] whether the first and the last virtual stage may be without a layer.
     any_class
         [group, node_class] classes that may take part, where `counts` stands for all groups of them; it then
         has the fastest classes first.
@@ -73,7 +76,8 @@ def virtual_bounds(
     slowest = np.where(taking_part, data.layer_s[choice], 0.0).max(axis=1)
     tau = (num_layers + (ends + blocked) / slowest) / rate.sum(axis=1)
     slack = data.slack_layers[choice] * np.where(np.isfinite(layer), layer, 0.0).max(axis=1)
-    total = _Total(layer, counts, num_layers, np.minimum(fewest, num_layers / stages), slack)
+    least = np.minimum(fewest, num_layers / stages)
+    total = _Total(layer, counts, num_layers, least, 2 * np.asarray(empty_ends), slack)
     delays = np.zeros_like(passes)
     if not sends_block:
         delays = least_hop * ((fewest - 1) * stages + stages - 1)
@@ -144,17 +148,25 @@ class _Total:
     """Least sum of the layers' times over all stages, none slower than a bottleneck; arrays [group]."""
 
     def __init__(
-        self, layer: Floats, counts: NDArray[np.int64], num_layers: Floats, fewest: Floats, slack: Floats
+        self,
+        layer: Floats,
+        counts: NDArray[np.int64],
+        num_layers: Floats,
+        fewest: Floats,
+        num_empty: NDArray[np.int64],
+        slack: Floats,
     ) -> None:
         order = np.argsort(layer, axis=1, kind="stable")
         sorted_layer = np.take_along_axis(layer, order, axis=1)
         self.layer = np.where(np.isfinite(sorted_layer), sorted_layer, 0.0)
         self.counts = np.take_along_axis(counts, order, axis=1)
-        self.num_layers, self.fewest, self.slack = num_layers, fewest, slack
+        self.num_layers, self.slack = num_layers, slack
+        # Whichever class has the virtual stages that may be empty: each is given room for all of them.
+        self.held = np.maximum(self.counts * fewest[:, None] - num_empty[..., None], 0.0)
 
     def least(self, bottleneck: Floats) -> Floats:
-        """The fastest classes take all they can, the others `fewest` layers a stage."""
-        held = self.counts * self.fewest[:, None]
+        """The fastest classes take all they can, the others their fewest layers."""
+        held = self.held
         total = (held * self.layer).sum(axis=1)
         left = np.maximum(self.num_layers - held.sum(axis=1), 0.0)
         for c in range(self.counts.shape[1]):

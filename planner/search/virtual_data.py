@@ -14,7 +14,7 @@ from planner.cost.prices import Floats, Prices
 from planner.data.options import RECOMPUTE_KINDS
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
-from planner.search.degrees import DegreeTable
+from planner.search.degrees import DegreeTable, ends_may_be_empty
 from planner.search.kinds import layer_kinds
 from planner.simulate.schedules import in_flight_peaks
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -63,6 +63,7 @@ def virtual_coefficients(
         moments=moments,
         limit_gib=(prices.limit_bytes[classes] + MEMORY_TOL_BYTES / 2) / GIB,
         kinds=tuple(k for k in RECOMPUTE_KINDS if f"recompute={k}" not in problem.options.forbid),
+        empty_ends=ends_may_be_empty(problem, p * v),
         **_memory(problem, prices, c, classes, moments),  # type: ignore[arg-type]
     )
 

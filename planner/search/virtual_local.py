@@ -134,7 +134,7 @@ def _patterns(data: VirtualSelectionData, totals: Ints) -> list[Floats]:
     """
     v = data.virtual_stages
     found = [np.full(v, 1.0 / v)]
-    for total in sorted({int(n) for n in totals if n % v and n < MOST_COARSE * v}):
+    for total in sorted({int(n) for n in totals if n % v and v < n < MOST_COARSE * v}):
         counts = np.full(v, total // v, dtype=np.float64)
         for longer in (slice(0, total % v), slice(v - total % v, v)):
             pattern = counts.copy()

@@ -15,6 +15,7 @@ from formulations.virtual_selection_data import (
     objective_ms,
     objectives_ms,
 )
+from formulations.virtual_selection_tables import fewest_layers
 from planner.data.options import Options
 from planner.errors import SolverError
 from planner.search.assemble import assemble_virtual_plan
@@ -130,11 +131,13 @@ class VirtualSolver:
 
     def _try_all(self, part: VirtualOrder, data: VirtualSelectionData) -> bool:
         """Judge all dealings that may still win, where there are few; whether there were few."""
-        p, v, num_layers = data.num_stages, data.virtual_stages, data.num_layers
-        splits = all_splits(num_layers, p * v, MAX_SPLITS)
+        p, v = data.num_stages, data.virtual_stages
+        # Chunks that need no layer get one more, which is then taken away.
+        more = fewest_layers(data) == 0
+        splits = all_splits(data.num_layers + int(more.sum()), p * v, MAX_SPLITS)
         if splits is None:
             return False
-        dealt = splits.reshape(len(splits), v, p).transpose(0, 2, 1)
+        dealt = splits.reshape(len(splits), v, p).transpose(0, 2, 1) - more
         dealt = dealt[dealt[:, 0, 0] >= data.stage.lead[0]]
         found = [choice for layers in dealt for choice in choices(data, layers.tolist())]
         if not found:

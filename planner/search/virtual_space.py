@@ -13,7 +13,13 @@ from planner.data.problem import Problem
 from planner.rules.pipeline import interleaving_is_legal
 from planner.rules.target import TARGETS
 from planner.search.bound_data import BoundData
-from planner.search.degrees import DegreeTable, allowed_stages, allowed_virtual_stages
+from planner.search.degrees import (
+    DegreeTable,
+    allowed_stages,
+    allowed_virtual_stages,
+    ends_may_be_empty,
+    most_virtual_stages,
+)
 from planner.search.space import fewest_stages
 from planner.search.virtual_bounds import virtual_bounds
 from planner.search.virtual_items import VirtualPair
@@ -96,10 +102,11 @@ class VirtualSpace:
             fewest,
             most,
             sends_block=not self.problem.stack.overlaps_sends(2),
+            empty_ends=np.array([ends_may_be_empty(self.problem, n) for n in stages * most]),
             any_class=room > 0,
             crosses=room.max(axis=1) < stages,
         )
 
     def virtual_stages(self, stages: int) -> list[int]:
-        """Numbers of virtual stages to look at: every chunk holds a layer."""
-        return allowed_virtual_stages(self.problem, self.problem.model.num_layers // stages)
+        """Numbers of virtual stages to look at: every chunk holds a layer but those that need none."""
+        return allowed_virtual_stages(self.problem, most_virtual_stages(self.problem, stages))

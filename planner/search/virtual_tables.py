@@ -14,7 +14,7 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
 from planner.search.bound_data import BoundData
-from planner.search.degrees import DegreeTable
+from planner.search.degrees import DegreeTable, ends_may_be_empty
 from planner.search.kinds import layer_kinds
 from planner.search.tables import ClassTables
 from planner.search.virtual_data import virtual_coefficients
@@ -127,8 +127,10 @@ class VirtualTables:
         least: Floats = np.where(stays, np.minimum(hop, inside), hop)
         return least
 
-    def whole_stages(self, whole: ClassTables, bounds: BoundData, choice: int) -> StageTimes | None:
-        """Times that hold for any number of virtual stages, from tables of whole stages.
+    def whole_stages(
+        self, whole: ClassTables, bounds: BoundData, choice: int, most_virtual: int
+    ) -> StageTimes | None:
+        """Times that hold for any number of virtual stages up to `most_virtual`, from tables of whole stages.
 
         Every chunk of stage s has at least p - s micro-batches in flight right before the first backward of
         s, as many as a whole stage has, so that no dealing needs less memory or recomputes less. None where
@@ -137,7 +139,9 @@ class VirtualTables:
         kinds = layer_kinds(self.problem.model)
         if kinds is None or kinds.num_lead:
             return None
-        first = np.repeat(bounds.layer_s[choice][:, None], whole.times_ms.shape[1], axis=1)
+        num_stages = whole.times_ms.shape[1]
+        first = np.repeat(bounds.layer_s[choice][:, None], num_stages, axis=1)
+        first[:, 0] *= not ends_may_be_empty(self.problem, num_stages * most_virtual)
         first[:, 0] += bounds.embedding_s[choice]
         tail = bounds.tail_s[choice] / MS
         hop = self._hop_ms(choice)

@@ -36,6 +36,8 @@ def keeps_wishes(problem: Problem, plan: Plan) -> bool:
         return False
     if "stages=mixed" in options.forbid and any(len({p[0] for p in s.places}) > 1 for s in stages):
         return False
+    if "stages=empty" in options.forbid and any(last < first for s in stages for first, last in s.chunks):
+        return False
     names = [node_class.name for node_class in problem.cluster.classes]
     busy = {place[0] for stage in stages for place in stage.places}
     if not busy <= set(names) - set(options.spare):

@@ -8,7 +8,7 @@ import pytest
 
 from formulations.virtual_classes_data import VirtualClassesResult
 from planner.data.load import load_problem
-from planner.search import driver, virtual, virtual_items, virtual_programs, virtual_relaxer
+from planner.search import degrees, driver, virtual, virtual_items, virtual_programs, virtual_relaxer
 from planner.search.virtual import VirtualOpener
 from planner.search.virtual_items import VirtualPart
 from planner.simulate.evaluate import evaluate
@@ -101,6 +101,36 @@ def test_a_given_order_of_classes_is_kept_and_proven(seed: int, monkeypatch: pyt
 @pytest.mark.parametrize("seed", range(680, 692))
 def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
     assert_search_finds_the_best(seed, most_virtual=2, only=seed % 2 == 0, communicators=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [0, 400])
+@pytest.mark.parametrize("seed", range(700, 706))
+def test_ends_without_a_layer_equal_brute_force_however_long_the_others_are(
+    seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(degrees, "MOST_OF_MIXED", 9.0)
+    monkeypatch.setattr(virtual_programs, "MAX_SPLITS", splits)
+    assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
+
+
+def test_embedding_and_head_of_llama_3_have_a_virtual_stage_to_themselves() -> None:
+    """126 layers in 128 virtual stages, as the model was trained on 16 pipeline ranks.
+
+    Source: Llama Team, "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2.
+    """
+    problem = load_problem("llama3-405b-h100-1024")
+    result = driver.search(problem)
+    assert result.plan is not None and result.evaluation is not None and result.gap is not None
+    lengths = [[last - first + 1 for first, last in stage.chunks] for stage in result.plan.stages]
+    assert (len(lengths), result.plan.virtual_stages) == (16, 8)
+    assert lengths == [[0] + [1] * 7, *([[1] * 8] * 14), [1] * 7 + [0]]
+    assert result.gap <= 0.01
+    options = problem.options.model_copy(update={"forbid": ("stages=empty",)})
+    without = driver.search(problem.model_copy(update={"options": options}))
+    assert without.plan is not None and without.evaluation is not None
+    assert all(last >= first for stage in without.plan.stages for first, last in stage.chunks)
+    assert without.evaluation.step_s > result.evaluation.step_s * 1.004
 
 
 def check_virtual(seed: int) -> None:
