@@ -54,6 +54,7 @@ for _flags in (plan_flags, predict_flags, look_flags, batch_flags):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    screen.open_streams()
     try:
         code = app(given or ["--help"], prog_name="hetplan", standalone_mode=False)
         sys.stdout.flush()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import io
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +30,28 @@ class ExitCode(enum.IntEnum):
     """Ctrl-C; the best plan so far is printed all the same."""
 
 
+LEAST_WIDTH, USUAL_WIDTH = 20, 80
+"""Columns that no terminal has fewer of (some that start programs say 0 or 1), and what is then taken."""
+
+
+def open_streams() -> None:
+    """Give a program that was started without output somewhere to write, and let no letter stop it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that shows text as it stands: names may hold brackets and colons."""
     from rich.console import Console
 
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    found = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if found.width < LEAST_WIDTH:
+        found.width = USUAL_WIDTH
+    return found
 
 
 def show(*parts: RenderableType) -> None:

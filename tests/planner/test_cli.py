@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from planner.cli import main
+from planner.data.load import problem_file
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.data.save import to_yaml
+from tests.planner.launchers import plans
 from tests.planner.stubs import (
     made_up_evaluation,
     made_up_result,
@@ -528,3 +530,31 @@ def test_shell_sees_the_exit_code_and_no_traceback() -> None:
 def test_tables_survive_a_screen_without_unicode() -> None:
     done = hetplan("list", "targets", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "megatron-lm" in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_program_started_without_output_does_its_work(closed: str, tmp_path: Path) -> None:
+    """Once a traceback, or nothing done at all."""
+    problem, plan = plans.uniform()
+    file = tmp_path / "plan.yaml"
+    file.write_text(to_yaml(plan.model_copy(update={"problem": problem_file(problem)})))
+    command = f"{sys.executable} -m planner export {file} --target megatron-lm --out {tmp_path}/out {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr
+    assert (tmp_path / "out" / "launch.sh").is_file()
+
+
+@pytest.mark.parametrize("columns", ["0", "1"])
+def test_a_width_that_no_terminal_has_is_not_taken(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["list", "targets"]) == 0
+    assert "megatron-bridge" in capsys.readouterr().out
+
+
+def test_letters_that_an_output_does_not_know_are_replaced() -> None:
+    command = [sys.executable, "-m", "planner", "list", "targets"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0 and "virtual stages" in done.stdout
