@@ -55,8 +55,8 @@ def brute_force_virtual(problem: Problem, most: int) -> Best:
 
 def _dealings(problem: Problem, num_layers: int, p: int, v: int) -> Iterator[list[tuple[int, ...]]]:
     """Layers of each chunk by stage, for every way to cut the layers into p v runs."""
-    most = degrees.MOST_BESIDE_EMPTY if len(problem.cluster.classes) == 1 else degrees.MOST_OF_MIXED
-    may_be_empty = num_layers <= most * p * v and "stages=empty" not in problem.options.forbid
+    are_short = num_layers <= degrees.MOST_BESIDE_EMPTY * p * v or len(problem.cluster.classes) == 1
+    may_be_empty = are_short and "stages=empty" not in problem.options.forbid
     for cuts in itertools.combinations_with_replacement(range(num_layers + 1), p * v - 1):
         runs = np.diff([0, *cuts, num_layers])
         if runs[1:-1].all() and (may_be_empty or runs.all()):

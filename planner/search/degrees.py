@@ -40,10 +40,10 @@ from planner.search.kinds import layer_kinds
 
 MAX_VIRTUAL_STAGES = 12
 """Most virtual stages of a rank where the user says nothing."""
-MOST_BESIDE_EMPTY, MOST_OF_MIXED = 2.0, 1.25
-"""Layers of a virtual stage, on average, up to which the first and the last may have none: where they are
-longer, one layer fewer or more there hardly matters. And on mixed clusters, whose proofs take twice as long
-with the first number. Guesses, of what the search covers."""
+MOST_BESIDE_EMPTY = 1.25
+"""Layers of a virtual stage, on average, up to which the first and the last may have none on mixed clusters:
+where they are longer, one layer fewer there hardly matters, and proofs take twice as long. A guess, of what
+the search covers."""
 MOST_INTERLEAVED_CHIPS = 20_000
 """Chips of a cluster of several classes up to which virtual stages are looked at without being asked for."""
 
@@ -181,8 +181,8 @@ def allowed_virtual_stages(problem: Problem, most: int) -> list[int]:
 def ends_may_be_empty(problem: Problem, num_chunks: int) -> bool:
     """Whether the embedding, and the loss, may have one of so many virtual stages to themselves."""
     is_allowed = TARGETS[problem.target].empty_ends and "stages=empty" not in problem.options.forbid
-    most = MOST_BESIDE_EMPTY if len(problem.cluster.classes) == 1 else MOST_OF_MIXED
-    return is_allowed and problem.model.num_layers <= most * num_chunks
+    are_short = problem.model.num_layers <= MOST_BESIDE_EMPTY * num_chunks
+    return is_allowed and (are_short or len(problem.cluster.classes) == 1)
 
 
 def most_virtual_stages(problem: Problem, stages: int) -> int:

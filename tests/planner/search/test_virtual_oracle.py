@@ -109,7 +109,7 @@ def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> Non
 def test_ends_without_a_layer_equal_brute_force_however_long_the_others_are(
     seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(degrees, "MOST_OF_MIXED", 9.0)
+    monkeypatch.setattr(degrees, "MOST_BESIDE_EMPTY", 9.0)
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", splits)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
 
