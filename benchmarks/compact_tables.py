@@ -59,6 +59,13 @@ dsv3_20260529_181100.csv and dsv3_20260529_175553.csv; MIT)."""
 LATENT_WIDTH = 160.0
 """Mean of the widths of its queries and values."""
 
+LAYER_TOKENS, LAYER_MAPS = 15872, ((4096, 12288), (4096, 4096), (4096, 16384), (16384, 4096))
+"""Tokens and linear maps (from, to) of the layer that Transformer Engine's tutorial times."""
+
+LAYER_NVFP4_MS = {"forward": 1.254, "dgrad": 1.305, "wgrad": 1.205}
+"""Its products of NVFP4 on a B300, 100 in a row, casts apart [ms] (NVIDIA/TransformerEngine, commit 8f2e635,
+docs/examples/gemm_profiling/gemm_profiling.rst; Apache-2.0)."""
+
 LONGEST_SEQUENCE = 16384
 """Longest sequence of the attention grids [tokens]."""
 
@@ -174,18 +181,13 @@ class Kernels:
     """The grids of one chip as functions of shape, for comparing other measurements with them."""
 
     def __init__(self, arrays: dict[str, FloatGrid], chip: str) -> None:
-        gemm = f"gemm/{chip}/bf16"
         attention = f"attention/{chip}/128"
         wide = f"attention/{chip}/256"
-        self._gemm = LogGrid(
-            [arrays[f"{gemm}/{a}"] for a in "mnk"], arrays[gemm] * 1e-3, (0.5,) * 3, (1.0,) * 3
-        )
-        self._fp8 = None
-        if f"gemm/{chip}/fp8" in arrays:
-            fp8 = f"gemm/{chip}/fp8"
-            self._fp8 = LogGrid(
-                [arrays[f"{fp8}/{a}"] for a in "mnk"], arrays[fp8] * 1e-3, (0.5,) * 3, (1.0,) * 3
-            )
+        self._gemm = {
+            form: LogGrid([arrays[f"{gemm}/{a}"] for a in "mnk"], arrays[gemm] * 1e-3, (0.5,) * 3, (1.0,) * 3)
+            for form in ("bf16", "fp8", "nvfp4")
+            if (gemm := f"gemm/{chip}/{form}") in arrays
+        }
         self._attention, self._wide = (
             LogGrid(
                 [arrays[f"{name}/{a}"] for a in ("seq", "heads")], arrays[name] * 1e-3, (1.0, 0.0), (2.0, 1.0)
@@ -195,14 +197,9 @@ class Kernels:
             for name in (attention, wide)
         )
 
-    def gemm_s(self, m: float, n: float, k: float) -> float:
-        """Latency of C[m, n] = A[m, k] B[k, n] [s]."""
-        return float(self._gemm.latency_s(m, n, k))
-
-    def fp8_gemm_s(self, m: float, n: float, k: float) -> float:
-        """The same product of 8-bit floats, one scale a tensor [s]."""
-        assert self._fp8 is not None, "no 8-bit products were measured on this chip"
-        return float(self._fp8.latency_s(m, n, k))
+    def gemm_s(self, m: float, n: float, k: float, form: str = "bf16") -> float:
+        """Latency of C[m, n] = A[m, k] B[k, n] in a number format [s]; of 8 bits with one scale a tensor."""
+        return float(self._gemm[form].latency_s(m, n, k))
 
     def attention_s(self, seq: float, heads: float) -> float:
         """Latency of causal attention at head width 128 [s], as `planner.cost.tables.attention_s` has it."""
@@ -237,7 +234,7 @@ def onechip_relations(folder: Path, kernels: dict[str, Kernels]) -> dict[tuple[s
         for row in data[chip]["gemm"]:
             m, n, k = row["m"], row["n"], row["k"]
             if row["name"] == "fp8":
-                ratio = row["fwd_ms"] * 1e-3 / kernels[table].fp8_gemm_s(m, n, k)
+                ratio = row["fwd_ms"] * 1e-3 / kernels[table].gemm_s(m, n, k, "fp8")
                 out[table, "gemm", "fp8_forward"].append(ratio)
                 narrow.append((k, row["fwd_ms"] / wide_ms[m, n, k]))
             flop = 2 * m * n * k
@@ -355,13 +352,28 @@ def cudnn_relations(kernels: dict[str, Kernels]) -> dict[tuple[str, str, str], l
     return out
 
 
+def transformer_engine_relations(kernels: dict[str, Kernels]) -> dict[tuple[str, str, str], list[float]]:
+    """Ratios of products with operands already in NVFP4, as Transformer Engine times them, to the grid."""
+    out = {}
+    for name, measured_ms in LAYER_NVFP4_MS.items():
+        shapes = (gemm_passes(LAYER_TOKENS, n, k)[name] for k, n in LAYER_MAPS)
+        isolated_s = sum(kernels["b300_sxm"].gemm_s(*shape, "nvfp4") for shape in shapes)
+        out["b300_sxm", "gemm", f"nvfp4_{name}"] = [measured_ms * 1e-3 / isolated_s]
+    return out
+
+
 def write_relations(folder: Path, arrays: dict[str, FloatGrid], path: Path) -> None:
     """Write the median of every relation, with its spread and number of points."""
     kernels = {
-        c: Kernels(arrays, c) for c in ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "gb300")
+        c: Kernels(arrays, c)
+        for c in ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")
     }
     relations = onechip_relations(folder, kernels)
-    for found in (simumax_relations(folder, kernels), cudnn_relations(kernels)):
+    for found in (
+        simumax_relations(folder, kernels),
+        cudnn_relations(kernels),
+        transformer_engine_relations(kernels),
+    ):
         for key, values in found.items():
             relations[key].extend(values)
     with path.open("w", newline="") as file:

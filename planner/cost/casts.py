@@ -28,11 +28,17 @@ MXFP8_CAST_BYTES = (4.0 + 2 / 32) / MXFP8_CAST_RATE + 4 / 32
 """Scales, a byte each, are written, and a kernel of its own reads them and writes them as products want them
 (NVIDIA/Megatron-LM, docs/discussions, deepseek-v3-gb200-optimization.md, section 2.1.3)."""
 
-BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": MXFP8_CAST_BYTES, "nvfp4": 3.5}
-"""To cast one 16-bit value with scales of small blocks: read 2, write it along both at 1 (0.75) each."""
+NVFP4_CAST_BYTES = 2.0 + 2 * (2.0 + 0.5 + 1 / 16) + 4 / 16
+"""A value is read for the largest one, plain and transformed along columns, and once more by each of the two
+kernels that write it along rows and, transformed, along columns; scales are put in order like MXFP8's
+(transformer_engine/pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl with with_rht). 7.4 bytes; a
+weight's, neither transformed nor read twice, 5.4. Casts of as many values of both on a B300 took as long as
+6.2 bytes a value (docs/examples/gemm_profiling, autocast over pre-quantized)."""
 
-CAST_BY_NORM = ("mxfp8", "nvfp4")
-"""Formats of small blocks that the norm before a product writes itself (with_quantized_norm)."""
+BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": MXFP8_CAST_BYTES, "nvfp4": NVFP4_CAST_BYTES}
+"""To cast one 16-bit value with scales of small blocks: read 2, write it along both at 1 (0.56) each. The
+norm before a product does not write them itself (normalization.cpp: NVFP4's never, MXFP8's with cuDNN's,
+which Megatron-Bridge takes out of most of its recipes, perf_plugins.py, del_cudnn_ln)."""
 
 RESCALE_BYTES = 4.0
 """Bytes moved for each value of a gradient's product with scales by rows: without the faster accumulation
@@ -87,8 +93,6 @@ def _by_rows(products: Products) -> Floats:
 def _by_blocks(products: Products, precision: Precision) -> Floats:
     cast = BLOCK_CAST_BYTES[precision]
     inputs = cast * _inputs(products)
-    if precision in CAST_BY_NORM:
-        inputs = np.where(products.after_norm, 0.0, inputs)
     gradients = cast * products.count * products.own_gradients * products.n
     return np.array([inputs, gradients, np.zeros_like(inputs)])
 

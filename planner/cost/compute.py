@@ -21,7 +21,13 @@ from planner.cost.operators import HALF, Matmul
 from planner.cost.power_limit import in_a_loop_s, narrow_shares
 from planner.cost.prices import Floats
 from planner.cost.products import Products
-from planner.cost.relatives import SCALED_IN_BLOCKS, Relative, sixteen_bit
+from planner.cost.relatives import (
+    SCALED_IN_BLOCKS,
+    TIMED_IN_NVFP4,
+    Relative,
+    sixteen_bit,
+    timed_in_nvfp4,
+)
 from planner.cost.scaled_kernels import on_chip_s
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
@@ -163,6 +169,8 @@ def _isolated_s(relative: Relative, products: Products, wide_s: Floats, sums: fl
     if precision == "bf16":
         return on_chip_s(relative, wide_s, flop, narrower=narrower)
     narrow = _table_s(measured.table, precision, products)
+    if timed_in_nvfp4(measured, precision):
+        narrow = narrow * _nvfp4_factors()
     if precision == "fp8" and measured.table in SCALED_IN_BLOCKS:
         narrow = np.minimum(narrow, _table_s(measured.table, "fp8_block", products))
     # Some narrow shapes were measured with kernels that nobody had tuned: 16 bits would be faster.
@@ -214,14 +222,23 @@ def _gemm_factors(measured: MeasuredChip, gemm_precision: str, sums: float) -> F
     return np.array([_gemm_factor(measured, gemm_precision, name, sums) for name in PASSES])[:, None, None]
 
 
+@lru_cache(maxsize=1)
+def _nvfp4_factors() -> Floats:
+    """Latency of NVFP4 products of Transformer Engine over the table's kernels, array [pass, 1, 1]."""
+    of = [tables.relation(TIMED_IN_NVFP4[0], "gemm", f"nvfp4_{name}") for name in PASSES]
+    return np.array(of)[:, None, None]
+
+
 def _gemm_factor(measured: MeasuredChip, gemm_precision: str, name: str, sums: float) -> float:
     """Latency in a training loop over the isolated kernel's.
 
     Where wgrad was timed with a 16-bit output, `sums` makes up for a wider one.
     8-bit products were timed forward on H100 and H200 only: there the other passes keep their 16-bit ratio
     to it; elsewhere narrow products lose in a loop what 16-bit ones do. Where the power limit is known, it
-    says the rest.
+    says the rest, and what was timed in a loop loses nothing more.
     """
+    if timed_in_nvfp4(measured, gemm_precision):
+        return sums if name == "wgrad" else 1.0
     training = measured.products or measured.training
     source = training if tables.has_relation(training, "gemm", "forward") else "h100_sxm"
     factor = tables.relation(source, "gemm", name)

@@ -61,6 +61,11 @@ BEST_MATMUL_TFLOP_PER_S = {"a100_sxm": 271.2, "h100_sxm": 794.5, "l40s": 271.0}
 matmul table, CC BY-SA 4.0; L40S: in its own table): where a chip has such a figure too, their ratio says more
 than that of peaks."""
 
+TIMED_IN_NVFP4 = ("b300_sxm", "gb300")
+"""Tables of chips whose products of NVFP4 Transformer Engine timed in a loop (compute capability 10.3, whose
+peak in 4 bits is 1.5 times that of 10.0): they take 0.80 to 0.83 of what the tables' kernels take alone
+(`relations.csv`, nvfp4_*, one layer's on a B300), and no limit was seen to bind."""
+
 UNCAPPED_SHARE = 0.9
 """The best product of a chip stays below this share of its peak where its power limit binds (H100: 0.80)."""
 
@@ -72,6 +77,11 @@ USUAL_POWER_W = {"a100_sxm": 400.0, "h100_sxm": 700.0, "h200_sxm": 700.0}
 them with about its root (guess, as above)."""
 
 
+def timed_in_nvfp4(measured: MeasuredChip, gemm_precision: str) -> bool:
+    """Whether products of the format were timed in a loop, in NVFP4."""
+    return gemm_precision == "nvfp4" and measured.table in TIMED_IN_NVFP4
+
+
 def sustained_flop_per_s(measured: MeasuredChip, gemm_precision: str) -> float | None:
     """Rate of long products at the power limit [FLOP/s], None where it was not seen to bind.
 
@@ -80,7 +90,7 @@ def sustained_flop_per_s(measured: MeasuredChip, gemm_precision: str) -> float |
     glennklockwood.com/garden/processors/B200 has it). 8-bit products take half the energy of 16-bit ones,
     4-bit ones a quarter (guess).
     """
-    if measured.power_w is None:
+    if measured.power_w is None or timed_in_nvfp4(measured, gemm_precision):
         return None
     rate = tables.relation("b200_sxm", "gemm", "sustained_tflop_per_s") * TFLOP
     rate *= math.sqrt(measured.power_w / SUSTAINED_REFERENCE_W)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.cost import compute
 from planner.cost.compute import matmul_times
 from planner.cost.networks import network_of
 from planner.cost.operators import Matmul
@@ -97,6 +98,26 @@ def test_no_product_outruns_a_measured_sustained_rate() -> None:
     assert float(prices(of).layer_forward_s[0, 0, 0, 0]) >= floor_s
     free = prices(with_chip(of, sustained_tflop_per_s=None))
     assert float(free.layer_forward_s[0, 0, 0, 0]) < floor_s
+
+
+def test_products_of_nvfp4_take_what_transformer_engine_was_measured_to_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # One layer's forward, dgrad and wgrad of 15,872 tokens on a B300 [ms], 5.1 PFLOP/s without casts.
+    monkeypatch.setattr(compute, "cast_bytes", lambda products, *_, **__: np.zeros_like(products.flop))
+    maps = ((4096.0, 12288.0), (4096.0, 4096.0), (4096.0, 16384.0), (16384.0, 4096.0))
+    products = Products([Matmul("map", 15872.0, n, k, 1.0) for k, n in maps])
+
+    def took_ms(chip: str) -> list[float]:
+        of = problem(cluster=f"1x1 {chip}", precision="nvfp4")
+        stack = of.stack.model_copy(update={"gradient_bytes": 2.0})
+        times = matmul_times(network_of(of, 0).relative, products, "nvfp4", stack)
+        return [1e3 * sum(of_pass) for of_pass in (times.forward_s, times.dgrad_s, times.wgrad_s)]
+
+    assert took_ms("b300-288gb") == pytest.approx([1.254, 1.305, 1.205], rel=0.01)
+    # The same cores at a higher clock; B200's and GB200's have two thirds of their rate in 4 bits.
+    assert 0.85 * 3.764 < sum(took_ms("gb300-288gb")) < 3.764
+    assert sum(took_ms("gb200-186gb")) > 1.2 * 3.764
 
 
 def test_chips_without_tables_scale_by_the_fastest_product_found_on_them() -> None:
