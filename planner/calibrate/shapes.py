@@ -86,6 +86,8 @@ def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
     for rule in rules["families"]:
         if not occurs(rule["pattern"], name):
             continue
+        if "skip" in rule:
+            raise SkipRun(rule["skip"])
         if "model" not in rule:
             return dict(rule["traits"])
         named = load_model(rule["model"])

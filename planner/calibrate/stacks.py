@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
+from typing import get_args
 
 from planner.calibrate.patterns import occurs, table
 from planner.calibrate.runs import Run
 from planner.data.load import load_stack
-from planner.data.stack import SoftwareStack
+from planner.data.stack import SelectiveModule, SoftwareStack
 
 Setting = float | bool | str | tuple[str, ...]
 """Value of a field of a stack."""
@@ -62,7 +63,10 @@ def stack_of(run: Run) -> SoftwareStack:
     chips = " ".join(group.chip for group in run.cluster.groups)
     num_chips = str(sum(group.num_chips for group in run.cluster.groups))
     precision = run.workload.precision or ""
-    changed = _overrides(run.text, run.source, run.model.name, chips, num_chips, precision)
+    mixture = run.model.moe is not None
+    changed = _overrides(run.text, run.source, run.model.name, chips, num_chips, precision, mixture)
+    if modules := _recomputed(run.text):
+        changed += (("selective_modules", modules),)
     if run.plan.dp_mode == "distopt" and run.plan.optimizer_shard_size is not None:
         changed += (("optimizer_shard_size", run.plan.optimizer_shard_size),)
     return _stack(stack_id(run), changed)
@@ -70,7 +74,7 @@ def stack_of(run: Run) -> SoftwareStack:
 
 @lru_cache(maxsize=4096)
 def _overrides(
-    text: str, source: str, model: str, chips: str, num_chips: str, precision: str
+    text: str, source: str, model: str, chips: str, num_chips: str, precision: str, mixture: bool
 ) -> tuple[tuple[str, Setting], ...]:
     changed: dict[str, Setting] = {}
     for rule in table("stack_patterns")["overrides"]:
@@ -82,9 +86,22 @@ def _overrides(
             ("num_chips", num_chips),
             ("precision", precision),
         )
-        if all(occurs(rule.get(name), words) for name, words in asked):
+        fits = rule.get("mixture", mixture) == mixture
+        if fits and all(occurs(rule.get(name), words) for name, words in asked):
             changed.update((k, tuple(v) if isinstance(v, list) else v) for k, v in rule["set"].items())
     return tuple(changed.items())
+
+
+RECOMPUTED = re.compile(r"recompute_modules=(.*?)(?=\b\w+=|[;|]|$)")
+"""The modules that a recipe's words name, up to the next setting of it."""
+
+
+@lru_cache(maxsize=4096)
+def _recomputed(text: str) -> tuple[str, ...]:
+    """Modules that the run's recipe says it recomputes, in its order."""
+    found = RECOMPUTED.search(text)
+    names = re.findall(r"\w+", found[1]) if found else []
+    return tuple(name for name in names if name in get_args(SelectiveModule))
 
 
 @lru_cache(maxsize=4096)

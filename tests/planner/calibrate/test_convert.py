@@ -59,6 +59,10 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
             {"model__name": "Nemotron-H-56B", "model__num_layers": 32},
             "model shape: order of the kinds of layers unknown",
         ),
+        (
+            {"model__name": "Nemotron_3_Nano_30B-A3B", "model__moe": MOE},
+            "model shape: blocks of experts in a hybrid",
+        ),
         ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
         ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),
         ({"plan__pipeline_parallel": 8}, "layout: needs more chips than the run had"),
@@ -575,6 +579,48 @@ def test_graphs_of_mixtures_hold_what_their_recipes_name(
     )
     assert found.captured_modules == (modules or ())
     assert (found.host_layer_floor_ms > 0) == (modules is not None)
+
+
+@pytest.mark.parametrize(
+    ("model", "moe", "chip", "precision", "modules"),
+    [
+        ("A-model-nobody-named", MOE, "gb300-288gb", "mxfp8", ("attn", "moe_router", "moe_preprocess")),
+        ("A-model-nobody-named", None, "gb300-288gb", "mxfp8", ()),
+        ("Nemotron-H-56B", None, "gb300-288gb", "fp8", ("attn",)),
+        ("Qwen3-30B-A3B", MOE, "gb200-186gb", "mxfp8", ("moe_router", "moe_preprocess")),
+        ("Qwen3-30B-A3B", MOE, "gb200-186gb", "bf16", ("attn", "moe_router", "moe_preprocess")),
+        ("Qwen3-30B-A3B", MOE, "h100-sxm-80gb", "bf16", ("moe_router", "moe_preprocess")),
+    ],
+)
+def test_layers_graphs_hold_modules_alone_where_a_model_has_experts(
+    model: str, moe: dict[str, object] | None, chip: str, precision: str, modules: tuple[str, ...]
+) -> None:
+    found = stack_of(
+        run(
+            software="Megatron-Bridge / NeMo container 26.04",
+            notes="recipe X_V1@v0.4.0, cuda_graph_impl=transformer_engine",
+            model__name=model,
+            model__moe=moe,
+            cluster__groups=[{"chip": chip, "num_chips": 8, "chips_per_node": 4}],
+            workload__precision=precision,
+        )
+    )
+    assert found.captured_modules == modules
+    assert (found.host_layer_floor_ms > 0) == bool(modules)
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        ("recompute_modules=mla_up_proj, mlp, cuda_graph_impl=none", ("mla_up_proj", "mlp")),
+        ("recompute_modules=['moe', 'layernorm'], moe_a2a_overlap=True", ("moe", "layernorm")),
+        ("recompute_modules=layernorm+moe_act; MLA attention, mlp", ("layernorm", "moe_act")),
+        ("cuda_graph_impl=none", ("mla_up_proj", "moe_act", "layernorm")),
+    ],
+)
+def test_every_module_that_a_recipe_recomputes_is_read(words: str, modules: tuple[str, ...]) -> None:
+    software = "Megatron-Bridge / NeMo container 26.04"
+    assert stack_of(run(software=software, notes=f"recipe X@v0.4.0, {words}")).selective_modules == modules
 
 
 def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> None:
