@@ -21,7 +21,8 @@ def stages_hold_layers(plan: Plan) -> tuple[str, ...]:
     if plan.prediction_stage is not None:
         ends.append((plan.prediction_stage, last))
     return tuple(
-        f"stage {s}: its layer range [{first}, {last}] is empty; give it a layer or drop the stage"
+        f"stage {s}{f', virtual stage {chunk}' if plan.virtual_stages > 1 else ''}: its layer range "
+        f"[{first}, {last}] is empty; give it a layer or drop the stage"
         for s, stage in enumerate(plan.stages)
         for chunk, (first, last) in enumerate(stage.chunks)
         if last < first and not (may_be_empty and (s, chunk) in ends and last == first - 1)

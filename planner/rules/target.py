@@ -57,6 +57,7 @@ TARGETS: dict[TargetName, Target] = {
             "megatron-bridge",
             has_launcher=True,
             virtual_stages=True,
+            empty_ends=True,
             context_parallel=True,
             mixed_stages=True,
         ),

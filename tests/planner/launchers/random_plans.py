@@ -41,6 +41,8 @@ def _attempt(rng: random.Random, models: Sequence[str]) -> plans.Case | None:
     layers = _split(rng, model.num_layers, pp * chunks)
     if layers is None:
         return None
+    if chunks > 1 and rng.random() < 0.5:
+        _empty_an_end(rng, layers)
     by_stage = [[layers[v * pp + s] for v in range(chunks)] for s in range(pp)]
     num_classes = rng.choice([1, 2]) if pp > 1 else 1
     border = rng.randint(1, pp - 1) if num_classes == 2 else pp
@@ -79,6 +81,12 @@ def _split(rng: random.Random, layers: int, parts: int) -> list[int] | None:
     return [end - start for start, end in zip([0, *cuts], [*cuts, layers], strict=True)]
 
 
+def _empty_an_end(rng: random.Random, layers: list[int]) -> None:
+    """Leave the embedding, or the loss, a virtual stage to itself."""
+    end, neighbour = rng.choice([(0, 1), (-1, -2)])
+    layers[neighbour], layers[end] = layers[neighbour] + layers[end], 0
+
+
 def _recompute(rng: random.Random, layers: list[int]) -> tuple[Recompute, int]:
     kind: Recompute = rng.choice(["none", "selective", "full"])
-    return kind, rng.randint(1, min(layers)) if kind == "full" else 0
+    return kind, rng.randint(1, min(n for n in layers if n)) if kind == "full" else 0
