@@ -10,7 +10,7 @@ stay open are split, then by replicas; what is open then asks for other prices, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,8 +23,8 @@ from planner.search.replicas.holding_walk import Chain
 from planner.search.replicas.paths import Paths
 from planner.tolerances import COUNT_TOL
 
-MOST_OPEN = 4
-"""Numbers of micro-batches that stay open at a deadline before a look ends."""
+MOST_OPEN, MOST_FIRST = 4, 8
+"""Numbers of micro-batches that stay open at a deadline before a look ends, and of those looked at first."""
 HALVINGS, MORE_HALVINGS = 2, 3
 """How often brackets are cut for several numbers of micro-batches or replicas, and for one."""
 WIDEST, WIDE, WIDER, LESS_WIDE = 2.0, 1.1, 1.5, 0.5
@@ -48,6 +48,8 @@ class OpenChain:
 
     span: Span
     stages: Chain
+    chips: Floats | None
+    """By class, of a mean of pipelines that hold all layers in it; None where none came up."""
 
 
 class Deadlines:
@@ -64,16 +66,43 @@ class Deadlines:
         self._spans: list[Span] = []
         """What it left open."""
 
-    def closes(self, deadline_ms: float) -> bool:
+    def closes(self, deadline_ms: float, first: Sequence[Span] = ()) -> bool:
         """Whether no chain runs what its chips are worth by a deadline, without the least exchange.
 
-        What was closed for a later deadline, before time was up, is not looked at again.
+        What was closed for a later deadline, before time was up, is not looked at again. Where some of the
+        chains that are looked at `first` may, the others are not looked at.
         """
         if deadline_ms > self.deadline_ms:
             self._spans = self._all_spans()
         self.found, self.deadline_ms = [], deadline_ms
+        for span in first:
+            if self.is_up() or len(self.open_ones) >= MOST_FIRST:
+                break
+            self._pieces(span, deadline_ms)
+        if self.open_ones:
+            return False
         self._spans = self._left(self._spans, deadline_ms)
         return not self._spans
+
+    @property
+    def open_ones(self) -> list[OpenChain]:
+        """Those of the chains found whose micro-batches and replicas are decided."""
+        return [one for one in self.found if self._is_decided(one.span)]
+
+    def _is_decided(self, span: Span) -> bool:
+        return span.least_m == span.most_m and self.chains.kinds[span.kind].is_single
+
+    def _chips(self, taken: Floats | None) -> Floats | None:
+        """Chips of stages, by class."""
+        if taken is None:
+            return None
+        chips = np.zeros(len(self.chains.available))
+        np.add.at(chips, self.chains.node_class, taken * self.chains.tensor_parallel)
+        return chips
+
+    def sequences(self, span: Span) -> int:
+        """What chains of some numbers of micro-batches run at most."""
+        return span.most_m * self.chains.kinds[span.kind].microbatch_size
 
     def _all_spans(self) -> list[Span]:
         """All chains, by micro-batch size."""
@@ -141,7 +170,7 @@ class Deadlines:
             middle = (span.least_m + span.most_m) // 2
             return [replace(span, least_m=middle + 1), replace(span, most_m=middle)]
         if found.chain is not None:
-            self.found.append(OpenChain(span, found.chain))
+            self.found.append(OpenChain(span, found.chain, self._chips(found.taken)))
         if kind.is_single:
             return None
         return [replace(span, kind=half) for half in self.chains.halves(span.kind)]

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -75,6 +75,18 @@ class Least:
 
     worth: float
     chain: Chain | None = None
+    taken: Floats | None = None
+    """Stages of each item of pipelines that are worth that and have all layers in some mean, [item]."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What pipelines are worth by one price of a layer, how that grows with it, and the one that is least."""
+
+    mu: float
+    value: float
+    slope: float
+    chain: Chain | None
 
 
 class Holding:
@@ -159,31 +171,45 @@ class Holding:
     def _of_bracket(self, asked: Asked, mu: float) -> tuple[Least, float]:
         """Least worth of the chains of a bracket, and the price of a layer that tells most."""
         best, best_mu = Least(-np.inf), mu
-        rising: tuple[float, float, float] | None = None
-        falling: tuple[float, float, float] | None = None
+        rising: _Line | None = None
+        falling: _Line | None = None
         walk = Walk(partial(self._choices, asked), asked, self.num_layers, self.chains.longest)
         for _ in range(MOST_PRICES):
             self.evaluated += 1
             most = walk.run(mu)
-            value = mu * self.num_layers - most.gain
+            # Where none gains more, rounding must not leave the value short of it.
+            value = mu * self.num_layers - most.gain if most.chain else asked.need
             if value > best.worth:
                 best, best_mu = Least(value, most.chain), mu
-            slope = float(self.num_layers - most.layers)
-            if best.worth >= asked.need or slope == 0:
+            line = _Line(mu, value, float(self.num_layers - most.layers), most.chain)
+            if best.worth >= asked.need:
                 break
-            if slope > 0:
-                rising = mu, value, slope
-            else:
-                falling = mu, value, slope
+            if line.slope >= 0:
+                rising = line
+            if line.slope <= 0:
+                falling = line
             if rising is None or falling is None:
                 mu = mu * STEP if falling is None else mu / STEP
                 continue
-            rise = falling[1] - rising[1] + rising[2] * rising[0] - falling[2] * falling[0]
-            mu = rise / (rising[2] - falling[2])
-            if rising[1] + rising[2] * (mu - rising[0]) < asked.need:
+            if line.slope == 0:
+                break
+            rise = falling.value - rising.value + rising.slope * rising.mu - falling.slope * falling.mu
+            mu = rise / (rising.slope - falling.slope)
+            if rising.value + rising.slope * (mu - rising.mu) < asked.need:
                 # No price tells enough.
                 break
-        return best, best_mu
+        return replace(best, taken=self._taken(rising, falling)), best_mu
+
+    def _taken(self, rising: _Line | None, falling: _Line | None) -> Floats | None:
+        """Stages of each item where the layers of two pipelines weigh up; None without two."""
+        if rising is None or falling is None or rising.chain is None or falling.chain is None:
+            return None
+        both = rising.slope - falling.slope
+        share = -falling.slope / both if both > 0 else 1.0
+        taken = np.zeros(len(self.worth))
+        for chain, weight in ((rising.chain, share), (falling.chain, 1 - share)):
+            np.add.at(taken, [item for item, _ in chain], weight)
+        return taken
 
     def _choices(self, asked: Asked, behind: int, *, is_first: bool) -> Choices:
         """Stages with some others behind them."""

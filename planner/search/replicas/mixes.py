@@ -5,8 +5,8 @@ soonest (`planner.search.replicas.pricing`), whatever the prices are; the best s
 cuts the search. The prices come from `formulations.chip_prices` over the chains found, at the latest time at
 which fractions of them do not yet run the batch, drawn towards the best prices so far: the program alone goes
 far astray while chains are few. Where micro-batches are few, one look at prices takes long, and one deadline
-by which no chain runs what its chips are worth (`planner.search.replicas.deadlines`) is told sooner than the
-time of the first that does: prices then come from the chains that may. Several pipelines exchange their
+by which no chain runs what its chips are worth (`planner.search.replicas.aims`) is told sooner than the time
+of the first that does: prices then come from the chains that may. Several pipelines exchange their
 gradients after that (`planner.search.replicas.space.exchange_floor_s`), which adds to the bound.
 
 References
@@ -17,7 +17,7 @@ International Transactions in Operational Research 4(2), 1997.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,9 +27,9 @@ from formulations.options import SolveOptions
 from planner.cost.prices import Floats
 from planner.data.plan import Plan
 from planner.data.problem import Problem
+from planner.search.replicas.aims import Aims, Row
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
-from planner.search.replicas.deadlines import Deadlines
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.shares import Shares
 from planner.units import MS
@@ -46,16 +46,10 @@ LEAST_STEP_S = 1e-3
 """Step from which deadlines are doubled where nothing says more [s]."""
 SAME = 1e-4
 """Relative distance between prices below which nothing new would come of them."""
-SAME_BY_FAR = 2e-3
-"""The same for prices at which a deadline stayed open, where an earlier one is cheaper to try."""
 SMOOTHING = 0.5
 """Share of the best prices so far in the next ones."""
-PRICES = 12
-"""Prices that are tried for one deadline."""
 FAR = 0.02
 """Relative distance between bound and that time from which deadlines are worth it. A guess."""
-STEP_BACK = 0.01
-"""How much earlier the next deadline is where one stays open, twice that the next time, relative."""
 MOST_BOXES = 1000
 """Boxes that are priced before deadlines are tried. A guess."""
 NEAR = 2e-3
@@ -97,8 +91,8 @@ class Mixes:
         self.reach_ms = np.inf
         """When fractions of the chains found first run the batch, without the exchange."""
         self.looks = 0
-        self._look: Deadlines | None = None
-        """The last look at a deadline, where it was cut or left numbers open."""
+        self.aims = Aims(self.pricing.paths, self.price, self._program, self._keep, is_up)
+        """Deadlines; they begin at the first prices."""
 
     @property
     def bound_s(self) -> float:
@@ -116,7 +110,7 @@ class Mixes:
         known = chips > 0
         price = np.where(known, done / np.maximum(chips, 1), 0.0)
         price[~known] = self.speed[~known] * price[known].sum() / self.speed[known].sum()
-        self.price = self.best_price = self._worth_the_batch(price)
+        self.price = self.best_price = self.aims.price = self._worth_the_batch(price)
 
     def improve(self, most_s: float, most_boxes: float = np.inf) -> float:
         """Raise the bound up to a time, as far as prices can, or until so many boxes are priced [s]."""
@@ -144,39 +138,18 @@ class Mixes:
     def improve_by_deadlines(self, most_s: float) -> float:
         """Raise the bound up to a time, by deadlines by which no chain runs what its chips are worth [s].
 
-        Where prices do not close a deadline, those of the chains that came up are next; where fractions of
-        all chains found run the batch by it no prices do, and an earlier one is tried. Near that time only
-        whole pipelines tell more.
+        Where fractions of all chains found run the batch by a deadline no prices close it. Near that time
+        only whole pipelines tell more.
         """
         most_ms = most_s / MS - self.exchange_ms
         if self.reach_ms <= most_ms and self.bound_ms >= self.reach_ms * (1 - FAR):
             return self.bound_s
-        aim_ms, step = min(most_ms, self.reach_ms), STEP_BACK
-        while aim_ms > self.bound_ms * (1 + NEAR) and not self.is_up():
-            if self._closes(aim_ms):
-                self.bound_ms = aim_ms
-                break
-            aim_ms, step = aim_ms * (1 - step), 2 * step
+        before_ms, looks = self.bound_ms, self.aims.looks
+        self.bound_ms = max(before_ms, self.aims.improve(before_ms, min(most_ms, self.reach_ms)))
+        self.looks += self.aims.looks - looks
+        if self.bound_ms > before_ms:
+            self.best_price = self.aims.price
         return most_s if self.bound_ms >= most_ms else self.bound_s
-
-    def _closes(self, deadline_ms: float) -> bool:
-        """Whether some prices close a deadline."""
-        for _ in range(PRICES):
-            if self._look is None or deadline_ms > self._look.deadline_ms:
-                self._look = Deadlines(self.pricing.paths, self.best_price, self.is_up)
-                self.looks += 1
-            if self._look.closes(deadline_ms):
-                self._look = None
-                return True
-            if self.is_up():
-                return False
-            self._keep(self._look.columns())
-            before, (program, worth) = self.best_price, self._program(deadline_ms)
-            price = self._worth_the_batch(SMOOTHING * before + (1 - SMOOTHING) * program)
-            if worth >= self.batch or np.allclose(price, before, rtol=SAME_BY_FAR):
-                return False
-            self.best_price, self._look = price, None
-        return False
 
     def is_reached(self, most_s: float) -> bool:
         """Whether fractions of the chains found run the batch by a time: prices prove nothing beyond it."""
@@ -226,16 +199,19 @@ class Mixes:
                 high = middle
         return high, price
 
-    def _program(self, deadline_ms: float) -> tuple[Floats, float]:
-        """Prices over the chains found at a deadline, worth the batch, and what chips were worth without."""
-        done = [column.sequences(deadline_ms) for column in self.columns]
-        rows = [j for j, v in enumerate(done) if v > 0]
+    def _program(self, deadline_ms: float, more: Sequence[Row] = ()) -> tuple[Floats, float]:
+        """Prices over the chains found at a deadline, and more rows, worth the batch.
+
+        Beside them stands what chips were worth before they were raised to it.
+        """
+        done = [Row(column.chips, float(column.sequences(deadline_ms))) for column in self.columns]
+        rows = [*(row for row in done if row.sequences > 0), *more]
         prices = np.zeros(len(self.available))
         if rows:
             data = ChipPricesData(
                 tuple(self.available.tolist()),
-                tuple(self.columns[j].chips for j in rows),
-                tuple(float(done[j]) for j in rows),
+                tuple(row.chips for row in rows),
+                tuple(row.sequences for row in rows),
             )
             solver = "highs" if self.problem.options.solver == "cp_sat" else self.problem.options.solver
             prices = np.array(chip_prices.solve(data, SolveOptions(solver=solver, gap=0.0)))

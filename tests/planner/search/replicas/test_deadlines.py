@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.search.replicas.deadlines import Deadlines
-from planner.search.replicas.holding import Holding, _undominated
+from planner.search.replicas.aims import APART, PRICES
+from planner.search.replicas.deadlines import MORE_HALVINGS, Deadlines
+from planner.search.replicas.holding import Holding, _Line, _undominated
+from planner.search.replicas.holding_rows import Asked
 from planner.units import MS
 from tests.planner.search.replicas.test_mixes import (
     all_pipelines,
@@ -86,6 +88,79 @@ def test_no_pair_of_pipelines_is_done_by_a_deadline_that_is_closed(seed: int) ->
         assert min(other.improve_by_deadlines(aim * best), best) <= best * (1 + 1e-9)
         assert other.bound_s <= best * (1 + 1e-9)
     assert other.bound_s > 0.5 * best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_prices_close_what_the_chips_that_came_up_are_worth_too_little_for(seed: int) -> None:
+    """A row that a look gave cuts off its own prices, and none that close its chains in the same time."""
+    random = np.random.default_rng(seed)
+    mixes = mixes_of(small_problem(seed))
+    paths = mixes.pricing.paths
+    kept = broken = 0
+    for aim_ms in np.geomspace(20.0, 2000.0, 12).tolist():
+        price = random_price(random, mixes)
+        look = Deadlines(paths, price)
+        look.closes(aim_ms)
+        for one in look.open_ones:
+            if one.chips is None:
+                continue
+            need, span = look.sequences(one.span), one.span
+            assert float(price @ one.chips) <= need * (1 + 1e-9)
+            for _ in range(20):
+                other_price = random_price(random, mixes) * float(random.uniform(0.5, 2.0))
+                other = Holding(paths, other_price)
+                if other._beyond_ms(span.kind, need) != look.holding._beyond_ms(span.kind, need):
+                    continue
+                found = other.least(span.kind, span.least_m, aim_ms, need, MORE_HALVINGS)
+                if found.worth >= need * (1 - 1e-9):
+                    kept += 1
+                    assert float(other_price @ one.chips) >= need * (1 - 1e-6)
+                else:
+                    broken += 1
+    assert kept > 2 and broken > 2
+
+
+def test_where_no_pipeline_gains_more_rounding_leaves_nothing_open() -> None:
+    """By a deadline that no stage keeps; what was asked for once came back an ulp short, and stayed open."""
+    random = np.random.default_rng(0)
+    mixes = mixes_of(small_problem(0))
+    holding, kind = Holding(mixes.pricing.paths, mixes.best_price), mixes.chains.kind_of(1, 2)
+    assert kind is not None
+    for mu, need in random.uniform(0.1, 8.0, (200, 2)).tolist():
+        asked = Asked(kind, 2, 1e-3, 1e-4, 1e-3, 1e-5, need)
+        found, _ = holding._of_bracket(asked, mu)
+        assert found.chain is None and found.worth >= need
+
+
+def test_two_pipelines_weigh_up_to_all_layers() -> None:
+    """One two layers short and one a layer beyond: a third of the first, two thirds of the other."""
+    mixes = mixes_of(small_problem(0))
+    holding = Holding(mixes.pricing.paths, mixes.best_price)
+    fewer, more = _Line(1.0, 2.0, 2.0, ((0, 2),)), _Line(1.5, 2.0, -1.0, ((0, 2), (1, 3)))
+    taken = holding._taken(fewer, more)
+    assert taken is not None and taken[:2] == pytest.approx([1.0, 2 / 3]) and not taken[2:].any()
+    assert holding._taken(fewer, None) is None and holding._taken(None, more) is None
+    whole = _Line(1.0, 2.0, 0.0, ((1, 4),))
+    both = holding._taken(whole, whole)
+    assert both is not None and both[:2].tolist() == [0.0, 1.0]
+
+
+def test_deadlines_rise_and_what_one_closes_is_kept() -> None:
+    """By a stand-in for looks that closes all before 100 ms, at any prices that are no longer the first."""
+    mixes = mixes_of(small_problem(0))
+    first, asked = mixes.best_price.copy(), []
+    aims = mixes.aims
+
+    def closes(deadline_ms: float, most_prices: int) -> bool:
+        asked.append((round(deadline_ms, 6), most_prices))
+        return deadline_ms < 100.0 and most_prices > 1
+
+    aims._closes = closes  # type: ignore[method-assign]
+    assert 99.0 <= aims.improve(50.0, 110.0) < 100.0
+    assert asked[:4] == [(110.0, 1), (99.0, PRICES), (105.6, PRICES), (102.3, PRICES)]
+    assert aims.closed_ms < 100.0 < aims.missed_ms < 100.0 * (1 + 2 * APART)
+    assert aims.improve(0.0, 90.0) >= 99.0
+    assert (aims.price == first).all()
 
 
 def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:

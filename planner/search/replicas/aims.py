@@ -1,0 +1,145 @@
+"""Which deadlines are looked at in turn, and at what prices of chips.
+
+At one price `planner.search.replicas.deadlines` tells whether a deadline is closed. Where it stays open, some
+pipelines that keep the rows with the m micro-batches that stand open hold all layers in a mean, and the chips
+of that mean are worth no more than m. What is proven of m at other prices is no more than what these chips
+are worth there: the worth of a pipeline is that of its chips, whatever a layer costs. So where their adapters
+leave the same time, no prices close the deadline at which they are worth less than m, and they are a row of
+`formulations.chip_prices`: a cutting plane of the relaxation itself, for this deadline and all later ones, as
+what is done by one is done by a later one. Where all rows together ask for more than the batch, no such
+prices are left. The chains that stayed open are looked at first at the next prices, which mostly shows at
+once that these do not suffice. Rows only say what prices are tried: what is proven is that a deadline is
+closed at some.
+
+Deadlines rise, so that rows stay valid: the last one is tried at once, in case the first prices close it,
+then shares of it; between one that is closed and one that is not, the middle. The constants are guesses.
+
+References
+----------
+J. E. Kelley, "The cutting-plane method for solving convex programs", Journal of SIAM 8(4), 1960.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.search.replicas.boxes import Column
+from planner.search.replicas.deadlines import Deadlines, Span
+from planner.search.replicas.paths import Paths
+
+PRICES = 60
+"""Prices that are tried for one deadline."""
+SHARES = 0.9, 0.96, 1.0
+"""Deadlines that are looked at in turn, as shares of the last one."""
+NEAR = 2e-3
+"""Relative distance between two deadlines below which no third one is looked at between them."""
+APART = 0.01
+"""The same between one that is closed and one that no prices close."""
+SAME = 2e-3
+"""Relative distance between prices below which nothing new would come of them."""
+SMOOTHING = 0.5
+"""Share of the last prices in the next ones."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Chips that may do so many sequences by a deadline: no prices close it at which they are worth less."""
+
+    chips: tuple[float, ...]
+    """By class."""
+    sequences: float
+    deadline_ms: float = 0.0
+
+
+class Aims:
+    """Deadlines of one problem; prices and rows are kept from each to the next."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        price: Floats,
+        program: Callable[[float, list[Row]], tuple[Floats, float]],
+        keep: Callable[[list[Column]], None],
+        is_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin at a price, all chips together worth the batch.
+
+        Parameters
+        ----------
+        program
+            Least prices that keep all rows by a deadline, worth the batch, and what chips were worth before.
+        keep
+            Takes chains that came up.
+        """
+        self.paths, self.price, self.program, self.keep, self.is_up = paths, price, program, keep, is_up
+        self.batch = paths.chains.batch
+        self.closed_ms = 0.0
+        """The last deadline that was closed."""
+        self.missed_ms = np.inf
+        """The first one that no prices close that were tried."""
+        self.looks = 0
+        self._rows: list[Row] = []
+        self._first: dict[Span, None] = {}
+        """Chains that stayed open at some deadline and price, those of the last one last."""
+        self._look: Deadlines | None = None
+        """A look that was cut."""
+
+    def improve(self, least_ms: float, most_ms: float) -> float:
+        """The latest deadline up to a last one that was closed, or what is known already [ms]."""
+        self.closed_ms = max(self.closed_ms, least_ms)
+        for aim_ms, prices in self._aims(most_ms):
+            if self.is_up() or self.closed_ms >= most_ms * (1 - NEAR):
+                break
+            if not self.closed_ms * (1 + NEAR) < aim_ms < self.missed_ms:
+                continue
+            if self._closes(aim_ms, prices):
+                self.closed_ms = aim_ms
+            elif prices > 1 and not self.is_up():
+                self.missed_ms = aim_ms
+        return self.closed_ms
+
+    def _aims(self, most_ms: float) -> Iterator[tuple[float, int]]:
+        """Deadlines in turn, with the prices that are tried for each."""
+        if self._look is not None:
+            yield min(self._look.deadline_ms, most_ms), PRICES
+        elif not self._rows:
+            yield most_ms, 1
+        for share in SHARES:
+            yield share * most_ms, PRICES
+        while self.missed_ms > self.closed_ms * (1 + APART):
+            yield (self.closed_ms + min(self.missed_ms, most_ms)) / 2, PRICES
+
+    def _closes(self, deadline_ms: float, most_prices: int) -> bool:
+        """Whether some prices close a deadline."""
+        for _ in range(most_prices):
+            if self._look is None or deadline_ms > self._look.deadline_ms:
+                self._look = Deadlines(self.paths, self.price, self.is_up)
+                self.looks += 1
+            if self._look.closes(deadline_ms, list(self._first)):
+                self._look = None
+                return True
+            if self.is_up():
+                return False
+            self._learn(self._look)
+            rows = [row for row in self._rows if row.deadline_ms <= deadline_ms]
+            before, (program, worth) = self.price, self.program(deadline_ms, rows)
+            mixed = SMOOTHING * before + (1 - SMOOTHING) * program
+            self.price, self._look = mixed * self.batch / float(mixed @ self.paths.chains.available), None
+            if worth >= self.batch or np.allclose(self.price, before, rtol=SAME):
+                return False
+        return False
+
+    def _learn(self, look: Deadlines) -> None:
+        """Take what stayed open at a deadline."""
+        self.keep(look.columns())
+        for one in look.open_ones:
+            self._first.pop(one.span, None)
+            self._first[one.span] = None
+            if one.chips is not None:
+                self._rows.append(
+                    Row(tuple(one.chips.tolist()), float(look.sequences(one.span)), look.deadline_ms)
+                )
