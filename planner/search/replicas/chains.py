@@ -13,6 +13,7 @@ takes no more memory and no more time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,8 +93,11 @@ class _Items:
 class Chains:
     """All kinds of a problem, with their tables as they are asked for."""
 
-    def __init__(self, problem: Problem, table: DegreeTable, prices: Prices) -> None:
-        self.problem, self.prices = problem, prices
+    def __init__(
+        self, problem: Problem, table: DegreeTable, prices: Prices, rows: Sequence[int] | None = None
+    ) -> None:
+        """`rows` are those of the table that may take part, all by default."""
+        self.problem, self.table, self.prices = problem, table, prices
         self.num_layers, self.batch = problem.model.num_layers, problem.workload.global_batch_size
         longest = min(self.num_layers, problem.options.max_pipeline_parallel or self.num_layers)
         self.longest = min(longest, problem.cluster.num_chips)
@@ -102,7 +106,7 @@ class Chains:
         """Numbers of micro-batches held that are told apart; those between count as the one below them."""
         self.available = np.array([node_class.num_chips for node_class in problem.cluster.classes])
         """[class]"""
-        listed, rows = list_items(problem, table)
+        listed, of_item = list_items(problem, table, range(len(table)) if rows is None else rows)
         items = sorted({item[:2] for item in listed})
         self.tensor_parallel = np.array([item[0] for item in items], dtype=np.int64)
         """[item] chips of a stage of one replica."""
@@ -117,9 +121,9 @@ class Chains:
         """[item] rate of a stage's adapters, in gradients of the whole model a ms."""
         self.exchange_ms = exchange_floor_s(problem, 2) / MS
         """What all pipelines of any mix exchange at least."""
-        self.replicas = {size: tuple(by_degree) for size, by_degree in rows.items()}
+        self.replicas = {size: tuple(by_degree) for size, by_degree in of_item.items()}
         """Data-parallel degrees by micro-batch size."""
-        self.rows = {size: np.array(list(by_degree.values())) for size, by_degree in rows.items()}
+        self.rows = {size: np.array(list(by_degree.values())) for size, by_degree in of_item.items()}
         """By micro-batch size, [degree, item told apart] row of the prices; -1 where there is none."""
         self.kinds: list[Kind] = []
         self._numbers: dict[Kind, int] = {}

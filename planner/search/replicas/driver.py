@@ -4,8 +4,9 @@ The space: all plans of Megatron-LM, all of FlagScale, and every mix of two or m
 have equal data parallelism and no context parallelism, each with its own stages, micro-batch size (a divisor
 of the batch), replicas and number of micro-batches. The bound is the least of the three parts, each searched
 by itself: the searches for both launchers, which begin with the best plan so far and so close what cannot
-beat it, and `planner.search.replicas.mixes`, at last with whole pipelines (`planner.search.replicas.shares`)
-where that part is the least. Where a part was cut, what its search could prove stands.
+beat it, and `planner.search.replicas.mixes`, at last by what all pipelines share and with whole ones
+(`planner.search.replicas.shares`) where that part is the least. Where a part was cut, what its search could
+prove stands.
 
 The plans of both launchers are legal here, so that the answer is never worse. Mixes of the chains that the
 bound was found with are chosen by `formulations.replica_mix`, whose deadline leaves out what the pipelines
@@ -130,7 +131,7 @@ class ReplicaSearch(MeshSearch):
                 if mixes_s < most_s and not self.mixes.is_reached(most_s):
                     mixes_s = max(mixes_s, self.mixes.improve(most_s))
                 if mixes_s < most_s:
-                    mixes_s = max(mixes_s, self.mixes.improve_whole(most_s))
+                    mixes_s = max(mixes_s, self.mixes.improve_apart(most_s))
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
         self._go_on(mixes_s)

@@ -21,12 +21,12 @@ Item = tuple[int, ...]
 
 
 def list_items(
-    problem: Problem, table: DegreeTable
+    problem: Problem, table: DegreeTable, among: Sequence[int]
 ) -> tuple[list[Item], dict[int, dict[int, Sequence[int]]]]:
-    """All items, and by micro-batch size and data-parallel degree the row of each, -1 without one."""
+    """All items of some rows, and by micro-batch size and degree of data the row of each, -1 without one."""
     d, has_experts = table.degrees, problem.model.moe is not None
     found: dict[int, dict[int, dict[Item, int]]] = {}
-    for row in range(len(table)):
+    for row in among:
         experts = (int(d.expert_parallel[row]), int(d.expert_tensor_parallel[row]) if has_experts else 0)
         by_degree = found.setdefault(int(d.microbatch_size[row]), {})
         of_degree = by_degree.setdefault(int(d.data_parallel[row]), {})

@@ -32,6 +32,7 @@ from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.shares import Shares
+from planner.search.replicas.space import shared_rows
 from planner.units import MS
 
 ROUNDS = 60
@@ -161,6 +162,33 @@ class Mixes:
         shares = Shares(self.pricing, self.is_up)
         self.bound_ms = shares.improve(self.best_price, self.bound_ms, most_ms)
         return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def that_share(self) -> list[Mixes]:
+        """Mixes by what all pipelines of one share, with the bound and the prices so far."""
+        parts, of = [], self.chains
+        for rows in shared_rows(self.problem, of.table).values():
+            part = Mixes(self.problem, Chains(self.problem, of.table, of.prices, rows), self.is_up)
+            part.price = part.best_price = self.best_price
+            part.bound_ms = self.bound_ms
+            parts.append(part)
+        return parts
+
+    def improve_apart(self, most_s: float) -> float:
+        """Raise the bound up to a time for each choice of what all pipelines share, at last by whole ones.
+
+        The chains of all choices together may split the sequence on some stages and not on others, which no
+        mix does: the least bound of the choices holds for all mixes [s].
+        """
+        parts = self.that_share()
+        if len(parts) < 2:
+            return self.improve_whole(most_s)
+        hard = [part for part in parts if part.improve(most_s) < most_s]
+        least_s = min((part.bound_s for part in hard), default=most_s)
+        for aim_s in (most_s,) if len(hard) == 1 else ((least_s + most_s) / 2, most_s):
+            hard = [part for part in hard if part.improve_whole(aim_s) < most_s]
+        bound_ms = min((part.bound_ms for part in hard), default=most_s / MS - self.exchange_ms)
+        self.bound_ms = max(self.bound_ms, bound_ms)
+        return self.bound_s if hard else most_s
 
     def improve_from(self, least_s: float) -> float:
         """The same without a plan: up to a time by which fractions of some chains run the batch [s]."""

@@ -76,34 +76,50 @@ def data_parallel_degrees(most: int, replicas: int) -> list[int]:
     return sorted(degrees | ({most} if most else set()))
 
 
+def shared_rows(problem: Problem, table: DegreeTable) -> dict[Shared, list[int]]:
+    """The rows of a table by what all pipelines of a mix share; some stand in several of them."""
+    found: dict[Shared, list[int]] = {}
+    for row in range(len(table)):
+        for shared in _shared(problem, table, row):
+            found.setdefault(shared, []).append(row)
+    widths = table.degrees.tensor_parallel
+    return {shared: rows for shared, rows in found.items() if not (shared[0] and (widths[rows] == 1).all())}
+
+
+def _shared(problem: Problem, table: DegreeTable, row: int) -> list[Shared]:
+    """What the pipelines beside a stage of a row may share."""
+    d = table.degrees
+    experts = int(d.expert_tensor_parallel[row]) if problem.model.moe is not None else None
+    split, tp = bool(d.sequence_parallel[row]), int(d.tensor_parallel[row])
+    # With tensor parallel 1 the whole sequence lies on each rank, whatever the others do with it.
+    cuts = (True,) if split else (False, True) if tp == 1 else (False,)
+    return [(cut, int(d.expert_parallel[row]), experts) for cut in cuts]
+
+
 def replica_batches(problem: Problem, table: DegreeTable) -> tuple[Batch, ...]:
     """One batch for each number of replicas, micro-batch size and choice of what all pipelines share.
 
     Each stage recomputes what it likes, and all stages of a pipeline have equal data parallelism.
     """
     d = table.degrees
-    has_experts = problem.model.moe is not None
-    shapes: dict[tuple[int, ...], list[StageShape]] = {}
+    shapes: dict[tuple[Shared, int, int], list[StageShape]] = {}
     for row in range(len(table)):
         tp, dp, mbs = int(d.tensor_parallel[row]), int(d.data_parallel[row]), int(d.microbatch_size[row])
-        etp = int(d.expert_tensor_parallel[row]) if has_experts else 0
-        split = bool(d.sequence_parallel[row])
-        # With tensor parallel 1 the whole sequence lies on each rank, whatever the others do with it.
-        for cut in (1,) if split else (0, 1) if tp == 1 else (0,):
-            found = shapes.setdefault((cut, int(d.expert_parallel[row]), etp, mbs, dp), [])
+        for shared in _shared(problem, table, row):
+            found = shapes.setdefault((shared, mbs, dp), [])
             for c in np.flatnonzero(table.max_stages[row]).tolist():
                 found.append(StageShape(row, int(c), tp, dp, tp * dp))
     return tuple(
         Batch(
             sequences=mbs * dp,
             num_microbatches=problem.workload.global_batch_size // (mbs * dp),
-            sequence_parallel=bool(cut),
+            sequence_parallel=cut,
             expert_parallel=ep,
-            expert_tensor_parallel=etp if has_experts else None,
+            expert_tensor_parallel=experts,
             selective=None,
             shapes=tuple(listed),
         )
-        for (cut, ep, etp, mbs, dp), listed in shapes.items()
+        for ((cut, ep, experts), mbs, dp), listed in shapes.items()
         if listed and not (cut and all(shape.tensor_parallel == 1 for shape in listed))
     )
 

@@ -21,7 +21,7 @@ from planner.search.replicas.items import held_levels
 from planner.search.replicas.mixes import Mixes, work_of_chips
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import APART, NEAR, _share
-from planner.search.replicas.space import exchange_floor_s, replica_degrees
+from planner.search.replicas.space import exchange_floor_s, replica_degrees, shared_rows
 from planner.search.replicas.steps import paces
 from planner.simulate.evaluate import evaluate
 from planner.simulate.pipelines import exchange_s, share_of, tail_s
@@ -65,7 +65,7 @@ class Timed:
     """What it exchanges with a pipeline like itself beyond what any mix does."""
 
 
-def all_pipelines(problem: Problem) -> list[Timed]:
+def all_pipelines(problem: Problem, *, sequence_parallel: bool = False) -> list[Timed]:
     """Every pipeline with one degree for all stages and one recomputation, by number of micro-batches."""
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch_size
     found = []
@@ -85,6 +85,7 @@ def all_pipelines(problem: Problem) -> list[Timed]:
                         microbatch_size=mbs,
                         recompute=recompute,
                         recompute_layers=min(layers) if recompute == "full" else 0,
+                        sequence_parallel=sequence_parallel,
                     )
                     timed = timed_pipeline(problem, plan, batch // (dp * mbs))
                     if timed is not None:
@@ -106,10 +107,11 @@ def timed_pipeline(problem: Problem, plan: Plan, most: int) -> tuple[tuple[float
     return (tuple(ends), tail) if ends else None
 
 
-def best_pair_s(problem: Problem) -> float:
+def best_pair_s(problem: Problem, *, sequence_parallel: bool = False) -> float:
     """Least step of two pipelines side by side."""
     batch, best = problem.workload.global_batch_size, np.inf
-    for one, two in itertools.combinations_with_replacement(all_pipelines(problem), 2):
+    pipelines = all_pipelines(problem, sequence_parallel=sequence_parallel)
+    for one, two in itertools.combinations_with_replacement(pipelines, 2):
         if max(a + b for a, b in zip(one.chips, two.chips, strict=True)) > 2:
             continue
         sizes = [t.plan.data_parallel * t.plan.microbatch_size for t in (one, two)]
@@ -130,6 +132,40 @@ def test_no_pair_of_pipelines_is_done_before_the_bound(seed: int) -> None:
     best = best_pair_s(problem)
     bound = mixes_of(problem).improve(2 * best)
     assert 0.6 * best < bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (0, 3))
+def test_each_choice_of_what_pipelines_share_bounds_its_own_pairs(seed: int) -> None:
+    """Sequences split or whole: each of the two is bounded by itself, both by the lower bound of either."""
+    problem = small_problem(seed)
+    problem = problem.model_copy(update={"options": problem.options.model_copy(update={"pin": {}})})
+    best_s = {split: best_pair_s(problem, sequence_parallel=split) for split in (False, True)}
+    mixes = mixes_of(problem)
+    together_s = mixes.improve(2 * min(best_s.values()))
+    assert list(shared_rows(problem, mixes.chains.table)) == [(False, 1, None), (True, 1, None)]
+    apart_s = []
+    for split, part in zip((False, True), mixes.that_share(), strict=True):
+        apart_s.append(part.improve(2 * best_s[split]))
+        assert together_s <= apart_s[-1] <= best_s[split] * (1 + 1e-9)
+    whole_s = mixes.improve_apart(2 * min(best_s.values()))
+    assert min(apart_s) * (1 - 1e-9) <= whole_s <= min(best_s.values()) * (1 + 1e-9)
+
+
+def test_choices_of_what_pipelines_share_hold_all_rows_that_go_together() -> None:
+    """Chips that share no layer stand on either side; where none shares one nothing is split."""
+    problem = load_problem("llama3-8b-h100-a100-16")
+    problem = problem.model_copy(update={"target": "unrestricted"})
+    table = replica_degrees(problem, list_degrees(problem))
+    d, groups = table.degrees, shared_rows(problem, table)
+    assert set(groups) == {(False, 1, None), (True, 1, None)}
+    for (split, _, _), rows in groups.items():
+        fits = (d.sequence_parallel == split) | (d.tensor_parallel == 1)
+        assert rows == np.flatnonzero(fits).tolist()
+    pinned = problem.model_copy(
+        update={"options": problem.options.model_copy(update={"max_tensor_parallel": 1})}
+    )
+    assert set(shared_rows(pinned, replica_degrees(pinned, list_degrees(pinned)))) == {(False, 1, None)}
 
 
 @pytest.mark.slow
