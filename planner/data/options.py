@@ -67,7 +67,7 @@ class Options(Data):
     use: tuple[str, ...] = ()
     """Names of node classes that must not stay idle."""
     keep_class_order: bool = False
-    """Whether stages must follow the order in which the cluster lists its classes."""
+    """Whether stages must follow the order in which the cluster lists its classes, each on one of them."""
 
     @field_validator("pin")
     @classmethod

@@ -17,7 +17,9 @@ LEAST_COMPUTE_CAPABILITY: dict[Precision, float] = {
 Sources: CUDA C++ Programming Guide 12, section "Compute Capabilities" (bf16 from 8.0; V100, T4,
 Titan-RTX and RTX-20 lack it); Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/fp8.py,
 `check_fp8_support`, `check_fp8_block_scaling_support`, `check_mxfp8_support`, `check_nvfp4_support`. On other
-platforms a chip says whether it has MXFP8: of AMD's, MI350 and MI355 (gfx950: pytorch/ao, pull request 2066).
+platforms a chip says whether it has MXFP8: of AMD's, MI350 and MI355 (gfx950: pytorch/ao, pull request 2066);
+scales of 128 x 128 values are refused (ROCm/TransformerEngine, transformer_engine/pytorch/quantization.py,
+`check_fp8_block_scaling_support`: "FP8 block scaled gemm not yet supported for ROCm").
 """
 
 
@@ -26,7 +28,7 @@ def chip_supports(chip: Chip, precision: Precision) -> bool:
     if chip.peak_flop_per_s(precision) is None:
         return False
     if chip.backend != "cuda":
-        return precision != "mxfp8" or chip.has_block_scales
+        return precision != "fp8_block" and (precision != "mxfp8" or chip.has_block_scales)
     if chip.compute_capability is None:
         return True
     return chip.compute_capability >= LEAST_COMPUTE_CAPABILITY[precision]

@@ -81,6 +81,7 @@ ASCEND = chip(id="910b", backend="ascend", compute_capability=None)
         (B200, "mxfp8", True),
         (B200, "nvfp4", True),
         (MI300X, "fp8", True),
+        (MI300X, "fp8_block", False),
     ],
 )
 def test_number_formats_need_a_peak_and_a_new_enough_chip(
