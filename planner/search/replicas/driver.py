@@ -39,7 +39,7 @@ from planner.search.meshes.opener import MeshOpener
 from planner.search.progress import Progress
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.choosing import choose_mix
-from planner.search.replicas.mixes import MOST_BOXES, Mixes
+from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.templates import (
     Candidate,
@@ -127,7 +127,7 @@ class ReplicaSearch(MeshSearch):
             if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
                 self.share_up_s = 0.0
                 most_s = self.frontier.cutoff_s * BEYOND
-                mixes_s = max(mixes_s, self._by_prices(self.mixes, most_s))
+                mixes_s = max(mixes_s, self.mixes.improve_by_prices(most_s))
                 if mixes_s < most_s and not self.mixes.is_reached(most_s):
                     mixes_s = max(mixes_s, self.mixes.improve(most_s))
                 if mixes_s < most_s:
@@ -250,7 +250,7 @@ class ReplicaSearch(MeshSearch):
             if before_s is None:
                 bound_s = max(least_s, mixes.improve_from(least_s))
             else:
-                bound_s = max(least_s, self._by_prices(mixes, self.frontier.cutoff_s * BEYOND))
+                bound_s = max(least_s, mixes.improve_by_prices(self.frontier.cutoff_s * BEYOND))
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
             if before_s is None and not mixes.columns and not is_up():
                 # Not one chain holds the model, however long it may take.
@@ -273,11 +273,6 @@ class ReplicaSearch(MeshSearch):
             if not was_cut and (self.incumbent.step_s is None or self.incumbent.step_s == before_s):
                 break
         return bound_s
-
-    def _by_prices(self, mixes: Mixes, most_s: float) -> float:
-        """Raise the bound of mixes up to a time, by some boxes of chains and then by deadlines [s]."""
-        bound_s = mixes.bound_s if mixes.is_reached(most_s) else mixes.improve(most_s, MOST_BOXES)
-        return bound_s if bound_s >= most_s else max(bound_s, mixes.improve_by_deadlines(most_s))
 
     def _mix(self, opener: MeshOpener, candidates: list[Candidate], most_pipelines: int) -> int:
         """The best mix of some candidates, judged by the referee; its pipelines."""

@@ -51,8 +51,10 @@ SMOOTHING = 0.5
 """Share of the best prices so far in the next ones."""
 FAR = 0.02
 """Relative distance between bound and that time from which deadlines are worth it. A guess."""
-MOST_BOXES = 1000
-"""Boxes that are priced before deadlines are tried. A guess."""
+FEW_BOXES, MOST_BOXES = 100, 1000
+"""Boxes that are priced before deadlines are tried: where they tell little, and where more. Guesses."""
+FAR_OFF = 0.8
+"""Share of a time that these few must reach for more of them to be priced. A guess."""
 NEAR = 2e-3
 """Relative distance between bound and that time at which prices are good enough."""
 
@@ -131,10 +133,25 @@ class Mixes:
             if not self.columns or self.is_up():
                 break
             self.reach_ms, program = self._reach(limit_ms)
+            if self.pricing.evaluated >= most_boxes:
+                # At the same prices the next look goes on where this one ended.
+                break
             self.price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
             if np.allclose(self.price, price, rtol=SAME):
                 break
         return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def improve_by_prices(self, most_s: float) -> float:
+        """Raise the bound up to a time, by some boxes and then by deadlines [s].
+
+        Where a few boxes come nowhere near it, as where micro-batches are few, deadlines follow them at once.
+        """
+        bound_s = self.bound_s
+        if not self.is_reached(most_s):
+            bound_s = self.improve(most_s, FEW_BOXES)
+            if FAR_OFF * most_s <= bound_s < most_s:
+                bound_s = self.improve(most_s, MOST_BOXES)
+        return bound_s if bound_s >= most_s else max(bound_s, self.improve_by_deadlines(most_s))
 
     def improve_by_deadlines(self, most_s: float) -> float:
         """Raise the bound up to a time, by deadlines by which no chain runs what its chips are worth [s].

@@ -18,7 +18,7 @@ from planner.search.replicas.boxes import Boxes, Column
 from planner.search.replicas.chains import Chains, Kind
 from planner.search.replicas.columns import Least
 from planner.search.replicas.items import held_levels
-from planner.search.replicas.mixes import Mixes, work_of_chips
+from planner.search.replicas.mixes import FEW_BOXES, MOST_BOXES, Mixes, work_of_chips
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import APART, NEAR, _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees, shared_rows
@@ -414,6 +414,34 @@ def test_a_look_that_was_cut_goes_on_where_it_ended() -> None:
     cut.is_up = cut.paths.is_up = lambda: False
     assert cut.soonest(price, limit_ms).bound_ms == whole.bound_ms
     assert cut.evaluated == mixes.pricing.evaluated
+
+
+def test_boxes_in_two_parts_prove_what_they_do_at_once() -> None:
+    """A look that ends with its boxes is gone on with at the same prices."""
+    whole, parted = mixes_of(small_problem(0)), mixes_of(small_problem(0))
+    most = 0.75 * best_pair_s(whole.problem)
+    bound = whole.improve(most, 400)
+    firsts = [parted.improve(most, number) for number in (20, 60, 400)]
+    assert firsts[0] <= firsts[1] <= firsts[2] == pytest.approx(bound)
+    assert firsts[0] < bound
+
+
+def test_deadlines_follow_few_boxes_where_these_are_far_off() -> None:
+    """And more boxes where they are near; nothing is asked once the time is reached."""
+    for reached, asked in ((0.5, [FEW_BOXES, 0]), (0.9, [FEW_BOXES, MOST_BOXES, 0]), (1.0, [FEW_BOXES])):
+        mixes, calls = mixes_of(small_problem(0)), []
+
+        def improve(most_s: float, most_boxes: float, reached=reached, calls=calls) -> float:  # type: ignore
+            calls.append(most_boxes)
+            return reached * most_s
+
+        def by_deadlines(most_s: float, calls=calls) -> float:  # type: ignore
+            calls.append(0)
+            return 0.95 * most_s
+
+        mixes.improve, mixes.improve_by_deadlines = improve, by_deadlines  # type: ignore
+        assert mixes.improve_by_prices(2.0) == 2.0 * max(reached, 0.95)
+        assert calls == asked
 
 
 def test_what_pipelines_exchange_is_never_less_than_the_floor() -> None:
