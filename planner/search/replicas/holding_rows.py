@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.replicas.space import Ints
+from planner.search.ways_down import first_way_ms, inner_ways_ms
 
 NEVER = -1.0
 """A way down to the last stage that none has [ms]."""
@@ -34,6 +35,12 @@ class Choices:
         times, hop, after = self.times[rows], self.hop[rows], self.after[rows]
         return Choices(self.item[rows], self.layers[rows], times, hop, after, self.worth[rows], self.pace)
 
+    @property
+    def passes_ms(self) -> tuple[Floats, Floats, Floats]:
+        """Both passes, the forward at its most, which is the shorter one, and the backward."""
+        forward: Floats = self.pace * self.times
+        return self.times, forward, self.times - forward
+
     def __len__(self) -> int:
         return len(self.item)
 
@@ -53,34 +60,14 @@ class Asked:
 
 def first_high(asked: Asked, choices: Choices, behind: int) -> Floats:
     """Longest way down to the last stage with which a first stage keeps the rows."""
-    m, deadline_ms = asked.least_m, asked.deadline_ms
-    forward, times = choices.pace * choices.times, choices.times
-    backward = times - forward
-    whole = choices.after + m * times
-    windows, more = divmod(m - 1, behind + 1)
-    by_window = (deadline_ms - choices.after - more * backward) / (windows + 1) - times
-    if m <= behind + 1:
-        ahead: Floats = np.where(whole <= deadline_ms, by_window, NEVER)
-        return ahead
-    rest, once, twice = deadline_ms - whole, behind * forward, behind * (forward + backward)
-    flat = behind * backward - once
-    by_partial = np.where(rest < flat, once + rest, (rest + twice) / 2)
-    both: Floats = np.where(rest < 0, NEVER, np.minimum(by_partial, by_window))
-    return both
+    left_ms = asked.deadline_ms - choices.after
+    longest, keeps = first_way_ms(asked.least_m, behind, left_ms, choices.passes_ms)
+    high: Floats = np.where(keeps, longest, NEVER)
+    return high
 
 
 def inner_range(asked: Asked, choices: Choices, behind: int) -> tuple[Floats, Floats]:
     """Shortest and longest way down to the last stage with which an inner stage keeps the rows."""
-    m, deadline_ms, low = asked.least_m, asked.deadline_ms, asked.low
-    forward, times = choices.pace * choices.times, choices.times
-    backward = times - forward
-    whole = low + (m - 1) * times
-    windows, more = divmod(m - 1, behind + 1)
-    fits = low + more * backward <= deadline_ms
-    shortest = whole - deadline_ms
-    if m <= behind + 1:
-        return shortest, np.where(fits, np.inf, NEVER)
-    longest = np.where(whole - behind * forward <= deadline_ms, behind * times - shortest, NEVER)
-    if windows:
-        longest = np.minimum(longest, (deadline_ms - low - more * backward) / windows - times)
-    return shortest, np.where(fits, longest, NEVER)
+    sums_ms, passes_ms = (asked.low, asked.low), choices.passes_ms
+    shortest, longest, keeps = inner_ways_ms(asked.least_m, behind, sums_ms, asked.deadline_ms, passes_ms)
+    return shortest, np.where(keeps, longest, NEVER)
