@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.data.cluster import Cluster
 from planner.data.load import build_problem, load_cluster
+from planner.data.old_chips import with_attention_that_runs
 from planner.data.plan import DpMode, Plan, Stage
 from planner.data.problem import Problem, TargetName
 from planner.data.stack import SoftwareStack
@@ -130,13 +131,12 @@ def read_problem(
         stack=stack,
     )
     workload = problem.workload.model_copy(update={"train_iters": flags.number("--train-iters", 500_000)})
-    return problem.model_copy(
-        update={
-            "workload": workload,
-            "stack": read_stack(flags, problem.stack, notes, gradient_ranks),
-            "name": Path(flags.where).stem,
-        }
-    )
+    read = {
+        "workload": workload,
+        "stack": read_stack(flags, problem.stack, notes, gradient_ranks),
+        "name": Path(flags.where).stem,
+    }
+    return with_attention_that_runs(problem.model_copy(update=read))
 
 
 def assemble(
