@@ -36,7 +36,7 @@ from planner.cost.compute import traffic_s
 from planner.cost.elementwise import Values, minimum, total, where
 from planner.cost.links import Network
 from planner.cost.operators import HALF, Matmul
-from planner.cost.overlap import exposed_behind
+from planner.cost.overlap import OVERLAP_SLOWDOWN, SHARDS_SLOWDOWN, exposed_behind
 from planner.cost.parameters import ParameterCounts
 from planner.cost.placement import Spread, spread_group
 from planner.cost.sizes import Sizes
@@ -125,8 +125,10 @@ class Sharding:
                 copied_in = copied_in + (HALF + self.stack.scattered_gradient_bytes) * several
         forward, backward = gather, gather + scatter
         if self.stack.dp_overlap:
+            slowdown = OVERLAP_SLOWDOWN if self.stack.shard_copies == "none" else SHARDS_SLOWDOWN
             forward, backward = (
-                exposed_behind(x, y) for x, y in zip((forward, backward), compute_s, strict=True)
+                exposed_behind(x, y, slowdown=slowdown)
+                for x, y in zip((forward, backward), compute_s, strict=True)
             )
         relative = self.network.relative
         return (

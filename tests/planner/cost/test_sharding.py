@@ -10,6 +10,7 @@ import pytest
 from planner.cost.host_waits import with_host_floor
 from planner.cost.inside_node import inside_s
 from planner.cost.networks import network_of
+from planner.cost.overlap import OVERLAP_SLOWDOWN, SHARDS_SLOWDOWN
 from planner.cost.prices import PARTS
 from planner.cost.sharding import LIST_TENSOR_S
 from tests.planner.cost.problems import prices, problem, with_stack, without_assumptions_of_nics
@@ -27,7 +28,7 @@ def test_full_sharding_gathers_in_every_microbatch_and_no_more_once_a_step(mode:
 
 
 def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() -> None:
-    of = problem()
+    of = with_stack(problem(), dp_overlap=False)
     found = {
         copies: prices(with_stack(of, shard_copies=copies), data_parallel=8, dp_mode="fsdp")
         for copies in ("none", "gradients", "all")
@@ -44,6 +45,20 @@ def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() 
     assert more("gradients", "backward") == pytest.approx(2 + width)  # 16 bits in, as they are summed out
     assert more("all", "forward") == pytest.approx(2 + 2)
     assert more("all", "backward") == pytest.approx(2 + 2 + 2 + width)
+
+
+@pytest.mark.parametrize(("copies", "slowdown"), [("none", OVERLAP_SLOWDOWN), ("gradients", SHARDS_SLOWDOWN)])
+def test_hidden_shards_take_more_of_what_hides_them_where_pytorch_moves_them(
+    copies: str, slowdown: float
+) -> None:
+    behind, before = (
+        prices(
+            with_stack(problem(), dp_overlap=overlap, shard_copies=copies), data_parallel=8, dp_mode="fsdp"
+        )
+        for overlap in (True, False)
+    )
+    of_forward = behind.layer_forward_s[0, 0, 0, DP] / before.layer_forward_s[0, 0, 0, DP]
+    assert of_forward == pytest.approx(slowdown)
 
 
 @pytest.mark.parametrize("copies", ["none", "gradients"])
