@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
+from formulations.interleaved_detours import detour_rows
 from formulations.interleaved_paths import Floats, PathRow
 from formulations.interleaved_rows import WaitRow, dealt_factors, hop_factors, wait_rows
 
@@ -158,6 +159,25 @@ def add_hop(model: pulp.LpProblem, passes: Passes) -> None:
                 passes.end >= rounds + pulp.LpAffineExpression([*own, *waits]) + passes.after,
                 (f"hop_{s}_{base - s}"),
             )
+
+
+def add_detour(model: pulp.LpProblem, passes: Passes) -> None:
+    """A path that stays on a stage goes to a neighbour and back wherever that takes longer."""
+    p, v = passes.shape
+    for index, row in enumerate(detour_rows(p, passes.num_microbatches, v)):
+        more = []
+        for block, (count, found) in enumerate(row.blocks):
+            longer = pulp.LpVariable(f"detour_{index}_{block}", 0)
+            more.append((longer, float(count)))
+            for i, one in enumerate(found):
+                terms = passes.terms(one.forward, one.backward)
+                sends, constant = passes.sent(one.sends)
+                path = pulp.LpAffineExpression([*terms, *sends], constant)
+                model += longer >= path, f"detour_{index}_{block}_{i}"
+        work = [(time, float(passes.num_microbatches)) for time in passes.work(row.stage)]
+        waits = [(passes.before[row.stage], 1.0), (passes.behind[row.stage], 1.0)]
+        alone = pulp.LpAffineExpression([*work, *waits, *more])
+        model += passes.end >= alone + passes.after, f"detour_{index}"
 
 
 def add_path(model: pulp.LpProblem, passes: Passes, row: PathRow, index: int) -> None:

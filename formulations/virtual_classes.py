@@ -59,6 +59,9 @@ Model      min  T + O + const
                 T >= row (dealt) of `interleaved_rows` + sum_c rt[c] z[0,c]        (dealt)
                 T >= row (hop) of `interleaved_rows` + sum_c rt[c] z[0,c]
                      for s < p-1 and both of its stages, where sends may be slow   (hop)
+                T >= row (detour) of `interleaved_detours` + sum_c rt[c] z[0,c]
+                     where chunks are whole and stages few, D[j] >= 0 a variable a block
+                                                                                (detour)
                 T >= row(F, B, S) + sum_c rt[c] z[0,c] for rows (path) to the end of
                      stage 0 of `interleaved_paths`, added when violated           (path)
            Where sends block, S[s] is in F[s,k] and S[s-1] in B[s,k] instead, but for the two ends.
@@ -92,7 +95,7 @@ from formulations.class_constraints import (
     add_recompute,
 )
 from formulations.class_path_search import ClassPathSearch
-from formulations.interleaved_constraints import Passes, add_dealt, add_hop, add_path, add_wait
+from formulations.interleaved_constraints import Passes, add_dealt, add_detour, add_hop, add_path, add_wait
 from formulations.interleaved_paths import PathRow
 from formulations.interleaved_rows import wait_rows
 from formulations.options import SolveOptions
@@ -103,6 +106,9 @@ MAX_ROUNDS = 12
 """Rounds of rows (path) after which the bound at hand is taken. A guess."""
 MAX_TERMS = 20_000
 """Terms of the rows (wait) beyond which only the first chunk and the first backward are waited for."""
+
+MOST_STAGES_WITH_DETOURS = 8
+"""Stages up to which the rows (detour) are written. A guess: with 16 the program took three times as long."""
 
 
 def build(data: VirtualClassesData, *, whole_chunks: bool = False) -> tuple[pulp.LpProblem, Variables]:
@@ -129,6 +135,8 @@ def build(data: VirtualClassesData, *, whole_chunks: bool = False) -> tuple[pulp
     add_dealt(model, passes)
     if _sends_are_slow(data):
         add_hop(model, passes)
+    if whole_chunks and data.sample.num_stages <= MOST_STAGES_WITH_DETOURS:
+        add_detour(model, passes)
     return model, var
 
 

@@ -69,8 +69,8 @@ def merged(data: VirtualClassesData, groups: Sequence[Group]) -> VirtualClassesD
     stands for its own, with the same layers and added backward. No coefficient is worse, so that rows of
     memory, recomputation and what follows hold as they did; counts and hops are sums of those of the members,
     and a ring that leaves the group leaves one of them; forwards, backwards and sends are no longer. The rows
-    that bound the end have no negative factors but those of (wait), whose sum with m t[s] is a path: by
-    `interleaved_paths` the schedule of shorter pieces keeps them all, and ends no later.
+    that bound the end have no negative factors but those of (wait) and (detour), whose sums with m t[s] are
+    paths: by `interleaved_paths` the schedule of shorter pieces keeps them all, and ends no later.
     """
     fits, hop = data.fits.copy(), data.hop_ms.copy()
     fewest, most = data.fewest.copy(), data.most.copy()

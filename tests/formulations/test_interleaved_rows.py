@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from formulations.interleaved_detours import detour_rows
 from formulations.interleaved_paths import longest_paths, row_value, stage_ends
 from formulations.interleaved_rows import dealt_bound, hop_factors, wait_rows
 from planner.simulate.pipeline import simulate
@@ -62,11 +63,29 @@ def hops(x: Pipeline) -> float:
     return float(np.max(rows))
 
 
+def detours(x: Pipeline) -> float:
+    """The largest row (detour); 0 where the step is too short for one."""
+    p, v = x.forward.shape
+    alone = waits_of_stages(x) + x.m * (x.forward + x.backward).sum(axis=1)
+    largest = 0.0
+    for row in detour_rows(p, x.m, v):
+        more = 0.0
+        for count, found in row.blocks:
+            values = [
+                (one.forward * x.forward + one.backward * x.backward).sum() + one.sends @ x.send
+                for one in found
+            ]
+            more += count * max(0.0, *values) if values else 0.0
+        largest = max(largest, alone[row.stage] + more)
+    return float(largest)
+
+
 def check(x: Pipeline, other: Pipeline | None) -> None:
     """No row of `x` exceeds its events; paths found for `other` hold for `x`, as they know no times."""
     ends = x.ends
     assert waits(x) <= ends[0] * (1 + REL), x
     assert hops(x) <= ends[0] * (1 + REL), x
+    assert detours(x) <= ends[0] * (1 + REL), x
     both = (x.forward + x.backward).sum(axis=1)
     assert dealt_bound(both, x.send, x.m, x.forward.shape[1]) <= ends[0] * (1 + REL), x
     if other is not None:
@@ -116,6 +135,15 @@ def test_hops_see_what_a_slow_link_costs_in_every_round() -> None:
     assert waits(x) < 0.5 * x.ends[0]
     assert hops(x) >= 8 * 6 + (40 - 2) / 3 * (6 + 6) + 2 * 26 * 10
     assert hops(x) > 0.85 * x.ends[0]
+
+
+def test_detours_see_stages_that_are_on_long_chunks_at_different_times() -> None:
+    """Equal stages, of which every other one has its long chunk first: no two neighbours are fast at once."""
+    forward = np.tile([[3.0, 1.0], [1.0, 3.0]], (4, 1))
+    x = Pipeline(forward, 2 * forward, np.zeros(8), 64)
+    assert waits(x) < 0.85 * x.ends[0]
+    assert detours(x) > 1.1 * waits(x)
+    assert detours(replace(x, m=8)) == 0  # too short for one
 
 
 def test_waits_come_close_on_nearly_even_chunks() -> None:

@@ -146,7 +146,7 @@ def virtual_classes_names(data: StageSelectionData) -> Iterable[str]:
         for c, one in fitting.classes.items()
     }
     slow = replace(fitting, classes=many, hop_ms=fitting.hop_ms + 1e6, most=np.minimum(fitting.most, p - 1))
-    model, var = virtual_classes.build(slow)
+    model, var = virtual_classes.build(slow, whole_chunks=True)
     times, m = np.ones((p, slow.sample.virtual_stages)), slow.sample.stage.num_microbatches
     (row,) = longest_paths(times, times, np.ones(p), m, [0])
     virtual_classes.add_path(model, virtual_classes.passes_of(slow, var), row, 0)
