@@ -41,9 +41,11 @@ WHOLE_ROUNDS = 4
 SHARE_OF_GAP = 0.2
 """Part of the gap of other programs at which one with whole chunks is left. A guess: what it leaves is seldom
 raised again."""
-MOST_HALF_WAY, MOST_WHOLE = 100, 80
-"""Most chunks, by class, of such a program below a cutoff half way up to the one that counts, and at that. A
-guess: with 96 it was closed half way in four seconds, and at the cutoff not in ten."""
+MOST_WHOLE, MOST_HALF_WAY = 80, 100
+"""Most chunks, by class, of such a program at the cutoff that counts, and half way up to it. A guess: with 96
+it was closed half way in three seconds, and at the cutoff not in ten."""
+HALF_WAYS = 2
+"""Times that a larger one goes half way up. A guess."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
 
@@ -139,24 +141,20 @@ class VirtualRelaxer(VirtualDiver):
         groups = alike(self._classes_data(part, cutoff_s), self.most_rise)
         classes = part.num_classes - sum(len(group) - 1 for group in groups)
         entries = part.stages * part.virtual_stages * classes
-        for whole_chunks, half_way, most in (
-            (False, False, MOST_ENTRIES),
-            (True, True, MOST_HALF_WAY),
-            (True, False, MOST_WHOLE),
-        ):
-            level_s = (bound_s + cutoff_s) / 2 if half_way else cutoff_s
-            if not groups or entries > most or bound_s >= cutoff_s:
-                continue
+        if not groups or entries > MOST_ENTRIES:
+            return bound_s
+        found = self._relaxed(part, cutoff_s, integral=True, groups=groups)
+        bound_s = max(bound_s, min(found.bound_ms * MS, cutoff_s))
+        is_small = entries <= MOST_WHOLE
+        for _ in range((1 if is_small else HALF_WAYS) if entries <= MOST_HALF_WAY else 0):
+            level_s = cutoff_s if is_small else (bound_s + cutoff_s) / 2
+            if bound_s >= level_s:
+                break
             found = self._relaxed(
-                part,
-                level_s,
-                integral=True,
-                rounds=WHOLE_ROUNDS,
-                groups=groups,
-                whole_chunks=whole_chunks,
+                part, level_s, integral=True, rounds=WHOLE_ROUNDS, groups=groups, whole_chunks=True
             )
             bound_s = max(bound_s, min(found.bound_ms * MS, level_s))
-            if half_way and bound_s < level_s:
+            if bound_s < level_s:
                 break
         return bound_s
 
