@@ -18,7 +18,7 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Boxes, Column, Picked
 from planner.search.replicas.columns import found_chain
-from planner.search.replicas.holding import Holding
+from planner.search.replicas.holding import LeastWorth
 from planner.search.replicas.holding_walk import Chain
 from planner.search.replicas.paths import Paths
 from planner.tolerances import COUNT_TOL
@@ -57,7 +57,7 @@ class Deadlines:
 
     def __init__(self, paths: Paths, price: Floats, is_up: Callable[[], bool] = lambda: False) -> None:
         self.paths, self.chains, self.price, self.is_up = paths, paths.chains, price, is_up
-        self.holding = Holding(paths, price)
+        self.holding = LeastWorth(paths, price)
         self.found: list[OpenChain] = []
         """Chains that came up where numbers of micro-batches stayed open."""
         self._excess = WIDE - 1

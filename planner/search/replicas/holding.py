@@ -51,7 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.replicas.holding_rows import Asked, Choices
+from planner.search.replicas.holding_rows import ChainStages, SumBracket
 from planner.search.replicas.holding_walk import Chain, Walk
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.space import Ints
@@ -89,7 +89,7 @@ class _Line:
     chain: Chain | None
 
 
-class Holding:
+class LeastWorth:
     """Chains at one price of chips."""
 
     def __init__(self, paths: Paths, price: Floats) -> None:
@@ -97,7 +97,7 @@ class Holding:
         self.num_layers = paths.num_layers
         self.worth = paths.worth(price)
         """[item]"""
-        self._known: dict[tuple[int, int, bool], Choices] = {}
+        self._known: dict[tuple[int, int, bool], ChainStages] = {}
         self.evaluated = 0
         self._first_price = [FIRST_PRICE] * BRACKETS
         """By bracket, in times of what a layer may be worth."""
@@ -144,7 +144,7 @@ class Holding:
                 return Least(0.0)
             low, high, cuts, mu = open_ones.pop()
             tick_ms = deadline_ms / (TICKS * FINER**cuts)
-            asked = Asked(kind, least_m, deadline_ms, low, high, tick_ms, need)
+            asked = SumBracket(kind, least_m, deadline_ms, low, high, tick_ms, need)
             own, mu = self._of_bracket(asked, mu)
             if cuts == 0:
                 self._first_price[numbers.pop()] = mu * self.num_layers / need
@@ -168,7 +168,7 @@ class Holding:
         of_layer = least.times_ms[:, 1:] / np.arange(1, self.num_layers + 1)
         return float(of_layer.min()) * self.num_layers + least.after_ms
 
-    def _of_bracket(self, asked: Asked, mu: float) -> tuple[Least, float]:
+    def _of_bracket(self, asked: SumBracket, mu: float) -> tuple[Least, float]:
         """Least worth of the chains of a bracket, and the price of a layer that tells most."""
         best, best_mu = Least(-np.inf), mu
         rising: _Line | None = None
@@ -211,7 +211,7 @@ class Holding:
             np.add.at(taken, [item for item, _ in chain], weight)
         return taken
 
-    def _choices(self, asked: Asked, behind: int, *, is_first: bool) -> Choices:
+    def _choices(self, asked: SumBracket, behind: int, *, is_first: bool) -> ChainStages:
         """Stages with some others behind them."""
         held = min(asked.least_m, behind + 1)
         level = int(np.searchsorted(self.chains.held, held, side="right")) if behind else 0
@@ -221,7 +221,7 @@ class Holding:
             self._known[asked.kind, level, is_first] = known
         return known
 
-    def _list(self, kind: int, behind: int, held: int, *, is_first: bool) -> Choices:
+    def _list(self, kind: int, behind: int, held: int, *, is_first: bool) -> ChainStages:
         stages = self.chains.stages(kind, behind, held)[0 if is_first else 1]
         item, layers = np.nonzero(np.isfinite(stages.times[:, 1:]))
         layers = layers + 1
@@ -229,7 +229,7 @@ class Holding:
         after = stages.after[item, layers] if is_first else np.zeros(len(item))
         pace = float((stages.most_forward[item, layers] / times).max(initial=0.0))
         hop, worth = self.chains.hops_ms(kind)[item], self.worth[item]
-        listed = Choices(item, layers.astype(np.float64), times, hop, after, worth, min(pace, 0.5))
+        listed = ChainStages(item, layers.astype(np.float64), times, hop, after, worth, min(pace, 0.5))
         return listed.at(_undominated(-layers, times, hop, after, worth))
 
 

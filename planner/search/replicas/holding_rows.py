@@ -16,7 +16,7 @@ NEVER = -1.0
 
 
 @dataclass(frozen=True)
-class Choices:
+class ChainStages:
     """Stages of one place, arrays [choice]; those that another is as good as in all are left out."""
 
     item: Ints
@@ -30,10 +30,10 @@ class Choices:
     pace: float
     """Most share of the forward in their time, no more than half."""
 
-    def at(self, rows: NDArray[np.bool_] | Ints) -> Choices:
+    def at(self, rows: NDArray[np.bool_] | Ints) -> ChainStages:
         """Some of them."""
         times, hop, after = self.times[rows], self.hop[rows], self.after[rows]
-        return Choices(self.item[rows], self.layers[rows], times, hop, after, self.worth[rows], self.pace)
+        return ChainStages(self.item[rows], self.layers[rows], times, hop, after, self.worth[rows], self.pace)
 
     @property
     def passes_ms(self) -> tuple[Floats, Floats, Floats]:
@@ -46,7 +46,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SumBracket:
     """A bracket of the sum of all stages, and what is asked of it."""
 
     kind: int
@@ -58,7 +58,7 @@ class Asked:
     need: float
 
 
-def first_high(asked: Asked, choices: Choices, behind: int) -> Floats:
+def first_high(asked: SumBracket, choices: ChainStages, behind: int) -> Floats:
     """Longest way down to the last stage with which a first stage keeps the rows."""
     left_ms = asked.deadline_ms - choices.after
     longest, keeps = first_way_ms(asked.least_m, behind, left_ms, choices.passes_ms)
@@ -66,7 +66,7 @@ def first_high(asked: Asked, choices: Choices, behind: int) -> Floats:
     return high
 
 
-def inner_range(asked: Asked, choices: Choices, behind: int) -> tuple[Floats, Floats]:
+def inner_range(asked: SumBracket, choices: ChainStages, behind: int) -> tuple[Floats, Floats]:
     """Shortest and longest way down to the last stage with which an inner stage keeps the rows."""
     sums_ms, passes_ms = (asked.low, asked.low), choices.passes_ms
     shortest, longest, keeps = inner_ways_ms(asked.least_m, behind, sums_ms, asked.deadline_ms, passes_ms)

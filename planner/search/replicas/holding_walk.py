@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.replicas.holding_rows import Asked, Choices, first_high, inner_range
+from planner.search.replicas.holding_rows import ChainStages, SumBracket, first_high, inner_range
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
 
@@ -68,7 +68,9 @@ class _Step:
 class Walk:
     """Most that pipelines that keep the rows gain, up to what decides whether they are worth `need`."""
 
-    def __init__(self, choices: Callable[..., Choices], asked: Asked, num_layers: int, longest: int) -> None:
+    def __init__(
+        self, choices: Callable[..., ChainStages], asked: SumBracket, num_layers: int, longest: int
+    ) -> None:
         """`choices` gives the stages with some number behind."""
         self._choices, self.asked, self.num_layers, self.longest = choices, asked, num_layers, longest
         self.width = int(asked.high / asked.tick_ms) + 1
@@ -117,7 +119,7 @@ class Walk:
         parts: list[tuple[NDArray[np.floating], ...]] = []
         starts: list[int] = []
         size = 0
-        last: tuple[Choices, Choices] | None = None
+        last: tuple[ChainStages, ChainStages] | None = None
         self._place_of: list[int] = []
         # With as many behind as micro-batches and more, no stage holds more of them.
         for behind in range(min(self.asked.least_m + 1, self.longest)):
@@ -145,17 +147,17 @@ class Walk:
         least: Floats = np.maximum.accumulate(of_place[::-1])[::-1][self._place_of] * (1 + COUNT_TOL)
         return least
 
-    def _first_ms(self, choices: Choices, behind: int) -> Floats:
+    def _first_ms(self, choices: ChainStages, behind: int) -> Floats:
         taken: Floats = choices.times + choices.hop * (behind > 0) + choices.after
         return taken
 
-    def _ticks(self, choices: Choices, behind: int) -> Ints:
+    def _ticks(self, choices: ChainStages, behind: int) -> Ints:
         """Whole ticks of inner stages with their sends."""
         both = choices.times + choices.hop * (1 + (behind > 0))
         ticks: Ints = np.floor(both / self.asked.tick_ms * (1 - COUNT_TOL)).astype(np.int64)
         return ticks
 
-    def _range(self, low: Floats, high: Floats, choices: Choices, behind: int) -> tuple[Ints, Ints]:
+    def _range(self, low: Floats, high: Floats, choices: ChainStages, behind: int) -> tuple[Ints, Ints]:
         """Counts of what is behind with which x may lie between two ends, first and last."""
         hop, tick_ms, near = choices.hop * (behind > 0), self.asked.tick_ms, COUNT_TOL * self.width
         first = np.ceil(np.maximum((low - hop) / tick_ms - behind - near, 0.0))

@@ -7,8 +7,8 @@ import pytest
 
 from planner.search.replicas.aims import APART, PRICES
 from planner.search.replicas.deadlines import MORE_HALVINGS, Deadlines
-from planner.search.replicas.holding import Holding, _Line, _undominated
-from planner.search.replicas.holding_rows import Asked
+from planner.search.replicas.holding import LeastWorth, _Line, _undominated
+from planner.search.replicas.holding_rows import SumBracket
 from planner.units import MS
 from tests.planner.search.replicas.test_mixes import (
     all_pipelines,
@@ -53,7 +53,7 @@ def test_no_pipeline_that_runs_some_micro_batches_is_worth_less_than_said(seed: 
     mixes = mixes_of(small_problem(seed))
     chains, pipelines = mixes.chains, all_pipelines(mixes.problem)
     price = random_price(random, mixes)
-    holding, compared = Holding(mixes.pricing.paths, price), 0
+    holding, compared = LeastWorth(mixes.pricing.paths, price), 0
     ends = [timed.ends_s[-1] for timed in pipelines]
     for deadline_s in np.quantile(ends, [0.02, 0.2, 0.6]):
         for size in (1, 2):
@@ -108,7 +108,7 @@ def test_no_prices_close_what_the_chips_that_came_up_are_worth_too_little_for(se
             assert float(price @ one.chips) <= need * (1 + 1e-9)
             for _ in range(20):
                 other_price = random_price(random, mixes) * float(random.uniform(0.5, 2.0))
-                other = Holding(paths, other_price)
+                other = LeastWorth(paths, other_price)
                 if other._beyond_ms(span.kind, need) != look.holding._beyond_ms(span.kind, need):
                     continue
                 found = other.least(span.kind, span.least_m, aim_ms, need, MORE_HALVINGS)
@@ -124,10 +124,10 @@ def test_where_no_pipeline_gains_more_rounding_leaves_nothing_open() -> None:
     """By a deadline that no stage keeps; what was asked for once came back an ulp short, and stayed open."""
     random = np.random.default_rng(0)
     mixes = mixes_of(small_problem(0))
-    holding, kind = Holding(mixes.pricing.paths, mixes.best_price), mixes.chains.kind_of(1, 2)
+    holding, kind = LeastWorth(mixes.pricing.paths, mixes.best_price), mixes.chains.kind_of(1, 2)
     assert kind is not None
     for mu, need in random.uniform(0.1, 8.0, (200, 2)).tolist():
-        asked = Asked(kind, 2, 1e-3, 1e-4, 1e-3, 1e-5, need)
+        asked = SumBracket(kind, 2, 1e-3, 1e-4, 1e-3, 1e-5, need)
         found, _ = holding._of_bracket(asked, mu)
         assert found.chain is None and found.worth >= need
 
@@ -135,7 +135,7 @@ def test_where_no_pipeline_gains_more_rounding_leaves_nothing_open() -> None:
 def test_two_pipelines_weigh_up_to_all_layers() -> None:
     """One two layers short and one a layer beyond: a third of the first, two thirds of the other."""
     mixes = mixes_of(small_problem(0))
-    holding = Holding(mixes.pricing.paths, mixes.best_price)
+    holding = LeastWorth(mixes.pricing.paths, mixes.best_price)
     fewer, more = _Line(1.0, 2.0, 2.0, ((0, 2),)), _Line(1.5, 2.0, -1.0, ((0, 2), (1, 3)))
     taken = holding._taken(fewer, more)
     assert taken is not None and taken[:2] == pytest.approx([1.0, 2 / 3]) and not taken[2:].any()
