@@ -39,6 +39,14 @@ def test_scores_are_kept_where_a_chip_has_no_fused_attention(
     assert any("keep their scores" in note for note in problem.cluster.assumptions) != fused
 
 
+@pytest.mark.parametrize(("chip", "fused"), [("a100-sxm-80gb", False), ("h100-sxm-80gb", True)])
+def test_wide_latent_attention_keeps_its_scores_before_hopper(chip: str, fused: bool) -> None:
+    problem = build_problem(
+        cluster=f"1x8 {chip}", model="deepseek-v2-lite", seq_length=4096, global_batch_size=32
+    )
+    assert problem.stack.flash_attention == fused
+
+
 def test_software_with_kernels_of_its_own_is_left_alone() -> None:
     assert not load_problem("opt-350m-a100-v100-16").stack.flash_attention  # as its file says
     problem = build_problem(
