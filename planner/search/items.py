@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulations.stage_selection_data import PipelineRow
-from planner.search.relaxer import Limits
+from planner.search.relaxed_part import Limits
 from planner.search.space import Groups
 from planner.search.virtual_items import VirtualItem
 

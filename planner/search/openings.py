@@ -27,7 +27,8 @@ from planner.search.orders import all_orders, count_orders
 from planner.search.programs import Solver
 from planner.search.referee import Referee
 from planner.search.relaxation import Found
-from planner.search.relaxer import Limits, PartBound, Relaxer
+from planner.search.relaxed_part import Limits
+from planner.search.relaxer import PartBound, Relaxer
 from planner.search.space import list_groups
 from planner.search.state import Clock, Frontier
 from planner.search.workers import ROUND, Task, Workers
@@ -181,7 +182,14 @@ class Opener(Solver):
         counts = tuple(int(count) for count in part.groups.counts[part.start])
         if not self._is_tiny(sum(counts)):
             cutoff_s = self.cutoff_beyond_s(bound_s)
-            found = self.relaxer.bound(part.choice, Limits(counts, counts), sum(counts), cutoff_s, fine=True)
+            found = self.relaxer.bound(
+                part.choice,
+                Limits(counts, counts),
+                sum(counts),
+                cutoff_s,
+                fine=True,
+                counted=count_orders(counts) > MAX_ORDERS,
+            )
             bound_s = max(bound_s, found.bound_s)
             if bound_s < self.frontier.cutoff_s:
                 self._try_orders(part.choice, found.found)

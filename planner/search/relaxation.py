@@ -246,6 +246,13 @@ def both_proven(first: Relaxed, again: Relaxed) -> Relaxed:
     return Relaxed(bound_ms, first.found, closed_ms, left)
 
 
+def counted_as_well(first: Relaxed, again: Relaxed) -> Relaxed:
+    """The open brackets of `first` relaxed once more with exact counts, whose orders come first."""
+    closed_ms = min(first.closed_ms, again.closed_ms)
+    bound_ms = max(first.bound_ms, min(first.closed_ms, again.bound_ms))
+    return Relaxed(bound_ms, (*again.found, *first.found), closed_ms, again.brackets)
+
+
 def part_value(walk: Walk, mu: Floats, price: Floats, num_layers: int, fewest: Ints, most: Ints) -> Floats:
     """What shortest walks at some prices prove for orders that keep the numbers of stages, [row]."""
     limit = np.where(price > 0, most, fewest)

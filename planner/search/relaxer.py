@@ -8,26 +8,34 @@ must change class as often as the limits ask for at least.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.capacity import least_follow_ms, slowest_range
 from planner.search.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
 from planner.search.degrees import DegreeTable
-from planner.search.dual import in_pieces
 from planner.search.other_walks import OneSidedWalks, WeighedWalks
-from planner.search.relaxation import Found, Relaxed, both_proven, part_value, relax
-from planner.search.tables import Tables
+from planner.search.relaxation import (
+    Found,
+    Relaxed,
+    both_proven,
+    counted_as_well,
+    relax,
+)
+from planner.search.relaxed_part import Limits, RelaxedPart
+from planner.search.tables import ClassTables, Tables
 from planner.search.walk_tables import StageTables, least_times, longest_times
 from planner.search.walks import Ints, Walks
 from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
 """Points of the lattice of counts times states of a walk up to which counts are exact, at first and later."""
+MOST_ENTRIES = 2_000_000
+"""The same for the brackets that still keep a group open, where they are so few: prices of classes leave
+brackets open in which the layers only just fit, as walks of few layers on fast classes are mixed in."""
 HOST_ENTRIES = 2
 """How many times more of them there may be where hosts are counted too."""
 MAX_STATES = 64
@@ -46,18 +54,6 @@ def kinds_of_walks(num_microbatches: int, num_stages: int) -> tuple[type[Walks],
     if num_microbatches < LONG_PIPELINE * num_stages:
         return Walks, OneSidedWalks, WeighedWalks
     return (Walks,)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Part of the orders of a row of degrees with some stages."""
-
-    fewest: tuple[int, ...]
-    most: tuple[int, ...]
-    prefix: tuple[int, ...] = ()
-    """Classes of the first stages."""
-    banned: tuple[int, ...] = ()
-    """Classes that the next stage does not have."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,18 @@ class Relaxer:
         self.problem, self.prices, self.table, self.tables = problem, prices, table, tables
         self.is_up = is_up
 
-    def bound(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> PartBound:
-        """Bound of a part; orders that came up. Plans slower than `cutoff_s` are not told apart."""
+    def bound(
+        self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool, counted: bool = False
+    ) -> PartBound:
+        """Bound of a part; orders that came up. Plans slower than `cutoff_s` are not told apart.
+
+        `counted`: where few brackets stay open their counts are exact, though that takes long.
+        """
         asked_s, beyond_s = self._cutoff_s(choice, limits, stages, cutoff_s)
         part = self._part(choice, limits, stages, asked_s, fine=fine)
+        if part is not None and counted and part.may_be_counted and not self.is_up():
+            again = self._part(choice, limits, stages, asked_s, fine=fine, first=part.relaxed)
+            part = part if again is None else again
         if part is None:
             return PartBound(beyond_s, ())
         bound_s = part.seconds(part.relaxed.bound_ms)
@@ -121,8 +125,20 @@ class Relaxer:
         longest_s = 2 * self.tables.longest_step_s(choice, stages, used)
         return (longest_s, np.inf) if cutoff_s > longest_s else (cutoff_s, cutoff_s)
 
-    def _part(self, choice: int, limits: Limits, stages: int, cutoff_s: float, *, fine: bool) -> _Part | None:
-        """The part relaxed; None where no plan of it is faster than the cutoff."""
+    def _part(
+        self,
+        choice: int,
+        limits: Limits,
+        stages: int,
+        cutoff_s: float,
+        *,
+        fine: bool,
+        first: Relaxed | None = None,
+    ) -> RelaxedPart | None:
+        """The part relaxed; None where no plan of it is faster than the cutoff.
+
+        Only the brackets that `first` has left open, if it is given, with counts that are exact.
+        """
         used = [c for c, count in enumerate(limits.most) if count]
         tables = self.tables.of_classes(choice, stages)
         tied_ms = float(tables.tied_ms[np.ix_(used, used)].min())
@@ -131,15 +147,11 @@ class Relaxer:
         fewest = np.array([limits.fewest[c] for c in used])
         most = np.minimum([limits.most[c] for c in used], stages)
         chain, counter = self._chain(
-            choice, used, fewest, most, stages, MAX_FINE_ENTRIES if fine else MAX_ENTRIES
+            choice, used, fewest, most, stages, _entries(fine=fine, counted=first is not None)
         )
-        stage_tables = StageTables(
-            tables.times_ms[used],
-            np.maximum(tables.forward_ms, tables.backward_ms)[used],
-            tables.backward_ms[used],
-            tables.follow_ms[used],
-            tables.reduce_ms[used],
-        )
+        if first is not None and not counter.exact:
+            return None
+        stage_tables = _stage_tables(tables, used)
         least = least_times(chain, stage_tables)
         low, high = slowest_range(least, m, most, cutoff_ms)
         if low >= high:
@@ -149,17 +161,22 @@ class Relaxer:
             allowed[s] = np.array(used) == c
         if limits.banned:
             allowed[len(limits.prefix), [used.index(c) for c in limits.banned if c in used]] = False
-        ratio = FINE if fine else COARSE
-        number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
-        edges = np.geomspace(low, high, number + 1)
+        if first is None:
+            edges = _edges(low, high, FINE if fine else COARSE)
+            lows, highs, known_ms = edges[:-1], edges[1:], None
+        else:
+            lows, highs, known_ms = first.brackets.low_ms, first.brackets.high_ms, first.brackets.best_ms
+            edges = np.unique(np.concatenate([lows, highs]))
         longest = longest_times(chain, stage_tables)
         floors = least_follow_ms(least, longest, stage_tables.follow, most, edges)
         blocks = not self.problem.stack.p2p_overlap
-        first, *others = (
+        main, *others = (
             kind(chain, counter, stage_tables, m, edges[1:], floors, most, sends_block=blocks)
             for kind in kinds_of_walks(m, stages)
         )
-        relaxed = relax(first, fewest, most, allowed, edges[:-1], edges[1:], cutoff_ms, self.is_up)
+        relaxed = relax(main, fewest, most, allowed, lows, highs, cutoff_ms, self.is_up, floor_ms=known_ms)
+        if first is not None:
+            relaxed = counted_as_well(first, relaxed)
         for walks in others:
             left = relaxed.brackets
             if not len(left.mu) or self.is_up():
@@ -167,7 +184,7 @@ class Relaxer:
             ends = left.low_ms, left.high_ms
             again = relax(walks, fewest, most, allowed, *ends, cutoff_ms, self.is_up, floor_ms=left.best_ms)
             relaxed = both_proven(relaxed, again)
-        return _Part(first, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tied_ms)
+        return RelaxedPart(main, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tied_ms)
 
     def _chain(
         self, choice: int, used: Sequence[int], fewest: Ints, most: Ints, stages: int, entries: int
@@ -216,62 +233,23 @@ class Relaxer:
         return count_hosts(stages, chain, *limits, [c.num_nodes for c in classes])
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One relaxed part, to read and to split."""
+def _stage_tables(tables: ClassTables, used: Sequence[int]) -> StageTables:
+    """What walks read of some classes."""
+    return StageTables(
+        tables.times_ms[used],
+        np.maximum(tables.forward_ms, tables.backward_ms)[used],
+        tables.backward_ms[used],
+        tables.follow_ms[used],
+        tables.reduce_ms[used],
+    )
 
-    walks: Walks
-    allowed: NDArray[np.bool_]
-    used: Ints
-    fewest: Ints
-    most: Ints
-    relaxed: Relaxed
-    cutoff_s: float
-    constant_ms: float
 
-    @property
-    def cutoff_ms(self) -> float:
-        """Where walks stop, what every plan adds to the step taken off."""
-        return self.cutoff_s / MS - self.constant_ms
+def _edges(low: float, high: float, ratio: float) -> Floats:
+    """Ends of brackets of the slowest stage, of some ratio."""
+    number = int(np.clip(np.ceil(np.log(high / low) / np.log(ratio)), 1, MAX_BRACKETS))
+    return np.geomspace(low, high, number + 1)
 
-    def seconds(self, bound_ms: float) -> float:
-        """A bound in seconds; what lies beyond the cutoff was not looked at."""
-        if bound_ms >= self.cutoff_ms:
-            return self.cutoff_s
-        return min((bound_ms + self.constant_ms) * MS, self.cutoff_s)
 
-    def found(self) -> tuple[Found, ...]:
-        """Orders by index of the problem's classes, with their layers."""
-        return tuple((tuple(int(self.used[c]) for c in order), n) for order, n in self.relaxed.found)
-
-    def without(self, order: tuple[int, ...], limits: Limits) -> list[tuple[float, Limits]]:
-        """Parts that hold every other order, by the first stage at which it differs, with bounds [s]."""
-        start = len(limits.prefix)
-        children, masks = [], []
-        for j in range(start, len(order)):
-            banned = {order[j], *(limits.banned if j == start else ())}
-            allowed = self.allowed.copy()
-            for s in range(start, j):
-                allowed[s] = self.used == order[s]
-            allowed[j] = allowed[j] & ~np.isin(self.used, sorted(banned))
-            if allowed[j].any():
-                masks.append(allowed)
-                children.append(replace(limits, prefix=order[:j], banned=tuple(sorted(banned))))
-        if not children:
-            return []
-        bounds = self._bounds(np.array(masks)).tolist()
-        return [(self.seconds(b), child) for b, child in zip(bounds, children, strict=True) if np.isfinite(b)]
-
-    def _bounds(self, masks: NDArray[np.bool_]) -> Floats:
-        """Bounds of parts with other classes allowed, at the prices of the open brackets [ms]."""
-        open_, walks = self.relaxed.brackets, self.walks
-        rows, found = len(open_.mu), []
-        for piece in in_pieces(len(masks), rows * walks.times.size):
-            count = len(piece)
-            mu, price = np.tile(open_.mu, count), np.tile(open_.price, (count, 1))
-            low, high = np.tile(open_.low_ms, count), np.tile(open_.high_ms, count)
-            walk = walks.shortest(mu, price, low, high, np.repeat(masks[piece], rows, axis=0))
-            value = part_value(walk, mu, price, walks.num_layers, self.fewest, self.most)
-            found.append(value.reshape(count, rows).min(axis=1, initial=np.inf))
-        least: Floats = np.minimum(np.concatenate(found), self.relaxed.closed_ms)
-        return np.maximum(least, self.relaxed.bound_ms)
+def _entries(*, fine: bool, counted: bool) -> int:
+    """Up to how many entries counts are exact."""
+    return MOST_ENTRIES if counted else MAX_FINE_ENTRIES if fine else MAX_ENTRIES

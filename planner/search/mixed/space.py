@@ -39,7 +39,7 @@ from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
 from planner.search.bounds import relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
-from planner.search.relaxer import Limits
+from planner.search.relaxed_part import Limits
 from planner.search.space import fewest_stages
 from planner.search.walks import Ints
 
