@@ -83,7 +83,9 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
     Refused
         At the first thing that it does not accept.
     """
-    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    # What the launch before has left: Megatron-LM sets the latter itself, by `--attention-backend`.
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", *(name for name in os.environ if name.startswith("NVTE_"))):
+        os.environ.pop(name, None)
     connections = launch.nodes[0].environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
     if connections is not None:
         os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = connections

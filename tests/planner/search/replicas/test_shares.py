@@ -29,9 +29,9 @@ def test_no_pair_of_whole_pipelines_is_done_before_the_bound(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_whole_pipelines_are_done_later_than_fractions() -> None:
-    problem = small_problem(0)
-    mixes = mixes_of(problem)
+@pytest.mark.parametrize("seed", (4, 13))
+def test_whole_pipelines_are_done_later_than_fractions(seed: int) -> None:
+    mixes = mixes_of(small_problem(seed))
     fractional_s = mixes.improve(1.0)
     assert mixes.improve_whole(1.0) > fractional_s * 1.003
 
