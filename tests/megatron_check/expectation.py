@@ -63,11 +63,11 @@ def stage_parameters(problem: Problem, plan: Plan, stage: int) -> int:
             counts += embedding_copies(own, vocab)
     if stage == (plan.pipeline_parallel - 1 if apart is None else apart):
         counts += mtp_parameters(model)
-    if apart is not None:  # Megatron then keeps the final norm with the last of the model's layers
-        holder = max(
+    if model.mtp_num_layers:  # Megatron then keeps the final norm with the last of the model's layers
+        holder = next(
             s
             for s, own in enumerate(plan.stages)
-            if own.chunks[-1][1] == model.num_layers - 1 and own.chunks[-1][0] < model.num_layers
+            if any(first <= last == model.num_layers - 1 for first, last in own.chunks)
         )
         norm = head_parameters(model).replicated
         counts += ParameterCounts(replicated=norm * ((stage == holder) - is_last))
