@@ -36,8 +36,9 @@ SWAPS = 240
 """Orders tried that come of good ones by swapping two stages."""
 FRUITLESS_SWAPS = 12
 """Those in a row that make an order no better, after which it is left."""
-NEAR = 1.05
-"""Step of an order, over the best one, up to which its stages are swapped, and its part is annealed."""
+NEAR, NEAR_TO_ANNEAL = 1.05, 1.1
+"""Step of an order, over the best one, up to which its stages are swapped, and up to which its part is
+annealed, which has made steps of long pipelines a tenth shorter. Guesses."""
 ROUNDS = (10, 200), (4, 700)
 """Parts that are annealed, those of the best plans met, and in how many steps, round by round. A guess."""
 LAST_ROUND = (1, 3000)
@@ -152,7 +153,7 @@ class VirtualDiver(VirtualSolver):
             return
         ranked = sorted(self.good.items(), key=lambda one: (one[1][0], one[0]))
         for key, (value_s, _, _) in ranked[:most]:
-            if value_s < NEAR * best_s and not self.clock.is_late:
+            if value_s < NEAR_TO_ANNEAL * best_s and not self.clock.is_late:
                 self._anneal(*key, steps)
 
     def _anneal(self, choice: int, virtual_stages: int, stages: int, steps: int) -> None:

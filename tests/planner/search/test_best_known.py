@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.best_known import in_full, in_short, known, known_step_s
@@ -39,6 +41,8 @@ def test_known_plans_still_fit_and_lie_above_their_bound(name: str) -> None:
     entry = ENTRIES[name]
     assert entry["step_s"] >= entry["bound_s"] * (1 - 1e-6)
     assert known_step_s(load_problem(name), entry) < float("inf")
+    said = re.search(r"to a gap of ([0-9.]+)%", entry["how"])
+    assert said and float(said[1]) == pytest.approx(100 * (1 - entry["bound_s"] / entry["step_s"]), abs=0.006)
 
 
 @pytest.mark.slow

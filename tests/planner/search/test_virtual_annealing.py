@@ -12,6 +12,7 @@ from formulations.virtual_selection_tables import fewest_layers
 from planner.cost.pricing import price
 from planner.search import virtual_annealing
 from planner.search.degrees import DegreeTable, list_degrees
+from planner.search.state import Clock
 from planner.search.virtual_annealing import DealingTimes, anneal_dealings
 from planner.search.virtual_dives import LAST_ROUND, ROUNDS, VirtualDiver
 from planner.search.virtual_tables import VirtualTables
@@ -97,6 +98,20 @@ def test_a_change_that_changes_nothing_is_none() -> None:
     assert same.any()
     assert may_be.any()
     assert not (same & may_be).any()
+
+
+def test_parts_a_tenth_behind_the_best_plan_are_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """405B on 10,240 chips: from 7% behind the best plan annealing led to one that was 2% better than it."""
+    diver, annealed = VirtualDiver.__new__(VirtualDiver), []
+    wishes = SimpleNamespace(options=SimpleNamespace(keep_class_order=False))
+    frontier = SimpleNamespace(incumbent=SimpleNamespace(step_s=100.0))
+    for name, value in {"problem": wishes, "frontier": frontier, "clock": Clock(None)}.items():
+        monkeypatch.setattr(diver, name, value, raising=False)
+    values_s = {(0, 2, 4): 107.0, (1, 2, 4): 100.0, (2, 2, 4): 112.0, (3, 2, 4): 101.0}
+    monkeypatch.setattr(diver, "good", {key: (s, None, None) for key, s in values_s.items()}, raising=False)
+    monkeypatch.setattr(diver, "_anneal", lambda *part: annealed.append(part))
+    diver._anneal_best(90.0, 3, 200)
+    assert annealed == [(1, 2, 4, 200), (3, 2, 4, 200), (0, 2, 4, 200)]
 
 
 @pytest.mark.parametrize(
