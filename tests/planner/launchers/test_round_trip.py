@@ -73,10 +73,13 @@ def with_degrees_by_stage(seed: int) -> plans.Case:
 
 
 def recomputing_alike(plan: Plan) -> Plan:
-    """The plan with the recomputation of its first stage on all, of as many layers as all have."""
+    """The plan with the recomputation of its first stage on all, of as many layers as all have.
+
+    Of one layer where a virtual stage has none: Megatron recomputes what there is.
+    """
     kind = plan.stages[0].recompute
     shortest = min(last - first + 1 for stage in plan.stages for first, last in stage.chunks)
-    changes = {"recompute": kind, "recompute_layers": shortest if kind == "full" else 0}
+    changes = {"recompute": kind, "recompute_layers": max(1, shortest) if kind == "full" else 0}
     stages = tuple(stage.model_copy(update=changes) for stage in plan.stages)
     return plan.model_copy(update={"stages": stages})
 
