@@ -68,7 +68,7 @@ def _model(
         "head_dim": shape.head_dim or shape.hidden_size // shape.num_attention_heads,
         "vocab_size": vocab_size,
         "max_position_embeddings": seq_length,
-        "moe": _experts(shape, named.get("moe")),
+        "moe": _experts(shape, named),
     }
     if shape.tied_embeddings is not None:
         values["tied_embeddings"] = shape.tied_embeddings
@@ -107,17 +107,18 @@ def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
     return dict(rules["kinds"][kind])
 
 
-def _experts(shape: RunModel, named: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Experts as the run states them, with the biases of the named model."""
+def _experts(shape: RunModel, named: dict[str, Any]) -> dict[str, Any] | None:
+    """Experts as the run states them, with the biases of the named model and in the layers of its pattern."""
     if shape.moe is None:
         return None
-    biases = {key: (named or {}).get(key, False) for key in ("router_bias", "expert_bias")}
+    biases = {key: (named.get("moe") or {}).get(key, False) for key in ("router_bias", "expert_bias")}
+    in_pattern = named.get("hybrid") is not None
     return {
         "num_experts": shape.moe.num_experts,
         "top_k": shape.moe.top_k,
         "ffn_hidden_size": shape.moe.ffn_hidden_size,
         "shared_ffn_hidden_size": shape.moe.shared_ffn_hidden_size,
-        "first_dense_layers": shape.moe.first_dense_layers,
-        "layer_freq": shape.moe.moe_layer_freq,
+        "first_dense_layers": 0 if in_pattern else shape.moe.first_dense_layers,
+        "layer_freq": 1 if in_pattern else shape.moe.moe_layer_freq,
         **biases,
     }

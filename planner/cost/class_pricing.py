@@ -13,7 +13,7 @@ from planner.cost.gated_units import plain_gated_s
 from planner.cost.host_waits import HostWaits, Parts, parts_of
 from planner.cost.inside_node import inside_s
 from planner.cost.last_bucket import LastBucket
-from planner.cost.launches import HEAD_LAUNCHES, small_tensors
+from planner.cost.launches import HEAD_LAUNCHES
 from planner.cost.layer_communication import (
     TensorCollectives,
     context_layer_s,
@@ -30,6 +30,7 @@ from planner.cost.parameters import embedding_parameters, head_parameters, layer
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.sharding import Sharding, Tensors
 from planner.cost.sizes import Sizes, context_levels
+from planner.cost.small_tensors import small_tensors
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times

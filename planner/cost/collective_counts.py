@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from planner.cost.gradient_counts import gradient_counts
 from planner.cost.stage_shape import FLOAT_BYTES, HALF_BYTES, Collective, StageShape
-from planner.data.model_spec import WITH_ATTENTION, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 
 COUNT_BYTES = 8
 """Bytes of a number of tokens."""
@@ -73,9 +73,9 @@ def _cut_heads(model: ModelSpec, shape: StageShape, activation: float) -> Iterat
 
 def tensor_blocks(model: ModelSpec, kind: LayerKind) -> int:
     """Pairs of a column- and a row-parallel map in a layer: shared experts are one, routed ones are not."""
-    if kind == "moe":
-        return 2 if model.moe is not None and model.moe.shared_ffn_hidden_size else 1
-    return 2 if kind == "dense" else 1
+    shared = model.moe is not None and model.moe.shared_ffn_hidden_size > 0
+    experts = shared if kind in WITH_EXPERTS else kind in WITH_ONE_MLP
+    return int(kind in WITH_ATTENTION or kind == "mamba") + int(experts)
 
 
 def _prediction(
@@ -141,8 +141,10 @@ def _sends(shape: StageShape, activation: float) -> Iterator[Collective]:
 def _experts(model: ModelSpec, shape: StageShape, activation: float) -> Iterator[Collective]:
     """Mixture-of-experts layers; sizes of the all-to-all dispatcher for perfect balance."""
     kinds = [*shape.kinds, *(model.kind_of_layer[-1:] * model.mtp_num_layers if shape.has_head else ())]
-    again = shape.kinds[: shape.recomputed_layers].count("moe") * shape.num_microbatches
-    calls = kinds.count("moe") * shape.num_microbatches
+    again, calls = (
+        sum(kind in WITH_EXPERTS for kind in some) * shape.num_microbatches
+        for some in (shape.kinds[: shape.recomputed_layers], kinds)
+    )
     if model.moe is None or not calls:
         return
     if shape.tp * shape.cp > 1:  # tokens of each expert, for the loss that balances them

@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner.cost.attention import visible_fraction
 from planner.cost.operators import attention_dims
 from planner.cost.parameters import layer_parameters
-from planner.data.model_spec import WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.problem import Problem
 
 BACKWARD_OVER_FORWARD = 2.0
@@ -78,11 +78,11 @@ def layer_flop(model: ModelSpec, kind: LayerKind, seq_length: float) -> float:
     if kind == "mamba":
         return mamba_flop(model, seq_length)
     total = 0.0
-    if kind != "mlp":
+    if kind in WITH_ATTENTION:
         total += attention_maps_flop(model, seq_length) + attention_scores_flop(model, seq_length)
     if kind in WITH_ONE_MLP:
         total += feed_forward_flop(model, model.ffn_hidden_size, seq_length)
-    elif kind == "moe":
+    elif kind in WITH_EXPERTS:
         total += experts_flop(model, seq_length)
     return total
 

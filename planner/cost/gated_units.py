@@ -13,7 +13,7 @@ from planner.cost.elementwise import Values
 from planner.cost.operators import HALF
 from planner.cost.relatives import Relative
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 VALUES_PER_S = (2.42e11, 7.9e10)
@@ -50,7 +50,7 @@ def _values(model: ModelSpec, kind: LayerKind, s: Sizes) -> Values:
     """Values that the gated units of one layer make on a rank."""
     if kind in WITH_ONE_MLP:
         return s.tokens * model.ffn_hidden_size / s.tp
-    if kind != "moe" or model.moe is None:
+    if kind not in WITH_EXPERTS or model.moe is None:
         return s.zeros
     shared = s.tokens * model.moe.shared_ffn_hidden_size / s.tp
     return s.expert_rows(model.moe.top_k) * model.moe.ffn_hidden_size / s.etp + shared

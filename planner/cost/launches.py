@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
+from planner.cost.small_tensors import small_tensors
 from planner.cost.softmax import more_launches
-from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 ATTENTION_LAUNCHES = 20.0
@@ -151,11 +152,11 @@ def backward_launches(
             added = 0 if stack.gradient_accumulation_fusion else int(product.has_weight)
             wgrad = NARROW_WGRAD_US / LAUNCH_US if narrow and product.narrow else 0.0
             modules[_module_of(product.name)] += 1.0 + added + wgrad
-    first = "attn" if "attn" in modules else "mlp"
+    first = next(name for name in ("attn", "mlp", "moe_router") if name in modules)
     modules[first] += float(small_tensors(model, kind))
     if kind in WITH_ATTENTION and not stack.flash_attention:
         modules["attn"] += 2.0
-    if kind == "moe" and model.moe is not None:
+    if kind in WITH_EXPERTS and model.moe is not None:
         chosen = max(routing_launches(model, stack) - ROUTING_BACKWARD_LAUNCHES, 0.0)
         modules["moe_router"] -= chosen
         local = maximum(model.moe.num_experts / sizes.ep, 1.0)
@@ -181,13 +182,13 @@ def forward_modules(
 ) -> Modules:
     """Launches of the modules of one forward of a layer."""
     modules: Modules = {}
-    if kind != "mlp":
+    if kind in WITH_ATTENTION or kind == "mamba":
         modules["attn"] = ATTENTION_LAUNCHES + _latent_launches(model, stack)
     if kind in WITH_ATTENTION:
         modules["attn"] += more_launches(model, stack, sizes)
     if kind in WITH_ONE_MLP:
         modules["mlp"] = MLP_LAUNCHES
-    if kind == "moe":
+    if kind in WITH_EXPERTS:
         modules |= _moe_modules(model, stack, sizes, narrow)
     if narrow:
         maps = {"attn": _attention_maps(model), "mlp": 2.0}
@@ -214,24 +215,6 @@ def _module_of(product: str) -> str:
     if product.startswith("fc"):
         return "mlp"
     return "moe_router" if product.startswith(("router", "shared")) else "attn"
-
-
-def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
-    """Norms and biases of a layer, each a tensor of its own."""
-    norms = model.norms_per_layer if kind in TRANSFORMER_LAYERS else 1
-    vectors = norms * (2 if model.normalization == "layer" else 1)
-    if kind in WITH_ATTENTION:
-        vectors += {"none": 0, "qkv": 1, "attention": 2, "all": 2}[model.linear_bias]
-        vectors += 2 if model.qk_norm else 0
-    if kind in WITH_ONE_MLP and model.linear_bias == "all":
-        vectors += 2
-    return vectors
-
-
-def parameter_tensors(model: ModelSpec, kind: LayerKind, products: Sequence[Matmul]) -> int:
-    """Tensors of a layer's parameters that the optimizer updates, grouped experts left out."""
-    matrices = sum(product.has_weight and not product.grouped for product in products)
-    return matrices + small_tensors(model, kind)
 
 
 def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:

@@ -27,7 +27,7 @@ from planner.cost.routing import distinct_share
 from planner.cost.sizes import Sizes, context_levels
 from planner.cost.userbuffers import PieceTimes, pipelined_scatter_s, ring_gather_s
 from planner.data.chip import Precision
-from planner.data.model_spec import LayerKind, ModelSpec
+from planner.data.model_spec import WITH_EXPERTS, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 
@@ -231,7 +231,7 @@ def expert_layer_s(
     one reduction more. Backward: three exchanges; one gather and two reductions.
     """
     s = sizes
-    if kind != "moe" or model.moe is None or not exists(s.ep * s.etp > 1):
+    if kind not in WITH_EXPERTS or model.moe is None or not exists(s.ep * s.etp > 1):
         return s.zeros, s.zeros
     moe = model.moe
     spread = spread_group(s.ep, s.etp, network.domain_chips)

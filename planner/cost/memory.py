@@ -17,7 +17,14 @@ from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import kept_of_a_score
 from planner.data.chip import Precision
-from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    TRANSFORMER_LAYERS,
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 from planner.data.stack import SoftwareStack
 
 
@@ -62,7 +69,7 @@ def layer_activations(
     if kind == "mamba":
         mixer, width = _mamba_bytes(model, s)
         whole, widest = whole + mixer, widest + width
-    elif kind != "mlp":
+    elif kind in WITH_ATTENTION:
         attention, core = _attention_bytes(model, stack, s)
         widest = widest + gathered_heads_bytes(model, s)
         if kept_input < HALF:
@@ -83,7 +90,7 @@ def layer_activations(
         whole, widest = whole + kept, widest + width
         if "mlp" in modules:
             saved = saved + kept - input_again
-    elif kind == "moe":
+    elif kind in WITH_EXPERTS:
         kept, width = _moe_bytes(model, stack, s, kept_input)
         whole, widest = whole + kept, widest + width
         if "moe" in modules:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from planner.cost.elementwise import Values, maximum
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 
 Split = Literal["column", "row", "none"]
 
@@ -72,12 +72,12 @@ def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes, joined_maps: 
     if kind == "mamba":
         return _mamba_matmuls(model, sizes)
     out: list[Matmul] = []
-    if kind != "mlp":
+    if kind in WITH_ATTENTION:
         joined = joined_maps != "none"
         out += _latent_matmuls(model, sizes) if model.mla else _attention_matmuls(model, sizes, joined)
     if kind in WITH_ONE_MLP:
         out += _mlp_matmuls(model, model.ffn_hidden_size, sizes, "fc", joined_maps == "all")
-    elif kind == "moe":
+    elif kind in WITH_EXPERTS:
         out += _moe_matmuls(model, sizes)
     return out
 

@@ -20,7 +20,15 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.data.model_spec import WITH_ONE_MLP, LayerKind, MlaSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_ONE_MLP,
+    LayerKind,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+)
 
 VOCAB_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this times tp (`--make-vocab-size-divisible-by`)."""
@@ -84,11 +92,11 @@ def layer_parameters(model: ModelSpec, kind: LayerKind) -> ParameterCounts:
     if kind == "mamba":
         return _mamba(model) + _norms(model, model.norms_per_layer)
     counts = _norms(model, model.norms_per_layer)
-    if kind != "mlp":
+    if kind in WITH_ATTENTION:
         counts += _latent_attention(model, model.mla) if model.mla else _attention(model)
     if kind in WITH_ONE_MLP:
         counts += _mlp(model, model.ffn_hidden_size, bias=model.linear_bias == "all")
-    elif kind == "moe":
+    elif kind in WITH_EXPERTS:
         counts += _experts(model, _moe_of(model))
     return counts
 
@@ -205,7 +213,7 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> ParameterCounts:
 
 
 def _moe_of(model: ModelSpec) -> MoeSpec:
-    assert model.moe is not None, "a moe layer in a model without experts"
+    assert model.moe is not None, "a layer of experts in a model without any"
     return model.moe
 
 

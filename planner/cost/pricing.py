@@ -15,7 +15,6 @@ from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
 from planner.cost.elementwise import Values
 from planner.cost.identity import remembered
-from planner.cost.launches import parameter_tensors
 from planner.cost.memory_pricing import memory_prices
 from planner.cost.networks import network_of
 from planner.cost.parameters import (
@@ -34,6 +33,7 @@ from planner.cost.profiles import with_profiles
 from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
+from planner.cost.small_tensors import parameter_tensors
 from planner.cost.states import rank_parameters
 from planner.cost.tied_embedding import tied_sync_s
 from planner.cost.work import Work

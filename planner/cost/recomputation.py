@@ -22,7 +22,7 @@ from planner.cost.launches import (
     moe_launches,
 )
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 PRODUCTS = {
@@ -39,7 +39,7 @@ PRODUCTS = {
 def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tuple[str, ...]:
     """Those modules that a layer of a kind has, each once."""
     has_attention = kind in WITH_ATTENTION
-    moe = model.moe if kind == "moe" else None
+    moe = model.moe if kind in WITH_EXPERTS else None
     present = {
         "core_attn": has_attention,
         "mla_up_proj": has_attention and model.mla is not None,

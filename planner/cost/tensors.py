@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from planner.cost.parameters import padded_vocab
-from planner.data.model_spec import WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
 
 TENSOR_MULTIPLE = 64
 """With the distributed optimizer a tensor begins at a multiple of this."""
@@ -48,12 +48,12 @@ def layer_tensors(model: ModelSpec, kind: LayerKind, degrees: Divisors) -> Itera
     yield from norm
     if kind == "mamba":
         yield from _mamba(model, degrees.tp)
-    elif kind != "mlp":
+    elif kind in WITH_ATTENTION:
         yield from _latent_attention(model, degrees.tp) if model.mla else _attention(model, degrees.tp)
     yield from norm * (model.norms_per_layer - 1)
     if kind in WITH_ONE_MLP:
         yield from _mlp(model, model.ffn_hidden_size, degrees.tp, model.linear_bias == "all")
-    elif kind == "moe":
+    elif kind in WITH_EXPERTS:
         yield from _experts(model, degrees)
 
 

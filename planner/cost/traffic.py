@@ -17,7 +17,14 @@ from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import is_fused
 from planner.cost.sorting import sorting_bytes
-from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    TRANSFORMER_LAYERS,
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 from planner.data.stack import SoftwareStack
 
 
@@ -70,7 +77,7 @@ def layer_traffic(
     out = _norm_and_residual_traffic(model, kind, stack, s)
     if kind == "mamba":
         return out + _mamba_traffic(model, s)
-    if kind != "mlp":
+    if kind in WITH_ATTENTION:
         out = out + _attention_traffic(model, stack, s)
         if not (stack.flash_attention or stack.fused_pointwise):
             out = out + _split_traffic(model, s)
@@ -78,7 +85,7 @@ def layer_traffic(
         out = out + _bias_traffic(model, kind, s)
     if kind in WITH_ONE_MLP:
         out = out + _activation_traffic(model, stack, s.tokens * model.ffn_hidden_size / s.tp)
-    elif kind == "moe":
+    elif kind in WITH_EXPERTS:
         out = out + _moe_traffic(model, stack, s, narrow)
     if stack.joined_maps != "all":
         out = out + Traffic(s.zeros, s.tokens * model.hidden_size * _summed_input_bytes(model, kind, stack))
@@ -88,7 +95,7 @@ def layer_traffic(
 def _summed_input_bytes(model: ModelSpec, kind: LayerKind, stack: SoftwareStack) -> float:
     """Bytes for each value of an input of which several maps make a gradient each: all are read and their sum
     written by one kernel, or two by two as autograd adds them."""
-    maps = [3] if kind != "mlp" and stack.joined_maps == "none" and model.mla is None else []
+    maps = [3] if kind in WITH_ATTENTION and stack.joined_maps == "none" and model.mla is None else []
     maps += [2] if kind in WITH_ONE_MLP and model.gated_mlp else []
     return sum(HALF * (n + 1 if stack.fused_pointwise else 3 * (n - 1)) for n in maps)
 

@@ -30,7 +30,7 @@ from planner.cost.traffic import (
 )
 from planner.cost.traffic_of_ends import embedding_traffic, head_traffic
 from planner.data.chip import HALF_PRECISIONS
-from planner.data.model_spec import LayerKind
+from planner.data.model_spec import WITH_EXPERTS, LayerKind
 from planner.data.problem import Problem
 
 
@@ -143,7 +143,7 @@ def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[
         backward = backward_launches(model, kind, stack, sizes, products, narrow)
         # Beside another micro-batch the host has that one's pieces to launch as well.
         never = stack.ep_overlap or (model.moe is not None and model.moe.pad_to_capacity)
-        if kind == "moe" and stack.waits_for_token_counts and not never:
+        if kind in WITH_EXPERTS and stack.waits_for_token_counts and not never:
             moved = routed_bytes(model, stack, sizes, narrow)
             routed = Routed(moved, routed_launches(model, stack, sizes, narrow))
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks

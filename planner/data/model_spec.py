@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from planner.data.base import Data
 from planner.data.model_constants import ModelConstants
 
-LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp"]
+LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp", "experts"]
 """A transformer layer, with one feed-forward network or experts, or one of the blocks of a hybrid model."""
 
 TRANSFORMER_LAYERS: frozenset[LayerKind] = frozenset({"dense", "moe"})
@@ -19,6 +19,11 @@ WITH_ATTENTION: frozenset[LayerKind] = TRANSFORMER_LAYERS | {"attention"}
 """Kinds that hold attention."""
 WITH_ONE_MLP: frozenset[LayerKind] = frozenset({"dense", "mlp"})
 """Kinds whose feed-forward network every token visits."""
+WITH_EXPERTS: frozenset[LayerKind] = frozenset({"moe", "experts"})
+"""Kinds that hold a mixture of experts."""
+
+KIND_OF_LETTER: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
+"""Kinds of a hybrid's layers by the letters of its pattern, which are Megatron-LM's."""
 
 MOST_LAYERS = 10_000
 """More layers than any model has: kinds are listed layer by layer, and a slip must not ask for billions."""
@@ -75,10 +80,10 @@ class MoeSpec(Data):
 
 
 class HybridSpec(Data):
-    """Layers of several kinds in a stated order (Mamba-2, attention, feed-forward)."""
+    """Layers of several kinds in a stated order (Mamba-2, attention, feed-forward, experts)."""
 
-    pattern: str = Field(pattern=r"^[M\-*]+$")
-    """One character a layer: M Mamba-2, * attention, - feed-forward."""
+    pattern: str = Field(pattern=r"^[M\-*E]+$")
+    """One character a layer: M Mamba-2, * attention, - feed-forward, E experts (`moe` of the model)."""
     mamba_heads: int = Field(ge=1)
     """Heads of a Mamba-2 layer."""
     mamba_head_dim: int = Field(ge=1)
@@ -168,6 +173,8 @@ class ModelSpec(Data):
             raise ValueError(
                 f"hybrid.pattern has {len(self.hybrid.pattern)} characters, num_layers is {self.num_layers}"
             )
+        if self.hybrid is not None:
+            _check_blocks_of_experts(self.hybrid, self.moe)
         if not self.ffn_hidden_size and {"dense", "mlp"} & set(self.kind_of_layer):
             raise ValueError(
                 "ffn_hidden_size is 0, but some layers have a feed-forward block without experts"
@@ -185,8 +192,7 @@ class ModelSpec(Data):
     def kind_of_layer(self) -> tuple[LayerKind, ...]:
         """Kind of every layer, in model order."""
         if self.hybrid is not None:
-            names: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp"}
-            return tuple(names[c] for c in self.hybrid.pattern)
+            return tuple(KIND_OF_LETTER[c] for c in self.hybrid.pattern)
         if self.moe is None:
             dense: LayerKind = "dense"
             return (dense,) * self.num_layers
@@ -201,6 +207,17 @@ class ModelSpec(Data):
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds that occur, each once, in order of first occurrence."""
         return tuple(dict.fromkeys(self.kind_of_layer))
+
+
+def _check_blocks_of_experts(hybrid: HybridSpec, moe: MoeSpec | None) -> None:
+    """The pattern says where a hybrid's experts are, and nothing else does."""
+    if ("E" in hybrid.pattern) != (moe is not None):
+        raise ValueError("hybrid.pattern has layers of experts (E) where the model has moe, and there alone")
+    if moe is not None and (moe.first_dense_layers or moe.layer_freq != 1):
+        raise ValueError(
+            "hybrid.pattern says which layers are experts (E); leave out moe.first_dense_layers and "
+            "moe.layer_freq"
+        )
 
 
 @lru_cache(maxsize=64)

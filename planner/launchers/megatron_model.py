@@ -124,9 +124,10 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
         option("--num-experts", moe.num_experts),
         option("--moe-router-topk", moe.top_k),
         option("--moe-ffn-hidden-size", moe.ffn_hidden_size),
-        option("--moe-layer-freq", layer_pattern(model)),
         option("--moe-router-dtype", "fp32"),
     ]
+    if model.hybrid is None:  # whose own pattern says where its experts are
+        arguments.append(option("--moe-layer-freq", layer_pattern(model)))
     if moe.shared_ffn_hidden_size:
         arguments.append(option("--moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
     if moe.shared_expert_gate:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from planner.data.explain import explained
 from planner.data.model_constants import ModelConstants
-from planner.data.model_spec import HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import KIND_OF_LETTER, HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
 from planner.errors import InstanceError
 from planner.launchers.megatron_hybrid import PATTERN, SPECS, STAGE_END
 from planner.launchers.megatron_model import CONVOLUTION
@@ -100,7 +100,7 @@ def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> Mod
 
 
 def _hybrid(flags: Flags) -> HybridSpec | None:
-    """Layers of a model of Mamba-2, attention and feed-forward layers; None for others."""
+    """Layers of a model of Mamba-2, attention, feed-forward and expert layers; None for others."""
     spec = flags.values.get("--spec")
     if PATTERN not in flags:
         if spec is not None or "--hybrid-override-pattern" in flags:
@@ -113,10 +113,11 @@ def _hybrid(flags: Flags) -> HybridSpec | None:
     if spec is not None and spec not in SPECS.values():
         raise InstanceError(f"--spec {' '.join(spec)}: layers of one's own cannot be read back", flags.where)
     pattern = flags.text(PATTERN).replace(STAGE_END, "")
-    strange = set(pattern) - set("M*-")
+    strange = set(pattern) - KIND_OF_LETTER.keys()
     if strange:
         raise InstanceError(
-            f"{PATTERN}: {', '.join(sorted(strange))} cannot be read back, only M, * and -", flags.where
+            f"{PATTERN}: {', '.join(sorted(strange))} cannot be read back, only {', '.join(KIND_OF_LETTER)}",
+            flags.where,
         )
     head_dim = flags.number("--mamba-head-dim", 64)
     heads = flags.number("--mamba-num-heads", 2 * flags.number("--hidden-size") // head_dim)
@@ -216,8 +217,7 @@ def _latent(flags: Flags) -> MlaSpec | None:
 def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
     if "--num-experts" not in flags:
         return None
-    pattern = layers_with_experts(flags)
-    dense, every = _spacing(pattern, notes)
+    dense, every = (0, 1) if PATTERN in flags else _spacing(layers_with_experts(flags), notes)
     has_bias = "--disable-bias-linear" not in flags
     return MoeSpec(
         num_experts=flags.number("--num-experts"),

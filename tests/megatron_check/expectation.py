@@ -13,6 +13,7 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
+from planner.data.model_spec import WITH_EXPERTS
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 
@@ -87,4 +88,4 @@ def _balancing_biases(problem: Problem, plan: Plan, stage: int) -> int:
     ]
     if stage == (plan.pipeline_parallel - 1 if plan.prediction_stage is None else plan.prediction_stage):
         kinds += [model.kind_of_layer[-1]] * model.mtp_num_layers
-    return kinds.count("moe") * model.moe.num_experts
+    return sum(kind in WITH_EXPERTS for kind in kinds) * model.moe.num_experts

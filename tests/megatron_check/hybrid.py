@@ -54,6 +54,7 @@ def _lend_gated_norm() -> None:
 def _stack() -> Any:
     """The stack of `hybrid_stack_spec`, of plain modules: norms stand apart from the maps after them."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
     from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
@@ -108,6 +109,16 @@ def _stack() -> Any:
                 module=MLPLayer,
                 submodules=TransformerLayerSubmodules(
                     pre_mlp_layernorm=WrappedTorchNorm, mlp=mlp, mlp_bda=get_bias_dropout_add
+                ),
+            ),
+            moe_layer=ModuleSpec(
+                module=TransformerLayer,
+                submodules=TransformerLayerSubmodules(
+                    pre_mlp_layernorm=WrappedTorchNorm,
+                    mlp=get_moe_module_spec(
+                        use_te=False, num_experts=8
+                    ),  # any number: only whether there are
+                    mlp_bda=get_bias_dropout_add,
                 ),
             ),
         ),

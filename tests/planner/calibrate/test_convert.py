@@ -60,9 +60,10 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
             "model shape: order of the kinds of layers unknown",
         ),
         (
-            {"model__name": "Nemotron_3_Nano_30B-A3B", "model__moe": MOE},
-            "model shape: blocks of experts in a hybrid",
+            {"model__name": "Nemotron_3_Nano_30B-A3B", "model__moe": MOE, "model__num_layers": 32},
+            "model shape: order of the kinds of layers unknown",
         ),
+        ({"model__name": "Nemotron 3 Super 120B-A12B", "model__moe": MOE}, "model shape: latent experts"),
         ({"model__name": "Qwen3-Next-80B-A3B", "model__moe": MOE}, "model shape: linear attention"),
         ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
         ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),

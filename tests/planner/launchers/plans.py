@@ -250,14 +250,21 @@ def sharded_parameters() -> Case:
     return problem.model_copy(update={"stack": stack}), plan.model_copy(update={"dp_mode": "fsdp"})
 
 
-def hybrid_layers(virtual: bool = False) -> Case:
-    """Mamba-2, attention and feed-forward layers, more of them on the faster chips."""
+def hybrid_layers(virtual: bool = False, model: str = "nemotron-h-8b", expert_parallel: int = 1) -> Case:
+    """Mamba-2, attention and feed-forward or expert layers, more of them on the faster chips."""
     counts = [[7, 11], [19, 15]] if virtual else [[15], [37]]
     recompute: dict[int, tuple[Recompute, int]] = {0: ("full", 5)}
     sketch = Sketch(
-        counts, [1, 0], tensor_parallel=2, data_parallel=4, num_microbatches=4, recompute=recompute
+        counts,
+        [1, 0],
+        tensor_parallel=2,
+        data_parallel=4,
+        expert_parallel=expert_parallel,
+        num_microbatches=4,
+        sequence_parallel=expert_parallel > 1,
+        recompute=recompute,
     )
-    return case("nemotron-h-8b", "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 16, 4096, sketch)
+    return case(model, "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 16, 4096, sketch)
 
 
 def without_recomputation(plan: Plan) -> Plan:

@@ -61,10 +61,13 @@ def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) ->
     assert (back.unknown_flags, back.notes) == ((), ())
 
 
+@pytest.mark.parametrize("hybrid", [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8)])
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("version", ["0.17", "0.19"])
-def test_an_exported_hybrid_reads_back_as_its_plan(version: str, virtual: bool, tmp_path: Path) -> None:
-    problem, plan = plans.hybrid_layers(virtual)
+def test_an_exported_hybrid_reads_back_as_its_plan(
+    version: str, virtual: bool, hybrid: tuple[str, int], tmp_path: Path
+) -> None:
+    problem, plan = plans.hybrid_layers(virtual, *hybrid)
     if version == "0.17":
         plan = plans.without_recomputation(plan)
     out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch", version=version)
@@ -75,10 +78,12 @@ def test_an_exported_hybrid_reads_back_as_its_plan(version: str, virtual: bool, 
     assert "mamba-ssm" in (out / "README.md").read_text()
 
 
-def test_a_hybrid_of_the_users_own_is_built_from_its_flags() -> None:
-    problem, plan = plans.hybrid_layers()
+@pytest.mark.parametrize("hybrid", [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8)])
+def test_a_hybrid_of_the_users_own_is_built_from_its_flags(hybrid: tuple[str, int]) -> None:
+    problem, plan = plans.hybrid_layers(False, *hybrid)
     model = problem.model.model_copy(update={"vocab_size": 77_777})
-    shape = (*model_arguments(model, 4096), *hybrid_arguments(model, "0.19"))
+    experts = moe_arguments(model, grouped_gemm=False)
+    shape = (*model_arguments(model, 4096), *experts, *hybrid_arguments(model, "0.19"))
     pattern = ("--hybrid-layer-pattern", hybrid_pattern(model, plan), "--vocab-size", "77777")
     found = read_model(Flags((*words(shape), *pattern)), [])
     assert found.hybrid == model.hybrid
