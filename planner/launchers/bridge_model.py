@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.data.load import load_model, names
 from planner.data.model_spec import ModelSpec
+from planner.data.stack import SoftwareStack
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
     balances_by_bias,
@@ -115,19 +116,29 @@ def shape_fields(model: ModelSpec) -> Fields:
     return {name: repr(value) for name, value in fields.items()}
 
 
-def fusions(model: ModelSpec) -> dict[str, bool]:
-    """Pointwise operators in one kernel, as Megatron-LM has them unless told otherwise.
+def kernels(model: ModelSpec, stack: SoftwareStack) -> dict[str, object]:
+    """How the network runs, as Megatron-LM has it unless told otherwise and as the plan is priced.
 
-    Some recipes have them apart (those of Qwen in 0.6.2), which keeps more in memory: a gated unit of its own
-    kernels keeps the activation beside what the fused one recomputes from.
+    Recipes and providers of 0.6.2 have it otherwise for some networks, which keeps more in memory: a gated
+    unit of its own kernels (Qwen) keeps the activation beside what the fused one recomputes from; what a
+    stage has sent on is kept until its backward, and gradients are made before they are added (latent
+    attention); CUDA graphs (Qwen3-30B-A3B) hold buffers of their own for every micro-batch in flight.
     """
     if model.gated_mlp:
         activation = True
     else:
         activation = model.activation != "squared-relu" and model.linear_bias == "all"
-    fields = {"bias_activation_fusion": activation}
-    if model.mla is None and position_kind(model, NEWEST) == "rope":
+    fields: dict[str, object] = {
+        "bias_activation_fusion": activation,
+        "gradient_accumulation_fusion": stack.gradient_accumulation_fusion,
+        "deallocate_pipeline_outputs": True,
+    }
+    if model.mla is not None and has_rotary_positions(model):
+        fields["apply_rope_fusion"] = stack.fused_latent_rotary
+    elif position_kind(model, NEWEST) == "rope":
         fields["apply_rope_fusion"] = True
+    if stack.host_layer_floor_ms > 0 and not stack.captured_modules:
+        fields["cuda_graph_impl"] = "none"
     return fields
 
 

@@ -135,7 +135,10 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         # A size of its own is never padded by Megatron-Bridge, and other recipes take the tokenizer's.
         "tokenizer.use_tokenizer_vocab_size": False,
         "model.vocab_size": padded_vocab(problem.model.vocab_size, plan.tensor_parallel),
-        **{f"model.{field}": value for field, value in bridge_model.fusions(problem.model).items()},
+        **{
+            f"model.{field}": value
+            for field, value in bridge_model.kernels(problem.model, problem.stack).items()
+        },
         **_optimizer(problem, plan),
         "dist.use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp",
         "mixed_precision": _mixed_precision(problem),
@@ -206,11 +209,6 @@ def _optimizer(problem: Problem, plan: Plan) -> dict[str, object]:
         "ddp.grad_reduce_in_fp32": problem.stack.gradient_bytes == 4,
         **({"ddp.bucket_size": round(bucket)} if bucket is not None else {}),
         **({"ddp.num_distributed_optimizer_instances": instances} if instances > 1 else {}),
-        **(
-            {}
-            if problem.stack.gradient_accumulation_fusion
-            else {"model.gradient_accumulation_fusion": False}
-        ),
         "optimizer.use_distributed_optimizer": sharded,
         "optimizer.overlap_param_gather": gathers_behind,
         # Either would change memory behind the plan's back.

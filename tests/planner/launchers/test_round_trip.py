@@ -107,6 +107,17 @@ def test_bridge_overrides_read_back_as_their_plan(name: str, tmp_path: Path) -> 
     assert_reads_back(*alike(plans.CASES[name]()), "megatron-bridge", tmp_path / "launch")
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
+def test_gates_of_shared_experts_read_back(target: TargetName, tmp_path: Path) -> None:
+    """Megatron-Bridge's were lost: an exported Qwen1.5-MoE was predicted without their parameters."""
+    problem, plan = alike(plans.experts())
+    assert problem.model.moe is not None
+    gate = {"shared_ffn_hidden_size": 1024, "shared_expert_gate": True}
+    moe = problem.model.moe.model_copy(update=gate)
+    model = problem.model.model_copy(update={"id": "gated", "moe": moe})
+    assert_reads_back(problem.model_copy(update={"model": model}), plan, target, tmp_path / "launch")
+
+
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
 def test_scales_and_loss_of_a_stack_read_back(target: TargetName, tmp_path: Path) -> None:
     """Scales that follow from each tensor's own values; Bridge's fused loss is Transformer Engine's."""
