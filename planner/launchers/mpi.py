@@ -21,7 +21,7 @@ def mpi_files(places: tuple[HostPlace, ...]) -> dict[str, str]:
         ),
         "forms/mpi/run.sh": fill(
             "mpi_run.sh",
-            {"world_size": sum(place.num_processes for place in places), "first_host": places[0].name},
+            {"world_size": sum(place.num_processes for place in places), "num_hosts": len(places)},
         ),
         "forms/mpi/start_rank.sh": template("mpi_start_rank.sh"),
     }

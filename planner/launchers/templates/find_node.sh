@@ -16,22 +16,43 @@ names_of_this_host() {
     fi
 }
 
+# hosts_of HOSTS_FILE: the host of each line; empty lines and those that begin with # are none.
+hosts_of() {
+    awk '{ sub(/\r$/, "") } NF && $1 !~ /^#/ { print $1 }' "$1"
+}
+
+# lines_of_name NAME HOSTS_FILE: where a host stands, from 0; upper and lower case are one in host names.
+lines_of_name() {
+    hosts_of "$2" | awk -v name="$1" 'tolower($1) == tolower(name) { printf "%s%d", (found++ ? " " : ""), NR - 1 }'
+}
+
 # find_node_rank HOSTS_FILE: prints the number of this host's line, from 0.
 find_node_rank() {
-    local hosts_file=$1 name rank tried=""
+    local hosts_file=$1 name ranks tried=""
     while read -r name; do
-        rank=$(awk -v name="$name" '$1 == name { print NR - 1; exit }' "$hosts_file")
-        if [[ -n $rank ]]; then
-            echo "$rank"
+        ranks=$(lines_of_name "$name" "$hosts_file")
+        if [[ $ranks == *" "* ]]; then
+            fail "this host ($name) stands several times in $hosts_file (hosts $ranks, from 0); each host has one line"
+        fi
+        if [[ -n $ranks ]]; then
+            echo "$ranks"
             return
         fi
         tried+=${tried:+, }$name
     done < <(names_of_this_host | awk 'NF && !seen[$0]++')
+    # Some lists have addresses in the place of names.
+    for name in $([[ -n ${HETPLAN_HOST:-} ]] || hostname -I 2>/dev/null || true); do
+        ranks=$(lines_of_name "$name" "$hosts_file")
+        if [[ $ranks =~ ^[0-9]+$ ]]; then
+            echo "$ranks"
+            return
+        fi
+    done
     fail "this host ($tried) is not in $hosts_file; write the name that it has there, or set NODE_RANK"
 }
 
 first_host() {
-    awk 'NR == 1 { print $1 }' "$1"
+    hosts_of "$1" | awk 'NR == 1'
 }
 
 # check_node_rank NODE_RANK NNODES
@@ -44,7 +65,7 @@ check_node_rank() {
 # check_host_list HOSTS_FILE NNODES
 check_host_list() {
     local lines
-    lines=$(awk 'NF' "$1" | wc -l)
+    lines=$(hosts_of "$1" | wc -l)
     if ((lines != $2)); then
         fail "$1 lists $((lines)) hosts, the plan has $2; one line a host, in the order of the plan"
     fi

@@ -61,6 +61,34 @@ def test_mpi_hosts_stand_in_rank_order_with_their_processes(mixed: Path) -> None
     )
 
 
+def test_mpi_runs_on_the_hosts_that_were_written_into_hosts_txt(mixed: Path, tmp_path: Path) -> None:
+    """It asked for the invented names that hostfile and rankfile kept, and met at the first of them."""
+    directory = shutil.copytree(mixed, tmp_path / "launch")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "mpirun").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    (programs / "mpirun").chmod(0o755)
+    run = ["bash", str(directory / "forms/mpi/run.sh")]
+    environment = {k: v for k, v in os.environ.items() if k != "MASTER_ADDR"}
+    environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    told = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "MASTER_ADDR=node000" in told.split()
+    assert (directory / "forms/mpi/hostfile").read_text() == (mixed / "forms/mpi/hostfile").read_text()
+    # A rank that was pinned to other cores stays on them.
+    rankfile = directory / "forms/mpi/rankfile"
+    rankfile.write_text(rankfile.read_text().replace("rank 9=node001 slot=1", "rank 9=node001 slot=16-31"))
+    (directory / "hosts.txt").write_text("big.example.org h100\n\nsmall.example.org\n")
+    told = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "MASTER_ADDR=big.example.org" in told.split()
+    hostfile = directory / "forms/mpi/hostfile"
+    assert hostfile.read_text() == "big.example.org slots=8\nsmall.example.org slots=4\n"
+    ranks = rankfile.read_text().splitlines()
+    assert (ranks[0], ranks[9]) == ("rank 0=big.example.org slot=0", "rank 9=small.example.org slot=16-31")
+    (directory / "hosts.txt").write_text("big.example.org\n")
+    stopped = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert stopped.returncode == 1 and "lists 1 hosts, the plan has 2" in stopped.stderr
+
+
 def test_a_rank_of_mpi_becomes_the_rank_of_megatron(mixed: Path, tmp_path: Path) -> None:
     done = start_rank(mixed, tmp_path, "node001", 9, 1)
     assert done.returncode == 0, done.stderr
@@ -199,7 +227,8 @@ def test_pods_and_jobs_meet_the_published_schemas(name: str, mixed: Path) -> Non
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_scripts_for_mpi_pass_shellcheck(mixed: Path) -> None:
     scripts = [str(path) for path in (mixed / "forms/mpi").glob("*.sh")]
-    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    command = ["shellcheck", "-x", "-P", "SCRIPTDIR", *scripts]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert len(scripts) == 2
     assert done.returncode == 0, done.stdout
 

@@ -88,6 +88,39 @@ def test_full_name_serves_where_the_short_one_is_not_listed(
     assert value(start(directory, on_host).stdout, "--node-rank") == "3"
 
 
+@pytest.mark.parametrize("told", ["GPU3", "gpu3.example.org", "10.0.0.3"])
+def test_a_list_of_hosts_as_people_write_it_serves(
+    told: str, mixed: Path, on_host: Path, tmp_path: Path
+) -> None:
+    """An empty line gave every host below it the rank of the next, so that rank 0 was missed for ever."""
+    directory = shutil.copytree(mixed, tmp_path / "launch")
+    hosts = directory / "hosts.txt"
+    lines = hosts.read_text().replace("node003 ", f"{told} ").splitlines()
+    names = [line.split()[0] for line in lines]
+    hosts.write_text("\r\n".join(["# ours", "", *names[:2], "", *names[2:], ""]))
+    devices(on_host, *[H100] * 8)
+    put(
+        on_host,
+        "hostname",
+        'case ${1:-} in -s) echo gpu3 ;; -I) echo "10.0.0.3 fe80::3" ;; *) echo gpu3.example.org ;; esac',
+    )
+    done = start(directory, on_host)
+    assert done.returncode == 0, done.stderr
+    assert value(done.stdout, "--node-rank") == "3"
+    assert value(done.stdout, "--master-addr") == "node000"
+
+
+def test_a_host_that_is_listed_twice_stops(mixed: Path, on_host: Path, tmp_path: Path) -> None:
+    """It took the first of its lines, and the others waited for the second."""
+    directory = shutil.copytree(mixed, tmp_path / "launch")
+    hosts = directory / "hosts.txt"
+    hosts.write_text(hosts.read_text().replace("node003 ", "node001 "))
+    devices(on_host, *[H100] * 8)
+    done = start(directory, on_host, HETPLAN_HOST="node001")
+    assert done.returncode == 1 and not done.stdout
+    assert "several times" in done.stderr and "1 3" in done.stderr
+
+
 def test_unknown_host_stops_with_its_names_and_the_way_out(mixed: Path, on_host: Path) -> None:
     put(on_host, "hostname", "echo stranger")
     done = start(mixed, on_host)
