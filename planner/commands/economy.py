@@ -10,7 +10,8 @@ from planner.commands.plan import PlanRequest, exit_code, result_json, write
 from planner.commands.screen import ExitCode
 from planner.data.problem import Problem
 from planner.errors import InstanceError
-from planner.explain.economy import Objective, cheapest
+from planner.explain.economy import cheapest
+from planner.explain.node_counts import Objective
 
 OBJECTIVES: dict[str, Objective] = {"cost": "cost", "energy": "energy"}
 """What can be least instead of the step time."""
@@ -53,5 +54,5 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
     if interrupts:
         return ExitCode.INTERRUPTED
     if result is None:
-        return ExitCode.NOT_FOUND if economy.interrupted else ExitCode.INFEASIBLE
+        return ExitCode.INFEASIBLE if economy.bound is None else ExitCode.NOT_FOUND
     return exit_code(result)

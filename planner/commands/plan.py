@@ -126,6 +126,8 @@ def _run_all(request: PlanRequest) -> ExitCode:
         (request.robust, "--robust"),
         (request.compare_split or None, "--compare-split"),
         (request.baseline, "--baseline"),
+        (request.objective, "--objective"),
+        (request.reach_step_s, "--reach-step-s"),
     ):
         if given is not None:
             raise InstanceError("goes with one target, such as flagscale, not with all", flag)

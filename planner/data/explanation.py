@@ -221,7 +221,7 @@ class Economy(Data):
     value: float | None
     """What the plan costs; null where there is none."""
     bound: float | None
-    """No plan costs less."""
+    """No plan costs less; null where it is proven that there is none."""
     gap: float | None
     """(value - bound) / value."""
     nodes: dict[str, int]

@@ -19,25 +19,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner import api
-from planner.data.changes import with_cluster, with_named_hosts, with_nodes
+from planner.data.changes import with_named_hosts
 from planner.data.explanation import Economy
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.errors import InstanceError
 from planner.explain.budget import Budget
+from planner.explain.node_counts import Counts, Objective, used_nodes, weights, with_counts
 from planner.units import format_seconds
-
-Objective = Literal["cost", "energy"]
-Counts = tuple[int, ...]
 
 LEAST_GAP = 1e-4
 """Gap below which nothing is asked: searches end at gaps of their own."""
@@ -100,7 +96,7 @@ class _Economy:
     ) -> None:
         self.problem, self.objective, self.reach_s, self.on_search = problem, objective, reach_s, on_search
         self.budget = budget
-        self.weights = _weights(problem, objective, is_reach=reach_s is not None)
+        self.weights = weights(problem, objective, is_reach=reach_s is not None)
         self.known: dict[Counts, tuple[float, Result]] = {}
         """Bound on the step time [s] and result for every corner searched."""
         self.best: tuple[float, Result, Counts] | None = None
@@ -142,8 +138,12 @@ class _Economy:
             return
         bound = max(box.bound, self._bound(box.low, bound_s))
         spread = [w * (b - a) for w, a, b in zip(self.weights, box.low, box.high, strict=True)]
-        if self._is_hopeless(bound) or not any(spread):
+        if self._is_hopeless(bound):
             self.floor = min(self.floor, bound)
+            return
+        if not any(spread):
+            if not self._is_out_of_reach(box.high):
+                self.floor = min(self.floor, bound)
             return
         c = int(np.argmax(spread))
         middle = (box.low[c] + box.high[c]) // 2
@@ -174,12 +174,32 @@ class _Economy:
             default=0.0,
         )
 
-    def _search(self, high: Counts) -> tuple[float, Result]:
-        """Bound on the step time with so many nodes, and the search's result; its plan is a candidate."""
-        if high not in self.known:
+    def _is_out_of_reach(self, high: Counts) -> bool:
+        """Whether so many nodes cannot reach the step time.
+
+        Where it lies between the bound and the best plan found, both are searched for until it does not.
+        """
+        if self.reach_s is None:
+            return False
+        bound_s, result = self._search(high)
+        step_s = result.evaluation.step_s if result.evaluation is not None else 0.0
+        if bound_s <= self.reach_s < step_s and not self.budget.is_up:
+            bound_s, _ = self._search(high, (1 - self.reach_s / step_s) * 0.99)
+        return bound_s > self.reach_s
+
+    def _search(self, high: Counts, gap: float | None = None) -> tuple[float, Result]:
+        """Bound on the step time with so many nodes, and the search's result; its plan is a candidate.
+
+        `gap`: one that is smaller than what is asked of the answer, for which they are searched again.
+        """
+        if high not in self.known or gap is not None:
             self.on_search(self._in_words(high))
             seeds = [known.plan for _, known in self.known.values() if known.plan is not None]
-            result = api.plan(self.budget.given(_with_counts(self.problem, high)), seeds=seeds)
+            asked = with_counts(self.problem, high)
+            if gap is not None:
+                finer = {name: min(gap, getattr(asked.options, name)) for name in ("gap", "virtual_gap")}
+                asked = asked.model_copy(update={"options": asked.options.model_copy(update=finer)})
+            result = api.plan(self.budget.given(asked), seeds=seeds)
             bound_s = float("inf") if result.termination == "infeasible" else result.bound_s or 0.0
             self.known[high] = bound_s, result
             if result.plan is not None and result.evaluation is not None:
@@ -194,7 +214,7 @@ class _Economy:
     def _offer(self, result: Result, plan: Plan, step_s: float) -> None:
         if self.reach_s is not None and step_s > self.reach_s:
             return
-        used = _used(self.problem, plan)
+        used = used_nodes(self.problem, plan)
         value = self._value(float(np.dot(self.weights, used)), step_s)
         if self.best is None or value < self.best[0]:
             self.best = value, result, used
@@ -212,15 +232,16 @@ class _Economy:
         names = (c.name for c in self.problem.cluster.classes)
         return ", ".join(f"{n} x {name}" for n, name in zip(counts, names, strict=True) if n)
 
-    def _why_none(self) -> str:
+    def _why_none(self, proven: bool) -> str:
         """Why there is no answer: what all nodes together reach, or that they run no plan."""
         bound_s, result = next(iter(self.known.values()), (0.0, None))
         if self.reach_s is None or result is None or result.evaluation is None:
             reason = "" if result is None or result.reason is None else f": {result.reason}"
-            return f"there is no plan{reason}"
+            return f"there is no plan{reason}" if proven else f"no plan was found{reason}"
+        reaches = "no plan reaches" if proven else "no plan was found that reaches"
         fastest = format_seconds(result.evaluation.step_s)
         return (
-            f"no plan reaches the step time of {format_seconds(self.reach_s)}: on all nodes the fastest one "
+            f"{reaches} the step time of {format_seconds(self.reach_s)}: on all nodes the fastest one "
             f"found takes {fastest}, and none takes less than {format_seconds(bound_s)}"
         )
 
@@ -231,10 +252,12 @@ class _Economy:
         scale = 1.0 if self.reach_s is not None else 1e6 / tokens / 3600
         rate = {"cost": "$/h", "energy": "kW"}[self.objective]
         if self.best is None:
-            words = self._why_none()
+            proven = math.isinf(bound)
             return None, Economy(
-                objective=self.objective, reach_step_s=self.reach_s, unit=unit, value=None, bound=None,
-                gap=None, nodes={}, searches=len(self.known), interrupted=self.interrupted, words=words,
+                objective=self.objective, reach_step_s=self.reach_s,
+                unit=rate if self.reach_s is not None else f"{unit} a million tokens",
+                value=None, bound=None if proven else bound * scale, gap=None, nodes={},
+                searches=len(self.known), interrupted=self.interrupted, words=self._why_none(proven),
             )  # fmt: skip
         value, result, used = self.best
         bound = min(bound, value)
@@ -251,44 +274,6 @@ class _Economy:
             interrupted=self.interrupted,
             words=self._in_words(used),
         )
-
-
-def _weights(problem: Problem, objective: Objective, *, is_reach: bool) -> NDArray[np.float64]:
-    """Price or power of a node of every class, [node_class]; `is_reach` where a step time is asked for."""
-    asked = "--reach-step-s" if is_reach and objective == "cost" else f"--objective {objective}"
-    key = {"cost": "price_usd_per_hour", "energy": "power_kw"}[objective]
-    values = []
-    for i, node_class in enumerate(problem.cluster.classes):
-        value = getattr(node_class, key)
-        if value is None and node_class.name not in problem.options.spare:
-            raise InstanceError(
-                f"class {node_class.name} has no {key}, which `{asked}` needs; add it",
-                f"{problem.name}: cluster.classes[{i}]",
-            )
-        values.append(float(value or 0.0))
-    return np.array(values)
-
-
-def _with_counts(problem: Problem, counts: Counts) -> Problem:
-    """The problem on so many nodes of each class."""
-    cluster = problem.cluster
-    gone = [cluster.classes[c].name for c, n in enumerate(counts) if n == 0]
-    for c in reversed(range(len(counts))):
-        smaller = with_nodes(cluster, c, counts[c])
-        assert smaller is not None, "at least one class keeps nodes"
-        cluster = smaller
-    spare = tuple(name for name in problem.options.spare if name not in gone)
-    options = problem.options.model_copy(update={"spare": spare, "time_limit_s": None})
-    return with_cluster(problem, cluster).model_copy(update={"options": options})
-
-
-def _used(problem: Problem, plan: Plan) -> Counts:
-    """Nodes of each class that a plan uses."""
-    working = {host for stage in plan.stages for _, _, hosts in stage.places for host in hosts}
-    return tuple(
-        sum(host in working for host in problem.cluster.hosts_of(c))
-        for c in range(len(problem.cluster.classes))
-    )
 
 
 def _replaced(counts: Counts, c: int, value: int) -> Counts:

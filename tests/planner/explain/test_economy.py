@@ -20,6 +20,7 @@ from planner.data.save import to_yaml
 from planner.errors import InstanceError
 from planner.explain import economy
 from planner.explain.economy import cheapest
+from planner.explain.node_counts import used_nodes, with_counts
 from tests.oracle_plans import brute_force_by_hosts
 from tests.random_problems import random_problem
 
@@ -49,9 +50,9 @@ def every_subset(problem: Problem) -> list[tuple[np.ndarray, float]]:
     sizes = [range(node_class.num_nodes + 1) for node_class in problem.cluster.classes]
     for counts in itertools.product(*sizes):
         if any(counts):
-            result = api.plan(economy._with_counts(named, counts))
+            result = api.plan(with_counts(named, counts))
             assert result.plan is not None and result.evaluation is not None
-            found.append((np.array(economy._used(named, result.plan)), result.evaluation.step_s))
+            found.append((np.array(used_nodes(named, result.plan)), result.evaluation.step_s))
     return found
 
 
@@ -153,6 +154,36 @@ def test_a_class_that_must_not_idle_is_among_the_nodes(reach_s: float | None) ->
         asked = problem.model_copy(update={"options": options})
         result, found = cheapest(asked, "cost", reach_s=reach_s)
         assert result is not None and node_class.name in found.nodes
+
+
+def test_a_step_time_between_bound_and_plan_is_settled_or_left_open() -> None:
+    """It was taken for out of reach where the gap alone hid whether it is."""
+    problem = priced(1)
+    exact = api.plan(problem)
+    assert exact.evaluation is not None
+    reach_s = exact.evaluation.step_s * (1 + 1e-9)
+    loose = problem.model_copy(update={"options": Options(gap=0.5, virtual_gap=0.5, top=1)})
+    found, economy_ = cheapest(loose, "cost", reach_s=reach_s)
+    assert found is not None and found.evaluation is not None and found.evaluation.step_s <= reach_s
+    assert economy_.value is not None
+    # Out of time nothing is proven.
+    hurried = loose.model_copy(update={"options": loose.options.model_copy(update={"time_limit_s": 1e-3})})
+    none, open_ = cheapest(hurried, "cost", reach_s=reach_s * 0.99)
+    assert none is None and open_.bound is not None and open_.words.startswith("no plan was found")
+    assert open_.unit == "$/h"
+
+
+def test_the_command_tells_out_of_reach_from_not_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = priced(1).model_copy(update={"options": Options(gap=0.5, time_limit_s=1e-3)})
+    file = tmp_path / "problem.yaml"
+    file.write_text(to_yaml(load.problem_file(problem)))
+    assert main(["plan", str(file), "--reach-step-s", "1", "--quiet"]) == 4
+    assert "no plan was found" in capsys.readouterr().out
+    for flags in (["--objective", "cost"], ["--reach-step-s", "1"]):  # which all launchers once ignored
+        assert main(["plan", str(file), *flags, "--target", "all", "--quiet"]) == 2
+        assert f"{flags[0]}: goes with one target" in capsys.readouterr().err
 
 
 def test_a_class_without_a_price_is_named() -> None:
