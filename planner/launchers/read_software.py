@@ -68,7 +68,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
         "loss_bytes_per_logit": _loss_bytes_per_logit(flags),
         "current_scaling": flags.text("--fp8-recipe", "delayed") == "tensorwise",
-        "flash_attention": flags.text("--attention-backend", "auto") not in ("unfused", "local"),
+        "flash_attention": _fuses_attention(flags),
         "optimizer_shard_size": None,
         "bucket_parameters": None,
     }
@@ -92,7 +92,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         changes |= _dispatch(flags, notes)
     if "--no-overlap-p2p-communication" in flags:
         changes["p2p_overlap_interleaved"] = False
-    if _captures_graphs(flags):
+    if captures_graphs(flags):
         changes |= _captured(flags, notes)
     if "--ddp-bucket-size" in flags:
         changes["bucket_parameters"] = float(flags.number("--ddp-bucket-size"))
@@ -111,6 +111,16 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         changes["tp_userbuffers"] = True
         notes.append("tensor-parallel communication beside pieces of the products, for --tp-comm-overlap")
     return base.model_copy(update=changes)
+
+
+def _fuses_attention(flags: Flags) -> bool:
+    """Whether attention keeps no scores: not by Megatron-LM's own layers, but for old ones and MindSpeed's.
+
+    Source: megatron-core 0.19.2, core/models/backends.py (`LocalSpecProvider.core_attention`).
+    """
+    own = flags.text("--transformer-impl", "transformer_engine") == "local"
+    unfused = flags.text("--attention-backend", "auto") in ("unfused", "local")
+    return not unfused and (not own or "--use-flash-attn" in flags)
 
 
 _ROUTER_PADS = ("--moe-router-padding-for-quantization", "--moe-router-padding-for-fp8")
@@ -141,7 +151,7 @@ def _captured(flags: Flags, notes: list[str]) -> dict[str, Any]:
     return {"captured_modules": tuple(name for name in get_args(CapturedModule) if name in names)}
 
 
-def _captures_graphs(flags: Flags) -> bool:
+def captures_graphs(flags: Flags) -> bool:
     """Whether kernels are launched by captured CUDA graphs."""
     asked = any(flag in flags for flag in ("--enable-cuda-graph", "--external-cuda-graph"))
     return asked or flags.text("--cuda-graph-impl", "none") not in ("none", "")

@@ -15,6 +15,7 @@ from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_other import unpriced
+from planner.launchers.read_software import captures_graphs
 from planner.rules.experts import exchange_cannot_hide
 from planner.rules.versions import kv_heads_are_not_copied
 from planner.units import GIB
@@ -32,6 +33,7 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
         *_mask_of_loader(problem, flags),
         *_expert_tensor_parallel(problem, plan, flags),
         *unpriced(flags),
+        *_memory_of_graphs(flags),
         *_recomputed_layers(flags),
         *_constants(problem),
     ]
@@ -102,6 +104,12 @@ def _mask_of_loader(problem: Problem, flags: Flags) -> Iterator[str]:
             f"sequences of {problem.workload.seq_length} tokens: the data loader makes a mask of "
             f"{mask_bytes / GIB:.0f} GiB for each and may crash; add --no-create-attention-mask-in-dataloader"
         )
+
+
+def _memory_of_graphs(flags: Flags) -> Iterator[str]:
+    """Buffers that graphs keep for what goes in and out, for every micro-batch in flight."""
+    if captures_graphs(flags):
+        yield "CUDA graphs keep buffers of their own, which are not priced: more memory than predicted"
 
 
 def _recomputed_layers(flags: Flags) -> Iterator[str]:

@@ -79,6 +79,26 @@ def test_a_list_of_layers_is_a_layout() -> None:
     assert layer_counts(flags) == [[7], [8], [9], [8]]
 
 
+@pytest.mark.parametrize(
+    ("words", "fused"),
+    [
+        ("", True),
+        ("--transformer-impl local", False),
+        ("--transformer-impl local --use-flash-attn", True),  # older releases, and MindSpeed
+        ("--transformer-impl transformer_engine --attention-backend unfused", False),
+    ],
+)
+def test_megatrons_own_layers_keep_the_scores_of_attention(words: str, fused: bool) -> None:
+    """The flag passed for harmless, though the scores of 8,192 tokens take four times a chip's memory."""
+    assert of_arguments(f"{MIND} {words}").problem.stack.flash_attention is fused
+
+
+def test_graphs_are_said_to_take_more_memory() -> None:
+    for words, told in (("--cuda-graph-impl local", True), ("--cuda-graph-impl none", False), ("", False)):
+        warnings = " ".join(of_arguments(f"{MIND} {words}").warnings)
+        assert ("CUDA graphs keep buffers of their own" in warnings) == told
+
+
 def test_the_words_of_mindspeed_describe_the_network_that_they_name() -> None:
     parallel = (
         "--tensor-model-parallel-size 2 --expert-model-parallel-size 4 --moe-tp-extend-ep --sequence-parallel"
