@@ -64,17 +64,17 @@ def add_one_kind(model: pulp.LpProblem, data: VirtualSelectionData, var: Variabl
 
 def add_memory(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:
     """What a stage holds fits its chips at every moment that can be the peak."""
-    saves = data.kept_gib - data.kept_selective_gib
     lead_kept, lead_selective, lead_full = data.lead_kept_gib
     for s, held in enumerate(data.moments):
-        lead = int(data.stage.lead[s])
+        lead, kept = int(data.stage.lead[s]), float(data.kept_gib[s])
+        saves, saved = kept - float(data.kept_selective_gib[s]), kept - float(data.kept_full_gib[s])
         for h, in_flight in enumerate(held.tolist()):
-            full = [data.kept_gib - data.kept_full_gib] * data.virtual_stages
+            full = [saved] * data.virtual_stages
             if lead:
                 full[0] = max(full[0], lead_kept - lead_full)
             need = data.full_peak_gib[s] * var.x[s]
             for k, e in enumerate(in_flight):
-                need += (data.state_gib + e * data.kept_gib) * var.n[s][k]
+                need += (data.state_gib + e * kept) * var.n[s][k]
                 need -= e * full[k] * in_full(data, var, s, k)
                 if var.k1:
                     need -= e * saves * var.k1[s][k]
@@ -82,7 +82,7 @@ def add_memory(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables
                 need += float(data.selective_peak_gib[s]) * var.y[s]
             if lead and var.y:
                 need -= lead * in_flight[0] * (lead_kept - lead_selective - saves) * var.y[s]
-            rest = data.base_gib[s][h] + lead * in_flight[0] * (lead_kept - data.kept_gib)
+            rest = data.base_gib[s][h] + lead * in_flight[0] * (lead_kept - kept)
             model += need <= float(data.limit_gib[s] - rest), f"memory_{s}_{h}"
 
 

@@ -118,12 +118,13 @@ def add_memory(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) 
     """What chunks hold fits the stage at some moments; recomputation saves no more than at its best."""
     for (s, c), chunks in var.n.items():
         one = data.classes[c]
-        lead_gib = float(one.stage.lead[s]) * (one.lead_kept_gib[0] - one.kept_gib)
+        lead_gib = float(one.stage.lead[s]) * (one.lead_kept_gib[0] - one.kept_gib[s])
         moments = one.moments[s]
         step = -(-len(moments) // MAX_MOMENTS)
         for h in range(0, len(moments), step):
             held = moments[h]
-            need = [(n, float(one.state_gib + e * one.kept_gib)) for e, n in zip(held, chunks, strict=True)]
+            each = [float(one.state_gib + e * one.kept_gib[s]) for e in held]
+            need = list(zip(chunks, each, strict=True))
             room = float(one.limit_gib[s] - one.base_gib[s][h] - held[0] * lead_gib)
             given = [(var.z[s, c], -room), (var.more[s, c], -most_saved(one, s, held))]
             model += pulp.LpAffineExpression([*need, *given]) <= 0, f"memory_{s}_{c}_{h}"

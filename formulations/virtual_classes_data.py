@@ -81,7 +81,7 @@ def most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> f
     if (empty := data.may_be_empty(s)) is not None:
         has_layers.append(np.arange(len(held)) != empty)
     in_full = rate(
-        data.kept_gib - data.kept_full_gib,
+        float(data.kept_gib[s] - data.kept_full_gib[s]),
         kept - full,
         float(stage.full_ms[s]),
         float(stage.lead_full_ms[s]),
@@ -89,7 +89,7 @@ def most_saved(data: VirtualSelectionData, s: int, held: NDArray[np.int64]) -> f
     best = in_full * max(float(held[of].mean()) for of in has_layers) if "full" in data.kinds else 0.0
     if "selective" in data.kinds:
         some = rate(
-            data.kept_gib - data.kept_selective_gib,
+            float(data.kept_gib[s] - data.kept_selective_gib[s]),
             kept - selective,
             float(stage.selective_ms[s]),
             float(stage.lead_selective_ms[s]),

@@ -56,7 +56,7 @@ def _same_layers(data: VirtualClassesData, group: Group) -> bool:
     """Whether a layer needs the same memory on all of them."""
     ones = [data.classes[c] for c in group]
     layers = {
-        (one.state_gib, one.kept_gib, one.kept_selective_gib, one.kept_full_gib, *one.lead_kept_gib)
+        (one.state_gib, *one.kept_gib, *one.kept_selective_gib, *one.kept_full_gib, *one.lead_kept_gib)
         for one in ones
     }
     return len(layers) == 1 and len({one.kinds for one in ones}) == 1

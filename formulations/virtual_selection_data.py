@@ -38,12 +38,12 @@ class VirtualSelectionData:
     """[stage][moment, chunk] micro-batches in flight at the moments that can be the peak."""
     state_gib: float
     """Weights, gradients and optimizer state of a layer."""
-    kept_gib: float
-    """Activations of a layer and micro-batch, nothing recomputed."""
-    kept_selective_gib: float
-    kept_full_gib: float
+    kept_gib: Floats
+    """[stage] activations of a layer and micro-batch, nothing recomputed."""
+    kept_selective_gib: Floats
+    kept_full_gib: Floats
     lead_kept_gib: tuple[float, float, float]
-    """The same three of a leading layer."""
+    """The same three of a leading layer, which is on the first stage."""
     base_gib: tuple[Floats, ...]
     """[stage][moment] all else."""
     full_peak_gib: Floats
@@ -125,18 +125,19 @@ def recomputations(data: VirtualSelectionData, s: int, counts: Sequence[int]) ->
         held: Floats = moments @ total
         return held
 
-    need = kept(0, data.kept_gib)
+    need = kept(0, data.kept_gib[s])
     if bool((need <= room).all()):
         return [Recomputation("none", 0, (0.0,) * v)]
     found = []
     if "selective" in data.kinds and bool(
-        (kept(1, data.kept_selective_gib) + data.selective_peak_gib[s] <= room).all()
+        (kept(1, data.kept_selective_gib[s]) + data.selective_peak_gib[s] <= room).all()
     ):
         extra = times.selective_ms[s] * n
         extra[0] += lead * (times.lead_selective_ms[s] - times.selective_ms[s])
         extra[-1] += times.predictions_selective_ms[s]
         found.append(Recomputation("selective", 0, tuple(extra.tolist())))
-    saves, lead_saves = data.kept_gib - data.kept_full_gib, data.lead_kept_gib[0] - data.lead_kept_gib[2]
+    saves = data.kept_gib[s] - data.kept_full_gib[s]
+    lead_saves = data.lead_kept_gib[0] - data.lead_kept_gib[2]
     has_layers = n > 0
     for r in range(1, int(n[has_layers].min()) + 1) if "full" in data.kinds else ():
         saved = saves * r * has_layers

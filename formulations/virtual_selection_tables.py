@@ -102,11 +102,12 @@ class _Memory:
         self.fewest = least_of_chunk[self.stage].astype(np.float64)
         self.lead = data.stage.lead[self.stage].astype(np.float64)
 
-    def kept(self, main_gib: float, lead_gib: float) -> Floats:
-        """Least activations of n layers."""
+    def kept(self, main_gib: Floats, lead_gib: float) -> Floats:
+        """Least activations of n layers, of which those on a stage keep `main_gib` [stage] each."""
+        of_row = main_gib[self.stage]
         beyond = self.n - self.fewest.sum(axis=1)[:, None]
         main = (self.held * self.fewest).sum(axis=1)[:, None] + self.least[:, None] * beyond
-        total: Floats = main_gib * main + (self.lead * (lead_gib - main_gib) * self.held[:, 0])[:, None]
+        total: Floats = of_row[:, None] * main + (self.lead * (lead_gib - of_row) * self.held[:, 0])[:, None]
         return total
 
     def always(self, fits: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -147,10 +148,10 @@ def _least_extra_by(data: VirtualSelectionData, memory: _Memory) -> Floats:
 def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:
     """Time of the fewest layers of every chunk recomputed in full, [stage, n]: memory is linear in them."""
     v, of_stage = memory.chunks[memory.stage], memory.chunks[:, None]
-    saves = data.kept_gib - data.kept_full_gib
-    short = data.kept_gib * memory.least[:, None] * memory.n - memory.room
+    kept, full = data.kept_gib[memory.stage], data.kept_full_gib[memory.stage]
+    short = (kept * memory.least)[:, None] * memory.n - memory.room
     short += data.full_peak_gib[memory.stage][:, None]
-    each = (data.kept_gib * (memory.all - v * memory.least) - saves * memory.all)[:, None]
+    each = (kept * (memory.all - v * memory.least) - (kept - full) * memory.all)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         turn = -short / each
     least = np.where(each < 0, turn, np.where((each == 0) & (short > 0), np.inf, -np.inf))
@@ -164,7 +165,7 @@ def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:
 def _with_leading(data: VirtualSelectionData, s: int, memory: _Memory) -> Floats:
     """The same [n] where chunk 0 begins with layers of another kind, which are recomputed first."""
     v, stage, lead = data.virtual_stages, data.stage, int(data.stage.lead[s])
-    saves = data.kept_gib - data.kept_full_gib
+    main_gib, saves = data.kept_gib[s], data.kept_gib[s] - data.kept_full_gib[s]
     kept, _, full = data.lead_kept_gib
     rows = memory.stage == s
     held, least, everywhere = memory.held[rows], memory.least[rows], memory.all[rows]
@@ -172,8 +173,8 @@ def _with_leading(data: VirtualSelectionData, s: int, memory: _Memory) -> Floats
     for u in range(data.num_layers // v, 0, -1):
         fewest, of_lead = np.maximum(memory.fewest[rows][0], u), min(u, lead)
         main = (held @ fewest)[:, None] + least[:, None] * (memory.n - fewest.sum())
-        of_chunk = lead * (kept - data.kept_gib) - of_lead * (kept - full - saves)
-        need = data.kept_gib * main + (of_chunk * held[:, 0] - saves * u * everywhere)[:, None]
+        of_chunk = lead * (kept - main_gib) - of_lead * (kept - full - saves)
+        need = main_gib * main + (of_chunk * held[:, 0] - saves * u * everywhere)[:, None]
         fits = (need + data.full_peak_gib[s] <= memory.room[rows]).all(axis=0) & (memory.n >= fewest.sum())
         time = stage.full_ms[s] * u * v + of_lead * (stage.lead_full_ms[s] - stage.full_ms[s])
         extra = np.where(fits, np.minimum(extra, time), extra)

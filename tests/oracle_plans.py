@@ -32,7 +32,11 @@ from planner.rules.experts import (
     expert_width_splits,
     experts_split,
 )
-from planner.rules.sequence import context_splits, experts_have_sequence_parallel
+from planner.rules.sequence import (
+    class_attends_in_parts,
+    context_splits,
+    experts_have_sequence_parallel,
+)
 from planner.rules.target import TARGETS
 from planner.rules.tensor import tp_is_legal
 from planner.simulate.deferred import deferred_stage_ends_s
@@ -81,7 +85,7 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
-        for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
+        for order in orders_of(problem, degrees):
             best = found.setdefault(hosts_taken(problem, order, size), Best())
             most = problem.model.num_layers - len(order) + 1
             options = [
@@ -99,7 +103,7 @@ def brute_force_by_cut(problem: Problem) -> Best:
         prices = price(problem, degrees)
         kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
-        for order in orders_of(problem, int(degrees.tensor_parallel[0]), size):
+        for order in orders_of(problem, degrees):
             for cuts in itertools.combinations(range(1, layers), len(order) - 1):
                 runs = [kinds[a:e] for a, e in itertools.pairwise((0, *cuts, layers))]
                 options = [
@@ -161,13 +165,16 @@ def _experts_are_legal(problem: Problem, tp: int, cp: int, sp: bool, dp: int, ep
     return all(refusal is None for refusal in refusals)
 
 
-def orders_of(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
-    classes = problem.cluster.classes
+def orders_of(problem: Problem, degrees: Degrees) -> Iterator[tuple[int, ...]]:
+    classes, tp = problem.cluster.classes, int(degrees.tensor_parallel[0])
+    cp = int(degrees.context_parallel[0])
+    size = tp * cp * int(degrees.data_parallel[0])
     allowed = [
         c
         for c, node_class in enumerate(classes)
         if tp_fits_node(tp, node_class.chips_per_node)
         and chip_supports(problem.chip_of(c), problem.workload.precision)
+        and class_attends_in_parts(problem, c, cp) is None
     ]
     for p in range(1, problem.model.num_layers + 1):
         for order in itertools.product(allowed, repeat=p):

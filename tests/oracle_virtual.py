@@ -42,7 +42,7 @@ def brute_force_virtual(problem: Problem, most: int) -> Best:
     for row, m in degrees_of(problem):
         prices = price(problem, row)
         size = int(row.tensor_parallel[0] * row.context_parallel[0] * row.data_parallel[0])
-        for order in orders_of(problem, int(row.tensor_parallel[0]), size):
+        for order in orders_of(problem, row):
             p = len(order)
             if p == 1 or m % p or (problem.options.keep_class_order and list(order) != sorted(order)):
                 continue

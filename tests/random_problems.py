@@ -98,6 +98,19 @@ def with_deferred_sends(problem: Problem) -> Problem:
     )
 
 
+def with_an_old_class(problem: Problem, seed: int) -> Problem:
+    """The same in fp16, where the attention of one class keeps its scores."""
+    chip = problem.cluster.classes[seed % len(problem.cluster.classes)].chip
+    old = problem.chips[chip].model_copy(update={"compute_capability": 7.0})
+    return problem.model_copy(
+        update={
+            "chips": {**problem.chips, chip: old},
+            "workload": problem.workload.model_copy(update={"precision": "fp16"}),
+            "stack": problem.stack.model_copy(update={"flash_attention": True}),
+        }
+    )
+
+
 def with_unlike_adapters(problem: Problem) -> Problem:
     """The same with an embedding that both ends hold, and adapters far from those of other classes."""
     classes = tuple(

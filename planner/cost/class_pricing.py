@@ -31,6 +31,7 @@ from planner.cost.recomputation import launches_again, modules_of, products_agai
 from planner.cost.sharding import Sharding, Tensors
 from planner.cost.sizes import Sizes, context_levels
 from planner.cost.small_tensors import small_tensors
+from planner.cost.stacks import stacks_of
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
@@ -67,7 +68,8 @@ class ClassPricing:
     ) -> None:
         self.problem, self.work, self.sizes, self.vocab = problem, work, sizes, work.vocab
         self.times = times
-        self.model, self.stack = problem.model, problem.stack
+        self.model, self.stack = problem.model, stacks_of(problem)[class_index]
+        self.layer_work = work.layers[self.stack.flash_attention]
         self.kinds, self.pieces = work.kinds, work.pieces
         chip = problem.chip_of(class_index)
         precision = problem.workload.precision
@@ -120,7 +122,7 @@ class ClassPricing:
         stack, sizes, piece = self.stack, self.sizes, self.pieces[kind]
         forward = total(piece.rows(self.times.forward_s))
         backward = total(piece.rows(self.times.dgrad_s)) + total(piece.rows(self.times.wgrad_s))
-        work = self.work.layers[kind]
+        work = self.layer_work[kind]
         traffic = work.traffic
         forward = forward + traffic_s(self.relative, traffic.forward_bytes)
         backward = backward + traffic_s(self.relative, traffic.backward_bytes)
@@ -213,7 +215,7 @@ class ClassPricing:
         tp = tensor_forward_s(self.tensor, self.stack, self.sizes, blocks)
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
         launched = launches_again(self.model, self.stack, modules, self.sizes, narrow)
-        return self.host.amid(parts, launched, self.work.layers[kind].launched_backward(backward), blocks)
+        return self.host.amid(parts, launched, self.layer_work[kind].launched_backward(backward), blocks)
 
     def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
         """Parts with the time that the chip waits for its host."""

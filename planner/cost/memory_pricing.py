@@ -14,6 +14,7 @@ from planner.cost.passing_gradients import embedding_peak_bytes, largest_gradien
 from planner.cost.pipelines import PLANNED_PLACES
 from planner.cost.prices import ENDS, ROLES, STATES, Floats
 from planner.cost.sizes import Sizes
+from planner.cost.stacks import stacks_by_kernel, stacks_of
 from planner.cost.work import Work
 from planner.data.model_spec import WITH_ATTENTION
 from planner.data.problem import Problem
@@ -23,25 +24,14 @@ from planner.units import GIB
 def memory_prices(
     problem: Problem, work: Work, sizes: Sizes, counts: ParameterCounts, dp_mode: str
 ) -> dict[str, Floats]:
-    """Sizes of every piece in bytes; axes choice, (kind,) (state)."""
+    """Sizes of every piece in bytes; axes choice, (kind,) (node_class or state)."""
     model, stack, num_kinds = problem.model, problem.stack, len(work.kinds)
     gradients = stack.gradient_bytes + stack.joined_gradient_bytes
     held = states.state_bytes(
         counts, sizes, dp_mode, gradients, len(ENDS), narrow_shards=stack.megatron_groups
     )
     precision, rows = problem.workload.precision, held.shape[1]
-    layer = {
-        name: np.empty((rows, num_kinds))
-        for name in ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
-    }
-    last_kind, predicting = model.kind_of_layer[-1], None
-    for k, kind in enumerate(work.kinds):
-        of = memory.layer_activations(model, kind, stack, sizes, precision)
-        if model.mtp_num_layers and kind == last_kind:
-            predicting = of
-        found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
-        for filled, size in zip(layer.values(), found, strict=True):
-            filled[:, k] = size
+    layer, head_activation = _activations(problem, work, sizes, rows)
     if not stack.narrow_parameters:
         predictions = mtp_parameters(model)
         held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
@@ -58,19 +48,18 @@ def memory_prices(
         held[..., STATES.index("gradients")] *= PLANNED_PLACES
         layer["working"] += layer["recompute_peak"]
     beside = gathered[:num_kinds].T + layer["placeholder"]
-    layer["working"] += beside
+    layer["working"] += beside[..., None]
     if not stack.gradient_accumulation_fusion:
         for k, kind in enumerate(work.kinds):
             # Sharded gradients are among what is gathered.
             alone = largest_gradient_bytes(work.pieces[kind].matmuls)
-            layer["working"][:, k] += np.where(sharded, 0.0, alone)
+            layer["working"][:, k] += np.where(sharded, 0.0, alone)[:, None]
     waiting = states.waiting_bytes(counts, sizes, dp_mode, stack.gradient_bytes, overlap=stack.dp_overlap)
     layer["waiting"] = waiting[:num_kinds].T
     kept = memory.embedding_activation_bytes(model, stack, sizes)
     width = HALF + where(sharded, stack.scattered_gradient_bytes, 0.0)
     of_choice = {
         "embedding_activation_bytes": kept,
-        "head_activation_bytes": memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting),
         "head_peak_bytes": memory.logits_peak_bytes(model, stack, work.vocab, sizes) + beside.max(axis=1),
         "embedding_peak_bytes": embedding_peak_bytes(model, work.vocab, sizes, width)
         + layer["placeholder"].max(axis=1)
@@ -82,8 +71,32 @@ def memory_prices(
         "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
         **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
         **{name: np.full(rows, values) for name, values in of_choice.items()},
+        "head_activation_bytes": head_activation,
         "fixed_bytes": fixed_bytes(problem, sizes, rows, dp_mode),
     }
+
+
+def _activations(problem: Problem, work: Work, sizes: Sizes, rows: int) -> tuple[dict[str, Floats], Floats]:
+    """What layers keep by name, arrays [choice, kind, node_class], and what the head does, with its
+    predictions, [choice, node_class]: classes whose attention keeps its scores hold more."""
+    model, precision, stacks = problem.model, problem.workload.precision, stacks_of(problem)
+    names = ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
+    layer = {name: np.empty((rows, len(work.kinds), len(stacks))) for name in names}
+    head = np.empty((rows, len(stacks)))
+    of_kernel = stacks_by_kernel(problem)
+    for fused, stack in of_kernel.items():
+        own, predicting = np.array([one.flash_attention == fused for one in stacks]), None
+        classes = own if len(of_kernel) > 1 else slice(None)
+        for k, kind in enumerate(work.kinds):
+            of = memory.layer_activations(model, kind, stack, sizes, precision)
+            if model.mtp_num_layers and kind == model.kind_of_layer[-1]:
+                predicting = of
+            found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
+            for filled, size in zip(layer.values(), found, strict=True):
+                filled[:, k, classes] = np.reshape(size, (-1, 1))
+        kept = memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting)
+        head[:, classes] = np.reshape(kept, (-1, 1))
+    return layer, head
 
 
 def fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str, holders: float = 2.0) -> Floats:

@@ -26,6 +26,16 @@ ENDS = ("embedding", "head", "head_beside_embedding")
 STATES = ("weights", "gradients", "optimizer")
 """Last axis of every state size."""
 
+SIZES_BY_CLASS = (
+    "layer_activation_bytes",
+    "layer_activation_selective_bytes",
+    "layer_activation_full_bytes",
+    "layer_working_bytes",
+    "layer_recompute_peak_bytes",
+    "head_activation_bytes",
+)
+"""Sizes that differ by class with its attention; their last axis."""
+
 ROLES = ("inner", "end")
 """What a stage is in its pipeline, as far as its communicators go: between two others; first, last or the
 only one."""
@@ -85,7 +95,7 @@ class Prices:
 
     Axes, in this order: `choice` (row of Degrees), `kind` (model.layer_kinds), `node_class`
     (cluster.classes), `part` (PARTS) or `state` (STATES). Times are of one micro-batch [s] unless
-    said otherwise; sizes are of one chip [bytes].
+    said otherwise; sizes are of one chip [bytes]. What layers keep differs by class with their attention.
     """
 
     kinds: tuple[str, ...]
@@ -161,23 +171,24 @@ class Prices:
     head_beside_embedding_state_bytes: Floats
     """[choice, state] the same on a stage that also holds the embedding, where it needs no copy."""
     layer_activation_bytes: Floats
-    """[choice, kind] kept from forward to backward of one layer, nothing recomputed."""
+    """[choice, kind, node_class] kept from forward to backward of one layer, nothing recomputed."""
     layer_activation_selective_bytes: Floats
-    """[choice, kind] the same with the core attention recomputed."""
+    """[choice, kind, node_class] the same with the core attention recomputed."""
     layer_activation_full_bytes: Floats
-    """[choice, kind] the same with the whole layer recomputed: its input."""
+    """[choice, kind, node_class] the same with the whole layer recomputed: its input."""
     embedding_activation_bytes: Floats
     """[choice] kept by the embedding for one micro-batch."""
     head_activation_bytes: Floats
-    """[choice] kept by final norm and head for one micro-batch, apart from the logits."""
+    """[choice, node_class] kept by final norm, head and predictions for one micro-batch, logits apart."""
     layer_working_bytes: Floats
-    """[choice, kind] passing buffers of one layer's backward, and placeholders of the layers' gradients."""
+    """[choice, kind, node_class] passing buffers of one layer's backward, and placeholders of the layers'
+    gradients."""
     layer_placeholder_bytes: Floats
     """[choice, kind] placeholders of the layers' gradients, which stay."""
     layer_waiting_bytes: Floats
     """[choice, kind] gradients of one layer that wait whole for the end of a backward, beyond those kept."""
     layer_recompute_peak_bytes: Floats
-    """[choice, kind] activations of one layer that exist again while it is recomputed."""
+    """[choice, kind, node_class] activations of one layer that exist again while it is recomputed."""
     head_peak_bytes: Floats
     """[choice] logits and their gradients in the loss, and placeholders of the layers' gradients."""
     embedding_peak_bytes: Floats

@@ -105,13 +105,13 @@ def _embedding_bytes(prices: Prices, choice: int, content: StageContent) -> floa
     """What the embedding's backward makes beyond what is gone by then."""
     if not content.has_embedding:
         return 0.0
-    kept = kept_of_layers(prices, content.recompute)[choice]
+    kept = kept_of_layers(prices, content.recompute)[choice, :, content.node_class]
     gone = min((float(kept[kind]) for kind in content.count_of_kind), default=0.0)
     return float(prices.embedding_peak_bytes[choice]) - gone
 
 
 def kept_of_layers(prices: Prices, recompute: str) -> Floats:
-    """The least that a layer keeps of a micro-batch where its stage recomputes so, [choice, kind]."""
+    """The least that a layer keeps of a micro-batch where its stage recomputes so, [choice, kind, class]."""
     if recompute == "full":
         return prices.layer_activation_full_bytes
     if recompute == "selective":
@@ -134,7 +134,7 @@ def _in_step(prices: Prices, choice: int, content: StageContent, optimizer: floa
 
 def kept_bytes(prices: Prices, choice: int, content: StageContent) -> list[float]:
     """Activations that one micro-batch leaves on each chunk until its backward [bytes]."""
-    c, piece = choice, content.recompute_piece
+    c, n, piece = choice, content.node_class, content.recompute_piece
     selective = content.recompute == "selective"
     kept = prices.layer_activation_selective_bytes if selective else prices.layer_activation_bytes
     sizes = []
@@ -144,26 +144,26 @@ def kept_bytes(prices: Prices, choice: int, content: StageContent) -> list[float
             in_full = recomputed[kind]
             inputs = -(-in_full // piece)
             size += float(
-                (count - in_full) * kept[c, kind] + inputs * prices.layer_activation_full_bytes[c, kind]
+                (count - in_full) * kept[c, kind, n] + inputs * prices.layer_activation_full_bytes[c, kind, n]
             )
         sizes.append(size)
     if content.has_embedding:
         sizes[0] += float(prices.embedding_activation_bytes[c])
     if content.has_head:
-        sizes[-1] += float(prices.head_activation_bytes[c])
+        sizes[-1] += float(prices.head_activation_bytes[c, n])
     return sizes
 
 
 def _working_bytes(prices: Prices, choice: int, content: StageContent, kind: int) -> tuple[float, float]:
     """Passing buffers of a layer's backward, and what exists again while it is recomputed [bytes]."""
-    again: float = 0.0
+    again, n = 0.0, content.node_class
     if content.recompute == "selective":
         whole, kept = prices.layer_activation_bytes, prices.layer_activation_selective_bytes
-        again = float(whole[choice, kind] - kept[choice, kind])
+        again = float(whole[choice, kind, n] - kept[choice, kind, n])
     elif kind in content.recomputed_kinds:
         longest = max(content.recomputed(chunk)[kind] for chunk in content.chunks)
         piece = min(content.recompute_piece, longest)
-        again = piece * float(prices.layer_recompute_peak_bytes[choice, kind])
+        again = piece * float(prices.layer_recompute_peak_bytes[choice, kind, n])
         # Of a piece only the first layer's input was kept.
-        again += (piece - 1) * float(prices.layer_activation_full_bytes[choice, kind])
-    return float(prices.layer_working_bytes[choice, kind]), again
+        again += (piece - 1) * float(prices.layer_activation_full_bytes[choice, kind, n])
+    return float(prices.layer_working_bytes[choice, kind, n]), again

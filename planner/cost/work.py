@@ -22,6 +22,7 @@ from planner.cost.operators import (
 )
 from planner.cost.products import Products
 from planner.cost.sizes import Sizes
+from planner.cost.stacks import stacks_by_kernel
 from planner.cost.traffic import (
     Traffic,
     layer_traffic,
@@ -32,6 +33,7 @@ from planner.cost.traffic_of_ends import embedding_traffic, head_traffic
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import WITH_EXPERTS, LayerKind
 from planner.data.problem import Problem
+from planner.data.stack import SoftwareStack
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,11 @@ class Work:
     """Padded vocabulary."""
     kinds: tuple[LayerKind, ...]
     pieces: dict[str, Piece]
-    """By layer kind; `head`; `merge` with multi-token prediction; `scores` without fused attention."""
+    """By layer kind; `head`; `merge` with multi-token prediction; `scores` where a class keeps them."""
     products: Products
     """Those of all pieces, one after the other."""
-    layers: dict[LayerKind, LayerWork]
+    layers: dict[bool, dict[LayerKind, LayerWork]]
+    """By whether attention is one kernel, as on the classes that there are; then by kind."""
     scores: Traffic
     embedding: Traffic
     head: Traffic
@@ -102,7 +105,7 @@ class Work:
     @staticmethod
     def of(problem: Problem, sizes: Sizes, vocab: Values) -> Work:
         """What a problem's pieces do."""
-        model, stack = problem.model, problem.stack
+        model, stack, stacks = problem.model, problem.stack, stacks_by_kernel(problem)
         kinds = model.layer_kinds
         groups: dict[str, list[Matmul]] = {
             kind: layer_matmuls(model, kind, sizes, stack.joined_maps) for kind in kinds
@@ -110,7 +113,7 @@ class Work:
         groups["head"] = [head_matmul(model, vocab, sizes, stack.narrow_head)]
         if model.mtp_num_layers:
             groups["merge"] = [merge_matmul(model, sizes)]
-        if not stack.flash_attention:
+        if False in stacks:
             groups["scores"] = score_matmuls(model, sizes)
         pieces: dict[str, Piece] = {}
         matmuls: list[Matmul] = []
@@ -123,16 +126,21 @@ class Work:
             kinds=kinds,
             pieces=pieces,
             products=Products(matmuls),
-            layers={kind: _layer_work(problem, kind, sizes, groups[kind]) for kind in kinds},
+            layers={
+                fused: {kind: _layer_work(problem, own, kind, sizes, groups[kind]) for kind in kinds}
+                for fused, own in stacks.items()
+            },
             scores=score_traffic(model, stack, sizes),
             embedding=embedding_traffic(model, sizes),
             head=head_traffic(model, stack, vocab, sizes),
         )
 
 
-def _layer_work(problem: Problem, kind: LayerKind, sizes: Sizes, products: list[Matmul]) -> LayerWork:
+def _layer_work(
+    problem: Problem, stack: SoftwareStack, kind: LayerKind, sizes: Sizes, products: list[Matmul]
+) -> LayerWork:
     """Traffic, reductions and launches of a layer with these products."""
-    model, stack = problem.model, problem.stack
+    model = problem.model
     blocks = tensor_blocks(model, kind)
     forward: Values = 0.0
     backward: Values = 0.0

@@ -31,7 +31,6 @@ from planner.data.find import (
 from planner.data.kinds import schema_line
 from planner.data.model_spec import ModelSpec
 from planner.data.nearest import did_you_mean
-from planner.data.old_chips import with_attention_that_runs
 from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem, ProblemFile, TargetName
@@ -222,7 +221,7 @@ def _resolved(given: ProblemFile, where: str, folder: Path | None) -> Problem:
     if notes:
         noted = cluster.model_copy(update={"assumptions": cluster.assumptions + notes})
         problem = problem.model_copy(update={"cluster": noted})
-    return with_attention_that_runs(problem)
+    return problem
 
 
 def _own_chips(given: ProblemFile, at: str) -> dict[str, Chip]:

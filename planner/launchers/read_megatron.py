@@ -9,7 +9,6 @@ from typing import Any
 
 from planner.data.cluster import Cluster
 from planner.data.load import build_problem, load_cluster
-from planner.data.old_chips import with_attention_that_runs
 from planner.data.plan import DpMode, Plan, Stage
 from planner.data.problem import Problem, TargetName
 from planner.data.stack import SoftwareStack
@@ -20,7 +19,7 @@ from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing, split_words
 from planner.launchers.read_layout import prediction_stage
 from planner.launchers.read_model import read_model
-from planner.launchers.read_refusals import refusals_of
+from planner.launchers.read_refusals import attention_refusals, refusals_of
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
 from planner.launchers.read_warnings import device_connections, warnings_of
@@ -136,7 +135,7 @@ def read_problem(
         "stack": read_stack(flags, problem.stack, notes, gradient_ranks),
         "name": Path(flags.where).stem,
     }
-    return with_attention_that_runs(problem.model_copy(update=read))
+    return problem.model_copy(update=read)
 
 
 def assemble(
@@ -195,13 +194,14 @@ def assemble(
         **fields,
     )
     unknown = dict.fromkeys(flag for line in lines.values() for flag in line.unknown)
+    said = [refusal for line in lines.values() for refusal in refusals_of(line)]
     return ReadBack(
         problem,
         plan,
         tuple(unknown),
         tuple(dict.fromkeys(notes)),
         warnings_of(problem, plan, flags),
-        tuple(dict.fromkeys(said for line in lines.values() for said in refusals_of(line))),
+        tuple(dict.fromkeys([*said, *attention_refusals(problem, plan, flags)])),
     )
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import get_args
 
+from planner.data.old_chips import fuses_from, is_too_old
+from planner.data.plan import Plan
+from planner.data.problem import Problem
 from planner.data.stack import SelectiveModule
 from planner.launchers.read_flags import Flags
 
@@ -26,6 +29,23 @@ def refusals_of(flags: Flags) -> Iterator[str]:
     yield from _of_overlap(flags)
     yield from _of_experts(flags)
     yield from _of_attention(flags)
+
+
+def attention_refusals(problem: Problem, plan: Plan, flags: Flags) -> Iterator[str]:
+    """Attention in one kernel and no other, where chips of the plan have none: the first forward stops.
+
+    Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/attention/dot_product_attention/
+    dot_product_attention.py: "No dot product attention backend is available for the provided inputs".
+    """
+    asked = flags.text("--attention-backend", "auto")
+    used = {name for stage in plan.stages for name, _, _ in stage.places}
+    classes = enumerate(problem.cluster.classes)
+    old = [one.name for c, one in classes if one.name in used and is_too_old(problem, c)]
+    if asked in ("flash", "fused") and old:
+        yield (
+            f"--attention-backend {asked} on chips of {', '.join(old)}, which have no such attention "
+            f"(compute capability below {fuses_from(problem.model):g}); take auto"
+        )
 
 
 def _of_formats(flags: Flags) -> Iterator[str]:

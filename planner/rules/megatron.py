@@ -121,7 +121,7 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:
-    """Number format and node of every class that the plan uses."""
+    """Number format, attention and node of every class that the plan uses."""
     degrees_on: dict[str, list[int]] = {}
     for stage in plan.stages:
         if stage.replicas is None:
@@ -131,7 +131,10 @@ def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     for i, node_class in enumerate(problem.cluster.classes):
         degrees = degrees_on.get(node_class.name, [])
         if degrees:
-            yield from _present(chips.precision_runs(problem.chip_of(i), problem.workload.precision))
+            yield from _present(
+                chips.precision_runs(problem.chip_of(i), problem.workload.precision),
+                sequence.class_attends_in_parts(problem, i, plan.context_parallel),
+            )
         for tp in dict.fromkeys(degrees):
             yield from _present(
                 chips.tensor_group_stays_in_node(tp, node_class.chips_per_node, node_class.name)

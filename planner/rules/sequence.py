@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import ModelSpec
+from planner.data.old_chips import fuses_from, is_too_old
+from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
 from planner.rules.narrow import block_of
@@ -107,6 +109,22 @@ def attention_runs_in_parts(
     elif model.mla is not None and way in ("a2a", "all_gather"):
         trouble = f"the latent attention of {model.id} needs cp_exchange p2p, not {way}; use that, or 1"
     return f"context_parallel {cp}: {trouble}" if trouble else None
+
+
+def class_attends_in_parts(problem: Problem, class_index: int, cp: int) -> str | None:
+    """Context-parallel ranks need attention in one kernel, which chips that are too old for it do not have.
+
+    Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/attention/dot_product_attention/
+    utils.py, `get_attention_backend`: no UnfusedDotProductAttention with context parallelism.
+    """
+    if cp == 1 or not is_too_old(problem, class_index):
+        return None
+    name = problem.cluster.classes[class_index].name
+    return (
+        f"context_parallel {cp}: chips of class {name} have no attention in one kernel (compute capability "
+        f"below {fuses_from(problem.model):g}), whose plain one computes whole sequences; use 1, or leave "
+        "the class out"
+    )
 
 
 def exchanged_heads_split(

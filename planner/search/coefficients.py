@@ -178,7 +178,7 @@ def _memory(
 
     A forbidden kind of recomputation saves nothing, so that it is never chosen.
     """
-    c, p = entries.choice, entries.num_stages
+    c, n, p = entries.choice, entries.node_class, entries.num_stages
     prices = in_pipeline_of(prices, p)
     first_stage, last_stage = entries.position == 0, entries.position == p - 1
     lead = np.where(first_stage, kinds.num_lead, 0)
@@ -188,12 +188,16 @@ def _memory(
         in_flight = entries.in_flight
     scale = 1 / prices.allocated_fraction / GIB
 
-    activations = prices.layer_activation_bytes[c]
+    def of_class(sizes: Floats) -> Floats:
+        """Sizes of a layer [choice, kind, node_class] on each entry's class, [entry, kind]."""
+        return np.asarray(sizes[c, :, n])
+
+    activations = of_class(prices.layer_activation_bytes)
     kept = prices.layer_state_bytes[c].sum(axis=-1) + in_flight[:, None] * activations
 
     def saved(recompute: str, kept_bytes: Floats) -> Floats:
         """What a layer of each kind saves in [entry, kind]: nothing where that is forbidden."""
-        less: Floats = in_flight[:, None] * (activations - kept_bytes[c]) * scale
+        less: Floats = in_flight[:, None] * (activations - of_class(kept_bytes)) * scale
         return np.zeros_like(less) if f"recompute={recompute}" in forbid else less
 
     def most(peaks: Floats) -> Floats:
@@ -203,30 +207,29 @@ def _memory(
 
     def embedding(recompute: str) -> Floats:
         """What the embedding's backward makes beyond what is gone by then, as `stage_memory` has it."""
-        gone = -most(-kept_of_layers(prices, recompute)[c])
+        gone = -most(-of_class(kept_of_layers(prices, recompute)))
         return np.where(first_stage, prices.embedding_peak_bytes[c] - gone, 0.0)
 
-    working_of_kind = prices.layer_working_bytes[c]
+    working_of_kind = of_class(prices.layer_working_bytes)
     working = np.maximum(most(working_of_kind), embedding("none"))
     base_working = np.where(last_stage, np.maximum(working, prices.head_peak_bytes[c]), working)
-    of_kind = working_of_kind + prices.layer_recompute_peak_bytes[c]
+    of_kind = working_of_kind + of_class(prices.layer_recompute_peak_bytes)
     peaks = np.maximum(of_kind, embedding("full")[:, None])
     peak = most(peaks)
-    again = activations - prices.layer_activation_selective_bytes[c]
+    again = activations - of_class(prices.layer_activation_selective_bytes)
     selective_peak = np.maximum(most(working_of_kind + again), embedding("selective"))
     embedding_state = prices.embedding_state_bytes[c].sum(axis=-1)
     base = np.where(first_stage, embedding_state + in_flight * prices.embedding_activation_bytes[c], 0.0)
     head_state = prices.head_state_bytes[c].sum(axis=-1)
     beside = prices.head_beside_embedding_state_bytes[c].sum(axis=-1)
     head_state = np.where(first_stage, beside, head_state)
-    base = base + np.where(last_stage, head_state + in_flight * prices.head_activation_bytes[c], 0.0)
+    base = base + np.where(last_stage, head_state + in_flight * prices.head_activation_bytes[c, n], 0.0)
     buffers = prices.pipeline_buffer_bytes[c] if p > 1 else np.zeros(len(c))
     base = base + base_working + buffers
     if kinds.num_lead:
         base = base + lead * (kept[:, kinds.lead] - kept[:, kinds.main])
     stepping, ends = in_step(prices, entries, kinds)
-    ends = ends + most(prices.layer_placeholder_bytes[c]) + buffers
-    alone = None
+    ends, alone = ends + most(prices.layer_placeholder_bytes[c]) + buffers, None
     if kinds.num_lead:
         passing = _passing_of_leading_layers(prices, entries, kinds)
         whole = [base_working, np.maximum(base_working, selective_peak)]
@@ -236,7 +239,7 @@ def _memory(
     full = saved("full", prices.layer_activation_full_bytes)
     lengths = np.full(len(c), p) if entries.fewest_stages is None else entries.fewest_stages
     whole, at_least = first_stage | last_stage, entries.fewest_stages is not None
-    fixed_gib = outside_bytes(prices, c, entries.node_class, whole, lengths, at_least=at_least) / GIB
+    fixed_gib = outside_bytes(prices, c, n, whole, lengths, at_least=at_least) / GIB
     return {
         "layer_gib": kept[:, kinds.main] * scale,
         "selective_saves_gib": selective[:, kinds.main],
@@ -249,7 +252,7 @@ def _memory(
         "base_gib": base * scale + fixed_gib,
         "step_layer_gib": stepping * scale,
         "step_base_gib": ends * scale + fixed_gib,
-        "limit_gib": (prices.limit_bytes[entries.node_class] + MEMORY_TOL_BYTES / 2) / GIB,
+        "limit_gib": (prices.limit_bytes[n] + MEMORY_TOL_BYTES / 2) / GIB,
         "alone_gib": alone,
     }
 
@@ -259,15 +262,15 @@ def _passing_of_leading_layers(prices: Prices, entries: Entries, kinds: LayerKin
 
     Modes: nothing recomputed, core attention, whole layers; then what the optimizer's step makes.
     """
-    c, kind = entries.choice, kinds.lead
-    working, kept = prices.layer_working_bytes[c, kind], prices.layer_activation_bytes[c, kind]
+    c, kind, n = entries.choice, kinds.lead, entries.node_class
+    working, kept = prices.layer_working_bytes[c, kind, n], prices.layer_activation_bytes[c, kind, n]
     again = [
         np.zeros(len(c)),
-        kept - prices.layer_activation_selective_bytes[c, kind],
-        prices.layer_recompute_peak_bytes[c, kind],
+        kept - prices.layer_activation_selective_bytes[c, kind, n],
+        prices.layer_recompute_peak_bytes[c, kind, n],
     ]
     embedding = [
-        prices.embedding_peak_bytes[c] - kept_of_layers(prices, recompute)[c, kind]
+        prices.embedding_peak_bytes[c] - kept_of_layers(prices, recompute)[c, kind, n]
         for recompute in ("none", "selective", "full")
     ]
     passing = np.maximum(working + np.array(again), embedding)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Degrees
 from planner.cost.profiles import is_measured
+from planner.data.old_chips import is_too_old
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.rules.batch import microbatches
@@ -97,6 +98,8 @@ def list_degrees(problem: Problem, *, mixes: bool = False) -> DegreeTable:
             ],
             dtype=np.bool_,
         )
+        if is_too_old(problem, c):
+            fits &= cp == 1
         ranks[:, c] = np.where(fits, node_class.num_chips // (tp * cp), 0)
     busy = tuple(
         c for c, node_class in enumerate(problem.cluster.classes) if node_class.name in problem.options.use
@@ -236,9 +239,11 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
 def _context_degrees(problem: Problem) -> list[int]:
     """Context-parallel degrees: powers of two that deal the sequence evenly, in pieces not too short.
 
-    1 without fused attention, which the exchange of keys and values is made for.
+    1 without fused attention on any class, which the exchange of keys and values is made for.
     """
-    if not problem.stack.flash_attention or problem.model.hybrid is not None:
+    classes = range(len(problem.cluster.classes))
+    fuses = problem.stack.flash_attention and not all(is_too_old(problem, c) for c in classes)
+    if not fuses or problem.model.hybrid is not None:
         return [1]
     degrees, degree = [], 1
     while degree <= problem.options.max_context_parallel:

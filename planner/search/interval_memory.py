@@ -47,7 +47,7 @@ class IntervalMemory:
             base += float(prices.embedding_state_bytes[c].sum())
             base += at.in_flight * float(prices.embedding_activation_bytes[c])
         if at.last:
-            base += at.in_flight * float(prices.head_activation_bytes[c])
+            base += at.in_flight * float(prices.head_activation_bytes[c, n])
             base += float(self._head_states().sum())
         states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
         outside = outside_bytes(prices, c, n, at.first or at.last, at.num_stages)
@@ -60,13 +60,13 @@ class IntervalMemory:
 
     def _step_fits(self, reserved: float, base: float) -> Bools:
         """Whether what a run copies for the optimizer's step fits, when all activations are gone."""
-        prices, c = self.prices, self.at.choice
+        prices, c, n = self.prices, self.at.choice, self.at.node_class
         optimizer, ends = STATES.index("optimizer"), 0.0
         if self.at.first:
             base -= self.at.in_flight * float(prices.embedding_activation_bytes[c])
             ends += float(prices.embedding_state_bytes[c, optimizer])
         if self.at.last:
-            base -= self.at.in_flight * float(prices.head_activation_bytes[c])
+            base -= self.at.in_flight * float(prices.head_activation_bytes[c, n])
             ends += float(self._head_states()[optimizer])
         layers = prices.layer_state_bytes[c]
         held = spans((layers.sum(axis=-1) + prices.step_copy_share * layers[:, optimizer])[self.kinds])
@@ -89,38 +89,44 @@ class IntervalMemory:
     def fits_selective(self) -> Bools:
         """The core attention of all layers recomputed."""
         whole, kept = self.prices.layer_activation_bytes, self.prices.layer_activation_selective_bytes
-        again = whole[self.at.choice] - kept[self.at.choice]
+        again = self._of_class(whole) - self._of_class(kept)
         return self._fits(self._kept(kept), self._working(again, "selective"))
 
     def fits_full(self, layers: int) -> Bools:
         """So many of the first layers recomputed in full; runs shorter than that do not count."""
-        prices, c, count = self.prices, self.at.choice, len(self.kinds)
-        saved = self.at.in_flight * (prices.layer_activation_bytes[c] - prices.layer_activation_full_bytes[c])
+        prices, count = self.prices, len(self.kinds)
+        whole, kept = prices.layer_activation_bytes, prices.layer_activation_full_bytes
+        saved = self.at.in_flight * (self._of_class(whole) - self._of_class(kept))
         until = np.minimum(np.arange(count + 1) + layers, count)
         first = np.arange(count + 1)
         less = spans(saved[self.kinds])[first, until][:, None]
         working = self._working(0.0, "full")
+        peaks = self._of_class(prices.layer_working_bytes + prices.layer_recompute_peak_bytes)
         for kind, present in enumerate(self.present):
             # Only a kind among the recomputed layers exists again beside its passing buffers.
-            peak = float(prices.layer_working_bytes[c, kind] + prices.layer_recompute_peak_bytes[c, kind])
             again = present[first, until][:, None]
-            working = np.maximum(working, np.where(again, peak, 0.0))
-        return self._fits(self._kept(prices.layer_activation_bytes) - less, working)
+            working = np.maximum(working, np.where(again, float(peaks[kind]), 0.0))
+        return self._fits(self._kept(whole) - less, working)
+
+    def _of_class(self, layer_bytes: Floats) -> Floats:
+        """Sizes of a layer [choice, kind, node_class] here, by kind."""
+        sizes: Floats = layer_bytes[self.at.choice, :, self.at.node_class]
+        return sizes
 
     def _kept(self, layer_bytes: Floats) -> Floats:
         """Activations that a run keeps [bytes]."""
-        kept: Floats = self.at.in_flight * spans(layer_bytes[self.at.choice][self.kinds])
+        kept: Floats = self.at.in_flight * spans(self._of_class(layer_bytes)[self.kinds])
         return kept
 
     def _working(self, again: Floats | float, recompute: str) -> Floats:
         """Passing buffers of the largest kind in a run, with what exists again; or those of the head or of
         the embedding [bytes]."""
         c = self.at.choice
-        largest = self._largest(self.prices.layer_working_bytes[c] + again)
+        largest = self._largest(self._of_class(self.prices.layer_working_bytes) + again)
         head = float(self.prices.head_peak_bytes[c]) if self.at.last else 0.0
         working: Floats = np.maximum(largest, head)
         if self.at.first:
-            gone = -self._largest(-kept_of_layers(self.prices, recompute)[c], without=-np.inf)
+            gone = -self._largest(-self._of_class(kept_of_layers(self.prices, recompute)), without=-np.inf)
             working = np.maximum(working, float(self.prices.embedding_peak_bytes[c]) - gone)
         return working
 

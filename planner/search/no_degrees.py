@@ -64,6 +64,9 @@ def _reasons(problem: Problem) -> Iterator[str]:
         yield sides
     yield from _pinned_tensor_parallel(problem, usable)
     yield from _pinned_others(problem)
+    in_parts = [sequence.class_attends_in_parts(problem, c, problem.options.pin.get("cp", 1)) for c in usable]
+    if usable and all(refusal is not None for refusal in in_parts):
+        yield from (refusal for refusal in in_parts if refusal is not None)
     yield from _stage_size(problem, usable)
 
 

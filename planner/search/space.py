@@ -74,21 +74,23 @@ def list_pairs(
 def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Floats:
     """Stages below which not even weights, gradients, optimizer and layer inputs fit, [choice].
 
-    As if every stage had the roomiest class that a row can use, held one micro-batch, and had the fewest
-    communicators that a stage of any place has in a pipeline as long or longer.
+    As if every stage had the class that a row can use of which the fewest hold them, held one micro-batch,
+    and had the fewest communicators that a stage of any place has in a pipeline as long or longer.
     """
     kinds: Counter[str] = Counter(problem.model.kind_of_layer)
     counts = np.array([kinds[kind] for kind in prices.kinds], dtype=np.float64)
     need = []
     for num_stages in (1, 2):
         own = in_pipeline_of(prices, num_stages)
-        need.append((own.layer_state_bytes.sum(axis=2) + own.layer_activation_full_bytes) @ counts)
+        of_layer = own.layer_state_bytes.sum(axis=2)[..., None] + own.layer_activation_full_bytes
+        need.append(np.einsum("ckn,k->cn", of_layer, counts))
     outside = least_fixed_bytes(prices).min(axis=3)
-    room = np.where((table.max_stages > 0)[..., None], prices.limit_bytes[:, None] - outside, 0.0).max(axis=1)
-    # [choice, length]: what a pipeline of that length or longer needs, but no shorter one asks of it.
-    of_length = np.array([need[0], *need[1:] * (room.shape[1] - 1)]).T
-    needed = of_length / prices.allocated_fraction / np.maximum(room, 1.0) * (1 - COUNT_TOL)
-    lengths = np.arange(1, room.shape[1] + 1)
+    room = np.where((table.max_stages > 0)[..., None], prices.limit_bytes[:, None] - outside, 0.0)
+    # [choice, class, length]: what a pipeline of that length or longer needs, but no shorter one asks of it.
+    of_length = np.stack([need[0], *need[1:] * (room.shape[2] - 1)], axis=2)
+    each = of_length / prices.allocated_fraction / np.maximum(room, 1.0) * (1 - COUNT_TOL)
+    needed = each.min(axis=1)
+    lengths = np.arange(1, room.shape[2] + 1)
     holds = needed <= lengths
     holds[:, -1] = True
     fewest: Floats = np.where(holds, np.maximum(needed, lengths), np.inf).min(axis=1)

@@ -73,6 +73,9 @@ class _Stages:
     """[..., stage, moment] memory beside all but the layers."""
     selective_peak_gib: Floats
     full_peak_gib: Floats
+    kept_gib: Floats
+    kept_selective_gib: Floats
+    kept_full_gib: Floats
     most_layers: Floats
     """With which the optimizer's step fits."""
 
@@ -105,6 +108,9 @@ def _stages(data: VirtualSelectionData, num_moments: int) -> dict[str, Floats]:
         "room_gib": data.limit_gib[:, None] - base,
         "selective_peak_gib": data.selective_peak_gib,
         "full_peak_gib": data.full_peak_gib,
+        "kept_gib": data.kept_gib,
+        "kept_selective_gib": data.kept_selective_gib,
+        "kept_full_gib": data.kept_full_gib,
         "most_layers": most_layers_in_step(stage),
     }
 
@@ -170,22 +176,24 @@ class DealingTimes:
         one = self.one
         room = stages.room_gib - one.state_gib * n.sum(axis=2)[:, :, None]
         held = np.einsum("shk,wsk->wsh", self.moments, n)
-        fits = (one.kept_gib * held <= room).all(axis=2)
+        kept = stages.kept_gib[:, :, None]
+        fits = (kept * held <= room).all(axis=2)
         extra = np.zeros_like(n)
         if fits.all():
             return extra, np.ones(len(n), dtype=np.bool_)
         none, time = fits, np.where(fits, 0.0, np.inf)
         if "selective" in one.kinds:
-            need = one.kept_selective_gib * held + stages.selective_peak_gib[:, :, None]
+            need = stages.kept_selective_gib[:, :, None] * held + stages.selective_peak_gib[:, :, None]
             some = stages.selective_ms[:, :, None] * n
             some[:, :, -1] += stages.predictions_selective_ms
             can = ~none & (need <= room).all(axis=2)
             extra = np.where(can[:, :, None], some, extra)
             time = np.where(can, some.sum(axis=2), time)
         if "full" in one.kinds:
-            short = one.kept_gib * held + stages.full_peak_gib[:, :, None] - room
+            short = kept * held + stages.full_peak_gib[:, :, None] - room
             has_layers = n > 0
-            saves = (one.kept_gib - one.kept_full_gib) * np.einsum("shk,wsk->wsh", self.moments, has_layers)
+            saves = kept - stages.kept_full_gib[:, :, None]
+            saves = saves * np.einsum("shk,wsk->wsh", self.moments, has_layers)
             with np.errstate(divide="ignore", invalid="ignore"):
                 least = np.where(short > 0, short / saves, 0.0).max(axis=2)
             count = np.maximum(np.ceil(least), 1.0)

@@ -75,30 +75,33 @@ def _memory(
     kinds = layer_kinds(problem.model)
     assert kinds is not None
     scale = 1 / prices.allocated_fraction / GIB
-    kept = (
-        prices.layer_activation_bytes[c],
-        prices.layer_activation_selective_bytes[c],
-        prices.layer_activation_full_bytes[c],
+    # Of every stage, [stage, kind].
+    whole, selective, full, working, again = (
+        sizes[c, :, classes]
+        for sizes in (
+            prices.layer_activation_bytes,
+            prices.layer_activation_selective_bytes,
+            prices.layer_activation_full_bytes,
+            prices.layer_working_bytes,
+            prices.layer_recompute_peak_bytes,
+        )
     )
     state = prices.layer_state_bytes[c].sum(axis=-1) * scale
-    working = prices.layer_working_bytes[c]
-    peaks = working + prices.layer_recompute_peak_bytes[c]
-    p = len(classes)
-    again = working + prices.layer_activation_bytes[c] - prices.layer_activation_selective_bytes[c]
+    peaks, selective_peaks, p = working + again, working + whole - selective, len(classes)
     base, more, more_selective = [], np.zeros(p), np.zeros(p)
 
     def most(of_layer: Floats, kept_bytes: Floats, present: list[int], s: int) -> float:
         """The most that passes: in a layer, or in the embedding, where what a layer kept is gone."""
-        largest = max(float(of_layer[kind]) for kind in present)
+        largest = max(float(of_layer[s, kind]) for kind in present)
         if s > 0:
             return largest
-        gone = min(float(kept_bytes[kind]) for kind in present)
+        gone = min(float(kept_bytes[s, kind]) for kind in present)
         return max(largest, float(prices.embedding_peak_bytes[c]) - gone)
 
     for s in range(p):
         lead = kinds.num_lead if s == 0 else 0
         present = [kinds.main, kinds.lead] if lead else [kinds.main]
-        passing = most(working, kept[0], present, s)
+        passing = most(working, whole, present, s)
         held = moments[s]
         total = np.zeros(len(held))
         if s == 0:
@@ -106,19 +109,19 @@ def _memory(
             total += held[:, 0] * float(prices.embedding_activation_bytes[c])
         if s == p - 1:
             total += float(prices.head_state_bytes[c].sum())
-            total += held[:, -1] * float(prices.head_activation_bytes[c])
+            total += held[:, -1] * float(prices.head_activation_bytes[c, classes[s]])
             passing = max(passing, float(prices.head_peak_bytes[c]))
         total += passing + float(prices.pipeline_buffer_bytes[c])
-        more[s] = (max(passing, most(peaks, kept[2], present, s)) - passing) * scale
-        more_selective[s] = (max(passing, most(again, kept[1], present, s)) - passing) * scale
+        more[s] = (max(passing, most(peaks, full, present, s)) - passing) * scale
+        more_selective[s] = (max(passing, most(selective_peaks, selective, present, s)) - passing) * scale
         fixed = float(outside_bytes(prices, c, classes[s], s in (0, p - 1), p)) / GIB
         base.append(total * scale + fixed + lead * float(state[kinds.lead] - state[kinds.main]))
     return {
         "state_gib": float(state[kinds.main]),
-        "kept_gib": float(kept[0][kinds.main]) * scale,
-        "kept_selective_gib": float(kept[1][kinds.main]) * scale,
-        "kept_full_gib": float(kept[2][kinds.main]) * scale,
-        "lead_kept_gib": tuple(float(one[kinds.lead]) * scale for one in kept),
+        "kept_gib": whole[:, kinds.main] * scale,
+        "kept_selective_gib": selective[:, kinds.main] * scale,
+        "kept_full_gib": full[:, kinds.main] * scale,
+        "lead_kept_gib": tuple(float(one[0, kinds.lead]) * scale for one in (whole, selective, full)),
         "base_gib": tuple(base),
         "full_peak_gib": more,
         "selective_peak_gib": more_selective,

@@ -69,7 +69,7 @@ def prices_with_prediction_stage(
     if plan.stages[stage].recompute == "selective":
         own["head_backward_s"] = own["head_backward_s"] + n * prices.layer_selective_s[:, prices.last_kind]
     # No logits; the passing buffers of a prediction's backward are those of its layer.
-    own["head_peak_bytes"] = prices.layer_working_bytes[:, prices.last_kind]
+    own["head_peak_bytes"] = prices.layer_working_bytes[:, prices.last_kind].max(axis=-1)
     for changes in (last, own):
         changes["pipeline_buffer_bytes"] = (1 + n) * prices.pipeline_buffer_bytes
     for name in ("send_s", "send_inside_s"):

@@ -24,6 +24,7 @@ from planner.search.bound_data import BoundData, bound_data
 from planner.search.degrees import DegreeTable
 from planner.search.items import Item, Order, Part, Program
 from planner.search.kinds import layer_kinds
+from planner.search.mixed.memory import is_cautious
 from planner.search.mixed.placement import Dealer, Dealt, assemble_mixed_plan
 from planner.search.mixed.space import MixedSpace
 from planner.search.mixed.tables import MixedTables
@@ -136,6 +137,7 @@ class MixedOpener(Opener):
             found, was_cut = dealer.can_deal(chosen)
             self.left_out |= was_cut and not found
             if found:
+                self.left_out |= any(is_cautious(self.prices, choice, stage) for stage in chosen)
                 yield tuple(self.mixed.code(stage) for stage in chosen)
 
     def _fillings(self, choice: int, kind: int) -> list[tuple[int, ...]]:

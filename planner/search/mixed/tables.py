@@ -26,18 +26,18 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
-from planner.cost.pipelines import outside_bytes
-from planner.cost.prices import Floats, Prices
+from planner.cost.prices import SIZES_BY_CLASS, Floats, Prices
 from planner.cost.replica_sync import ReplicaPlace, replica_link, tied_embedding_s
 from planner.cost.stage import shown_ends
 from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
 from planner.search.kinds import layer_kinds
+from planner.search.mixed.memory import fullest, less_room_gib, limits_of_kinds
 from planner.search.mixed.space import MixedSpace
 from planner.search.tables import ClassTables, Start, Tables, start_of
 from planner.tolerances import BOUND_TOL
-from planner.units import GIB, MS
+from planner.units import MS
 
 
 class MixedTables(Tables):
@@ -124,13 +124,7 @@ class MixedTables(Tables):
             tail = getattr(prices, f"{task}_tail_s").copy()
             tail[:, self.num_classes :] = 0.0
             changed[f"{task}_tail_s"] = tail
-        limit = prices.limit_bytes.copy()
-        fixed = self.whole_prices.fixed_bytes
-        spread = float((fixed.max(axis=1) - fixed.min(axis=1)).max(initial=0.0))
-        for c in range(self.num_classes):
-            roomiest = np.delete(self.whole_prices.limit_bytes, c).max() + spread
-            limit[self.num_classes + c] = min(limit[c], roomiest)
-        return replace(prices, limit_bytes=limit, **changed)  # type: ignore[arg-type]
+        return replace(prices, limit_bytes=limits_of_kinds(self.whole_prices), **changed)  # type: ignore[arg-type]
 
     def _layers_s(self, width: float) -> Floats:
         """Seconds for a layer's parameters over the fastest link to a faster class, [choice, kind, class]."""
@@ -178,7 +172,11 @@ class MixedTables(Tables):
         # The blocking part of a pass hides synchronisation here, as the referee has it for replicas.
         changed = {name: getattr(alone, name).copy() for name in ("base_reduce_ms", "base_gather_ms")}
         synced = "reduce_ms", "reduce_tail_ms", "bucket_ms", "base_bucket_ms", "gather_ms", "gather_tail_ms"
-        changed |= {name: getattr(data, name).copy() for name in (*synced, "limit_gib")}
+        changed |= {name: getattr(data, name).copy() for name in synced}
+        full = [fullest(self.whole_prices, choice, own) for own in classes]
+        held = stage_coefficients(*arguments[:-1], full, with_sends=False) if full != arguments[-1] else data
+        changed |= {name: getattr(held, name) for name in vars(held) if name.endswith("_gib")}
+        changed["limit_gib"] = held.limit_gib.copy()
         for s, own in enumerate(classes):
             if len(own) > 1:
                 self._mix(changed, choice, s, own, len(order))
@@ -201,9 +199,10 @@ class MixedTables(Tables):
         if s > 0 and prices.later_stages_have_one_bucket:
             changed["bucket_ms"][s] = changed["reduce_ms"][s]
             changed["base_bucket_ms"][s] = changed["base_reduce_ms"][s]
-        own, is_end = np.array(classes), s in (0, num_stages - 1)
-        room = prices.limit_bytes[own] - outside_bytes(prices, choice, own, is_end, num_stages)
-        changed["limit_gib"][s] -= (room[0] - room.min()) / GIB
+        is_end = s in (0, num_stages - 1)
+        changed["limit_gib"][s] -= less_room_gib(
+            prices, choice, classes, is_end=is_end, num_stages=num_stages
+        )
 
     def _stage_parameters(
         self, choice: int, s: int, num_stages: int, shown: tuple[bool, bool]
@@ -247,7 +246,7 @@ def _twice(prices: Prices) -> Prices:
             changed[field.name] = np.tile(value, (1, 2, 2))
         elif field.name == "limit_bytes":
             changed[field.name] = np.tile(value, 2)
-        elif field.name.endswith("_s") or field.name == "fixed_bytes":
+        elif field.name.endswith("_s") or field.name in ("fixed_bytes", *SIZES_BY_CLASS):
             axis = 2 if field.name.startswith("layer_") else 1
             changed[field.name] = np.concatenate([value, value], axis=axis)
     return replace(prices, **changed)  # type: ignore[arg-type]

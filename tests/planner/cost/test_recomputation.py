@@ -33,7 +33,7 @@ def recomputing(of: Problem, *modules: str, **degrees: int | bool) -> Prices:
 
 def freed_bytes(prices: Prices, kind: str) -> float:
     k = prices.kinds.index(kind)
-    return float(prices.layer_activation_bytes[0, k] - prices.layer_activation_selective_bytes[0, k])
+    return float(prices.layer_activation_bytes[0, k, 0] - prices.layer_activation_selective_bytes[0, k, 0])
 
 
 def test_recomputing_all_experts_repeats_their_exchanges_and_frees_more_than_their_parts() -> None:
@@ -102,11 +102,11 @@ def test_pieces_of_layers_keep_fewer_inputs_and_need_more_at_once() -> None:
         )
         for piece in (1, 3)
     )
-    kept = float(prices.layer_activation_full_bytes[0, 1])
+    kept = float(prices.layer_activation_full_bytes[0, 1, 0])
     # Eight layers in pieces of three: inputs of layers 0, 3 and 6 for each of two micro-batches in flight.
     assert one["activations"] == pytest.approx(2 * 8 * kept)
     assert three["activations"] == pytest.approx(2 * 3 * kept)
-    again = float(prices.layer_recompute_peak_bytes[0, 1])
+    again = float(prices.layer_recompute_peak_bytes[0, 1, 0])
     # Two more layers exist at once, and the inputs of the second and third are made anew.
     assert one["recompute"] == pytest.approx(again)
     assert three["recompute"] == pytest.approx(3 * again + 2 * kept)

@@ -21,7 +21,7 @@ from planner.search.mixed.placement import Dealer
 from planner.simulate.evaluate import evaluate
 from tests.oracle_mixed import brute_force_mixed
 from tests.oracle_plans import brute_force
-from tests.random_problems import random_problem
+from tests.random_problems import random_problem, with_an_old_class
 
 REL = 1e-9
 
@@ -51,9 +51,9 @@ def odd_problem(seed: int) -> Problem:
     return problem.model_copy(update=changed)
 
 
-def assert_search_finds_the_best(seed: int) -> bool:
+def assert_search_finds_the_best(seed: int, *, old_class: bool = False) -> bool:
     """Whether a mixed plan is the best, too."""
-    problem = odd_problem(seed)
+    problem = with_an_old_class(odd_problem(seed), seed) if old_class else odd_problem(seed)
     mixed, whole = brute_force_mixed(problem), brute_force(problem)
     best_s = min(mixed.step_s, whole.step_s)
     result = driver.search(problem)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from planner.cost.prices import Degrees
 from planner.data.problem import Problem, TargetName
 from planner.search import driver
 from planner.search.programs import Solver
@@ -14,6 +15,7 @@ from tests import oracle_plans
 from tests.oracle_plans import MAX_PLANS, brute_force
 from tests.random_problems import (
     random_problem,
+    with_an_old_class,
     with_communicators_of,
     with_deferred_sends,
     with_unlike_adapters,
@@ -32,9 +34,11 @@ def assert_search_finds_the_best(
     unlike_adapters: bool = False,
     num_classes: int = 2,
     communicators: bool = False,
+    old_class: bool = False,
 ) -> None:
     problem = random_problem(seed, experts=experts, most_context=most_context, num_classes=num_classes)
     problem = with_communicators_of(problem, seed) if communicators else problem
+    problem = with_an_old_class(problem, seed) if old_class else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     problem = with_deferred_sends(problem) if deferred else problem
     problem = problem.model_copy(update={"target": target})
@@ -80,6 +84,24 @@ def test_an_embedding_at_both_ends_is_shared_over_their_own_adapters(
     """Of two classes and of three, with no split tried by enumeration."""
     monkeypatch.setattr(Solver, "max_splits", 0)
     assert_search_finds_the_best(seed, target=target, unlike_adapters=True, num_classes=2 + seed % 2)
+
+
+@pytest.mark.parametrize(
+    "seed", [900, 901, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(902, 932))]
+)
+def test_search_equals_brute_force_where_one_class_keeps_its_scores(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the programs, too; also where the others may split the sequence."""
+    if seed % 3 == 0:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(
+        seed,
+        old_class=True,
+        experts=seed % 4 == 3,
+        most_context=1 + seed % 2,
+        num_classes=2 + (seed % 5 == 0),
+    )
 
 
 @pytest.mark.slow
@@ -145,8 +167,8 @@ def test_a_stage_of_leading_layers_alone_passes_no_buffers_of_the_rest(
     problem = problem.model_copy(update=changes)
     every_order = oracle_plans.orders_of
 
-    def of_two_stages(problem: Problem, tp: int, size: int) -> Iterator[tuple[int, ...]]:
-        return (order for order in every_order(problem, tp, size) if len(order) == 2)
+    def of_two_stages(problem: Problem, degrees: Degrees) -> Iterator[tuple[int, ...]]:
+        return (order for order in every_order(problem, degrees) if len(order) == 2)
 
     monkeypatch.setattr(oracle_plans, "orders_of", of_two_stages)
     if by_programs:

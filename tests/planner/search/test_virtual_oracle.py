@@ -17,6 +17,7 @@ from tests.oracle_plans import brute_force
 from tests.oracle_virtual import brute_force_virtual
 from tests.random_problems import (
     random_interleaved_problem,
+    with_an_old_class,
     with_communicators_of,
     with_unlike_adapters,
 )
@@ -33,11 +34,13 @@ def assert_search_finds_the_best(
     keep_class_order: bool = False,
     unlike_adapters: bool = False,
     communicators: bool = False,
+    old_class: bool = False,
 ) -> int:
     """Hold one problem against brute force; the virtual stages of its plan, 0 without any plan."""
     problem = random_interleaved_problem(seed, most_virtual=most_virtual, experts=experts)
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     problem = with_communicators_of(problem, seed) if communicators else problem
+    problem = with_an_old_class(problem, seed) if old_class else problem
     forbidden = (*problem.options.forbid, *(["vp=1"] if only else []))
     wishes = {"forbid": forbidden, "keep_class_order": keep_class_order}
     problem = problem.model_copy(update={"options": problem.options.model_copy(update=wishes)})
@@ -101,6 +104,16 @@ def test_a_given_order_of_classes_is_kept_and_proven(seed: int, monkeypatch: pyt
 @pytest.mark.parametrize("seed", range(680, 692))
 def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
     assert_search_finds_the_best(seed, most_virtual=2, only=seed % 2 == 0, communicators=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [0, 400])
+@pytest.mark.parametrize("seed", range(940, 955))
+def test_search_equals_brute_force_where_one_class_keeps_its_scores(
+    seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual_programs, "MAX_SPLITS", splits)
+    assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0, old_class=True)
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_memory_terms_add_up_and_first_stages_hold_more_microbatches(mixed: Prob
 
 
 def test_a_stage_that_does_not_fit_is_named_with_the_way_out(mixed: Problem) -> None:
-    heavy = prices_of(mixed, layer_activation_bytes=np.full((1, 1), 5 * GIB))
+    heavy = prices_of(mixed, layer_activation_bytes=np.full((1, 1, 2), 5 * GIB))
     plan = packed_plan(mixed, [(1, 16), (0, 16)])
     found = evaluate_with_prices(mixed, plan, heavy)
     message = found.violations[0]

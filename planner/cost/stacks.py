@@ -1,0 +1,22 @@
+"""The software as each node class runs it: attention in one kernel where its chip has one."""
+
+from __future__ import annotations
+
+from planner.cost.identity import remembered
+from planner.data.old_chips import is_too_old
+from planner.data.problem import Problem
+from planner.data.stack import SoftwareStack
+
+
+@remembered
+def stacks_of(problem: Problem) -> tuple[SoftwareStack, ...]:
+    """That of every class; only `flash_attention` may differ between them."""
+    stack = problem.stack
+    without = stack.model_copy(update={"flash_attention": False})
+    classes = range(len(problem.cluster.classes))
+    return tuple(without if is_too_old(problem, i) else stack for i in classes)
+
+
+def stacks_by_kernel(problem: Problem) -> dict[bool, SoftwareStack]:
+    """Those of all classes, each once, by whether attention is one kernel."""
+    return {stack.flash_attention: stack for stack in stacks_of(problem)}
