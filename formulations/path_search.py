@@ -78,7 +78,7 @@ class PathSearch(BoundedLoop):
         """An answer with the bound that holds."""
         bound = self.bound
         if bound is not None and self.cutoff_ms is not None:
-            bound = min(bound, self.cutoff_ms)  # the cut (capacity) leaves nothing above it
+            bound = min(bound, self.cutoff_ms)  # the cuts (capacity) and (cutoff) leave nothing above it
         return VirtualSelectionResult(status, layers, bound, tuple(self.known), self.work)
 
     def run_relaxed(self) -> VirtualSelectionResult | None:
@@ -110,6 +110,8 @@ class PathSearch(BoundedLoop):
             self.raise_bound(solution)
             if solution.status in ("infeasible", "unknown"):
                 status: Status = solution.status if layers is None else "feasible"
+                if solution.status == "infeasible" and self.cutoff_ms is not None:
+                    self.bound = self.cutoff_ms  # rows hold for all solutions: only those above it are left
                 return self.result(status, layers)
             layers = self.program.extract(solution)
             if solution.status == "feasible" or self.closed():

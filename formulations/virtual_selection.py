@@ -109,6 +109,7 @@ from formulations.virtual_selection_cuts import (
     TIGHTENINGS,
     Variables,
     tighten_capacity,
+    tighten_cutoff,
     tighten_recompute,
 )
 from formulations.virtual_selection_data import VirtualSelectionData
@@ -264,6 +265,8 @@ def solve(
         tighten_recompute(model, data, table, var)
     if "capacity" in tighten and cutoff_ms is not None:
         tighten_capacity(model, data, table, cutoff_ms, var)
+    if "cutoff" in tighten and cutoff_ms is not None:
+        tighten_cutoff(model, data, cutoff_ms, var)
     for index, layers in enumerate(exclude):
         add_exclude(model, data, var, layers, index)
     program = PathProgram(

@@ -130,6 +130,7 @@ def virtual_selection_names(data: StageSelectionData) -> Iterable[str]:
     model, var = virtual_selection.build(instance)
     virtual_selection.tighten_recompute(model, instance, table, var)
     virtual_selection.tighten_capacity(model, instance, table, 1e3, var)
+    virtual_selection.tighten_cutoff(model, instance, 1e3, var)
     virtual_selection.add_exclude(model, instance, var, fewest_layers(instance).tolist(), 0)
     times = np.ones((instance.num_stages, instance.virtual_stages))
     rows = longest_paths(times, times, instance.send_ms, instance.stage.num_microbatches, [0])

@@ -77,6 +77,11 @@ def check(seed: int, solver: SolverName) -> None:
         for cuts in ((), *((cut,) for cut in virtual_selection.TIGHTENINGS), virtual_selection.TIGHTENINGS):
             found = optimum(data, solver, cutoff_ms=cutoff_ms, tighten=cuts)
             assert found == pytest.approx(best, rel=1e-6), (cutoff_ms, cuts)
+    if np.isfinite(best):
+        below = virtual_selection.solve(
+            data, SolveOptions(solver=solver), cutoff_ms=best * 0.999, tighten=("cutoff",)
+        )
+        assert below.status == "infeasible" or below.bound_ms == best * 0.999
 
 
 def test_the_optimum_is_that_of_every_dealing_whatever_cuts_are_added():
