@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from planner.cost.relatives import Relative, has_own_tables
-from planner.data.old_chips import fuses_from, is_too_old
+from planner.data.attention_kernels import keeps_scores, why_scores_are_kept
+from planner.data.precision import chip_supports
 from planner.data.problem import Problem
 from planner.units import BYTES_PER_GBIT, format_percent
 
@@ -44,10 +45,10 @@ def _of_chips(problem: Problem, relatives: Sequence[Relative]) -> Iterator[str]:
         factor = problem.stack.time_factor.get(chip.id)
         if factor is not None and not profiled:
             yield f"{chip.id}: computation takes {factor:g} of what tables say (time_factor of the stack)"
-        if is_too_old(problem, i) and not profiled:
+        if keeps_scores(problem, i) and not profiled and chip_supports(chip, problem.workload.precision):
             yield (
-                f"{chip.id}: attention keeps its scores in memory, for want of a kernel of Transformer "
-                f"Engine for it (compute capability below {fuses_from(problem.model):g})"
+                f"{chip.id}: attention keeps its scores in memory, as Transformer Engine has no kernel "
+                f"for it ({why_scores_are_kept(problem, i)})"
             )
         slower = chip.host_launch_factor
         if slower != 1.0 and problem.stack.host_layer_floor_ms > 0 and not profiled:

@@ -203,9 +203,7 @@ def score_matmuls(model: ModelSpec, sizes: Sizes) -> list[Matmul]:
 
 def attention_dims(model: ModelSpec) -> tuple[int, int]:
     """Width of a query or key head and of a value head."""
-    if model.mla is None:
-        return model.head_dim, model.head_dim
-    return model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim
+    return model.head_widths
 
 
 def head_matmul(model: ModelSpec, vocab: Values, sizes: Sizes, narrow: bool = False) -> Matmul:

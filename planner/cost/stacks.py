@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.cost.identity import remembered
-from planner.data.old_chips import is_too_old
+from planner.data.attention_kernels import keeps_scores
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 
@@ -14,7 +14,7 @@ def stacks_of(problem: Problem) -> tuple[SoftwareStack, ...]:
     stack = problem.stack
     without = stack.model_copy(update={"flash_attention": False})
     classes = range(len(problem.cluster.classes))
-    return tuple(without if is_too_old(problem, i) else stack for i in classes)
+    return tuple(without if keeps_scores(problem, i) else stack for i in classes)
 
 
 def stacks_by_kernel(problem: Problem) -> dict[bool, SoftwareStack]:

@@ -199,6 +199,13 @@ class ModelSpec(Data):
         return _kinds_among_experts(self.num_layers, self.moe.first_dense_layers, self.moe.layer_freq)
 
     @property
+    def head_widths(self) -> tuple[int, int]:
+        """Values of a head's queries and keys, and of its values."""
+        if self.mla is None:
+            return self.head_dim, self.head_dim
+        return self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim, self.mla.v_head_dim
+
+    @property
     def copies_embedding(self) -> bool:
         """Whether first and last stage each hold it: the head is tied, or predicts several tokens."""
         return self.tied_embeddings or self.mtp_num_layers > 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import get_args
 
-from planner.data.old_chips import fuses_from, is_too_old
+from planner.data.attention_kernels import keeps_scores, why_scores_are_kept
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.stack import SelectiveModule
@@ -40,12 +40,12 @@ def attention_refusals(problem: Problem, plan: Plan, flags: Flags) -> Iterator[s
     asked = flags.text("--attention-backend", "auto")
     used = {name for stage in plan.stages for name, _, _ in stage.places}
     classes = enumerate(problem.cluster.classes)
-    old = [one.name for c, one in classes if one.name in used and is_too_old(problem, c)]
-    if asked in ("flash", "fused") and old:
-        yield (
-            f"--attention-backend {asked} on chips of {', '.join(old)}, which have no such attention "
-            f"(compute capability below {fuses_from(problem.model):g}); take auto"
-        )
+    for c, one in classes if asked in ("flash", "fused") else ():
+        if one.name in used and keeps_scores(problem, c):
+            yield (
+                f"--attention-backend {asked} on chips of class {one.name}, which have no attention in one "
+                f"kernel ({why_scores_are_kept(problem, c)}); take auto"
+            )
 
 
 def _of_formats(flags: Flags) -> Iterator[str]:

@@ -6,9 +6,9 @@ Line numbers are those of megatron-core 0.19.2 (Apache-2.0).
 
 from __future__ import annotations
 
+from planner.data.attention_kernels import keeps_scores, why_scores_are_kept
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import ModelSpec
-from planner.data.old_chips import fuses_from, is_too_old
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
@@ -112,18 +112,18 @@ def attention_runs_in_parts(
 
 
 def class_attends_in_parts(problem: Problem, class_index: int, cp: int) -> str | None:
-    """Context-parallel ranks need attention in one kernel, which chips that are too old for it do not have.
+    """Context-parallel ranks need attention in one kernel, which some chips do not have.
 
     Source: Transformer Engine 2 (Apache-2.0), transformer_engine/pytorch/attention/dot_product_attention/
     utils.py, `get_attention_backend`: no UnfusedDotProductAttention with context parallelism.
     """
-    if cp == 1 or not is_too_old(problem, class_index):
+    if cp == 1 or not keeps_scores(problem, class_index):
         return None
     name = problem.cluster.classes[class_index].name
     return (
-        f"context_parallel {cp}: chips of class {name} have no attention in one kernel (compute capability "
-        f"below {fuses_from(problem.model):g}), whose plain one computes whole sequences; use 1, or leave "
-        "the class out"
+        f"context_parallel {cp}: chips of class {name} have no attention in one kernel "
+        f"({why_scores_are_kept(problem, class_index)}), and their plain one computes whole sequences; use "
+        "1, or leave the class out"
     )
 
 

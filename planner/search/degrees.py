@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Degrees
 from planner.cost.profiles import is_measured
-from planner.data.old_chips import is_too_old
+from planner.data.attention_kernels import keeps_scores
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.rules.batch import microbatches
@@ -98,7 +98,7 @@ def list_degrees(problem: Problem, *, mixes: bool = False) -> DegreeTable:
             ],
             dtype=np.bool_,
         )
-        if is_too_old(problem, c):
+        if keeps_scores(problem, c):
             fits &= cp == 1
         ranks[:, c] = np.where(fits, node_class.num_chips // (tp * cp), 0)
     busy = tuple(
@@ -242,7 +242,7 @@ def _context_degrees(problem: Problem) -> list[int]:
     1 without fused attention on any class, which the exchange of keys and values is made for.
     """
     classes = range(len(problem.cluster.classes))
-    fuses = problem.stack.flash_attention and not all(is_too_old(problem, c) for c in classes)
+    fuses = problem.stack.flash_attention and not all(keeps_scores(problem, c) for c in classes)
     if not fuses or problem.model.hybrid is not None:
         return [1]
     degrees, degree = [], 1

@@ -1,8 +1,8 @@
 """The memory of stages that mix classes: every class holds the same layers, each in its own room.
 
-Classes whose attention keeps its scores hold more of a layer than others (`planner.data.old_chips`). A stage
-is planned in the memory of the class that holds most, and in the room of the tightest: exact where that is
-the same, or where all hold as much; else `is_cautious`.
+Classes whose attention keeps its scores hold more of a layer than others
+(`planner.data.attention_kernels`). A stage is planned in the memory of the class that holds most, and in the
+room of the tightest: exact where that is the same, or where all hold as much; else `is_cautious`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import pytest
 
 from planner.cost.prices import SIZES_BY_CLASS, Degrees, Prices
 from planner.cost.pricing import price
+from planner.data.attention_kernels import keeps_scores
 from planner.data.chip import Precision
 from planner.data.load import build_problem, load_problem
-from planner.data.old_chips import is_too_old
 from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
@@ -36,8 +36,8 @@ def of(
     )  # fmt: skip
 
 
-def too_old(problem: Problem) -> list[bool]:
-    return [is_too_old(problem, c) for c in range(len(problem.cluster.classes))]
+def keeping(problem: Problem) -> list[bool]:
+    return [keeps_scores(problem, c) for c in range(len(problem.cluster.classes))]
 
 
 def without_fusion(problem: Problem) -> Problem:
@@ -69,25 +69,28 @@ def two_stages(problem: Problem, data_parallel: int = 1) -> Plan:
         (V100, "llama2-7b", [True]),
         (f"{A100}, 1x8 t4-16gb", "llama2-7b", [False, True]),
         (f"1x8 mi300x-192gb, 1x8 rtx-3090-24gb, {V100}", "llama2-7b", [False, False, True]),
-        (f"{A100}, 1x8 h100-sxm-80gb", "deepseek-v2-lite", [True, False]),  # wide latent attention
+        (f"{A100}, 1x8 h100-sxm-80gb, 1x8 b200-180gb", "deepseek-v2-lite", [True, False, False]),
+        ("1x8 rtx-5090-32gb", "deepseek-v2-lite", [True]),  # the only Blackwell without its wide heads
+        (f"{A100}, 1x8 rtx-5090-32gb, 1x8 l40s-48gb", "gemma2-9b", [False, False, True]),  # heads of 256
+        ("1x8 l40s-48gb", "nemotron-4-340b", [False]),  # heads of 192
     ],
 )
 def test_scores_are_kept_on_the_chips_that_have_no_fused_attention(
     cluster: str, model: str, expected: list[bool]
 ) -> None:
     problem = of(cluster, model=model)
-    assert too_old(problem) == expected
+    assert keeping(problem) == expected
     notes = [note for note in prices_of(problem).assumptions if "keeps its scores" in note]
     assert len(notes) == sum(expected)
 
 
 def test_software_with_kernels_of_its_own_is_left_alone() -> None:
-    assert too_old(load_problem("opt-350m-a100-v100-16")) == [False, False]  # scores on all, as its file says
+    assert keeping(load_problem("opt-350m-a100-v100-16")) == [False, False]  # scores on all, as its file says
     problem = build_problem(
         cluster=V100, model="llama2-7b", seq_length=4096, global_batch_size=32, precision="fp16",
         stack="internevo",
     )  # fmt: skip
-    assert too_old(problem) == [False]
+    assert keeping(problem) == [False]
 
 
 @pytest.mark.parametrize("model", ["llama2-7b", "deepseek-v2-lite"])
