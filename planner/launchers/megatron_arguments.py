@@ -23,6 +23,8 @@ from planner.rules.sequence import ranks_that_exchange_heads
 _FP8_RECIPE: dict[Precision, str] = {"fp8": "delayed", "fp8_block": "blockwise", "mxfp8": "mxfp8"}
 """Megatron-LM's name of each 8-bit scaling; its own default is `delayed`."""
 
+_HISTORY = (option("--fp8-amax-history-len", 1024), option("--fp8-amax-compute-algo", "max"))
+
 GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
 """Micro-batches that pass a virtual stage before the next takes its turn."""
 
@@ -165,12 +167,16 @@ def batch_arguments(problem: Problem, plan: Plan) -> Arguments:
 
 
 def number_format(precision: Precision, *, current_scaling: bool = False) -> Arguments:
-    """Number format of the matrix products."""
+    """Number format of the matrix products.
+
+    As NVIDIA trains (megatron-bridge 0.6.2, `training/mixed_precision.py`): MXFP8 has E4M3 for gradients too,
+    and delayed scales follow from the largest of 1,024 steps; Megatron-LM's own take the last step alone.
+    """
     wide = switch("--fp16" if precision == "fp16" else "--bf16")
     if precision in _FP8_RECIPE:
-        of_tensor = precision == "fp8" and current_scaling
-        recipe = "tensorwise" if of_tensor else _FP8_RECIPE[precision]
-        return (wide, option("--fp8-format", "hybrid"), option("--fp8-recipe", recipe))
+        recipe = "tensorwise" if precision == "fp8" and current_scaling else _FP8_RECIPE[precision]
+        kind = option("--fp8-format", "e4m3" if recipe == "mxfp8" else "hybrid")
+        return (wide, kind, option("--fp8-recipe", recipe), *(_HISTORY if recipe == "delayed" else ()))
     if precision == "nvfp4":
         return (wide, option("--fp4-format", "e2m1"), option("--fp4-recipe", "nvfp4"))
     return (wide,)

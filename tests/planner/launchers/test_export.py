@@ -12,7 +12,9 @@ from planner.cli import main
 from planner.data.load import load_plan, problem_file
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
+from planner.launchers.arguments import words
 from planner.launchers.directory import files_of
+from planner.launchers.megatron_arguments import number_format
 from planner.launchers.nearest import near_plans, nearest_plan
 from planner.rules.versions import VERSIONS, version_violations
 from tests.planner.launchers import plans
@@ -50,6 +52,15 @@ def test_megatron_gets_the_degrees_of_one_of_the_stages() -> None:
     found = near_plans(problem, plan, "megatron-lm")
     assert {(p.tensor_parallel, p.data_parallel, p.microbatch_size) for p in found} == {(8, 4, 2), (4, 8, 2)}
     assert all(p.num_microbatches * p.microbatch_size * p.data_parallel == 32 for p in found)
+
+
+def test_narrow_formats_are_those_that_are_trained_with() -> None:
+    """MXFP8 had two bits of mantissa for gradients, and delayed scales followed the last step alone."""
+    assert words(number_format("mxfp8"))[1:] == ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8")
+    assert words(number_format("fp8_block"))[1:] == ("--fp8-format", "hybrid", "--fp8-recipe", "blockwise")
+    delayed = words(number_format("fp8"))
+    assert delayed[-4:] == ("--fp8-amax-history-len", "1024", "--fp8-amax-compute-algo", "max")
+    assert "--fp8-amax-history-len" not in words(number_format("fp8", current_scaling=True))
 
 
 def test_core_0_15_does_not_copy_key_value_heads(tmp_path: Path) -> None:
