@@ -108,10 +108,11 @@ def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
 
 
 def _experts(shape: RunModel, named: dict[str, Any]) -> dict[str, Any] | None:
-    """Experts as the run states them, with the biases of the named model and in the layers of its pattern."""
+    """Experts as the run states them; biases, latent width and places in a pattern are the named model's."""
     if shape.moe is None:
         return None
-    biases = {key: (named.get("moe") or {}).get(key, False) for key in ("router_bias", "expert_bias")}
+    experts = named.get("moe") or {}
+    biases = {key: experts.get(key, False) for key in ("router_bias", "expert_bias")}
     in_pattern = named.get("hybrid") is not None
     return {
         "num_experts": shape.moe.num_experts,
@@ -120,5 +121,6 @@ def _experts(shape: RunModel, named: dict[str, Any]) -> dict[str, Any] | None:
         "shared_ffn_hidden_size": shape.moe.shared_ffn_hidden_size,
         "first_dense_layers": 0 if in_pattern else shape.moe.first_dense_layers,
         "layer_freq": 1 if in_pattern else shape.moe.moe_layer_freq,
+        "latent_size": experts.get("latent_size"),
         **biases,
     }

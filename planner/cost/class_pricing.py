@@ -246,20 +246,22 @@ class ClassPricing:
     def head(self) -> tuple[Parts, Parts]:
         """Forward and backward of final norm, head and loss [s].
 
-        Each multi-token-prediction layer adds a layer of the last kind, the map of two states to one and
-        another head.
+        Each multi-token prediction adds a layer of the last kind (or those of a hybrid's pattern), the map of
+        two states to one and another head.
         """
         forward, backward = self._one_head()
         predictions = self.model.mtp_num_layers
         if not predictions:
             return forward, backward
-        layer, merge = self.layer(self.model.kind_of_layer[-1]), self.pieces["merge"]
+        layers, merge = [self.layer(kind) for kind in self.model.prediction_kinds], self.pieces["merge"]
+        layer_forward = [total(values) for values in zip(*(x.forward for x in layers), strict=True)]
+        layer_backward = [total(values) for values in zip(*(x.backward for x in layers), strict=True)]
         zero = self.zero
         once = self.factor * merge.rows(self.times.forward_s)[0]
         twice = self.factor * (merge.rows(self.times.dgrad_s)[0] + merge.rows(self.times.wgrad_s)[0])
         return (
-            _with_predictions(forward, layer.forward, parts_of(once, zero, zero, zero), predictions),
-            _with_predictions(backward, layer.backward, parts_of(twice, zero, zero, zero), predictions),
+            _with_predictions(forward, layer_forward, parts_of(once, zero, zero, zero), predictions),
+            _with_predictions(backward, layer_backward, parts_of(twice, zero, zero, zero), predictions),
         )
 
     def _one_head(self) -> tuple[Parts, Parts]:

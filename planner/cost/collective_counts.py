@@ -88,7 +88,7 @@ def _prediction(
     """
     m = shape.num_microbatches
     yield from _tensor_layers(
-        model, replace(shape, kinds=model.kind_of_layer[-1:], recomputed_layers=0), activation
+        model, replace(shape, kinds=model.prediction_kinds, recomputed_layers=0), activation
     )
     yield from _tensor_ends(model, replace(shape, has_embedding=True), activation, seq_length)
     yield Collective("forward", "all_gather", "tp", activation, m)
@@ -140,7 +140,7 @@ def _sends(shape: StageShape, activation: float) -> Iterator[Collective]:
 
 def _experts(model: ModelSpec, shape: StageShape, activation: float) -> Iterator[Collective]:
     """Mixture-of-experts layers; sizes of the all-to-all dispatcher for perfect balance."""
-    kinds = [*shape.kinds, *(model.kind_of_layer[-1:] * model.mtp_num_layers if shape.has_head else ())]
+    kinds = [*shape.kinds, *(model.prediction_kinds * model.mtp_num_layers if shape.has_head else ())]
     again, calls = (
         sum(kind in WITH_EXPERTS for kind in some) * shape.num_microbatches
         for some in (shape.kinds[: shape.recomputed_layers], kinds)
@@ -160,8 +160,9 @@ def _experts(model: ModelSpec, shape: StageShape, activation: float) -> Iterator
 def _exchanged(model: ModelSpec, shape: StageShape, activation: float, calls: int) -> Iterator[Collective]:
     """All-to-all dispatcher: tokens, probabilities, results; with expert tensor parallelism gathers."""
     assert model.moe is not None
-    tokens = activation * model.moe.top_k / (shape.tp if shape.sequence_parallel else 1)
-    probabilities = tokens / model.hidden_size / HALF_BYTES * shape.router_bytes
+    split = shape.tp if shape.sequence_parallel else 1
+    rows = activation / model.hidden_size / HALF_BYTES * model.moe.top_k / split
+    tokens, probabilities = rows * model.routed_width * HALF_BYTES, rows * shape.router_bytes
     group = shape.ep * shape.etp
     if shape.ep > 1:
         for phase in ("forward", "backward"):
@@ -186,8 +187,8 @@ def _gathered(model: ModelSpec, shape: StageShape, activation: float, calls: int
     group = shape.ep * shape.etp
     if group == 1:
         return
-    tokens = activation / (shape.tp if shape.sequence_parallel else 1) * group
-    scores = tokens / model.hidden_size / HALF_BYTES * model.moe.num_experts
+    rows = activation / model.hidden_size / HALF_BYTES / (shape.tp if shape.sequence_parallel else 1) * group
+    tokens, scores = rows * model.routed_width * HALF_BYTES, rows * model.moe.num_experts
     yield Collective("forward", "all_gather", "ep_etp", scores, calls)
     yield Collective("forward", "all_gather", "ep_etp", scores * shape.router_bytes, calls)
     yield Collective("forward", "all_gather", "ep_etp", tokens, calls)

@@ -43,11 +43,11 @@ def dispatcher_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, domai
     """
     ranks = sizes.ep * sizes.etp
     if stack.dispatcher_library == "deepep":
-        return deepep_bytes(model.hidden_size, ranks)
+        return deepep_bytes(model.routed_width, ranks)
     assert model.moe is not None
     near = minimum(ranks, domain_chips)
     experts = model.moe.num_experts * near / ranks
-    return hybridep_bytes(model.hidden_size, experts, sizes.routed_tokens, ranks, near)
+    return hybridep_bytes(model.routed_width, experts, sizes.routed_tokens, ranks, near)
 
 
 def hybridep_bytes(hidden_size: int, experts: Values, tokens: Values, ranks: Values, near: Values) -> Values:

@@ -48,9 +48,15 @@ def attention_maps_flop(model: ModelSpec, tokens: float) -> float:
     )
 
 
-def feed_forward_flop(model: ModelSpec, width: float, tokens: float) -> float:
-    """Forward of a feed-forward block of a width: three matrices with a gate, else two."""
-    return matmul_flop(tokens, width, model.hidden_size) * (3 if model.gated_mlp else 2)
+def feed_forward_flop(model: ModelSpec, width: float, tokens: float, outer: float | None = None) -> float:
+    """Forward of a feed-forward block of a width: three matrices with a gate, else two.
+
+    Parameters
+    ----------
+    outer
+        Width of what it reads and writes; the hidden one where absent.
+    """
+    return matmul_flop(tokens, width, outer or model.hidden_size) * (3 if model.gated_mlp else 2)
 
 
 def experts_flop(model: ModelSpec, tokens: float) -> float:
@@ -59,7 +65,8 @@ def experts_flop(model: ModelSpec, tokens: float) -> float:
     assert moe is not None, "a moe layer in a model without experts"
     return (
         matmul_flop(tokens, moe.num_experts, model.hidden_size)
-        + feed_forward_flop(model, moe.ffn_hidden_size, tokens * moe.top_k)
+        + feed_forward_flop(model, moe.ffn_hidden_size, tokens * moe.top_k, model.routed_width)
+        + 2 * matmul_flop(tokens, moe.latent_size or 0, model.hidden_size)
         + feed_forward_flop(model, moe.shared_ffn_hidden_size, tokens)
     )
 
@@ -95,8 +102,8 @@ def head_flop(model: ModelSpec, tokens: float) -> float:
 def mtp_flop(model: ModelSpec, seq_length: float) -> float:
     """Forward of all multi-token-prediction layers: a layer, the map of two states to one, and a head."""
     merge = matmul_flop(seq_length, model.hidden_size, 2 * model.hidden_size)
-    one = layer_flop(model, model.kind_of_layer[-1], seq_length) + merge + head_flop(model, seq_length)
-    return model.mtp_num_layers * one
+    layers = sum(layer_flop(model, kind, seq_length) for kind in model.prediction_kinds)
+    return model.mtp_num_layers * (layers + merge + head_flop(model, seq_length))
 
 
 def model_flop_per_step(problem: Problem) -> float:

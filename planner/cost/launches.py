@@ -214,7 +214,7 @@ def _module_of(product: str) -> str:
     """Module that a product with this name belongs to."""
     if product.startswith("fc"):
         return "mlp"
-    return "moe_router" if product.startswith(("router", "shared")) else "attn"
+    return "moe_router" if product.startswith(("router", "latent", "shared")) else "attn"
 
 
 def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:

@@ -245,13 +245,13 @@ def expert_layer_s(
     reached = DEDUPLICATING_EFFICIENCY if once_a_node else None
     tokens, probabilities = (
         collective_s(network, "all_to_all", size, spread, sharing, reached)
-        for size in (sent * model.hidden_size * HALF, rows * 4.0)
+        for size in (sent * model.routed_width * HALF, rows * 4.0)
     )
     counts = collective_s(network, "all_gather", 8.0 * moe.num_experts * s.ep, spread, sharing)
     exchange = 2 * tokens + probabilities
     if once_a_node and stack.dispatcher_library == "hybridep":
         near = spread.nodes <= 1
-        once = hybridep_s(network, sent * model.hidden_size * HALF, spread.ranks)
+        once = hybridep_s(network, sent * model.routed_width * HALF, spread.ranks)
         exchange = where(near, 2 * once, exchange)
         routed = s.norm_tokens * moe.num_experts * s.ep  # every rank learns who goes where, a byte each
         counts = where(near, collective_s(network, "all_gather", routed, spread, sharing), counts)
@@ -260,7 +260,7 @@ def expert_layer_s(
     gather, scatter = (
         [
             collective_s(network, op, gathered * width, expert_spread, s.ones)
-            for width in (model.hidden_size * HALF, 4.0)
+            for width in (model.routed_width * HALF, 4.0)
         ]
         for op in ("all_gather", "reduce_scatter")
     )

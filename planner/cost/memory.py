@@ -216,12 +216,14 @@ def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: flo
     inner = rows * moe.ffn_hidden_size / s.etp
     inputs = (2 if model.gated_mlp else 1) * HALF
     router = s.norm_tokens * moe.num_experts * (4.0 + 1.0) + rows * 3 * 4.0
-    kept = rows * model.hidden_size * kept_input + inner * (inputs + kept_input) + router
+    kept = rows * model.routed_width * kept_input + inner * (inputs + kept_input) + router
     if not stack.moe_permute_fusion:
-        kept = kept + 2 * rows * model.hidden_size * HALF
+        kept = kept + 2 * rows * model.routed_width * HALF
+    if moe.latent_size is not None:  # what is mapped back
+        kept = kept + s.norm_tokens * moe.latent_size * kept_input
     if moe.shared_ffn_hidden_size:
         kept = kept + _mlp_bytes(model, moe.shared_ffn_hidden_size, s, kept_input)[0]
-    return kept, inner * (inputs + HALF) + 2 * rows * model.hidden_size * HALF
+    return kept, inner * (inputs + HALF) + 2 * rows * model.routed_width * HALF
 
 
 def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Values, Values]:
@@ -245,7 +247,7 @@ def head_activation_bytes(
     stack: SoftwareStack,
     vocab: Values,
     sizes: Sizes,
-    last_layer: LayerActivations | None = None,
+    prediction: Values | None = None,
 ) -> Values:
     """Input and output of the final norm, logits of former micro-batches, and all that predictions keep.
 
@@ -255,15 +257,15 @@ def head_activation_bytes(
 
     Parameters
     ----------
-    last_layer
-        Activations of the kind of layer that predictions use; None without any.
+    prediction
+        Bytes that the layers of one prediction keep; None without any.
     """
     values = sizes.norm_tokens * model.hidden_size * HALF
     former = (stack.output_buffers - 1) * sizes.tokens * vocab / sizes.tp * HALF
-    if last_layer is None:
+    if prediction is None:
         return 2 * values + former
     joined = 2 * sizes.tokens * model.hidden_size * HALF  # gathered for the column-parallel map
-    return 2 * values + former + model.mtp_num_layers * (last_layer.whole + 2 * values + joined + 2 * values)
+    return 2 * values + former + model.mtp_num_layers * (prediction + 2 * values + joined + 2 * values)
 
 
 def logits_peak_bytes(model: ModelSpec, stack: SoftwareStack, vocab: Values, sizes: Sizes) -> Values:

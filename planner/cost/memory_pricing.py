@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.cost import memory, placeholders, states
 from planner.cost.communicators import communicator_bytes
-from planner.cost.elementwise import where
+from planner.cost.elementwise import Values, total, where
 from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts, mtp_parameters
@@ -85,15 +85,15 @@ def _activations(problem: Problem, work: Work, sizes: Sizes, rows: int) -> tuple
     head = np.empty((rows, len(stacks)))
     of_kernel = stacks_by_kernel(problem)
     for fused, stack in of_kernel.items():
-        own, predicting = np.array([one.flash_attention == fused for one in stacks]), None
+        own, whole = np.array([one.flash_attention == fused for one in stacks]), dict[str, Values]()
         classes = own if len(of_kernel) > 1 else slice(None)
         for k, kind in enumerate(work.kinds):
             of = memory.layer_activations(model, kind, stack, sizes, precision)
-            if model.mtp_num_layers and kind == model.kind_of_layer[-1]:
-                predicting = of
+            whole[kind] = of.whole
             found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
             for filled, size in zip(layer.values(), found, strict=True):
                 filled[:, k, classes] = np.reshape(size, (-1, 1))
+        predicting = total(whole[kind] for kind in model.prediction_kinds) if model.mtp_num_layers else None
         kept = memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting)
         head[:, classes] = np.reshape(kept, (-1, 1))
     return layer, head

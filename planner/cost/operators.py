@@ -157,12 +157,15 @@ def _moe_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
     local = moe.num_experts / s.ep
     rows = s.expert_rows(moe.top_k) / local
     width = moe.ffn_hidden_size / s.etp
-    hidden = model.hidden_size * s.ones
+    hidden, outer = model.hidden_size * s.ones, model.routed_width * s.ones
     out = [
         Matmul("router", s.norm_tokens, moe.num_experts * s.ones, hidden, s.ones, narrow=False),
-        Matmul("expert1", rows, (2 if model.gated_mlp else 1) * width, hidden, local, grouped=True),
-        Matmul("expert2", rows, hidden, width, local, grouped=True),
+        Matmul("expert1", rows, (2 if model.gated_mlp else 1) * width, outer, local, grouped=True),
+        Matmul("expert2", rows, outer, width, local, grouped=True),
     ]
+    if moe.latent_size is not None:  # whole on every rank, as the router
+        out.append(Matmul("latent1", s.norm_tokens, outer, hidden, s.ones))
+        out.append(Matmul("latent2", s.norm_tokens, hidden, outer, s.ones))
     if moe.shared_ffn_hidden_size:
         out += _mlp_matmuls(model, moe.shared_ffn_hidden_size, s, "shared")
     return out

@@ -136,13 +136,13 @@ def embedding_copies(model: ModelSpec, padded_vocab: int) -> ParameterCounts:
 def mtp_parameters(model: ModelSpec) -> ParameterCounts:
     """Parameters of all multi-token-prediction layers; they share embedding and head.
 
-    Each is a layer of the last kind, a map from two hidden states to one, and three norms.
+    Each is a layer of the last kind (or those of a hybrid's pattern), a map from two hidden states to one,
+    and three norms.
     """
-    if not model.mtp_num_layers:
-        return ParameterCounts()
-    merge = ParameterCounts(tensor_sharded=2 * model.hidden_size * model.hidden_size)
-    one = layer_parameters(model, model.kind_of_layer[-1]) + merge + _norms(model, 3)
-    return one.times(model.mtp_num_layers)
+    one = ParameterCounts(tensor_sharded=2 * model.hidden_size * model.hidden_size) + _norms(model, 3)
+    for kind in model.prediction_kinds:
+        one += layer_parameters(model, kind)
+    return one.times(model.own_predictions)
 
 
 def total_parameters(model: ModelSpec) -> int:
@@ -195,20 +195,24 @@ def _latent_attention(model: ModelSpec, mla: MlaSpec) -> ParameterCounts:
     )
 
 
-def _mlp(model: ModelSpec, width: int, *, bias: bool) -> ParameterCounts:
-    """Feed-forward block: first map (with its gate) column-parallel, second row-parallel."""
-    inner = (2 if model.gated_mlp else 1) * width
-    sharded = model.hidden_size * (inner + width) + (inner if bias else 0)
-    return ParameterCounts(sharded, model.hidden_size if bias else 0)
+def _mlp(model: ModelSpec, width: int, *, bias: bool, outer: int | None = None) -> ParameterCounts:
+    """Feed-forward block: first map (with its gate) column-parallel, second row-parallel.
+
+    What it reads and writes is as wide as the hidden state unless `outer` says otherwise.
+    """
+    inner, outer = (2 if model.gated_mlp else 1) * width, outer or model.hidden_size
+    sharded = outer * (inner + width) + (inner if bias else 0)
+    return ParameterCounts(sharded, outer if bias else 0)
 
 
 def _experts(model: ModelSpec, moe: MoeSpec) -> ParameterCounts:
     """Router, routed experts and shared experts."""
     router = moe.num_experts * (model.hidden_size + (1 if moe.router_bias else 0))
-    one = _mlp(model, moe.ffn_hidden_size, bias=moe.expert_bias).total
+    one = _mlp(model, moe.ffn_hidden_size, bias=moe.expert_bias, outer=model.routed_width).total
     shared = _mlp(model, moe.shared_ffn_hidden_size, bias=False) if moe.shared_ffn_hidden_size else None
     gate = model.hidden_size if moe.shared_expert_gate else 0
-    counts = ParameterCounts(replicated=router + gate, expert=moe.num_experts * one)
+    latent = 2 * model.hidden_size * (moe.latent_size or 0)
+    counts = ParameterCounts(replicated=router + gate + latent, expert=moe.num_experts * one)
     return counts + shared if shared else counts
 
 

@@ -209,9 +209,9 @@ class Prices:
     assumptions: tuple[str, ...]
     """What was taken for granted."""
     num_predictions: int = 0
-    """Layers that predict further tokens; the head's prices hold them, nothing recomputed."""
-    last_kind: int = 0
-    """Their kind."""
+    """Multi-token predictions; the head's prices hold them, nothing recomputed."""
+    prediction_kinds: tuple[int, ...] = (0,)
+    """Kinds of the layers of one."""
     later_stages_have_one_bucket: bool = False
     """Whether a stage after the first begins to reduce when its last backward has ended."""
     scales_s: Floats | None = None
@@ -232,6 +232,13 @@ class Prices:
         """[row, choice, kind, node_class]: forward, backward, selective and full, all parts together."""
         rows = (self.layer_forward_s, self.layer_backward_s, self.layer_selective_s, self.layer_full_s)
         total: Floats = np.array(rows).sum(axis=-1)
+        return total
+
+    @cached_property
+    def predictions_selective_s(self) -> Floats:
+        """[choice, node_class, part] what selective recomputation adds to a backward for all predictions."""
+        kinds = list(self.prediction_kinds)
+        total: Floats = self.num_predictions * self.layer_selective_s[:, kinds].sum(axis=1)
         return total
 
     @cached_property

@@ -68,7 +68,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
         slowed_fraction=slowdown / (1 - slowdown),
         num_predictions=model.mtp_num_layers,
-        last_kind=classes[0].kinds.index(model.kind_of_layer[-1]),
+        prediction_kinds=tuple(classes[0].kinds.index(kind) for kind in model.prediction_kinds),
         later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
         scales_s=_scales_s(problem, sizes, len(degrees)),
         plans_memory=problem.stack.plans_memory,

@@ -30,7 +30,7 @@ PRODUCTS = {
     "mlp": ("fc1", "fc2"),
     "all_but_qkv": ("proj", "fc1"),
     "all_but_qkv_proj": ("fc1",),
-    "moe": ("router", "expert1", "expert2", "shared1", "shared2"),
+    "moe": ("router", "latent1", "expert1", "expert2", "latent2", "shared1", "shared2"),
     "shared_experts": ("shared1", "shared2"),
 }
 """Matrix products of a module, by their names in `operators.py`."""

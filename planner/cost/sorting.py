@@ -37,9 +37,9 @@ def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool
     """Permutation before and after the exchange, sorting by local experts, and padding of their rows."""
     moe = model.moe
     assert moe is not None
-    sent = s.norm_tokens * moe.top_k * model.hidden_size
-    own = s.norm_tokens * model.hidden_size
-    received = s.expert_rows(moe.top_k) * model.hidden_size
+    sent = s.norm_tokens * moe.top_k * model.routed_width
+    own = s.norm_tokens * model.routed_width
+    received = s.expert_rows(moe.top_k) * model.routed_width
     sorted_again = where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
     permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
     if stack.moe_permute_fusion and stack.moe_permute_loops:

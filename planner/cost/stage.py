@@ -86,7 +86,7 @@ def chunk_times(prices: Prices, choice: int, content: StageContent) -> tuple[Flo
         if content.recompute == "selective":
             # Layers that predict further tokens hold the same modules; of whole layers only the method
             # uniform recomputes them (core/transformer/multi_token_prediction.py), which plans do not use.
-            backward[-1] += prices.num_predictions * prices.layer_selective_s[c, prices.last_kind, n]
+            backward[-1] += prices.predictions_selective_s[c, n]
     if prices.scales_s is not None:
         forward[:, REPLICAS] += prices.scales_s[c, n]
         backward[:, REPLICAS] += prices.scales_s[c, n]

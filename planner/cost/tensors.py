@@ -91,12 +91,13 @@ def _latent_attention(model: ModelSpec, tp: int) -> Iterator[Tensor]:
 
 def _mlp(model: ModelSpec, width: int, tp: int, bias: bool, is_expert: bool = False) -> Iterator[Tensor]:
     inner = (2 if model.gated_mlp else 1) * width
-    yield Tensor(model.hidden_size * inner // tp, is_expert)
+    outer = model.routed_width if is_expert else model.hidden_size
+    yield Tensor(outer * inner // tp, is_expert)
     if bias:
         yield Tensor(inner // tp, is_expert)
-    yield Tensor(width * model.hidden_size // tp, is_expert)
+    yield Tensor(width * outer // tp, is_expert)
     if bias:
-        yield Tensor(model.hidden_size, is_expert)
+        yield Tensor(outer, is_expert)
 
 
 def _experts(model: ModelSpec, degrees: Divisors) -> Iterator[Tensor]:
@@ -105,6 +106,8 @@ def _experts(model: ModelSpec, degrees: Divisors) -> Iterator[Tensor]:
     yield Tensor(moe.num_experts * model.hidden_size)
     if moe.router_bias:
         yield Tensor(moe.num_experts)
+    if moe.latent_size is not None:
+        yield from [Tensor(model.hidden_size * moe.latent_size)] * 2
     for _ in range(moe.num_experts // degrees.ep):
         yield from _mlp(model, moe.ffn_hidden_size, degrees.etp, moe.expert_bias, is_expert=True)
     if moe.shared_ffn_hidden_size:
@@ -140,10 +143,11 @@ def head_tensors(model: ModelSpec, tp: int, *, has_embedding: bool) -> Iterator[
 def mtp_tensors(model: ModelSpec, degrees: Divisors) -> Iterator[Tensor]:
     """Tensors of the multi-token-prediction layers: three norms, the map of two states to one, a layer."""
     norms = [Tensor(model.hidden_size)] * (1 if model.normalization == "rms" else 2)
-    for _ in range(model.mtp_num_layers):
+    for _ in range(model.own_predictions):
         yield from [*norms, *norms]
         yield Tensor(2 * model.hidden_size * model.hidden_size // degrees.tp)
-        yield from layer_tensors(model, model.kind_of_layer[-1], degrees)
+        for kind in model.prediction_kinds:
+            yield from layer_tensors(model, kind, degrees)
         yield from norms
 
 

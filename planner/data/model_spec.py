@@ -55,6 +55,9 @@ class MoeSpec(Data):
     """Intermediate width of one routed expert."""
     shared_ffn_hidden_size: int = Field(default=0, ge=0)
     """Intermediate width of all shared experts together; 0 without any."""
+    latent_size: int | None = Field(default=None, ge=1)
+    """Width to which tokens are mapped before they go to routed experts, and from which back; null for the
+    hidden one."""
     shared_expert_gate: bool = False
     """Whether a sigmoid of the token weighs what the shared experts give."""
     first_dense_layers: int = Field(default=0, ge=0)
@@ -94,6 +97,8 @@ class HybridSpec(Data):
     """Groups that share B and C of a Mamba-2 layer."""
     conv: int = Field(ge=1)
     """Width of the causal convolution."""
+    prediction_pattern: str | None = Field(default=None, pattern=r"^[M\-*E]+$")
+    """The layers of one multi-token prediction, in the same letters; null without any."""
 
 
 class ModelSpec(Data):
@@ -149,6 +154,8 @@ class ModelSpec(Data):
     """Experts, where the model has them."""
     mtp_num_layers: int = Field(default=0, ge=0, le=MOST_LAYERS)
     """Multi-token-prediction layers."""
+    repeated_prediction: bool = False
+    """Whether all predictions run one layer's weights, one after another."""
     hybrid: HybridSpec | None = None
     """Order of layer kinds, where they are mixed."""
     constants: ModelConstants = ModelConstants()
@@ -175,6 +182,7 @@ class ModelSpec(Data):
             )
         if self.hybrid is not None:
             _check_blocks_of_experts(self.hybrid, self.moe)
+            _check_predictions_of_blocks(self.hybrid, self.mtp_num_layers)
         if not self.ffn_hidden_size and {"dense", "mlp"} & set(self.kind_of_layer):
             raise ValueError(
                 "ffn_hidden_size is 0, but some layers have a feed-forward block without experts"
@@ -206,6 +214,24 @@ class ModelSpec(Data):
         return self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim, self.mla.v_head_dim
 
     @property
+    def prediction_kinds(self) -> tuple[LayerKind, ...]:
+        """Kinds of the layers of one prediction: the last layer's, or those of a hybrid's own pattern."""
+        if self.hybrid is None or self.hybrid.prediction_pattern is None:
+            return self.kind_of_layer[-1:]
+        return tuple(KIND_OF_LETTER[c] for c in self.hybrid.prediction_pattern)
+
+    @property
+    def own_predictions(self) -> int:
+        """Predictions with weights of their own."""
+        return min(self.mtp_num_layers, 1) if self.repeated_prediction else self.mtp_num_layers
+
+    @property
+    def routed_width(self) -> int:
+        """Width of the tokens that routed experts get."""
+        latent = self.moe.latent_size if self.moe is not None else None
+        return latent or self.hidden_size
+
+    @property
     def copies_embedding(self) -> bool:
         """Whether first and last stage each hold it: the head is tied, or predicts several tokens."""
         return self.tied_embeddings or self.mtp_num_layers > 0
@@ -225,6 +251,19 @@ def _check_blocks_of_experts(hybrid: HybridSpec, moe: MoeSpec | None) -> None:
             "hybrid.pattern says which layers are experts (E); leave out moe.first_dense_layers and "
             "moe.layer_freq"
         )
+
+
+def _check_predictions_of_blocks(hybrid: HybridSpec, predictions: int) -> None:
+    """A hybrid's predictions are of layers that it has as well."""
+    own = hybrid.prediction_pattern
+    if (own is not None) != (predictions > 0):
+        raise ValueError(
+            "hybrid.prediction_pattern says of which layers the mtp_num_layers predictions of a hybrid are; "
+            "state both or neither"
+        )
+    strange = set(own or "") - set(hybrid.pattern)
+    if strange:
+        raise ValueError(f"hybrid.prediction_pattern has {', '.join(sorted(strange))}, hybrid.pattern none")
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,7 @@
 """Models of Mamba-2, attention and feed-forward layers as arguments of Megatron-LM.
 
 Megatron builds them from a pattern, one letter a layer, in which `|` ends a virtual stage: `M-M*|-M-M`.
+Behind a `/` stand the layers of each multi-token prediction: `M-M*|-M-M/*-/*-`.
 Entry v * P + p is chunk v of pipeline rank p, as in `planner.launchers.pipeline_layout`; no layout string
 goes with it. (megatron-core 0.19.2, `megatron/core/models/hybrid/hybrid_layer_allocation.py`, and
 `megatron/training/arguments.py:761`; 0.17.1 the same in `megatron/core/ssm`.)
@@ -15,6 +16,7 @@ from planner.rules.versions import VERSIONS
 
 PATTERN = "--hybrid-layer-pattern"
 STAGE_END = "|"
+PREDICTION = "/"
 
 SPECS = {
     "mamba": ("megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"),
@@ -48,13 +50,14 @@ def hybrid_arguments(model: ModelSpec, version: str) -> Arguments:
 
 
 def hybrid_pattern(model: ModelSpec, plan: Plan) -> str:
-    """The pattern cut into the plan's virtual stages."""
+    """The pattern cut into the plan's virtual stages, with that of each prediction behind it."""
     assert model.hybrid is not None
-    return STAGE_END.join(
+    layers = STAGE_END.join(
         model.hybrid.pattern[first : last + 1]
         for chunk in range(plan.virtual_stages)
         for first, last in (stage.chunks[chunk] for stage in plan.stages)
     )
+    return PREDICTION.join([layers, *[model.hybrid.prediction_pattern or ""] * model.mtp_num_layers])
 
 
 def _name(version: str) -> str:

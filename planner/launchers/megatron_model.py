@@ -52,6 +52,8 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
         wrong.append(
             f"{model.id} has {model.norms_per_layer} norms in a block; Megatron-LM's GPT block has 2"
         )
+    if not builds_hybrids and (model.repeated_prediction or model.routed_width != model.hidden_size):
+        wrong.append(f"{model.id} has latent experts or repeated predictions, which megatron-lm alone builds")
     if model.gated_mlp and model.activation not in _SILU + _CLAMPED:
         wrong.append(f"{model.id}: Megatron-LM has no argument for a gated {model.activation} block")
     if not model.gated_mlp and model.activation not in (*_GELU, "squared-relu"):
@@ -130,6 +132,8 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
         arguments.append(option("--moe-layer-freq", layer_pattern(model)))
     if moe.shared_ffn_hidden_size:
         arguments.append(option("--moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
+    if moe.latent_size is not None:
+        arguments.append(option("--moe-latent-size", moe.latent_size))
     if moe.shared_expert_gate:
         arguments.append(switch("--moe-shared-expert-gate"))
     if grouped_gemm:
@@ -235,4 +239,6 @@ def _positions_and_vocabulary(model: ModelSpec, version: str) -> Arguments:
     arguments.append(option("--make-vocab-size-divisible-by", VOCAB_MULTIPLE))
     if model.mtp_num_layers:
         arguments.append(option("--mtp-num-layers", model.mtp_num_layers))
+    if model.repeated_prediction:
+        arguments.append(switch("--mtp-use-repeated-layer"))
     return tuple(arguments)

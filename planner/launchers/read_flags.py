@@ -43,7 +43,8 @@ class Flags:
         self.values = in_upstream_words(self.values, where)
         pattern = self.values.get("--hybrid-layer-pattern")
         if pattern:  # it says how many layers there are, whatever the number says
-            self.values["--num-layers"] = (str(sum(letter != "|" for letter in pattern[0])),)
+            layers = pattern[0].partition("/")[0].replace("|", "")
+            self.values["--num-layers"] = (str(len(layers)),)
 
     def __contains__(self, flag: str) -> bool:
         return flag in self.values

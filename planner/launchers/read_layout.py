@@ -6,7 +6,7 @@ import re
 
 from planner.data.checks import MAX_LAYERS
 from planner.errors import InstanceError
-from planner.launchers.megatron_hybrid import PATTERN, STAGE_END
+from planner.launchers.megatron_hybrid import PATTERN, PREDICTION, STAGE_END
 from planner.launchers.read_flags import Flags
 
 _VIRTUAL = ("--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage")
@@ -121,7 +121,7 @@ def prediction_stage(flags: Flags) -> int | None:
 
 def _by_pattern(flags: Flags, p: int) -> list[list[int]]:
     """Of a hybrid model, whose pattern of layers ends the stages."""
-    entries = [len(entry) for entry in flags.text(PATTERN).split(STAGE_END)]
+    entries = [len(entry) for entry in flags.text(PATTERN).partition(PREDICTION)[0].split(STAGE_END)]
     if len(entries) % p:
         raise InstanceError(
             f"{PATTERN} ends {len(entries)} stages on {p} pipeline ranks; write a multiple of them",

@@ -16,7 +16,7 @@ from planner.data.explain import explained
 from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import KIND_OF_LETTER, HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
 from planner.errors import InstanceError
-from planner.launchers.megatron_hybrid import PATTERN, SPECS, STAGE_END
+from planner.launchers.megatron_hybrid import PATTERN, PREDICTION, SPECS, STAGE_END
 from planner.launchers.megatron_model import CONVOLUTION
 from planner.launchers.read_constants import other_constants, read_constants
 from planner.launchers.read_dialects import expert_pattern
@@ -93,10 +93,18 @@ def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> Mod
         "mla": _latent(flags),
         "moe": moe,
         **({} if hybrid is None else {"hybrid": hybrid, "norms_per_layer": 1}),
-        "mtp_num_layers": flags.number("--mtp-num-layers", 0, least=0),
+        "mtp_num_layers": _predictions(flags),
+        "repeated_prediction": "--mtp-use-repeated-layer" in flags,
         "source": flags.where,
     }
     return ModelSpec(**fields)
+
+
+def _predictions(flags: Flags) -> int:
+    """Multi-token predictions; a hybrid's pattern counts, whatever the number says."""
+    if PATTERN in flags and PREDICTION in flags.text(PATTERN):
+        return flags.text(PATTERN).count(PREDICTION)
+    return flags.number("--mtp-num-layers", 0, least=0)
 
 
 def _hybrid(flags: Flags) -> HybridSpec | None:
@@ -112,8 +120,10 @@ def _hybrid(flags: Flags) -> HybridSpec | None:
         return None
     if spec is not None and spec not in SPECS.values():
         raise InstanceError(f"--spec {' '.join(spec)}: layers of one's own cannot be read back", flags.where)
-    pattern = flags.text(PATTERN).replace(STAGE_END, "")
-    strange = set(pattern) - KIND_OF_LETTER.keys()
+    pattern, *predictions = flags.text(PATTERN).replace(STAGE_END, "").split(PREDICTION)
+    if len(set(predictions)) > 1:
+        raise InstanceError(f"{PATTERN}: its predictions differ, which Megatron-LM refuses", flags.where)
+    strange = set(pattern).union(*predictions) - KIND_OF_LETTER.keys()
     if strange:
         raise InstanceError(
             f"{PATTERN}: {', '.join(sorted(strange))} cannot be read back, only {', '.join(KIND_OF_LETTER)}",
@@ -128,6 +138,7 @@ def _hybrid(flags: Flags) -> HybridSpec | None:
         ssm_state=flags.number("--mamba-state-dim", 128),
         groups=flags.number("--mamba-num-groups", 8),
         conv=CONVOLUTION,
+        prediction_pattern=predictions[0] if predictions else None,
     )
 
 
@@ -224,6 +235,7 @@ def _experts(flags: Flags, notes: list[str]) -> MoeSpec | None:
         top_k=flags.number("--moe-router-topk", 2),
         ffn_hidden_size=flags.number("--moe-ffn-hidden-size", flags.number("--ffn-hidden-size", 0) or None),
         shared_ffn_hidden_size=flags.number("--moe-shared-expert-intermediate-size", 0, least=0),
+        latent_size=flags.number("--moe-latent-size") if "--moe-latent-size" in flags else None,
         shared_expert_gate="--moe-shared-expert-gate" in flags,
         first_dense_layers=dense,
         layer_freq=every,

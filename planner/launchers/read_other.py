@@ -19,7 +19,6 @@ _OTHER_MODEL = {
     "--experimental-attention-variant": "linear or sparse attention",
     "--linear-attention-freq": "linear attention",
     "--attention-output-gate": "a gate on the output of attention",
-    "--moe-latent-size": "experts in a latent space",
     "--enable-hyper-connections": "several residual streams",
     "--retro-add-retriever": "retrieval of text",
     "--decoder-num-layers": "an encoder beside the decoder",
@@ -27,7 +26,6 @@ _OTHER_MODEL = {
     "--use-mla-engram": "tables of n-grams",
     "--yaml-cfg": "arguments in a file of their own",
     "--use-checkpoint-args": "sizes that a checkpoint states",
-    "--mtp-use-repeated-layer": "one prediction layer used several times",
 }
 """Flags of networks that we cannot describe, and what they have."""
 

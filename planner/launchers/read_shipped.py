@@ -56,4 +56,5 @@ _SHAPE = {
     "--add-qkv-bias", "--num-experts", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
     "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
     "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--moe-shared-expert-gate",
+    "--moe-latent-size", "--mtp-use-repeated-layer",
 }  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.data.base import Data
-from planner.data.model_spec import ModelSpec
+from planner.data.model_spec import WITH_ONE_MLP, ModelSpec
 
 _SHAPE = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim",
     "vocab_size", "tied_embeddings", "position_embedding", "gated_mlp", "activation", "normalization",
     "qk_norm", "linear_bias", "attention_sinks", "sliding_window", "global_layer_every", "mla", "moe",
-    "mtp_num_layers", "hybrid",
+    "mtp_num_layers", "repeated_prediction", "hybrid",
 )  # fmt: skip
 _ROUTING = ("router_bias", "capacity_factor", "pad_to_capacity")
 """Of experts, what training chooses and not the shape of the network."""
@@ -28,7 +28,7 @@ def differences(found: ModelSpec, wanted: ModelSpec, *, vocabulary_is_known: boo
     leave_out = {"" if vocabulary_is_known else "vocab_size"}
     if found.mla is not None and wanted.mla is not None:
         leave_out |= {"num_query_groups", "head_dim", "qk_norm"}  # latent attention has its own
-    if "dense" not in found.layer_kinds and "dense" not in wanted.layer_kinds:
+    if not WITH_ONE_MLP & {*found.layer_kinds, *wanted.layer_kinds}:
         leave_out.add("ffn_hidden_size")
     names = [name for name in _SHAPE if name not in leave_out]
     return tuple(_of_fields(found, wanted, names))

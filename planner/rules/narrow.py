@@ -73,6 +73,7 @@ def _tensor_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float]]:
     if kinds & WITH_ONE_MLP:
         yield "the feed-forward block is", model.ffn_hidden_size / tp
     if model.moe is not None:
+        yield "the tokens of routed experts are", float(model.routed_width)
         yield "shared experts are", model.moe.shared_ffn_hidden_size / tp
     if model.hybrid is not None:
         spec = model.hybrid

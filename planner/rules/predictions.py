@@ -26,6 +26,8 @@ def prediction_stage_refusals(model: ModelSpec, plan: Plan) -> tuple[str, ...]:
         return (f"{name}: target {plan.target} has none; leave it out",)
     if not model.mtp_num_layers:
         return (f"{name}: {model.id} predicts no further tokens (mtp_num_layers 0); leave it out",)
+    if model.hybrid is not None:
+        return (f"{name}: the pattern of a hybrid's layers ends in its predictions; leave it out",)
     if last < 2:
         return (f"{name}: needs 3 pipeline stages or more, the plan has {last + 1}; leave it out",)
     if stage != last - 1:

@@ -29,6 +29,7 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
     found.append(softplus_is_new(problem, version))
     found.append(hybrids_end_stages(problem, version))
     found.append(hybrids_recompute(problem, plan, version))
+    found.append(latent_experts_and_repeated_predictions(problem, version))
     return tuple(message for message in found if message is not None)
 
 
@@ -95,6 +96,22 @@ def hybrids_end_stages(problem: Problem, version: str) -> str | None:
     return (
         f"model {problem.model.id}: Megatron core {version} cannot say which of its layers a stage holds; "
         "take version 0.17 or newer"
+    )
+
+
+def latent_experts_and_repeated_predictions(problem: Problem, version: str) -> str | None:
+    """Experts on a narrower copy of the tokens, and one layer for all predictions, from core 0.17 on.
+
+    Source: megatron-core 0.17.1, megatron/core/transformer/transformer_config.py (`moe_latent_size`,
+    `mtp_use_repeated_layer`); older ones were not looked at.
+    """
+    model = problem.model
+    latent = model.moe is not None and model.moe.latent_size is not None
+    if not (latent or model.repeated_prediction) or VERSIONS.index(version) >= VERSIONS.index("0.17"):
+        return None
+    return (
+        f"model {model.id}: latent experts, and one layer for all predictions, are of Megatron core 0.17 and "
+        "newer; take one of these versions"
     )
 
 

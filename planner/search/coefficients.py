@@ -120,7 +120,7 @@ def entry_coefficients(
     if not problem.stack.p2p_overlap:
         hops, blocked = np.zeros(len(c)), np.array([hops, returning / MS])
         wait = blocked[1] if problem.stack.p2p_after_gradient else wait
-    hidden = prices.hidden_fraction
+    hidden, again = prices.hidden_fraction, prices.predictions_selective_s.sum(axis=-1)[c, classes]
     one_bucket = ~first_stage & prices.later_stages_have_one_bucket
     memory = _memory(prices, entries, kinds, num_microbatches, problem.options.forbid)
     return StageSelectionData(
@@ -148,7 +148,7 @@ def entry_coefficients(
         lead=lead,
         lead_full_ms=leading[3],
         lead_selective_ms=leading[2],
-        predictions_selective_ms=np.where(last_stage, prices.num_predictions * layer[2], 0.0),
+        predictions_selective_ms=np.where(last_stage, again / MS, 0.0),
         constant_ms=_least_tied_ms(prices, entries),
         alike=None,
         **memory,

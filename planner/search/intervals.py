@@ -161,7 +161,7 @@ class Intervals:
         if "recompute=selective" not in forbid:
             of_kind = prices.layer_selective_s[c, :, n].sum(axis=-1)
             time = spans(of_kind[kinds])
-            time[:, count] += prices.num_predictions * of_kind[prices.last_kind]
+            time[:, count] += prices.predictions_selective_s[c, n].sum()
             selective = (run > 0) & ~np.isfinite(extra) & memory.fits_selective()
             extra = np.where(selective, time, extra)
         if "recompute=full" in forbid:

@@ -67,9 +67,9 @@ def prices_with_prediction_stage(
         last[name] = getattr(head, name)
         own[name] = np.maximum(getattr(prices, name) - last[name], 0.0)
     if plan.stages[stage].recompute == "selective":
-        own["head_backward_s"] = own["head_backward_s"] + n * prices.layer_selective_s[:, prices.last_kind]
+        own["head_backward_s"] = own["head_backward_s"] + prices.predictions_selective_s
     # No logits; the passing buffers of a prediction's backward are those of its layer.
-    own["head_peak_bytes"] = prices.layer_working_bytes[:, prices.last_kind].max(axis=-1)
+    own["head_peak_bytes"] = prices.layer_working_bytes[:, list(prices.prediction_kinds)].max(axis=(1, -1))
     for changes in (last, own):
         changes["pipeline_buffer_bytes"] = (1 + n) * prices.pipeline_buffer_bytes
     for name in ("send_s", "send_inside_s"):

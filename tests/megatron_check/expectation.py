@@ -87,5 +87,5 @@ def _balancing_biases(problem: Problem, plan: Plan, stage: int) -> int:
         kind for first, last in plan.stages[stage].chunks for kind in model.kind_of_layer[first : last + 1]
     ]
     if stage == (plan.pipeline_parallel - 1 if plan.prediction_stage is None else plan.prediction_stage):
-        kinds += [model.kind_of_layer[-1]] * model.mtp_num_layers
+        kinds += model.prediction_kinds * model.own_predictions
     return sum(kind in WITH_EXPERTS for kind in kinds) * model.moe.num_experts

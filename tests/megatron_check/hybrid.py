@@ -63,6 +63,12 @@ def _stack() -> Any:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
+    from megatron.core.transformer.multi_token_prediction import (
+        MultiTokenPredictionBlock,
+        MultiTokenPredictionBlockSubmodules,
+        MultiTokenPredictionLayer,
+        MultiTokenPredictionLayerSubmodules,
+    )
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
@@ -93,9 +99,23 @@ def _stack() -> Any:
     mlp: Any = ModuleSpec(module=MLP, submodules=maps)
     if hasattr(MLP, "as_mlp_submodule"):
         mlp = partial(MLP.as_mlp_submodule, submodules=maps)
+    predictions = MultiTokenPredictionBlockSubmodules(
+        layer_specs=[
+            ModuleSpec(
+                module=MultiTokenPredictionLayer,
+                submodules=MultiTokenPredictionLayerSubmodules(
+                    enorm=WrappedTorchNorm,
+                    hnorm=WrappedTorchNorm,
+                    eh_proj=ColumnParallelLinear,
+                    layer_norm=WrappedTorchNorm,
+                ),
+            )
+        ]
+    )
     return ModuleSpec(
         module=stack,
         submodules=parts(
+            mtp_block_spec=ModuleSpec(module=MultiTokenPredictionBlock, submodules=predictions),
             mamba_layer=ModuleSpec(module=MambaLayer, submodules=mamba),
             attention_layer=ModuleSpec(
                 module=TransformerLayer,

@@ -2,7 +2,8 @@
 
 They are the same networks. What they refuse or do otherwise is put right here: the plain norm refuses
 sequence parallelism, the plain attention context parallelism (whose own traffic is therefore not
-seen) and heads of two widths, latent attention uncompressed queries beside a norm.
+seen) and heads of two widths, latent attention uncompressed queries beside a norm, latent experts maps that
+are not Transformer Engine's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def prepare_local_modules() -> None:
     _let_norms_be_sequence_parallel()
     _let_attention_be_plain()
     _let_queries_be_uncompressed()
+    _let_latent_maps_be_plain()
 
 
 def parameters_of(model: Any, tensor_parallel: int) -> int:
@@ -95,3 +97,20 @@ def _let_queries_be_uncompressed() -> None:
         )
 
     QKNormConfigResolver.resolve = resolve
+
+
+def _let_latent_maps_be_plain() -> None:
+    """The two maps of latent experts, which every rank holds whole (`parallel_mode="duplicated"`)."""
+    import torch
+    from megatron.core.transformer.moe import moe_layer
+
+    class Map(torch.nn.Linear):
+        def __init__(self, width: int, out: int, *, config: Any, bias: bool, **_kwargs: Any) -> None:
+            super().__init__(width, out, bias=bias)
+            for weight in self.parameters():
+                weight.sequence_parallel = config.sequence_parallel
+
+        def forward(self, x: Any) -> Any:
+            return super().forward(x), None
+
+    moe_layer.HAVE_TE, moe_layer.TELinear = True, Map

@@ -167,13 +167,14 @@ def _layers_by_pattern(args: Namespace) -> list[list[list[int]]]:
         from megatron.core.ssm.mamba_hybrid_layer_allocation import select_pipeline_segment
     p, chunks = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size or 1
     ask, size = torch.distributed.get_rank, torch.distributed.get_world_size
+    main_pattern = args.hybrid_layer_pattern.partition("/")[0]  # without predictions, as HybridModel cuts it
     found = []
     try:
         torch.distributed.get_world_size = lambda group=None: p
         for stage in range(p):
             torch.distributed.get_rank = lambda group=None, stage=stage: stage
             segments = [
-                select_pipeline_segment(args.hybrid_layer_pattern, object(), chunk if chunks > 1 else None)
+                select_pipeline_segment(main_pattern, object(), chunk if chunks > 1 else None)
                 for chunk in range(chunks)
             ]
             found.append([list(range(offset, offset + len(kinds))) for kinds, offset in segments])

@@ -60,7 +60,7 @@ check_rank() {
 check_sums() {
     local world=$1 dp=$2 microbatches=$3 virtual=$4
     shift 4
-    local tp pp cp layers mtp layout pattern bars placed mbs gbs
+    local tp pp cp layers mtp layout pattern bars placed predicted mbs gbs
     tp=$(last_value --tensor-model-parallel-size "$@")
     pp=$(last_value --pipeline-model-parallel-size "$@")
     cp=$(last_value --context-parallel-size "$@")
@@ -77,18 +77,21 @@ check_sums() {
     fi
     layers=$(last_value --num-layers "$@")
     if [[ -n $pattern ]]; then
-        placed=${pattern//|/}
+        placed=${pattern%%/*}
+        placed=${placed//|/}
         placed=${#placed}
+        predicted=${pattern//[!\/]/}
+        predicted=${#predicted}
     else
         placed=$(count_layers t "$layout")
+        predicted=$(count_layers m "$layout")
     fi
     if ((placed != layers)); then
         fail "the layout $layout places $placed layers, the model has $layers"
     fi
     mtp=$(last_value --mtp-num-layers "$@")
-    placed=$(count_layers m "$layout")
-    if ((placed != ${mtp:-0})); then
-        fail "the layout $layout places $placed prediction layers, the model has ${mtp:-0}"
+    if ((predicted != ${mtp:-0})); then
+        fail "the layout $layout places $predicted prediction layers, the model has ${mtp:-0}"
     fi
 
     mbs=$(last_value --micro-batch-size "$@")

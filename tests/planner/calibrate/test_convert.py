@@ -63,7 +63,10 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
             {"model__name": "Nemotron_3_Nano_30B-A3B", "model__moe": MOE, "model__num_layers": 32},
             "model shape: order of the kinds of layers unknown",
         ),
-        ({"model__name": "Nemotron 3 Super 120B-A12B", "model__moe": MOE}, "model shape: latent experts"),
+        (
+            {"model__name": "Nemotron 3 Ultra", "model__moe": MOE},
+            "model shape: order of the kinds of layers unknown",
+        ),
         ({"model__name": "Qwen3-Next-80B-A3B", "model__moe": MOE}, "model shape: linear attention"),
         ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
         ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),
@@ -146,6 +149,15 @@ def test_order_of_a_hybrids_layers_and_windows_come_from_the_named_model() -> No
     ).problem.model
     kinds = hybrid.kind_of_layer
     assert [kinds.count(kind) for kind in ("mamba", "mlp", "attention")] == [54, 54, 10]
+    moe = {**MOE, "num_experts": 512, "top_k": 22}
+    latent = converted(
+        model__name="Nemotron_3_Super 120B-A12B",
+        model__num_layers=88,
+        model__moe=moe,
+        plan__pipeline_parallel=1,
+    ).problem.model
+    assert (latent.routed_width, latent.prediction_kinds) == (1024, ("attention", "experts"))
+    assert [latent.kind_of_layer.count(kind) for kind in ("mamba", "experts", "attention")] == [40, 40, 8]
     windowed = converted(model__name="GPT-OSS-120B", model__head_dim=64).problem.model
     assert (windowed.sliding_window, windowed.global_layer_every) == (128, 2)
 

@@ -21,7 +21,8 @@ def in_blocks(model: ModelSpec, letters: str) -> ModelSpec:
     """The same network with every transformer layer as two blocks of a hybrid."""
     pattern = letters * model.num_layers
     moe = model.moe and model.moe.model_copy(update={"first_dense_layers": 0, "layer_freq": 1})
-    changes = {"hybrid": {"pattern": pattern, **MAMBA}, "num_layers": len(pattern), "norms_per_layer": 1}
+    blocks = {"pattern": pattern, "prediction_pattern": letters if model.mtp_num_layers else None, **MAMBA}
+    changes = {"hybrid": blocks, "num_layers": len(pattern), "norms_per_layer": 1}
     return ModelSpec.model_validate({**model.model_dump(), "moe": moe, **changes})
 
 
@@ -63,8 +64,11 @@ def test_two_blocks_take_what_their_layer_does(
         equal = [part for part in range(len(PARTS)) if part not in (host, *hidden)]
         np.testing.assert_allclose(of_blocks[equal], of_layer[equal], rtol=1e-9, err_msg=field)
     assert kept(halves).sum() == pytest.approx(kept(layer)[k])
+    assert halves.head_forward_s[0, 0, :host] == pytest.approx(layer.head_forward_s[0, 0, :host])
+    assert halves.head_activation_bytes == pytest.approx(layer.head_activation_bytes)
+    assert halves.head_state_bytes == pytest.approx(layer.head_state_bytes)
 
 
 def kept(of: Prices) -> np.ndarray:
     """Bytes that each kind of layer keeps."""
-    return np.asarray(of.layer_activation_bytes[0])
+    return np.asarray(of.layer_activation_bytes[0, :, 0])

@@ -32,6 +32,7 @@ ROUNDED = {
     "nemotron-h-8b",
     "nemotron-h-47b",
     "nemotron-h-56b",
+    "nemotron-3-super-120b-a12b",
     "gemma3-12b-text",
     "gemma3-27b-text",
     "aquila2-7b",

@@ -252,7 +252,8 @@ def sharded_parameters() -> Case:
 
 def hybrid_layers(virtual: bool = False, model: str = "nemotron-h-8b", expert_parallel: int = 1) -> Case:
     """Mamba-2, attention and feed-forward or expert layers, more of them on the faster chips."""
-    counts = [[7, 11], [19, 15]] if virtual else [[15], [37]]
+    more = load_model(model).num_layers - 52
+    counts = [[7, 11], [19, 15 + more]] if virtual else [[15], [37 + more]]
     recompute: dict[int, tuple[Recompute, int]] = {0: ("full", 5)}
     sketch = Sketch(
         counts,
@@ -265,6 +266,10 @@ def hybrid_layers(virtual: bool = False, model: str = "nemotron-h-8b", expert_pa
         recompute=recompute,
     )
     return case(model, "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 16, 4096, sketch)
+
+
+HYBRIDS = [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8), ("nemotron-3-super-120b-a12b", 4)]
+"""Models with Mamba layers, and degrees of expert parallelism for `hybrid_layers`."""
 
 
 def without_recomputation(plan: Plan) -> Plan:

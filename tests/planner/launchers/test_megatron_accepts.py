@@ -87,7 +87,10 @@ def test_a_searched_plan_with_virtual_stages_is_accepted_and_reads_back(
     assert [stage.chunks for stage in read_back.stages] == [stage.chunks for stage in plan.stages]
 
 
-@pytest.mark.parametrize(("model", "expert_parallel"), [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8)])
+@pytest.mark.parametrize(
+    ("model", "expert_parallel"),
+    plans.HYBRIDS,
+)
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize(("version", "wheel"), [("0.17", "0.17.1"), ("0.18", "0.18.2"), ("0.19", None)])
 def test_layers_of_a_hybrid_lie_where_the_plan_says(

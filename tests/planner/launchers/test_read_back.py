@@ -61,7 +61,7 @@ def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) ->
     assert (back.unknown_flags, back.notes) == ((), ())
 
 
-@pytest.mark.parametrize("hybrid", [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8)])
+@pytest.mark.parametrize("hybrid", plans.HYBRIDS)
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("version", ["0.17", "0.19"])
 def test_an_exported_hybrid_reads_back_as_its_plan(
@@ -78,7 +78,7 @@ def test_an_exported_hybrid_reads_back_as_its_plan(
     assert "mamba-ssm" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("hybrid", [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8)])
+@pytest.mark.parametrize("hybrid", plans.HYBRIDS)
 def test_a_hybrid_of_the_users_own_is_built_from_its_flags(hybrid: tuple[str, int]) -> None:
     problem, plan = plans.hybrid_layers(False, *hybrid)
     model = problem.model.model_copy(update={"vocab_size": 77_777})

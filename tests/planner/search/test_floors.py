@@ -143,7 +143,8 @@ def test_a_part_is_carried_only_where_no_size_falls_and_less_where_a_time_does(n
     floors, table, prices = noted(problem)
     value = getattr(prices, name)
     if not isinstance(value, np.ndarray):
-        other = replace(prices, **{name: True if value is False else (value or 0) + 1})
+        higher = (*value, 0) if isinstance(value, tuple) else (value or 0) + 1
+        other = replace(prices, **{name: True if value is False else higher})
         assert not list(floors.of(problem, table, other))
         return
     more = replace(prices, **{name: value + 1.0})
