@@ -23,7 +23,7 @@ from planner.data.explanation import Robustness, SplitComparison
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
-from planner.launchers.directory import check_replaceable, check_writable
+from planner.launchers.directory import check_replaceable, check_writable, unstated
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,14 @@ def write(request: PlanRequest, problem: Problem, result: Result) -> None:
     """Write the launch directory and say what is in it."""
     assert request.out is not None
     api.export(result, problem.target, request.out, problem=problem, force=request.force)
+    say_unstated(problem, problem.target)
     say_written(request.out, to_stderr=request.as_json, quiet=request.quiet and request.as_json)
+
+
+def say_unstated(problem: Problem, target: str, version: str | None = None) -> None:
+    """Say what the launch files lack of the network: trained as they are, it would be another one."""
+    for note in unstated(problem.model, target, version):
+        screen.note(f"the launch files lack something of the model: {note}")
 
 
 def say_written(directory: Path, *, to_stderr: bool = False, quiet: bool = False) -> None:

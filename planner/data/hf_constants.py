@@ -161,7 +161,23 @@ def _positions(config: Config, family: str, where: str) -> Config:
             "factor": rope.get("factor", 1.0),
             **{ours: rope[name] for name, ours in _YARN.items() if rope.get(name) is not None},
         }
+    if kind == "yarn" and "qk_rope_head_dim" not in config:  # DeepSeek's own code has a length of its own
+        fields["rotary_scaling"] |= _first_length(config, rope)
     return fields
+
+
+def _first_length(config: Config, rope: Config) -> Config:
+    """Length of the first training, and the factor that follows where none is said.
+
+    As transformers 5 standardizes them: a field of the configuration itself goes first, the longest sequence
+    stands in where none is said (`modeling_rope_utils.py`).
+    """
+    longest = config["max_position_embeddings"]
+    told = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+    length = longest if told is None else told
+    implied = longest / length if isinstance(length, int) and length > 0 else 1.0
+    factor = rope.get("factor")
+    return {"original_length": length, "factor": implied if factor is None else factor}
 
 
 def _routing(config: Config, family: str) -> Config:

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner.data.load import problem_file
+from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers import flagscale, megatron_bridge, megatron_lm, unrestricted
+from planner.launchers.bridge_model import recipe_of
+from planner.launchers.model_constants import left_out
 from planner.launchers.replacing import new_folder, put_in_place
 from planner.rules.megatron import violations
-from planner.rules.versions import VERSIONS
+from planner.rules.versions import NEWEST, VERSIONS
 
 PLAN_FILE = "plan.yaml"
 _SCHEMA_LINE = "schema: hetplan/plan/"
@@ -111,6 +114,14 @@ def files_of(
     files = _WRITERS[target](problem, plan, evaluation, **chosen)
     files[PLAN_FILE] = to_yaml(plan.model_copy(update={"problem": problem_file(problem)}))
     return files
+
+
+def unstated(model: ModelSpec, target: str, version: str | None = None) -> tuple[str, ...]:
+    """What the launch files cannot state of the network or take for granted, as their page says."""
+    if target == "megatron-bridge":
+        return () if recipe_of(model) is not None else left_out(model, NEWEST, by_fields=True)
+    cores = {"megatron-lm": version or NEWEST, "flagscale": flagscale.CORE_VERSION}
+    return left_out(model, cores[target]) if target in cores else ()
 
 
 def check_version(target: TargetName, version: str | None) -> None:

@@ -106,6 +106,7 @@ PROVIDER = {
     "rotary_percent": "--rotary-percent",
     "rope_scaling_factor": "--rope-scaling-factor",
     "rotary_scaling_factor": "--rotary-scaling-factor",
+    "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
     "mscale": "--mscale",
     "mscale_all_dim": "--mscale-all-dim",
     "yarn_rotary_scaling_factor": "--rotary-scaling-factor",

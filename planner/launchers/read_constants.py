@@ -78,10 +78,13 @@ def _unless_one(value: float) -> float | None:
 
 
 def _scaling(flags: Flags) -> RotaryScaling | None:
-    """How positions are stretched: by llama3's rule, or by YaRN."""
+    """How positions are stretched: by llama3's rule, by a whole number, or by YaRN."""
     latent = "--multi-latent-attention" in flags
     if not latent and "--use-rope-scaling" in flags:
         return RotaryScaling(kind="llama3", factor=flags.real("--rope-scaling-factor", LLAMA3_FACTOR))
+    divided_by = flags.number("--rotary-seq-len-interpolation-factor", 1)
+    if not latent and divided_by > 1:
+        return RotaryScaling(kind="linear", factor=divided_by)
     factor = flags.real("--rotary-scaling-factor", 1.0)
     kind = flags.text(*(("--rope-type", "yarn") if latent else ("--position-embedding-type", "none")))
     if factor == 1 or kind != "yarn":

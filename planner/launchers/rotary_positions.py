@@ -1,10 +1,11 @@
 """How launch files say that rotary positions are stretched beyond the length of the first training.
 
-Llama 3's rule and YaRN are known (arXiv:2309.00071). Megatron-LM takes YaRN's numbers as arguments from core
-0.19 on; with latent attention it always took some, and keeps the rest at its own values. Megatron-Bridge has
-a field for each. Sources: megatron-core 0.19.2, `megatron/training/argument_utils.py`
-(`_apply_yarn_config_from_args`), `core/models/common/embeddings/yarn_rotary_pos_embedding.py` (which rotates
-whole heads) and `MLATransformerConfig`; megatron-bridge 0.6.2, `gpt_provider.py`.
+Llama 3's rule, YaRN (arXiv:2309.00071) and division are known. Megatron-LM takes YaRN's numbers as
+arguments from core 0.19 on; with latent attention it always took some, and keeps the rest at its own
+values. Megatron-Bridge has a field for each. Sources: megatron-core 0.19.2,
+`megatron/training/argument_utils.py` (`_apply_yarn_config_from_args`),
+`core/models/common/embeddings/yarn_rotary_pos_embedding.py` (which rotates whole heads) and
+`MLATransformerConfig`; megatron-bridge 0.6.2, `gpt_provider.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def has_rotary_positions(model: ModelSpec) -> bool:
 
 
 def stretched_by(model: ModelSpec, version: str) -> str | None:
-    """Rule by which the launch files stretch positions: llama3, yarn, or None where they do not."""
+    """Rule by which the launch files stretch positions: llama3, yarn, linear, or None where they do not."""
     scaling = model.constants.rotary_scaling
     if scaling is None or not has_rotary_positions(model):
         return None
@@ -36,6 +37,8 @@ def stretched_by(model: ModelSpec, version: str) -> str | None:
     if scaling.kind == "yarn":
         is_new = VERSIONS.index(version) >= VERSIONS.index(FIRST_YARN)
         return "yarn" if is_new and model.constants.rotary_fraction in (None, 1) else None
+    if scaling.kind == "linear":  # Megatron-LM divides positions by whole numbers
+        return "linear" if scaling.factor.is_integer() else None
     return "llama3" if scaling.kind == "llama3" else None
 
 
@@ -46,6 +49,8 @@ def stretching_arguments(model: ModelSpec, version: str) -> Arguments:
         return ()
     if rule == "llama3":
         return (switch("--use-rope-scaling"), option("--rope-scaling-factor", scaling.factor))
+    if rule == "linear":
+        return (option("--rotary-seq-len-interpolation-factor", round(scaling.factor)),)
     arguments: list[Argument] = [option("--rotary-scaling-factor", scaling.factor)]
     if _states_temperature(scaling):
         arguments.append(option("--mscale", scaling.mscale))
@@ -69,6 +74,8 @@ def stretching_fields(model: ModelSpec, version: str) -> dict[str, str]:
         return {"rotary_scaling_factor": "1.0"} if model.mla is not None else {}
     if rule == "llama3":
         return {"rope_scaling": "True", "rope_scaling_factor": repr(scaling.factor)}
+    if rule == "linear":
+        return {"seq_len_interpolation_factor": repr(round(scaling.factor))}
     fields: dict[str, object] = {
         "rotary_scaling_factor": scaling.factor,
         "original_max_position_embeddings": scaling.original_length or ORIGINAL_LENGTH,

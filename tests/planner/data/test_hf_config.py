@@ -232,6 +232,17 @@ def test_how_positions_are_stretched_is_read_whole(tmp_path: Path) -> None:
     assert found is not None and (found.original_length, found.whole_dimensions) == (32768, False)
     with pytest.raises(InstanceError, match=r"attention_factor 1\.2 cannot be described"):
         load_model(written(tmp_path / "b", LLAMA | {"rope_scaling": told | {"attention_factor": 1.2}}))
+    # Where it is not said, transformers takes the longest sequence; 4,096 was taken, Megatron's own.
+    bare = {"rope_scaling": {"rope_type": "yarn", "factor": None}, "max_position_embeddings": 32768}
+    whole = load_model(written(tmp_path / "d", LLAMA | bare | {"original_max_position_embeddings": 8192}))
+    assert whole.constants.rotary_scaling is not None
+    assert (whole.constants.rotary_scaling.original_length, whole.constants.rotary_scaling.factor) == (
+        8192,
+        4,
+    )
+    bare["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0}
+    longest = load_model(written(tmp_path / "e", LLAMA | bare)).constants.rotary_scaling
+    assert longest is not None and (longest.original_length, longest.factor) == (32768, 4)
     gpt_oss = load_model(written(tmp_path / "c", CONFIGS["gpt-oss-20b"])).constants
     assert gpt_oss == load_model("gpt-oss-20b").constants
 

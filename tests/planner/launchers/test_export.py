@@ -10,6 +10,7 @@ import pytest
 from planner import api
 from planner.cli import main
 from planner.data.load import load_plan, problem_file
+from planner.data.model_constants import RotaryScaling
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.arguments import words
@@ -125,3 +126,23 @@ def test_a_plan_for_another_target_is_exported_where_it_can_run(
     assert sorted(tmp_path.iterdir()) == before
     assert main(["export", str(plan_file)]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_what_the_launch_files_lack_of_a_model_is_said_when_they_are_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A model whose positions are stretched otherwise was trained without; the page alone said so."""
+    problem, plan = plans.uniform()
+    dynamic = problem.model.constants.model_copy(
+        update={"rotary_scaling": RotaryScaling(kind="dynamic", factor=2.0)}
+    )
+    model = problem.model.model_copy(update={"constants": dynamic})
+    stretched = problem.model_copy(update={"model": model})
+    for name, of, told in (("plain", problem, False), ("stretched", stretched, True)):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(to_yaml(plan.model_copy(update={"problem": problem_file(of)})))
+        for target in ("megatron-lm", "megatron-bridge", "flagscale", "unrestricted"):
+            out = tmp_path / f"{name}-{target}"
+            assert main(["export", str(file), "--target", target, "--out", str(out), "--quiet"]) == 0
+            said = capsys.readouterr().err
+            assert ("rotary positions are not stretched" in said) == (told and target != "unrestricted")

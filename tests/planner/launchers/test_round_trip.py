@@ -13,14 +13,17 @@ from planner.cli import main
 from planner.cost.parameters import total_parameters
 from planner.data.chip import Precision
 from planner.data.load import load_plan
+from planner.data.model_constants import RotaryScaling
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan
+from planner.launchers.model_constants import left_out
 from planner.launchers.nearest import is_legal
 from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flagscale import read_flagscale
 from planner.launchers.read_launch import read_launch
+from planner.rules.versions import NEWEST
 from tests.planner.launchers import plans
 from tests.planner.launchers.random_plans import random_case
 from tests.planner.launchers.test_flagscale import degrees_by_stage
@@ -116,6 +119,20 @@ def test_gates_of_shared_experts_read_back(target: TargetName, tmp_path: Path) -
     moe = problem.model.moe.model_copy(update=gate)
     model = problem.model.model_copy(update={"id": "gated", "moe": moe})
     assert_reads_back(problem.model_copy(update={"model": model}), plan, target, tmp_path / "launch")
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
+def test_divided_positions_read_back(target: TargetName, tmp_path: Path) -> None:
+    """Positions that a model divides by a whole number were written undivided, and the page alone said so."""
+    problem, plan = alike(plans.uniform())
+    linear = RotaryScaling(kind="linear", factor=4.0)
+    constants = problem.model.constants.model_copy(update={"rotary_scaling": linear})
+    model = problem.model.model_copy(update={"id": "stretched", "constants": constants})
+    assert_reads_back(problem.model_copy(update={"model": model}), plan, target, tmp_path / "launch")
+    assert read_launch(tmp_path / "launch", problem.cluster).problem.model.constants.rotary_scaling == linear
+    assert left_out(model, NEWEST) == ()
+    odd = constants.model_copy(update={"rotary_scaling": RotaryScaling(kind="linear", factor=2.5)})
+    assert "not stretched" in left_out(model.model_copy(update={"constants": odd}), NEWEST)[0]
 
 
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
