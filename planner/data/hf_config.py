@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from planner.data import hf_hybrid
 from planner.data.explain import validated
 from planner.data.hf_constants import constants, refuse_what_is_not_described
 from planner.data.model_spec import ModelSpec
@@ -57,7 +58,7 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
 
 _SIZES = {
     "hidden_size", "moe_intermediate_size", "n_embd", "n_head", "num_attention_heads", "qk_nope_head_dim",
-    "qk_rope_head_dim",
+    "qk_rope_head_dim", *hf_hybrid.SIZES,
 }  # fmt: skip
 """Fields that we reckon with before the model is checked as a whole."""
 _COUNTS = {
@@ -105,6 +106,7 @@ _DEFAULTS: dict[str, Config] = {
     "deepseek_v3": _EXPERTS_APART,
     "glm4_moe": {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+    "nemotron_h": hf_hybrid.DEFAULTS,
 }
 """Sizes that a family has where none is said, if they are not what `_common` and `_routed` take."""
 
@@ -263,6 +265,14 @@ def _gpt_neox(config: Config) -> Config:
     return {**_common(config), **_plain(config)}
 
 
+def _nemotron_h(config: Config) -> Config:
+    # Its file need not count its layers, nor say how wide feed-forward layers would be that it has not.
+    return {
+        **_common({"num_hidden_layers": 1, "intermediate_size": 0, **config}),
+        **hf_hybrid.nemotron_h(config),
+    }
+
+
 _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": _common,
     "mistral": _windowed,
@@ -279,5 +289,6 @@ _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt_oss": _gpt_oss,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
+    "nemotron_h": _nemotron_h,
 }
 """Fields of the model, by the `model_type` of the configuration."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.data.hf_hybrid import LETTER_OF_TYPE, unknown_layers
 from planner.errors import InstanceError
 
 Config = dict[str, Any]
@@ -16,6 +17,7 @@ Config = dict[str, Any]
 _ACTIVATIONS = {
     "gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
     "gpt_neox": ("hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
+    "nemotron_h": ("mlp_hidden_act", ("relu2",)),
 }
 """Field of the activation and the ones that we describe, by family; others have a gated SiLU."""
 
@@ -39,6 +41,13 @@ _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "glm4_moe": {"norm_topk_prob": (True,)},
+    "nemotron_h": {
+        **_NO_BIAS,
+        "use_bias": (False,),
+        "use_conv_bias": (True,),
+        "mamba_hidden_act": ("silu", "swish"),
+        "norm_topk_prob": (True,),
+    },
     "gpt_oss": {"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,), "attention_bias": (True,)},
 }
 """Values that fields must have where they are given, by family."""
@@ -48,7 +57,15 @@ _NOT_DESCRIBED_BY_DEFAULT: dict[str, Config] = {"gpt_neox": {"use_parallel_resid
 
 _BASES = {"mixtral": 1_000_000, "gpt_oss": 150_000}
 """Rotary bases of families whose default is not 10,000."""
-_EPSILONS = {"mixtral": 1e-5, "phi3": 1e-5, "glm4_moe": 1e-5, "gpt_oss": 1e-5, "gpt2": 1e-5, "gpt_neox": 1e-5}
+_EPSILONS = {
+    "mixtral": 1e-5,
+    "phi3": 1e-5,
+    "glm4_moe": 1e-5,
+    "gpt_oss": 1e-5,
+    "gpt2": 1e-5,
+    "gpt_neox": 1e-5,
+    "nemotron_h": 1e-5,
+}
 """What norms add to the variance, of families whose default is not 1e-6."""
 _GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4)}
 """Groups of experts and how many a token visits, by default."""
@@ -80,8 +97,10 @@ def refuse_what_is_not_described(config: Config, where: str) -> None:
     dense = config.get("mlp_only_layers") or []
     if dense and (dense != list(range(len(dense))) or config.get("decoder_sparse_step", 1) != 1):
         raise _not_described("mlp_only_layers", dense, "leading layers with decoder_sparse_step 1", where)
+    if family == "nemotron_h" and (strange := unknown_layers(config)) is not None:
+        raise _not_described(*strange, f"layers of {', '.join(LETTER_OF_TYPE)}", where)
     kinds = config.get("layer_types")
-    if kinds is not None and len(set(kinds)) > 1 and family != "gpt_oss":
+    if kinds is not None and len(set(kinds)) > 1 and family not in ("gpt_oss", "nemotron_h"):
         raise _not_described("layer_types", sorted(set(kinds)), "layers of one kind", where)
     if kinds is not None and family == "gpt_oss":
         alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(len(kinds))]
@@ -103,7 +122,7 @@ def constants(config: Config, where: str) -> Config:
     """Fields of `ModelConstants`: epsilon of norms, rotary positions, weights of experts."""
     family = str(config["model_type"])
     fields: Config = {"norm_epsilon": _epsilon(config, family)}
-    if family != "gpt2":
+    if family not in ("gpt2", "nemotron_h"):  # which have no rotary positions
         fields |= _positions(config, family, where)
     if "num_experts_per_tok" in config:
         fields |= _routing(config, family)
