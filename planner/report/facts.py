@@ -6,7 +6,9 @@ from rich.table import Table
 
 from planner.data.plan import Plan
 from planner.data.problem import Problem
+from planner.data.result import Evaluation
 from planner.report import words
+from planner.report.slow_links import slow_links
 
 
 def two_columns() -> Table:
@@ -40,8 +42,8 @@ def problem_grid(problem: Problem) -> Table:
     return grid
 
 
-def decision_grid(problem: Problem, plan: Plan) -> Table:
-    """Degrees and micro-batches of a plan."""
+def decision_grid(problem: Problem, plan: Plan, evaluation: Evaluation | None = None) -> Table:
+    """Degrees and micro-batches of a plan, and what crosses slow links between classes."""
     grid = two_columns()
     used = f"{plan.world_size:,} of {problem.cluster.num_chips:,} chips"
     grid.add_row("degrees", f"{words.degrees_of(plan)} = {used}")
@@ -63,6 +65,8 @@ def decision_grid(problem: Problem, plan: Plan) -> Table:
         f"sequence parallel {'on' if plan.sequence_parallel else 'off'}, "
         f"data parallel as {_DP_MODES.get(plan.dp_mode, plan.dp_mode)}",
     )
+    for i, link in enumerate(slow_links(problem, plan, evaluation) if evaluation is not None else ()):
+        grid.add_row("slow links" if i == 0 else "", link)
     return grid
 
 

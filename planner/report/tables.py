@@ -259,7 +259,7 @@ def violation_list(evaluation: Evaluation) -> RenderableType:
 def prediction_report(problem: Problem, plan: Plan, evaluation: Evaluation, *, width: int) -> RenderableType:
     """All that the referee says of a plan."""
     wide = width >= WIDE
-    parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan), ""]
+    parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan, evaluation), ""]
     parts += [stage_table(plan, evaluation, wide=wide), Text(STAGE_NOTE, style="dim"), ""]
     parts += [step_table(evaluation, wide=wide), speed_grid(problem, plan, evaluation)]
     parts += ["", memory_table(evaluation, wide=wide)]
@@ -278,7 +278,7 @@ def plan_report(problem: Problem, result: Result, *, width: int) -> RenderableTy
         reason = Text(result.reason or "the search gives no reason")
         return Group(problem_grid(problem), "", headline, reason, "", proof_grid(problem, result))
     plan, evaluation, wide = result.plan, result.evaluation, width >= WIDE
-    parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan), ""]
+    parts: list[RenderableType] = [problem_grid(problem), "", decision_grid(problem, plan, evaluation), ""]
     parts += [stage_table(plan, evaluation, wide=wide), Text(STAGE_NOTE, style="dim"), ""]
     parts += [step_table(evaluation, wide=wide), speed_grid(problem, plan, evaluation)]
     parts += [proof_grid(problem, result)]

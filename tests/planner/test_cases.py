@@ -14,7 +14,7 @@ import pytest
 from planner.cost.collective_counts import collective_counts
 from planner.cost.prices import STATES
 from planner.cost.stage_shape import StageShape
-from planner.data.load import build_problem, load_model
+from planner.data.load import build_problem, load_model, load_problem
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import InstanceError
@@ -24,6 +24,7 @@ from planner.launchers.megatron_hybrid import hybrid_pattern
 from planner.launchers.read_back import ReadBack
 from planner.launchers.read_megatron import read_arguments
 from planner.report import words
+from planner.report.slow_links import slow_links
 from planner.rules import experts, sequence, tensor
 from planner.rules.versions import version_violations
 from planner.search import driver
@@ -682,3 +683,21 @@ def test_an_empty_chunk_is_shown_as_one() -> None:
         "16-31 (16)",
         "- (0)",
     ]
+
+
+@pytest.mark.slow
+def test_a_link_between_sites_carries_no_group_but_what_is_named() -> None:
+    """NVIDIA/Megatron-LM#2795: over 1,000 km never a layer, a sequence or experts; the rest must be named.
+
+    With 8 Gbit/s a node, stages that hand on activations beat replicas that exchange 1.4 TB of gradients.
+    """
+    of = load_problem("nemotron-4-340b-two-sites-768")
+    loose = of.options.model_copy(update={"gap": 0.1, "virtual_gap": 0.1, "top": 1})
+    result = driver.search(of.model_copy(update={"options": loose}))
+    assert result.plan is not None and result.evaluation is not None
+    plan = result.plan
+    assert plan.tensor_parallel <= 8 and plan.context_parallel == plan.expert_parallel == 1
+    assert {stage.node_class for stage in plan.stages} == {"dc1", "dc2"}
+    (told,) = slow_links(of, plan, result.evaluation)
+    assert told.startswith("dc1 to dc2: activations and their gradients, 464 GB a step")
+    assert all(stage.replicas is None for stage in plan.stages) and "parameters" not in told

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console, RenderableType
 
+from planner.data.changes import with_cluster
+from planner.data.cluster import Link
+from planner.data.plan import Replica
+from planner.data.problem import Problem
 from planner.report.facts import decision_grid
 from planner.report.tables import memory_table, plan_report, prediction_report, proof_grid
 from planner.report.words import predicted
@@ -107,3 +111,42 @@ def test_search_that_ends_above_the_wanted_gap_says_so() -> None:
     shown = text_of(proof_grid(problem, made_up_result(problem, gap=0.05, termination="feasible")), width=120)
     assert "ended above the wanted gap of 1.0%" in shown
     assert "wanted gap" not in text_of(proof_grid(problem, made_up_result(problem, gap=0.008)), width=120)
+
+
+def slow_between_classes(gbit_per_s: float) -> Problem:
+    """The problem of two classes with a link of its own between them."""
+    problem = two_class_problem()
+    names = tuple(node_class.name for node_class in problem.cluster.classes)
+    link = Link(between=names, gbit_per_s=gbit_per_s, latency_us=10_000, transport="tcp")  # type: ignore[arg-type]
+    return with_cluster(problem, problem.cluster.model_copy(update={"links": (link,)}))
+
+
+def test_what_crosses_a_slow_link_is_named() -> None:
+    problem, plan = slow_between_classes(25), two_stage_plan(two_class_problem())
+    shown = text_of(decision_grid(problem, plan, made_up_evaluation(2.0)), width=200)
+    # 64 sequences of 8,192 tokens, each 4,096 values of 2 bytes, there and back: 8.6 GB in 2 s.
+    crossing = "slow links h100-sxm-80gb to a100-sxm-80gb: activations and their gradients, "
+    assert crossing + "8.6 GB a step, on average 34 Gbit/s both ways together" in shown
+    whole = plan.model_copy(update={"sequence_parallel": False})  # each of 4 ranks sends all of it
+    assert "34 GB a step" in text_of(decision_grid(problem, whole, made_up_evaluation(2.0)), width=200)
+    for other in (two_class_problem(), slow_between_classes(10_000)):
+        assert "slow links" not in text_of(decision_grid(other, plan, made_up_evaluation(2.0)), width=200)
+
+
+def test_borders_of_virtual_stages_and_replicas_on_both_sides_of_a_slow_link_count() -> None:
+    problem, plan = slow_between_classes(25), two_stage_plan(two_class_problem())
+    chunks = tuple(
+        stage.model_copy(update={"layers": ((s, s), (s + 2, s + 2))}) for s, stage in enumerate(plan.stages)
+    )
+    twice = plan.model_copy(update={"stages": chunks, "virtual_stages": 2})
+    # Three borders: 0 to 1, 1 back to 0, 0 to 1.
+    assert "26 GB a step" in text_of(decision_grid(problem, twice, made_up_evaluation(2.0)), width=200)
+    sides = tuple(
+        Replica(node_class=stage.node_class, chip=stage.chip, hosts=stage.hosts, tensor_parallel=4)
+        for stage in plan.stages
+    )
+    both = tuple(stage.model_copy(update={"replicas": sides}) for stage in plan.stages)
+    shown = text_of(
+        decision_grid(problem, plan.model_copy(update={"stages": both}), made_up_evaluation(2.0)), width=200
+    )
+    assert "gradients and parameters of stages 0, 1" in shown and "activations" not in shown
