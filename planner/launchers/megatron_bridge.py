@@ -128,9 +128,13 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.cross_entropy_loss_fusion": problem.stack.fused_cross_entropy,
         "model.cross_entropy_fusion_impl": "te" if problem.stack.fused_cross_entropy else "native",
         "dataset.seq_length": problem.workload.seq_length,
+        # Causal attention needs none; one takes seq_length^2 bytes a sample.
+        "dataset.create_attention_mask": False,
         "train.micro_batch_size": plan.microbatch_size,
         "train.global_batch_size": problem.workload.global_batch_size,
         "train.train_iters": problem.workload.train_iters,
+        # Over all of training: some recipes end the decay after the 100 steps that they are measured for.
+        "scheduler.lr_decay_iters": None,
         "tokenizer.vocab_size": problem.model.vocab_size,
         # A size of its own is never padded by Megatron-Bridge, and other recipes take the tokenizer's.
         "tokenizer.use_tokenizer_vocab_size": False,

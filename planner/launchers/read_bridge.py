@@ -138,6 +138,8 @@ IMPLIED = frozenset(
         "model.deallocate_pipeline_outputs",
         "tokenizer.use_tokenizer_vocab_size",
         "dataset.seq_length",
+        "dataset.create_attention_mask",
+        "scheduler.lr_decay_iters",
         "dist.use_megatron_fsdp",
         "checkpoint.ckpt_format",
         "optimizer.use_distributed_optimizer",

@@ -268,6 +268,14 @@ def test_no_recipe_keeps_more_in_memory_than_is_priced() -> None:
     assert "model.cuda_graph_impl" not in overrides(problem.model_copy(update={"stack": captured}), plan)
 
 
+def test_training_is_not_that_of_a_recipes_measurement() -> None:
+    """Recipes that run 100 steps end the decay of the learning rate there (Qwen3-8B), whatever is trained;
+    and loaders made a mask of 16 GiB for each sequence of 131,072 tokens, which nothing reads."""
+    found = overrides(*alike(plans.uniform()))
+    assert found["scheduler.lr_decay_iters"] == "null"  # then that of train.train_iters
+    assert found["dataset.create_attention_mask"] == "false"
+
+
 def test_experts_run_without_the_overlap_that_a_recipe_may_have() -> None:
     assert overrides(*alike(plans.experts()))["model.moe_shared_expert_overlap"] == "false"
 
