@@ -2,11 +2,13 @@
 
 The space: all plans of Megatron-LM, all of FlagScale, and every mix of two or more pipelines whose stages
 have equal data parallelism and no context parallelism, each with its own stages, micro-batch size (a divisor
-of the batch), replicas and number of micro-batches. The bound is the least of the three parts, each searched
-by itself: the searches for both launchers, which begin with the best plan so far and so close what cannot
-beat it, and `planner.search.replicas.mixes`, at last by what all pipelines share and with whole ones
-(`planner.search.replicas.shares`) where that part is the least. Where a part was cut, what its search could
-prove stands.
+of the batch), replicas and number of micro-batches. All their stages stand on the hosts of their class one
+after the other, each run of stages of a class from the start of a host on. The bound is the least of the
+three parts, each searched by itself: the searches for both launchers, which begin with the best plan and so
+close what cannot beat it, and `planner.search.replicas.mixes`, at last by what all pipelines share and with
+whole ones (`planner.search.replicas.shares`; where chips are few, before any prices,
+`planner.search.replicas.whole_rooms`) where that part is the least. Where a part was cut, what its search
+could prove stands.
 
 The plans of both launchers are legal here, so that the answer is never worse. Mixes of the chains that the
 bound was found with are chosen by `formulations.replica_mix`, whose deadline leaves out what the pipelines
@@ -124,17 +126,11 @@ class ReplicaSearch(MeshSearch):
             mixes_s = self._mix_all()
             share = 1.0 if mixes_s >= self.frontier.cutoff_s else SHARE_OF_LAST
             cut = self._narrower("flagscale", MeshSearch, share)
-            if self.mixes is not None and mixes_s <= min(self.proven_s.values()):
-                self.share_up_s = 0.0
-                most_s = self.frontier.cutoff_s * BEYOND
-                mixes_s = max(mixes_s, self.mixes.improve_by_prices(most_s))
-                if mixes_s < most_s and not self.mixes.is_reached(most_s):
-                    mixes_s = max(mixes_s, self.mixes.improve(most_s))
-                if mixes_s < most_s:
-                    mixes_s = max(mixes_s, self.mixes.improve_apart(most_s))
+            mixes_s = self._improve_mixes(mixes_s)
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
         self._go_on(mixes_s)
+        mixes_s = self._improve_mixes(mixes_s)
         for proven_s, close in (
             (self.whole_s, self.frontier.close),
             (self.proven_s, self.frontier.close_virtual),
@@ -143,6 +139,14 @@ class ReplicaSearch(MeshSearch):
             if np.isfinite(bound_s):
                 close(bound_s)
         return cut or self.cut_search is not None or self.clock.is_up
+
+    def _improve_mixes(self, mixes_s: float) -> float:
+        """What no mix undercuts, by all that tells anything where they hold the bound [s]."""
+        most_s = self.frontier.cutoff_s * BEYOND
+        if self.mixes is None or mixes_s > min(self.proven_s.values()) or mixes_s >= most_s:
+            return mixes_s
+        self.share_up_s = 0.0
+        return max(mixes_s, self.mixes.improve_further(most_s))
 
     def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
         """Search the plans of one launcher that beat the best so far; whether a limit cut it.
@@ -250,7 +254,7 @@ class ReplicaSearch(MeshSearch):
             if before_s is None:
                 bound_s = max(least_s, mixes.improve_from(least_s))
             else:
-                bound_s = max(least_s, mixes.improve_by_prices(self.frontier.cutoff_s * BEYOND))
+                bound_s = max(least_s, mixes.improve_at_first(self.frontier.cutoff_s * BEYOND))
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
             if before_s is None and not mixes.columns and not is_up():
                 # Not one chain holds the model, however long it may take.

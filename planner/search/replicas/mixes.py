@@ -33,6 +33,8 @@ from planner.search.replicas.chains import Chains
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.shares import Shares
 from planner.search.replicas.space import shared_rows
+from planner.search.replicas.whole_rooms import WholeRooms, are_few
+from planner.search.replicas.work import work_of_chips
 from planner.units import MS
 
 ROUNDS = 60
@@ -57,22 +59,6 @@ FAR_OFF = 0.8
 """Share of a time that these few must reach for more of them to be priced. A guess."""
 NEAR = 2e-3
 """Relative distance between bound and that time at which prices are good enough."""
-
-
-def work_of_chips(problem: Problem, plan: Plan) -> tuple[Floats, Floats]:
-    """Layers times sequences of a plan, and its chips, by class."""
-    cluster = problem.cluster
-    done, chips = np.zeros(len(cluster.classes)), np.zeros(len(cluster.classes))
-    for part in plan.pipeline_plans:
-        sequences = part.data_parallel * part.microbatch_size * part.num_microbatches
-        for stage in part.stages:
-            names = [replica.node_class for replica in stage.replicas or ()]
-            names = names or [stage.node_class] * stage.data_parallel
-            for name, tensor_parallel in zip(names, stage.tensor_parallel_degrees, strict=True):
-                c = cluster.class_index(name)
-                done[c] += stage.num_layers * sequences / stage.data_parallel
-                chips[c] += tensor_parallel * plan.context_parallel
-    return done, chips
 
 
 class Mixes:
@@ -141,6 +127,11 @@ class Mixes:
                 break
         return most_s if self.bound_ms >= most_ms else self.bound_s
 
+    def improve_at_first(self, most_s: float) -> float:
+        """The same, by few boxes alone where rooms tell more in less time [s]."""
+        few = are_few(self.chains)
+        return self.improve(most_s, FEW_BOXES) if few else self.improve_by_prices(most_s)
+
     def improve_by_prices(self, most_s: float) -> float:
         """Raise the bound up to a time, by some boxes and then by deadlines [s].
 
@@ -176,9 +167,36 @@ class Mixes:
     def improve_whole(self, most_s: float) -> float:
         """Raise the bound up to a time by pipelines that are whole [s]."""
         most_ms = most_s / MS - self.exchange_ms
+        if self.improve_by_rooms(most_s) >= most_s:
+            return most_s
         shares = Shares(self.pricing, self.is_up)
         self.bound_ms = shares.improve(self.best_price, self.bound_ms, most_ms)
         return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def improve_by_rooms(self, most_s: float) -> float:
+        """The same by the whole chips that they take, where these are few [s]."""
+        most_ms = most_s / MS - self.exchange_ms
+        if are_few(self.chains):
+            rooms = WholeRooms(self.pricing, self.best_price, self.is_up)
+            self.bound_ms = rooms.improve(self.bound_ms, most_ms)
+        return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def improve_rooms_apart(self, most_s: float) -> float:
+        """The same for each choice of what all pipelines share: the least of the choices holds [s]."""
+        parts = self.that_share()
+        hard = [part for part in parts if part.improve_by_rooms(most_s) < most_s]
+        bound_ms = min((part.bound_ms for part in hard), default=most_s / MS - self.exchange_ms)
+        self.bound_ms = max(self.bound_ms, bound_ms)
+        return self.bound_s if hard else most_s
+
+    def improve_further(self, most_s: float) -> float:
+        """Raise the bound up to a time by all that tells anything [s]."""
+        bound_s = self.improve_rooms_apart(most_s) if are_few(self.chains) else self.bound_s
+        if bound_s < most_s:
+            bound_s = max(bound_s, self.improve_by_prices(most_s))
+        if bound_s < most_s and not self.is_reached(most_s):
+            bound_s = max(bound_s, self.improve(most_s))
+        return bound_s if bound_s >= most_s else max(bound_s, self.improve_apart(most_s))
 
     def that_share(self) -> list[Mixes]:
         """Mixes by what all pipelines of one share, with the bound and the prices so far."""

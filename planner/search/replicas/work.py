@@ -1,10 +1,12 @@
-"""What the chips can compute at most: a bound that any plan of any launcher keeps."""
+"""What chips compute: at most, a bound that any plan of any launcher keeps, and in a plan."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from planner.cost.prices import Floats
 from planner.cost.pricing import price
+from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees
@@ -30,3 +32,19 @@ def work_bound_s(problem: Problem) -> float | None:
     layers = float(data.num_layers.min()) + float(ends)
     after = float(np.where(usable, data.fixed_s + data.tail_s, np.inf).min())
     return problem.workload.global_batch_size * layers / rate + after
+
+
+def work_of_chips(problem: Problem, plan: Plan) -> tuple[Floats, Floats]:
+    """Layers times sequences of a plan, and its chips, by class."""
+    cluster = problem.cluster
+    done, chips = np.zeros(len(cluster.classes)), np.zeros(len(cluster.classes))
+    for part in plan.pipeline_plans:
+        sequences = part.data_parallel * part.microbatch_size * part.num_microbatches
+        for stage in part.stages:
+            names = [replica.node_class for replica in stage.replicas or ()]
+            names = names or [stage.node_class] * stage.data_parallel
+            for name, tensor_parallel in zip(names, stage.tensor_parallel_degrees, strict=True):
+                c = cluster.class_index(name)
+                done[c] += stage.num_layers * sequences / stage.data_parallel
+                chips[c] += tensor_parallel * plan.context_parallel
+    return done, chips

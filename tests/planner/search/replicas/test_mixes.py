@@ -18,11 +18,12 @@ from planner.search.replicas.boxes import Boxes, Column
 from planner.search.replicas.chains import Chains, Kind
 from planner.search.replicas.columns import Least
 from planner.search.replicas.items import held_levels
-from planner.search.replicas.mixes import FEW_BOXES, MOST_BOXES, Mixes, work_of_chips
+from planner.search.replicas.mixes import FEW_BOXES, MOST_BOXES, Mixes
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import APART, NEAR, _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees, shared_rows
 from planner.search.replicas.steps import paces
+from planner.search.replicas.work import work_of_chips
 from planner.simulate.evaluate import evaluate
 from planner.simulate.pipelines import exchange_s, share_of, tail_s
 from planner.units import MS

@@ -1,0 +1,184 @@
+"""Boxes of pipelines with one number of replicas, by the time of their slowest stage, and what stages cost.
+
+A chain of p stages, of which the slowest take between a and a', runs m micro-batches. Let s be one of the
+slowest, with t[s] = f + g its passes, q the stages behind it, x the way from it to the last one and back, and
+S the time of all stages with the sends on both of their sides and with what follows the first of them. The
+rows of `formulations.pipeline_rows` say
+
+    T >= S + (m - 1) t[s] + max(0, x - q f) + max(0, x - q g) - x    (partial), m >= q + 2
+    T >= S + (m - 1) max(f, g)                                       (window), m <= q + 1
+
+No stage takes longer than t[s], and min(f, g) <= rho t[s] with rho the most share of the forward in a stage's
+time, or a half. With e[i] the sends at stage i, and at the first one what follows it, both of these hold:
+
+    T >= (m - 1) a + sum_i (min(t[i], 2 t[i] - a) + e[i]), less rho (M - 1) a unless p < m    (twice)
+    T >= (m - 1 + rho) a + sum_i (t[i] - rho a + e[i])                                        (once)
+
+where m <= M. Proof of (twice): the last terms of (partial) are x - q t[s] or more, of which each stage i
+behind s counts t[i] - t[s] or more. With t[i] that makes 2 t[i] - t[s], less than min(t[i], 2 t[i] - a) by
+t[s] - a at most; there are q <= m - 2 of them, for which (m - 1) t[s] in the place of (m - 1) a makes up.
+Stages ahead of s count t[i]. In (window) max(f, g) >= (1 - rho) t[s]. Proof of (once): the last terms of
+(partial) are least at x = q max(f, g), where they are -q min(f, g) >= -q rho t[s], and q < p. In (window)
+m <= q + 1 <= p, so that (m - 1)(1 - rho) a >= (m - 1 + rho - rho p) a.
+
+Let a chain's chips be worth W sequences, w[i] at stage i, and d its replicas of b sequences. With the cost
+
+    c[i] = (min(t[i], 2 t[i] - a) + e[i]) / a + w[i] / b
+
+of a stage, D >= T says that m <= D / a + 1 - sum_i c[i] + W / b, so that the pipeline gains
+
+    d (b m - W) <= d b (D / a + 1 - sum_i c[i])
+
+by (twice), and by (once) in the same way. The least sum of the costs is a shortest path over the stages and
+layers. Stages are told apart by how many are behind them, as those hold more micro-batches, or as many as
+the chain has at least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.prices import Floats
+from planner.search.replicas.boxes import Bools
+from planner.search.replicas.chains import Chains
+from planner.search.replicas.columns import Least
+from planner.search.replicas.space import Ints
+from planner.tolerances import COUNT_TOL
+
+ENDS = 2
+"""Stages behind one from which on it has others on both sides, or is the first of them."""
+
+
+@dataclass(frozen=True)
+class RoomBoxes:
+    """Boxes of one kind, arrays [box]."""
+
+    low: Floats
+    high: Floats
+    """The slowest stage takes `low` to `high` [ms]."""
+    worth: Floats
+    """Micro-batches that the chips of a chain are worth at least."""
+    least_m: Ints
+    most_m: Ints
+    """Micro-batches of those that are asked for."""
+    once: bool = False
+    """Whether (once) counts, not (twice)."""
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def at(self, rows: Ints | Bools, *, once: bool = False) -> RoomBoxes:
+        """Some of them."""
+        low, high, worth = self.low[rows], self.high[rows], self.worth[rows]
+        return RoomBoxes(low, high, worth, self.least_m[rows], self.most_m[rows], once)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stages with as many behind them, arrays [item, n], n = 0 unused."""
+
+    times: Floats
+    more: Floats
+    """Sends, and at the first stage what follows it."""
+
+
+class Places:
+    """Stages of chains of one kind that run some number of micro-batches or more."""
+
+    def __init__(self, chains: Chains, least: Least, number: int, held: int, price: Floats) -> None:
+        self.chains, self.number = chains, number
+        kind = chains.kinds[number]
+        self.size, self.replicas = kind.microbatch_size, chains.most_replicas(number)
+        self.num_layers = chains.num_layers
+        self.longest = min(chains.longest, int((chains.available // self.replicas).sum()))
+        self.worth: Floats = price[chains.node_class] * chains.tensor_parallel / self.size
+        """[item] micro-batches that the chips of a stage are worth."""
+        self.rho = min(float(least.pace(np.zeros(1), np.full(1, np.inf))[0]), 0.5)
+        hop = chains.hops_ms(number)[:, None]
+        self.place_of: list[int] = []
+        """By the stages behind, number of what stands there."""
+        self.first: list[_Place] = []
+        self.inner: list[_Place] = []
+        last: tuple[int, int] | None = None
+        for behind in range(self.longest):
+            most = min(held, behind + 1)
+            key = int(np.searchsorted(chains.held, most, side="right")), min(behind, ENDS)
+            if key != last:
+                first, inner = chains.stages(number, behind, most)
+                after = np.where(np.isfinite(first.times), first.after + hop * (behind > 0), np.inf)
+                self.first.append(_Place(first.times, after))
+                self.inner.append(_Place(inner.times, np.broadcast_to(hop * (1 + (behind > 0)), after.shape)))
+                last = key
+            self.place_of.append(len(self.first) - 1)
+
+    def times_ms(self) -> Floats:
+        """All times of stages at some place, ascending."""
+        times = [place.times[np.isfinite(place.times)] for place in (*self.first, *self.inner)]
+        return np.unique(np.concatenate(times))
+
+    def width(self, boxes: RoomBoxes) -> int:
+        """Most layers of a stage of any box."""
+        highest = float(boxes.high.max()) * (1 + COUNT_TOL)
+        widest = [
+            int(np.flatnonzero((place.times <= highest).any(axis=0)).max(initial=0))
+            for place in (*self.first, *self.inner)
+        ]
+        return max(widest)
+
+    def most(self, boxes: RoomBoxes, deadline_ms: float) -> Floats:
+        """What the micro-batches and the costs of a chain's stages are by a deadline at most, [box]."""
+        return deadline_ms / boxes.low + 1 - (self.rho if boxes.once else 0.0)
+
+    def costs(self, boxes: RoomBoxes, number: int, width: int, *, is_first: bool) -> Floats:
+        """Costs of the stages of a place, inf where there is none, [item, box, n] for n = 0 .. `width`."""
+        place = (self.first if is_first else self.inner)[number]
+        low = boxes.low[:, None]
+        times = place.times[:, None, : width + 1]
+        counted = times - self.rho * low if boxes.once else np.minimum(times, 2 * times - low)
+        with np.errstate(invalid="ignore"):
+            own = (counted + place.more[:, None, : width + 1]) / low + self.worth[:, None, None]
+        fits = times <= boxes.high[:, None] * (1 + COUNT_TOL)
+        fits[:, :, 0] = False
+        costs: Floats = np.where(fits, own, np.inf)
+        return costs
+
+    def less_late(self, boxes: RoomBoxes, behind: int) -> Floats:
+        """What (twice) may take off a chain whose first stage has some others behind it, [box]."""
+        if boxes.once:
+            return np.zeros(len(boxes))
+        less: Floats = np.where(behind + 1 >= boxes.least_m, self.rho * (boxes.most_m - 1), 0.0)
+        return less
+
+    def least_costs(self, boxes: RoomBoxes) -> list[Floats]:
+        """Least costs of the stages that have some others behind them or more, [behind][box, layers]."""
+        width, num_layers = self.width(boxes), self.num_layers
+        found: list[Floats] = []
+        known = -1
+        for behind in range(self.longest - 1, -1, -1):
+            if self.place_of[behind] != known:
+                known = self.place_of[behind]
+                first = self.costs(boxes, known, width, is_first=True).min(axis=0)
+                inner = self.costs(boxes, known, width, is_first=False).min(axis=0)
+                may = np.flatnonzero(np.isfinite(inner).any(axis=0)).tolist()
+            least = np.full((len(boxes), num_layers + 1), np.inf)
+            least[:, : width + 1] = first - self.less_late(boxes, behind)[:, None]
+            if found:
+                _add_stages(least, found[-1], inner, may)
+            found.append(least)
+        return found[::-1]
+
+
+def _add_stages(least: Floats, ahead: Floats, inner: Floats, may: list[int]) -> None:
+    """Take inner stages of some numbers of layers before those that are ahead of them."""
+    num_layers = least.shape[1] - 1
+    placed = np.flatnonzero(np.isfinite(ahead).any(axis=0))
+    if not len(placed):
+        return
+    begin, end = int(placed[0]), int(placed[-1])
+    for n in may:
+        last = min(end + n, num_layers)
+        if begin + n <= last:
+            part = least[:, begin + n : last + 1]
+            np.minimum(part, ahead[:, begin : last + 1 - n] + inner[:, n, None], out=part)

@@ -1,0 +1,196 @@
+"""Bounds by whole pipelines in whole rooms against brute force over small mixes, and against the referee."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from planner.data.problem import Problem
+from planner.search.assemble import hosts_needed
+from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.room_boxes import RoomBoxes
+from planner.search.replicas.room_walk import END, NONE, RoomWalk, _States
+from planner.search.replicas.whole_rooms import WholeRooms, are_few
+from planner.simulate.pipeline import simulate
+from planner.simulate.pipelines import exchange_s
+from planner.units import MS
+from tests.planner.search.replicas.test_mixes import Timed, all_pipelines, mixes_of, small_problem
+
+
+def classes_of(timed: Timed, problem: Problem) -> list[int]:
+    """Class of every stage."""
+    return [problem.cluster.class_index(stage.node_class or "") for stage in timed.plan.stages]
+
+
+def can_stand(problem: Problem, parts: tuple[Timed, ...]) -> bool:
+    """Whether the hosts go round for pipelines one after the other."""
+    sizes = [stage.tensor_parallel * stage.data_parallel for timed in parts for stage in timed.plan.stages]
+    classes = [c for timed in parts for c in classes_of(timed, problem)]
+    nodes = problem.cluster.classes
+    needed = hosts_needed(classes, sizes, [node_class.chips_per_node for node_class in nodes])
+    return all(count <= nodes[c].num_nodes for c, count in needed.items())
+
+
+def best_pair_on_hosts_s(problem: Problem, pipelines: list[Timed]) -> float:
+    """Least step of two pipelines that the hosts hold in either order."""
+    batch, best = problem.workload.global_batch_size, np.inf
+    for one, two in itertools.combinations_with_replacement(pipelines, 2):
+        if not can_stand(problem, (one, two)) and not can_stand(problem, (two, one)):
+            continue
+        sizes = [t.plan.data_parallel * t.plan.microbatch_size for t in (one, two)]
+        exchange = exchange_s(problem, (one.plan, two.plan))
+        for m, end in enumerate(one.ends_s, 1):
+            left, rest = divmod(batch - m * sizes[0], sizes[1])
+            if rest or not 1 <= left <= len(two.ends_s):
+                continue
+            step = max(end, two.ends_s[left - 1]) + exchange + max(one.tail_s, two.tail_s)
+            best = min(best, step)
+    return best
+
+
+def some_prices(mixes: Mixes, random: np.random.Generator) -> list[np.ndarray]:
+    """Prices at which the chips are worth the batch."""
+    prices = [mixes.best_price, *random.uniform(0.2, 1.0, (3, 2))]
+    return [price * mixes.batch / float(price @ mixes.available) for price in prices]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_pair_of_pipelines_is_done_before_the_bound(seed: int) -> None:
+    """At good prices and poor ones, up to times far beyond the best pair, and whenever time is up."""
+    random = np.random.default_rng(seed)
+    problem = small_problem(seed)
+    mixes, best_s = mixes_of(problem), best_pair_on_hosts_s(problem, all_pipelines(problem))
+    best_ms = best_s / MS - mixes.exchange_ms
+    assert are_few(mixes.chains)
+    mixes.improve(2 * best_s)
+    reached = []
+    for price in some_prices(mixes, random):
+        for most_ms in (best_ms * (1 + 1e-6), 1.5 * best_ms):
+            assert not WholeRooms(mixes.pricing, price).excludes(most_ms)
+            reached.append(WholeRooms(mixes.pricing, price).improve(0.0, most_ms))
+            assert reached[-1] <= best_ms * (1 + 1e-9)
+        left = iter(range(3))
+        cut = WholeRooms(mixes.pricing, price, lambda left=left: next(left, None) is None)  # type: ignore[misc]
+        assert cut.improve(0.0, 1.5 * best_ms) <= best_ms
+    assert (max(reached) + mixes.exchange_ms) * MS > 0.6 * best_s
+
+
+def rooms_of_all(mixes: Mixes, price: np.ndarray, deadline_ms: float, ratio: float) -> np.ndarray:
+    """Most sequences by room with no pipeline left out for what it gains."""
+    rooms = WholeRooms(mixes.pricing, price)
+    parts = [
+        part
+        for number in rooms._kinds()
+        for part in rooms._parts(number, [(0.0, np.inf)], ratio, deadline_ms, 1e6)
+    ]
+    runs = rooms.most_runs(parts, np.full(mixes.batch + 1, 1e6), deadline_ms)
+    assert runs is not None
+    for axis in range(runs.ndim):
+        np.maximum.accumulate(runs, axis=axis, out=runs)
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_pipeline_runs_more_than_its_room_is_said_to(seed: int) -> None:
+    """Every pipeline of the brute force by the referee's times, at random prices, deadlines and ratios."""
+    random = np.random.default_rng(seed)
+    problem = small_problem(seed)
+    mixes, pipelines = mixes_of(problem), all_pipelines(problem)
+    ends_ms = np.array([timed.ends_s[-1] / MS for timed in pipelines])
+    compared = reached = 0
+    for price in some_prices(mixes, random):
+        deadline_ms = float(random.uniform(0.2, 1.0) * np.median(ends_ms))
+        runs = rooms_of_all(mixes, price, deadline_ms, float(random.choice([1.0, 1.01, 1.5])))
+        for timed in pipelines:
+            sequences = timed.plan.data_parallel * timed.plan.microbatch_size
+            done = [
+                m * sequences
+                for m, end_s in enumerate(timed.ends_s, 1)
+                if (end_s + timed.tail_s + timed.beyond_s) / MS <= deadline_ms and m * sequences < mixes.batch
+            ]
+            if done:
+                room = padded(classes_of(timed, problem), timed)
+                if max(room) <= 2:
+                    compared += 1
+                    reached += max(done) == runs[room]
+                    assert max(done) <= runs[room]
+    assert compared > 50 and reached > 0
+
+
+def padded(classes: list[int], timed: Timed) -> tuple[int, int]:
+    """Chips of each class, hosts of 2 chips whole for runs between two others."""
+    room = [0, 0]
+    runs = [(c, len(list(group))) for c, group in itertools.groupby(classes)]
+    sizes = timed.plan.tensor_parallel * timed.plan.data_parallel
+    for k, (c, length) in enumerate(runs):
+        chips = length * sizes
+        room[c] += -(-chips // 2) * 2 if 0 < k < len(runs) - 1 else chips
+    return room[0], room[1]
+
+
+def test_rows_of_boxes_hold_for_uneven_stages() -> None:
+    """Against the referee's events: stages that differ up to sixfold, few and many micro-batches."""
+    random = np.random.default_rng(0)
+    closest = {False: np.inf, True: np.inf}
+    for _ in range(3000):
+        p, m = int(random.integers(1, 9)), int(random.integers(1, 14))
+        times = random.uniform(1.0, random.choice([1.05, 1.3, 6.0]), p)
+        share = random.uniform(0.2, 0.8, p) if random.random() < 0.5 else np.full(p, 1 / 3)
+        forward, backward = share * times, (1 - share) * times
+        makespan = simulate(forward[:, None], backward[:, None], np.zeros(p), m).makespan_s
+        rho = min(float(share.max()), 0.5)
+        low = float(times.max()) / random.choice([1.0, 1.02, 1.3])
+        most = m + int(random.integers(0, 3))
+        late = rho * (most - 1) * low if p >= m else 0.0
+        twice = (m - 1) * low + float(np.minimum(times, 2 * times - low).sum()) - late
+        once = (m - 1 + rho) * low + float((times - rho * low).sum())
+        assert max(twice, once) <= makespan * (1 + 1e-9)
+        closest[False] = min(closest[False], makespan / twice - 1 if twice > 0 else np.inf)
+        closest[True] = min(closest[True], makespan / once - 1 if once > 0 else np.inf)
+    assert closest[False] < 1e-3 and closest[True] < 1e-3
+
+
+def test_a_run_between_two_others_takes_its_host_whole() -> None:
+    """By hand: stages of a chip each; amid a pipeline a class lends both chips of its host."""
+    mixes = mixes_of(small_problem(0))
+    rooms = WholeRooms(mixes.pricing, mixes.best_price)
+    places, nothing, whole = rooms._places_of(rooms._kinds()[0], 1), np.zeros(1), np.zeros(1, dtype=np.int64)
+    walk = RoomWalk(places, rooms.price, rooms.per_host)
+    assert rooms.per_host.tolist() == [2, 2]
+    chains = mixes.chains
+    item = [int(np.flatnonzero((chains.node_class == c) & (chains.tensor_parallel == 1))[0]) for c in (0, 1)]
+    for order, chips in (((0, 1, 0), [2, 2]), ((0, 1), [1, 1]), ((1, 0, 1), [2, 2]), ((0, 0, 1), [2, 1])):
+        states = _States(whole, whole, np.zeros((1, 2), dtype=np.int64), whole + NONE, whole + END, nothing)
+        for c in order:
+            states = walk._with(states, item[c], 1, nothing)
+        assert states.chips.tolist() == [chips]
+        # Chips that stay idle are paid for; the stages cost nothing here.
+        idle = np.array(chips) - np.bincount(order, minlength=2)
+        assert states.cost[0] == pytest.approx(float(rooms.price @ idle) / walk.sequences)
+
+
+def test_wide_intervals_hold_all_chains_that_narrow_ones_do() -> None:
+    """The least cost of a wide box is no more than that of any narrow one within it."""
+    mixes = mixes_of(small_problem(2))
+    rooms = WholeRooms(mixes.pricing, mixes.best_price)
+    number = rooms._kinds()[0]
+    places = rooms._places_of(number, 1)
+    times = places.times_ms()
+
+    def bounded(low: float, high: float, *, once: bool) -> float:
+        one, whole = np.ones(1), np.ones(1, dtype=np.int64)
+        boxes = RoomBoxes(low * one, high * one, 0 * one, whole, 4 * whole, once)
+        return float((places.most(boxes, 1e3) - places.least_costs(boxes)[0][:, places.num_layers])[0])
+
+    compared = 0
+    for once in (False, True):
+        wide = bounded(float(times[0]), float(times[-1]), once=once)
+        for low, high in itertools.pairwise(times[:: max(len(times) // 12, 1)].tolist()):
+            narrow = bounded(low, high, once=once)
+            compared += np.isfinite(narrow)
+            assert narrow <= wide * (1 + 1e-9)
+    assert compared > 4
