@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from planner.cost.attention_buffers import context_exchange_bytes, gathered_heads_bytes
 from planner.cost.checkpointing import kept_bytes, policy_bytes, policy_of
 from planner.cost.elementwise import Values, maximum, where
-from planner.cost.operators import HALF, attention_dims, column_maps
+from planner.cost.operators import HALF, attention_dims, column_maps, repeats_groups
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
-from planner.cost.softmax import kept_of_a_score
+from planner.cost.softmax import kept_of_a_score, passing_bytes
 from planner.data.chip import Precision
 from planner.data.model_spec import (
     TRANSFORMER_LAYERS,
@@ -65,7 +65,7 @@ def layer_activations(
     if "layernorm" in modules:
         wider = 4.0 - HALF if stack.norms_read_fp32 else 0.0
         saved = saved + _norm_outputs(model, kind) * values * (kept_input + wider)
-    widest = 2 * s.tokens * model.hidden_size * HALF
+    widest, kept = 2 * s.tokens * model.hidden_size * HALF, s.zeros
     if kind == "mamba":
         mixer, width = _mamba_bytes(model, s)
         whole, widest = whole + mixer, widest + width
@@ -106,6 +106,7 @@ def layer_activations(
         saved = whole - values * HALF - policy_bytes(model, policy, s)
     if kind in WITH_ATTENTION:
         widest = maximum(widest, context_exchange_bytes(model, stack, s))
+        widest = maximum(widest, passing_bytes(model, stack, s, kept))
     return LayerActivations(whole, whole - saved, values * HALF, widest)
 
 
@@ -176,7 +177,7 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         own = s.tokens * HALF * (heads + 2 * groups) * query_dim
         kept_alive = where(gathered > 0, maximum(gathered - own, 0.0) + kept_alive, kept_alive)
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
-    if stack.plain_modules and model.mla is None:
+    if repeats_groups(model, stack):
         qkv = qkv + s.tokens * HALF * (heads - groups) * (query_dim + value_dim)
     qkv = qkv + kept_alive + HALF * rotary_values(model, stack, s)
     output = s.tokens * HALF * heads * value_dim

@@ -15,6 +15,7 @@ from typing import Literal
 from planner.cost.elementwise import Values, maximum
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.stack import SoftwareStack
 
 Split = Literal["column", "row", "none"]
 
@@ -207,6 +208,16 @@ def score_matmuls(model: ModelSpec, sizes: Sizes) -> list[Matmul]:
 def attention_dims(model: ModelSpec) -> tuple[int, int]:
     """Width of a query or key head and of a value head."""
     return model.head_widths
+
+
+def repeats_groups(model: ModelSpec, stack: SoftwareStack) -> bool:
+    """Whether grouped keys and values are repeated for every head: by plain modules, and where scores are
+    kept.
+
+    Source: `repeat_interleave` in core/transformer/dot_product_attention.py of Megatron-LM core 0.19 and in
+    pytorch/attention/dot_product_attention/backends.py of Transformer Engine 2 (UnfusedDotProductAttention).
+    """
+    return model.mla is None and (stack.plain_modules or not stack.flash_attention)
 
 
 def head_matmul(model: ModelSpec, vocab: Values, sizes: Sizes, narrow: bool = False) -> Matmul:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.cost.checkpointing import policy_of
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.gated_units import activation_bytes
-from planner.cost.operators import HALF, attention_dims, column_maps
+from planner.cost.operators import HALF, attention_dims, column_maps, repeats_groups
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import is_fused
@@ -146,7 +146,7 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
 def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
     """Rotary positions and head norms read and write queries and keys once each way.
 
-    Plain modules also write grouped keys and values once for every head.
+    Where grouped keys and values are repeated, they are also written once for every head.
     """
     groups = maximum(model.num_query_groups / s.tp, 1.0)
     query_dim, _ = attention_dims(model)
@@ -157,9 +157,9 @@ def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traf
     times = (1.0 if model.position_embedding == "rope" else 0.0) + (1.0 if model.qk_norm else 0.0)
     unfused = 1.0 if stack.fused_pointwise else 2.5
     moved = values * times * unfused * 2 * HALF
-    if stack.plain_modules and model.mla is None:
-        if model.position_embedding == "rope":
-            moved = moved + values * (PLAIN_ROTARY_BYTES - unfused * 2 * HALF)
+    if stack.plain_modules and model.mla is None and model.position_embedding == "rope":
+        moved = moved + values * (PLAIN_ROTARY_BYTES - unfused * 2 * HALF)
+    if repeats_groups(model, stack):
         repeated = s.tokens * (heads + groups) * query_dim * 2 * HALF
         moved = moved + where(heads > groups, repeated, 0.0)
     if model.mla is not None:

@@ -34,6 +34,8 @@ class SoftwareStack(Data):
     (Megatron-LM's fp8_dot_product_attention), FlashAttention-2, FlashAttention, or its Triton form."""
     fused_softmax: bool = True
     """Without flash attention: whether scale, mask and softmax over the scores are one kernel in 16 bits."""
+    longest_softmax: int = Field(default=16_383, ge=1)
+    """Longest row of scores that this kernel takes: Transformer Engine's; Megatron-LM's own takes 4,096."""
     softmax_in_fp32: bool = True
     """Without fused softmax: whether scores are cast to fp32 for it."""
     fused_cross_entropy: bool = False

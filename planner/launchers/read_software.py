@@ -69,6 +69,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "loss_bytes_per_logit": _loss_bytes_per_logit(flags),
         "current_scaling": flags.text("--fp8-recipe", "delayed") == "tensorwise",
         "flash_attention": _fuses_attention(flags),
+        "longest_softmax": 4096 if _is_own(flags) else base.longest_softmax,
         "optimizer_shard_size": None,
         "bucket_parameters": None,
     }
@@ -118,9 +119,13 @@ def _fuses_attention(flags: Flags) -> bool:
 
     Source: megatron-core 0.19.2, core/models/backends.py (`LocalSpecProvider.core_attention`).
     """
-    own = flags.text("--transformer-impl", "transformer_engine") == "local"
     unfused = flags.text("--attention-backend", "auto") in ("unfused", "local")
-    return not unfused and (not own or "--use-flash-attn" in flags)
+    return not unfused and (not _is_own(flags) or "--use-flash-attn" in flags)
+
+
+def _is_own(flags: Flags) -> bool:
+    """Whether layers are Megatron-LM's own, not Transformer Engine's."""
+    return flags.text("--transformer-impl", "transformer_engine") == "local"
 
 
 _ROUTER_PADS = ("--moe-router-padding-for-quantization", "--moe-router-padding-for-fp8")

@@ -69,6 +69,29 @@ def test_without_sequence_parallelism_norms_and_residuals_are_kept_whole() -> No
     assert found.whole[0] == pytest.approx(s * h * (10 + 24 / t + 5 * a * s / (h * t)), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("dropout", "fuses", "passing"), [(False, True, 2), (True, True, 4), (True, False, 8)]
+)
+def test_the_backward_of_scores_in_memory_makes_gradients_as_large(
+    dropout: bool, fuses: bool, passing: int
+) -> None:
+    """When the layer's MLP, whose activations are gone then, has had its turn."""
+    of = problem(model="gpt3-175b", seq_length=2048)
+    stack = of.stack.model_copy(update={"flash_attention": False, "dropout": dropout, "fused_softmax": fuses})
+    found = layer_activations(of.model, "dense", stack, sizes(of, tensor_parallel=8))
+    scores, hidden, width = 96 / 8 * 2048 * 2048, 2 * 2048 * 12288 * 2, 2 * 2 * 2048 * 4 * 12288 / 8
+    assert found.working[0] == pytest.approx(max(passing * scores + hidden - width, hidden + width))
+
+
+def test_grouped_keys_and_values_are_kept_for_every_head_where_scores_are() -> None:
+    of = problem(model="llama3-8b", seq_length=2048)
+    plain = of.stack.model_copy(update={"flash_attention": False})
+    found = [layer_activations(of.model, "dense", stack, sizes(of)) for stack in (of.stack, plain)]
+    repeated, scores = 2048 * (32 - 8) * (128 + 128) * 2, 32 * 2048 * 2048 * 2
+    statistics = 2048 * 32 * 4
+    assert found[1].whole[0] - found[0].whole[0] == pytest.approx(repeated + scores - statistics)
+
+
 @pytest.mark.skipif(not LAYERS.exists(), reason="the measured layers are not at hand")
 def test_layers_measured_on_one_h100_keep_what_we_count() -> None:
     stack = load_stack("pytorch-one-chip")

@@ -18,6 +18,7 @@ from planner.cost.traffic import (
     selective_traffic,
 )
 from planner.cost.traffic_of_ends import head_traffic
+from planner.data.load import load_stack
 from tests.planner.cost.problems import prices, problem, with_stack
 
 SIXTEEN_BITS = {"fused_softmax": False, "softmax_in_fp32": False}
@@ -63,10 +64,33 @@ def test_two_heads_of_one_sequence_have_no_fused_softmax() -> None:
     assert kept_of_a_score(model, stack, two) == 2
 
 
-def test_a_softmax_over_many_columns_is_not_fused() -> None:
-    of = problem(model="llama3-8b", seq_length=8192)
-    stack = of.stack.model_copy(update={"flash_attention": False})
-    assert not is_fused(of.model, stack, Sizes.single(of, Degrees.single()))
+@pytest.mark.parametrize(
+    ("stack", "longest"), [("megatron-core", 8192), ("megatron-2022", 4096), ("sailor", 4096)]
+)
+def test_a_softmax_over_many_columns_is_not_fused(stack: str, longest: int) -> None:
+    """Transformer Engine's kernel takes fewer than 16,384, Megatron-LM's own up to 4,096."""
+    for seq_length in (4096, 8192, 16384):
+        of = problem(model="llama3-8b", seq_length=seq_length)
+        software = load_stack(stack).model_copy(update={"flash_attention": False})
+        fused = is_fused(of.model, software, Sizes.single(of, Degrees.single()))
+        assert fused == (seq_length <= longest)
+
+
+def test_attention_with_sinks_has_no_fused_softmax() -> None:
+    """Their column is put beside the scores, whose number is then no multiple of eight."""
+    of = with_stack(problem(model="gpt-oss-20b", seq_length=4096), flash_attention=False)
+    assert not is_fused(of.model, of.stack, Sizes.single(of, Degrees.single()))
+
+
+def test_grouped_keys_and_values_are_repeated_for_scores_in_memory() -> None:
+    """Written and read once for each of 32 heads, as there are 8 of either."""
+    of = problem(model="llama3-8b", seq_length=4096)
+    sizes, plain = Sizes.single(of, Degrees.single()), of.stack.model_copy(update={"flash_attention": False})
+    fused, repeated = (layer_traffic(of.model, "dense", stack, sizes) for stack in (of.stack, plain))
+    assert repeated.forward_bytes - fused.forward_bytes == 4096 * (32 + 8) * 128 * 2 * 2
+    many = of.model.model_copy(update={"num_query_groups": 32})
+    fused, repeated = (layer_traffic(many, "dense", stack, sizes) for stack in (of.stack, plain))
+    assert repeated.forward_bytes == fused.forward_bytes
 
 
 def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:

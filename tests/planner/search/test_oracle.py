@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from planner.cost import memory
 from planner.cost.prices import Degrees
 from planner.data.problem import Problem, TargetName
 from planner.search import driver
@@ -152,12 +153,14 @@ def test_a_stage_of_leading_layers_alone_passes_no_buffers_of_the_rest(
 ) -> None:
     """Core attention of the one dense layer recomputed, it fits; a layer of experts would not beside it.
 
-    The search counted buffers of both kinds on every first stage, and proved a slower plan best.
+    The search counted buffers of both kinds on every first stage, and proved a slower plan best. What passes
+    in attention, more than in the experts of so small a model, is left out.
     """
+    monkeypatch.setattr(memory, "passing_bytes", lambda *_: 0.0)
     problem = random_problem(500108, experts=True)
     classes = tuple(  # what fits here and nowhere else, without communicators
         one.model_copy(update={"memory_gib": memory_gib})
-        for one, memory_gib in zip(problem.cluster.classes, (2.4663, 3.1854), strict=True)
+        for one, memory_gib in zip(problem.cluster.classes, (2.4756, 2.7788), strict=True)
     )
     changes = {
         "cluster": problem.cluster.model_copy(update={"classes": classes}),

@@ -39,7 +39,7 @@ def test_the_same_problem_gives_the_same_plan() -> None:
 @pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "cp_sat"])
 def test_solvers_agree_on_the_best_plan(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Solver, "max_splits", 0)
-    problem = random_problem(6, most_layers=8)
+    problem = random_problem(7, most_layers=8)
     expected = driver.search(problem)
     result = driver.search(with_options(problem, solver=solver))
     assert expected.evaluation is not None and result.evaluation is not None
