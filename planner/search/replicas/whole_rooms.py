@@ -87,6 +87,7 @@ class WholeRooms:
         nodes = self.chains.problem.cluster.classes
         self.per_host = np.array([node_class.chips_per_node for node_class in nodes])
         self._places: dict[tuple[int, int], Places] = {}
+        self._times: dict[int, Floats] = {}
 
     def improve(self, least_ms: float, most_ms: float) -> float:
         """The latest time, up to a last one, by which it was proven that no mix is done [ms].
@@ -156,11 +157,25 @@ class WholeRooms:
 
     def _places_of(self, number: int, least_m: int) -> Places:
         """Stages of chains that run so many micro-batches or more, or a little fewer."""
-        held = min(1 << (least_m.bit_length() - 1), 1 << self.chains.longest.bit_length())
+        held = min(1 << (least_m.bit_length() - 1), self.chains.longest)
+        held = self.chains.longest if least_m >= self.chains.longest else held
         known = self._places.get((number, held))
         if known is None:
             known = Places(self.chains, self.paths.least(number), number, held, self.price)
             self._places[number, held] = known
+        return known
+
+    def _times_ms(self, number: int) -> Floats:
+        """All times of stages of a kind, however many micro-batches its chains run, ascending.
+
+        With one stage behind or more, what holds h > 1 micro-batches at most takes as long as the stage with
+        h - 1 behind it; only what never holds more than one is not among those of all places.
+        """
+        known = self._times.get(number)
+        if known is None:
+            ends = self._places_of(number, 1), self._places_of(number, self.chains.longest)
+            known = np.unique(np.concatenate([places.times_ms() for places in ends]))
+            self._times[number] = known
         return known
 
     def _parts(
@@ -173,7 +188,7 @@ class WholeRooms:
     ) -> list[_Part]:
         """Boxes of a kind within some intervals of time, but those that surely lose more than `loss`."""
         chains, least = self.chains, self.paths.least(number)
-        low, high = _intervals(self._places_of(number, 1).times_ms(), intervals, ratio)
+        low, high = _intervals(self._times_ms(number), intervals, ratio)
         size = chains.kinds[number].microbatch_size
         sequences = size * chains.most_replicas(number)
         worth = least.worth_of_chain(self.price / size, chains.num_layers, high)

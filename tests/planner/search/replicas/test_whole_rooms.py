@@ -7,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
+from planner.data.load import load_problem
 from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed
 from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.room_boxes import RoomBoxes
 from planner.search.replicas.room_walk import END, NONE, RoomWalk, _States
-from planner.search.replicas.whole_rooms import WholeRooms, are_few
+from planner.search.replicas.whole_rooms import WholeRooms, _intervals, are_few
 from planner.simulate.pipeline import simulate
 from planner.simulate.pipelines import exchange_s
 from planner.units import MS
@@ -194,3 +195,21 @@ def test_wide_intervals_hold_all_chains_that_narrow_ones_do() -> None:
             compared += np.isfinite(narrow)
             assert narrow <= wide * (1 + 1e-9)
     assert compared > 4
+
+
+def test_boxes_hold_the_times_of_stages_at_every_place_whatever_they_hold() -> None:
+    """Stages that hold more recompute more: boxes of the times with one micro-batch held left gaps."""
+    problem = load_problem("llama3-70b-h100-a100-128")
+    mixes = mixes_of(problem.model_copy(update={"target": "unrestricted"}))
+    chains = mixes.chains
+    rooms = WholeRooms(mixes.pricing, mixes.best_price)
+    for number in rooms._kinds()[::7]:
+        times = rooms._times_ms(number)
+        for behind, held in itertools.product((0, 1, 2, 5, 11, 30), (1, 2, 3, 6, 16, 31)):
+            if held > behind + 1 or behind >= rooms._places_of(number, 1).longest:
+                continue
+            for stages in chains.stages(number, behind, held):
+                assert np.isin(stages.times[np.isfinite(stages.times)], times).all()
+        low, high = _intervals(times, [(0.0, np.inf)], 1.01)
+        within = np.searchsorted(low, times, side="right") - 1
+        assert (times <= high[within]).all() and (high <= low * 1.01).all()
