@@ -80,6 +80,21 @@ def _levels(p: int, m: int, v: int) -> tuple[Ints, Ints]:
     return forward, backward
 
 
+def schedule(p: int, m: int, v: int, stages: tuple[int, ...]) -> list[tuple[int, bool, int, int]]:
+    """Stage, direction (whether backward), chunk and micro-batch of the pieces of some stages, none before
+    one that it waits for."""
+    forward, backward = _levels(p, m, v)
+    x = np.arange(m * v)
+    chunk, microbatch = x // p % v, x // (p * v) * p + x % p
+    found = [
+        (int(level), s, back, int(v - 1 - k if back else k), int(j))
+        for s in stages
+        for back, levels in ((False, forward[s]), (True, backward[s]))
+        for level, k, j in zip(levels, chunk, microbatch, strict=True)
+    ]
+    return [one[1:] for one in sorted(found)]
+
+
 @lru_cache(maxsize=64)
 def _graph(p: int, m: int, v: int) -> _Graph:
     total = m * v

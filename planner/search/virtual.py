@@ -108,7 +108,7 @@ class VirtualOpener(VirtualRelaxer):
             self._open_pair(bound_s, item)
         elif isinstance(item, VirtualPart):
             raising = [] if item.is_split else [self._raise_part]  # what it gained has come down to pieces
-            looks = [self._relax_part, *raising, self._split_part]
+            looks = [self._relax_part, self._deal_part, *raising, self._split_part]
             looks.insert(item.whole_look, self._solve_part)
             looks[item.looks](bound_s, item)
         elif isinstance(item, VirtualOrder):

@@ -29,8 +29,8 @@ class VirtualPart:
     stages: int
     limits: VirtualLimits
     looks: int = 0
-    """What was done with it: nothing, the relaxation, then relaxations at lower cutoffs (but with pieces) and
-    whole numbers."""
+    """What was done with it: nothing, the relaxation, whole layers along the pipeline, then relaxations at
+    lower cutoffs (but with pieces) and whole numbers."""
     is_split: bool = False
     """Whether it is a piece of a larger one."""
     is_merged: bool = False
@@ -44,7 +44,7 @@ class VirtualPart:
     @property
     def whole_look(self) -> int:
         """Which look at it is the one in whole numbers."""
-        return 1 if self.is_split or self.num_classes <= FEW_CLASSES else 2
+        return 2 if self.is_split or self.num_classes <= FEW_CLASSES else 3
 
     @property
     def rises(self) -> bool:
@@ -83,7 +83,7 @@ def turn_of(part: object) -> int:
     at the cutoff and below: nothing else raises the bound of all. So do programs whose cutoffs rise.
     """
     if isinstance(part, VirtualPart):
-        return 2 if part.looks < part.whole_look + part.rises else 3
+        return 2 if part.looks < (part.whole_look + 1 if part.rises else 1) else 3
     if isinstance(part, VirtualPair):
         return 1
     return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0

@@ -21,8 +21,10 @@ from formulations.virtual_classes_merged import Group, alike, merged
 from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.state import Clock
+from planner.search.virtual_dealings import DealtPaths, TooMuch
 from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualOrder, VirtualPart
+from planner.search.virtual_ways import WayLists
 from planner.units import MS
 
 FIRST_ROUNDS, RAISING_ROUNDS = 2, 6
@@ -46,6 +48,13 @@ MOST_WHOLE, MOST_HALF_WAY = 80, 100
 it was closed half way in three seconds, and at the cutoff not in ten."""
 HALF_WAYS = 2
 """Times that a larger one goes half way up. A guess."""
+HALVINGS = 3
+"""Cutoffs below the real one at which a part is looked at that the first look leaves open. A guess."""
+MOST_PIECES, MOST_PIECES_OF_MANY = 100_000_000, 400_000_000
+"""Pieces of work of one such look: a third of a second, and four times as much where classes are many, whose
+programs take longer. A guess."""
+PIECES_OF_WORK = 25
+"""Pieces of `DealtPaths` that take as long as a unit of `Solution.work`: measured."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
 
@@ -57,6 +66,7 @@ class VirtualRelaxer(VirtualDiver):
         super().__init__(bounds, clock, opener)
         self.most_rise = MOST_RISE
         """Negative where no classes are taken together."""
+        self._way_lists = WayLists()
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
         """By stages, micro-batches and virtual stages: rows (path) found, the last to count at the end."""
 
@@ -108,6 +118,38 @@ class VirtualRelaxer(VirtualDiver):
             sends_block=self._sends_block(part.virtual_stages),
             cutoff_ms=cutoff_s / MS,
         )
+
+    def _deal_part(self, bound_s: float, part: VirtualPart) -> None:
+        """Bound a part by whole layers of all chunks: at the cutoff, then at lower ones if need be."""
+        low_s, high_s = bound_s, self.cutoff_s
+        looks = 1 + HALVINGS if low_s < high_s < np.inf else 0
+        try:
+            for look in range(looks):
+                level_s = (low_s + high_s) / 2 if look else high_s
+                if self._may_deal(part, level_s):
+                    high_s = level_s
+                else:
+                    low_s = level_s
+                if low_s >= high_s:
+                    break
+        except TooMuch:
+            pass
+        self._push(low_s, replace(part, looks=part.looks + 1))
+
+    def _may_deal(self, part: VirtualPart, cutoff_s: float) -> bool:
+        """Whether some way to deal whole layers may keep below a cutoff; never wrongly no."""
+        data = self._classes_data(part, cutoff_s)
+        if not data.fits.any(axis=(0, 2)).all():
+            return False
+        key = part.choice, part.stages, part.virtual_stages
+        ways = None if data.sends_block else self._way_lists.of_part(key, data)
+        if ways is None:
+            raise TooMuch
+        paths = DealtPaths(data, ways, MOST_PIECES_OF_MANY if part.rises else MOST_PIECES)
+        try:
+            return paths.hold()
+        finally:
+            self.work += paths.pieces // PIECES_OF_WORK
 
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large.

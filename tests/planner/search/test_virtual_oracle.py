@@ -165,6 +165,9 @@ def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
     """Step by step, as with many classes: what is below a step that holds no plan is given up for good."""
     monkeypatch.setattr(virtual_items, "FEW_CLASSES", 1)
     monkeypatch.setattr(virtual, "HALVINGS", 0)
+    monkeypatch.setattr(
+        virtual_relaxer, "MOST_PIECES_OF_MANY", 0
+    )  # whole layers along the pipeline come first
     monkeypatch.setattr(virtual_relaxer, "LEVEL", 5e-4)
     found: list[bool] = []
     relaxed = VirtualOpener._relaxed
@@ -189,6 +192,7 @@ def test_classes_taken_together_never_bound_above_the_best(
     """Even where they differ much; and with the switch off no classes are."""
     monkeypatch.setattr(virtual_items, "FEW_CLASSES", 1)
     monkeypatch.setattr(virtual, "HALVINGS", 0)
+    monkeypatch.setattr(virtual_relaxer, "MOST_PIECES_OF_MANY", 0)
     monkeypatch.setattr(virtual_relaxer, "MOST_RISE", most_rise)
     found: list[bool] = []
     relaxed = VirtualOpener._relaxed
@@ -201,6 +205,24 @@ def test_classes_taken_together_never_bound_above_the_best(
     monkeypatch.setattr(VirtualOpener, "_relaxed", counted)
     check_virtual(seed)
     assert any(found) == (most_rise > 0), "no part was closed: the seed says nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [569, 664])
+def test_whole_layers_along_the_pipeline_never_bound_above_the_best(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the cutoff and below: what a limit leaves no way for is given up for good."""
+    found: list[bool] = []
+    may_deal = VirtualOpener._may_deal
+
+    def counted(self: VirtualOpener, part: VirtualPart, cutoff_s: float) -> bool:
+        found.append(may_deal(self, part, cutoff_s))
+        return found[-1]
+
+    monkeypatch.setattr(VirtualOpener, "_may_deal", counted)
+    check_virtual(seed)
+    assert not all(found), "no limit was found out: the seed says nothing"
 
 
 @pytest.mark.slow

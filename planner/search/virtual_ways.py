@@ -1,0 +1,108 @@
+"""Ways to deal the layers of an interleaved stage to its chunks, with what is recomputed for it to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+from formulations.interleaved_windows import Dealings
+from formulations.virtual_classes_data import VirtualClassesData
+from formulations.virtual_selection_data import recomputations
+from formulations.virtual_selection_tables import fewest_layers
+from planner.cost.prices import Bools, Floats, Ints
+
+MOST_WAYS = 12_000
+"""Ways of one stage beyond which none are listed. A guess."""
+MOST_LISTS = 8
+"""Parts whose ways are kept. A guess."""
+PartKey = tuple[int, int, int]
+"""Row of degrees, stages and virtual stages."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Ways of one stage, arrays [way]."""
+
+    of_class: Ints
+    layers: Ints
+    """Of all chunks."""
+    forward_ms: Floats
+    """[way, chunk]"""
+    backward_ms: Floats
+    """[way, chunk] with what is recomputed."""
+    follow_ms: Floats
+    """What the stage adds after all have met."""
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def only(self, keep: Bools) -> Ways:
+        """Some of them, [way]."""
+        return Ways(**{name: values[keep] for name, values in vars(self).items()})
+
+    def dealings(self, at: Ints) -> Dealings:
+        """Their pieces, in another order."""
+        return Dealings(self.forward_ms[at], self.backward_ms[at])
+
+
+def compositions(total: int, fewest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All ways to deal so many layers to chunks that hold at least their fewest."""
+    if len(fewest) == 1:
+        if total >= fewest[0]:
+            yield (total,)
+        return
+    for first in range(fewest[0], total - sum(fewest[1:]) + 1):
+        for rest in compositions(total - first, fewest[1:]):
+            yield first, *rest
+
+
+class WayLists:
+    """Lists the ways of stages, each once: lower limits leave fewer numbers of layers, with the same ways."""
+
+    def __init__(self) -> None:
+        self._known: dict[PartKey, dict[tuple[int, int, int], Ways]] = {}
+        """By part: those of a stage on a class with so many layers."""
+
+    def of_part(self, key: PartKey, data: VirtualClassesData) -> list[Ways] | None:
+        """Ways of every stage of a part; None where they are too many, or a stage has none."""
+        fewest, v = fewest_layers(data.sample), data.sample.virtual_stages
+        for s in range(data.sample.num_stages):
+            spare = np.nonzero(data.fits[:, s])[1] - int(fewest[s].sum())
+            if not 0 < sum(comb(n + v - 1, v - 1) for n in spare.tolist() if n >= 0) <= MOST_WAYS:
+                return None
+        known = self._known.pop(key, {})
+        self._known[key] = known
+        for other in list(self._known)[:-MOST_LISTS]:
+            del self._known[other]
+        found = []
+        for s in range(data.sample.num_stages):
+            some = []
+            for c, n in np.argwhere(data.fits[:, s]).tolist():
+                if (s, c, n) not in known:
+                    known[s, c, n] = _ways(data, s, c, n, tuple(fewest[s].tolist()))
+                some.append(known[s, c, n])
+            names = vars(some[0])
+            found.append(Ways(**{name: np.concatenate([vars(one)[name] for one in some]) for name in names}))
+        return found
+
+
+def _ways(data: VirtualClassesData, s: int, c: int, n: int, fewest: tuple[int, ...]) -> Ways:
+    """Ways of a stage on a class with n layers."""
+    one = data.classes[c]
+    pairs = [
+        (dealt, way.extra_ms) for dealt in compositions(n, fewest) for way in recomputations(one, s, dealt)
+    ]
+    shape = (len(pairs), one.virtual_stages)
+    layers = np.array([dealt for dealt, _ in pairs], dtype=np.float64).reshape(shape)
+    extra = np.array([extra_ms for _, extra_ms in pairs], dtype=np.float64).reshape(shape)
+    forward, backward = (base[s] for base in one.base_ms())
+    return Ways(
+        of_class=np.full(len(pairs), c, dtype=np.int64),
+        layers=np.full(len(pairs), n, dtype=np.int64),
+        forward_ms=forward + one.stage.forward_ms[s] * layers,
+        backward_ms=backward + one.stage.backward_ms[s] * layers + extra,
+        follow_ms=np.full(len(pairs), float(data.tables[c].follow_ms[s, n])),
+    )

@@ -1,0 +1,78 @@
+"""Two neighbouring stages of an interleaved pipeline: never above the events, exact where they are all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.interleaved_paths import schedule
+from formulations.interleaved_windows import Dealings, Others, pair_ends
+from tests.formulations.test_interleaved_rows import Pipeline, random_pipeline, waits
+
+REL = 1e-12
+
+
+def pair_end(x: Pipeline, s: int, least: float) -> float:
+    """The bound (pair) where the other stages take some part of their times at least."""
+    others = Others(least * x.forward, least * x.backward, least * x.send)
+    first, second = (Dealings(x.forward[i : i + 1], x.backward[i : i + 1]) for i in (s, s + 1))
+    return float(pair_ends(s, first, second, x.send[s : s + 1], others, x.m)[0])
+
+
+def check(x: Pipeline, rng: np.random.Generator) -> float:
+    """No pair exceeds the events, whatever is known of the others; the largest over the events."""
+    p, end = len(x.forward), float(x.ends[0])
+    known, less = ([pair_end(x, s, least) for s in range(p - 1)] for least in (1.0, rng.random()))
+    assert max(known) <= end * (1 + REL), x
+    assert all(one <= other * (1 + REL) for one, other in zip(less, known, strict=True)), x
+    if p == 2:
+        assert known[0] == pytest.approx(end, rel=REL), x
+    return max(known) / end
+
+
+def test_no_pair_exceeds_the_simulated_step_in_a_few_hundred_pipelines() -> None:
+    rng = np.random.default_rng(31)
+    shares = [check(random_pipeline(rng), rng) for _ in range(150)]
+    assert 0.9 < float(np.mean(shares)) < 1
+
+
+@pytest.mark.slow
+def test_no_pair_exceeds_the_simulated_step_in_twenty_thousand_pipelines() -> None:
+    rng = np.random.default_rng(32)
+    for _ in range(20_000):
+        check(random_pipeline(rng), rng)
+
+
+def test_a_pair_sees_long_chunks_at_different_times() -> None:
+    """Two stages of (3, 1) and (1, 3) beside each other; the near miss (3, 1) twice waits for nothing."""
+    forward = np.ones((8, 2))
+    forward[1], forward[2] = (3.0, 1.0), (1.0, 3.0)
+    apart = Pipeline(forward, 2 * forward, np.zeros(8), 64)
+    assert pair_end(apart, 1, 1.0) > max(1.2 * waits(apart), 0.99 * apart.ends[0])
+    alike = forward.copy()
+    alike[2] = alike[1]
+    together = Pipeline(alike, 2 * alike, np.zeros(8), 64)
+    assert pair_end(together, 1, 1.0) < 1.05 * waits(together)
+
+
+def test_many_pairs_at_once_are_each_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("formulations.interleaved_windows.ENDS_AT_ONCE", 500)
+    rng = np.random.default_rng(33)
+    times = [Dealings(1 + rng.random((7, 2)), 1 + rng.random((7, 2))) for _ in range(2)]
+    others, send = Others(np.ones((4, 2)), np.ones((4, 2)), np.ones(4)), rng.random(7)
+    found = pair_ends(1, *times, send, others, 8)
+    for i in range(7):
+        one, other = (Dealings(of.forward[[i]], of.backward[[i]]) for of in times)
+        assert pair_ends(1, one, other, send[[i]], others, 8)[0] == found[i]
+
+
+def test_the_schedule_lists_no_piece_before_what_it_waits_for() -> None:
+    p, m, v = 3, 6, 2
+    place = {piece: i for i, piece in enumerate(schedule(p, m, v, (0, 1, 2)))}
+    assert len(place) == 2 * p * m * v
+    for (s, back, k, j), i in place.items():
+        virtual = k * p + s + (1 if back else -1)
+        if 0 <= virtual < p * v:
+            assert place[virtual % p, back, virtual // p, j] < i
+        elif back:
+            assert place[s, False, k, j] < i

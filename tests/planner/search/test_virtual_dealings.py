@@ -1,0 +1,97 @@
+"""Whole layers along the pipeline: no plan is ever given up, and limits below all plans are found out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.virtual_selection_data import recomputations
+from formulations.virtual_selection_tables import fewest_layers
+from planner.search import virtual_dealings
+from planner.search.virtual_dealings import DealtPaths, TooMuch
+from planner.search.virtual_ways import WayLists, compositions
+from tests.formulations.interleaved_instances import Part, random_part
+from tests.formulations.test_virtual_classes import best_of_order, dealings
+
+REL = 1e-9
+MOST = 10**12
+
+
+def paths(part: Part, limit_ms: float, lists: WayLists) -> DealtPaths | None:
+    data = part.data(limit_ms)
+    ways = lists.of_part((part.choice, part.num_stages, part.virtual_stages), data)
+    return None if ways is None else DealtPaths(data, ways, MOST)
+
+
+def closed_above(part: Part) -> tuple[float, float] | None:
+    """The best step of a part, and the largest limit that holds none, over it; None without plans."""
+    values = [
+        best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in part.orders()
+    ]
+    best = min(values, default=float("inf"))
+    if not np.isfinite(best) or part.sends_block:
+        return None
+    lists, closed = WayLists(), 0.0
+    for share in (3.0, 1.2, 1.0 + REL, 0.999, 0.99, 0.97, 0.9):
+        found = paths(part, best * share, lists)
+        if found is not None and not found.hold():
+            assert share < 1, (part, share)
+            closed = max(closed, share)
+    return best, closed
+
+
+def test_no_plan_is_given_up_and_many_limits_below_all_are_found_out() -> None:
+    found = [one for seed in range(25) if (one := closed_above(random_part(seed)))]
+    assert len(found) > 8
+    assert sum(closed >= 0.97 for _, closed in found) > len(found) / 2
+
+
+@pytest.mark.slow
+def test_no_plan_of_three_hundred_parts_is_given_up() -> None:
+    found = [one for seed in range(100, 400) if (one := closed_above(random_part(seed)))]
+    assert len(found) > 60
+    assert sum(closed >= 0.97 for _, closed in found) > len(found) / 2
+
+
+def test_pairs_and_numbers_of_classes_are_what_closes_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pairs (each takes nothing) fewer limits are found out: the rest is what single stages hold."""
+
+    def closed() -> list[float]:
+        return [one[1] for seed in range(25) if (one := closed_above(random_part(seed)))]
+
+    with_pairs = closed()
+    monkeypatch.setattr(virtual_dealings, "pair_ends", lambda s, one, *others: np.zeros(len(one.forward)))
+    without = closed()
+    assert all(one >= other for one, other in zip(with_pairs, without, strict=True))
+    assert sum(with_pairs) > sum(without)
+
+
+def test_ways_are_all_dealings_that_fit() -> None:
+    listed = 0
+    for seed in range(12):
+        part = random_part(seed)
+        data = part.data(1e9)
+        ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+        if ways is None:
+            continue
+        fewest = fewest_layers(data.sample)
+        for s, one in enumerate(ways):
+            expected = sum(
+                len(recomputations(data.classes[c], s, dealt))
+                for c, n in np.argwhere(data.fits[:, s]).tolist()
+                for dealt in dealings(n, fewest[s])
+            )
+            assert len(one) == expected
+            listed += expected
+    assert listed > 100
+    assert list(compositions(3, (1, 0))) == [(1, 2), (2, 1), (3, 0)]
+    assert list(compositions(0, (1,))) == []
+
+
+def test_what_takes_too_much_is_left_as_it_is() -> None:
+    part = next(one for one in map(random_part, range(25)) if closed_above(one) is not None)
+    data = part.data(1e9)
+    ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+    assert ways is not None
+    with pytest.raises(TooMuch):
+        DealtPaths(data, ways, 0).hold()
