@@ -106,6 +106,12 @@ def test_search_equals_brute_force_where_one_class_keeps_its_scores(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(600, 608))
+def test_one_setting_of_recomputation_fits_the_class_that_keeps_its_scores(seed: int) -> None:
+    assert_search_finds_the_best(seed, target="megatron-bridge", old_class=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(800, 824))
 def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
     assert_search_finds_the_best(seed, communicators=True)

@@ -9,6 +9,7 @@ from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
 from tests.random_problems import (
     random_problem,
+    with_an_old_class,
     with_communicators_of,
     with_deferred_sends,
     with_unlike_adapters,
@@ -24,9 +25,11 @@ def assert_search_finds_the_best(
     deferred: bool = False,
     unlike_adapters: bool = False,
     communicators: bool = False,
+    old_class: bool = False,
 ) -> None:
     problem = random_problem(seed, most_layers=most_layers).model_copy(update={"target": "flagscale"})
     problem = with_communicators_of(problem, seed) if communicators else problem
+    problem = with_an_old_class(problem, seed) if old_class else problem
     problem = with_deferred_sends(problem) if deferred else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
@@ -57,6 +60,12 @@ def test_an_embedding_at_both_ends_is_shared_over_their_own_adapters(seed: int) 
 @pytest.mark.parametrize("seed", range(20, 50))
 def test_search_equals_brute_force(seed: int) -> None:
     assert_search_finds_the_best(seed, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 28))
+def test_search_equals_brute_force_where_one_class_keeps_its_scores(seed: int) -> None:
+    assert_search_finds_the_best(seed, 3, old_class=True)
 
 
 @pytest.mark.slow
