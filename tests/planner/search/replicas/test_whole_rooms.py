@@ -79,6 +79,15 @@ def test_no_pair_of_pipelines_is_done_before_the_bound(seed: int) -> None:
     assert (max(reached) + mixes.exchange_ms) * MS > 0.6 * best_s
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (6, 8, 9))
+def test_pipelines_in_whole_rooms_are_done_later_than_fractions(seed: int) -> None:
+    """Shares of the batch alone tell nothing of these."""
+    mixes = mixes_of(small_problem(seed))
+    fractional_s = mixes.improve(1.0)
+    assert mixes.improve_by_rooms(1.0) > fractional_s * 1.003
+
+
 def rooms_of_all(mixes: Mixes, price: np.ndarray, deadline_ms: float, ratio: float) -> np.ndarray:
     """Most sequences by room with no pipeline left out for what it gains."""
     rooms = WholeRooms(mixes.pricing, price)
