@@ -70,9 +70,9 @@ Model      min  T + O + const
 Size       6 p |K| integers, 3 p |K| of them binaries; at most p^2 + 12 p |K| + 27 p rows.
 Exact      for the rows of `pipeline_rows`: its optimum is the least of `stage_selection` over all orders
            of the classes. H needs no integrality: two whole z fix it.
-Leaves out layers of several kinds, virtual stages, sends that block the sender, stages that share a
-           host, whose send depends on more than the two classes, and tied embeddings whose exchange
-           depends on the classes of both ends.
+Leaves out layers of several kinds, virtual stages, stages without a layer, sends that block the sender,
+           stages that share a host, whose send depends on more than the two classes, and tied embeddings
+           whose exchange depends on the classes of both ends.
 Source     rows: proved in `pipeline_rows`; the rest as in `stage_selection`.
 """
 

@@ -90,14 +90,16 @@ def orders(data: JointData) -> Iterator[tuple[int, ...]]:
 
 
 def check_what_is_left_out(data: JointData) -> None:
-    """Refuse layers of several kinds, and constants that depend on the class, which both forms leave out.
+    """Refuse what both forms leave out: layers of several kinds, constants by class, stages without a layer.
 
     Raises
     ------
     SolverError
-        Where a stage begins with layers of another kind, or constants differ.
+        Where a stage begins with layers of another kind or may be without any, or constants differ.
     """
     if len({of_class.constant_ms for of_class in data.of_class}) > 1:
         raise SolverError("the joint form takes one constant; use stage_selection order by order")
+    if any(of_class.may_be_empty is not None for of_class in data.of_class):
+        raise SolverError("the joint form gives each stage a layer; use stage_selection order by order")
     if any(int(of_class.lead.max()) > 0 for of_class in data.of_class):
         raise SolverError("the joint form takes layers of one kind; use stage_selection order by order")

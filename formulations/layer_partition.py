@@ -7,8 +7,8 @@ through the cuts and needs no big-M. Times in ms.
 
 Sets       s, i, j in S                   stages 0 .. p-1, in pipeline order
            a, e in 0 .. L                 cuts; before layer a, before layer e
-           E                              (s, a, e), a < e, that fit; a = 0 only for s = 0, e = L only for
-                                          s = p-1
+           E                              (s, a, e) that fit; a < e, or a = e for a stage that may be without
+                                          a layer; as many layers before and behind as other stages need
 Data       L, m                           layers, micro-batches
            f[s,a,e], b[s,a,e]             forward, backward of the layers on s, one micro-batch
            z[s,a,e]                       gradient reduction that stays exposed, with its tail
@@ -158,7 +158,7 @@ def add_contiguous(model: pulp.LpProblem, data: LayerPartitionData, var: Variabl
         ends.setdefault((s, e), []).append(w)
         begins.setdefault((s, a), []).append(w)
     for s in range(data.num_stages - 1):
-        for cut in range(1, data.num_layers):
+        for cut in range(data.num_layers + 1):
             before, after = ends.get((s, cut), []), begins.get((s + 1, cut), [])
             if before or after:
                 model += pulp.lpSum(before) == pulp.lpSum(after), f"contiguous_{s}_{cut}"

@@ -154,7 +154,7 @@ def add_contiguous(model: Any, data: LayerPartitionData, var: Variables) -> None
         ends.setdefault((s, e), []).append(w)
         begins.setdefault((s, a), []).append(w)
     for s in range(data.num_stages - 1):
-        for cut in range(1, data.num_layers):
+        for cut in range(data.num_layers + 1):
             before, after = ends.get((s, cut), []), begins.get((s + 1, cut), [])
             if before or after:
                 model.add(sum(before) == sum(after)).with_name(f"contiguous_{s}_{cut}")

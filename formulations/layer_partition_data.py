@@ -39,6 +39,8 @@ class LayerPartitionData:
     """[stage]"""
     constant_ms: float
     """What every plan adds to the step."""
+    may_be_empty: NDArray[np.bool_] | None = None
+    """[stage] whether it may be without a layer, holding embedding or head alone; None where none may."""
 
     @property
     def num_stages(self) -> int:
@@ -55,9 +57,13 @@ class LayerPartitionData:
         p, cut = self.num_stages, np.arange(self.num_layers + 1)
         stage = np.arange(p)[:, None, None]
         first, end = cut[None, :, None], cut[None, None, :]
-        fits = np.isfinite(self.forward_ms) & np.isfinite(self.backward_ms) & (first < end)
-        begins = np.where(stage == 0, first == 0, first >= stage)
-        closes = np.where(stage == p - 1, end == self.num_layers, end <= self.num_layers - (p - 1 - stage))
+        empty = np.zeros(p, dtype=np.bool_) if self.may_be_empty is None else self.may_be_empty
+        before = np.cumsum(~empty) - ~empty
+        behind = (~empty).sum() - before - ~empty
+        before, behind, least = (of[:, None, None] for of in (before, behind, ~empty))
+        fits = np.isfinite(self.forward_ms) & np.isfinite(self.backward_ms) & (first + least <= end)
+        begins = np.where(stage == 0, first == 0, first >= before)
+        closes = np.where(stage == p - 1, end == self.num_layers, end <= self.num_layers - behind)
         chosen: NDArray[np.bool_] = fits & begins & closes
         return chosen
 

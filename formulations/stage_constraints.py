@@ -127,8 +127,15 @@ def add_memory(model: pulp.LpProblem, places: Places) -> None:
             - (lead_saves_gib - at.term("selective_peak_gib")) * at.y
             + float(least_full_peak_gib(at.data)[at.stage]) * at.x
         )
-        alone_gib = 0.0 if at.data.alone_gib is None else float(at.data.alone_gib[:3, at.stage].max())
-        room = (at.term("limit_gib") - at.term("base_gib") + alone_gib) * at.taken
+        alone = at.data.alone_gib
+        less_gib = 0.0 if alone is None else max(float(alone[:3, at.stage].max()), 0.0)
+        room = (at.term("limit_gib") - at.term("base_gib")) * at.taken
+        if less_gib and at.term("lead"):
+            room += less_gib * at.taken
+        elif less_gib:
+            empty = pulp.LpVariable(f"e_{at.label}", cat="Binary")
+            model += at.n <= at.most * (1 - empty), f"memory_empty_{at.label}"
+            room += less_gib * empty
         model += need <= room, f"memory_{at.label}"
 
 

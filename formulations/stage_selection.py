@@ -27,14 +27,17 @@ Data       L                              layers of the model
            l[s]                           layers of another kind that s begins with; the base terms hold how
                                           they differ, l1[s], lv[s] how their core attention does; l1[s] also
                                           holds that of the layers beside the head
-           l0[s]                          fewest layers of s: one, or l[s]
+           l0[s]                          fewest layers of s: one, none where s may hold embedding or head
+                                          alone, or l[s]
            d[s]                           most by which less passes where s holds its l[s] layers alone
+           d0[s]                          the same of a stage without a layer; else 0
            K                              what every choice adds (tied embeddings)
            A, A'                          where all stages recompute one number of layers in full (or all they
                                           have): the least and the most of it
 Variables  n[s]      whole, l0 .. N       layers
            u[s]      whole, 0 .. N        layers recomputed in full
            k1[s]     whole, 0 .. N        layers whose core attention is recomputed: none or all of s
+           e[s]      binary               s has no layer (where d0 > 0)
            x[s]      binary               some layer of s is recomputed in full
            y[s]      binary               core attention of s is recomputed
            all[s]    binary               s recomputes all its layers, which may be fewer than A
@@ -48,10 +51,12 @@ Model      min  T + O + K
                 k1[s] <= n[s],  k1[s] <= N[s] y[s],
                 k1[s] >= n[s] - N[s] (1 - y[s])                            (selective)
                 x[s] + y[s] <= 1                                           (one_kind)
-                with A:  x[s] = 1,  u[s] <= A',  u[s] >= A (1 - all[s]),
+                with A:  x[s] = 1, or N[s] x[s] >= n[s] where l0[s] = 0,
+                u[s] <= A',  u[s] >= A (1 - all[s]),
                 u[s] >= n[s] - N[s] (1 - all[s])                           (alike)
                 a[s] n[s] - v2[s] u[s] - v1[s] k1[s] - lv[s] y[s]
-                     + w2[s] x[s] + w1[s] y[s] + a0[s] <= M[s] + d[s]      (memory)
+                     + w2[s] x[s] + w1[s] y[s] + a0[s] <= M[s] + d[s] + d0[s] e[s],
+                n[s] <= N[s] (1 - e[s])                                    (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
                 B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
                 Z[s] >= r[s] n[s] + r0[s] - e B[s],
@@ -76,7 +81,7 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            With A the stages may still differ between A and A'; the search splits that range.
            Where l[s] > 0, g2 and w2 are the least and v2 the most of both kinds, and d lets more pass for
            every n: a relaxation that the cut `tighten_recompute` and the exact evaluation of every answer
-           make good.
+           make good; so is that more may pass without a layer than beside one.
 Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """
@@ -163,13 +168,14 @@ def add_assign(model: pulp.LpProblem, data: StageSelectionData, var: Variables) 
 
 
 def add_alike(model: pulp.LpProblem, data: StageSelectionData, var: Variables) -> None:
-    """One number for all stages: each recomputes at least the least of it, or all its layers."""
+    """One number for all stages: each with a layer recomputes at least the least of it, or all it has."""
     if data.alike is None:
         return
     least, limit = data.alike
     for (at,) in var.places:
         all_of_them = pulp.LpVariable(f"all_{at.label}", cat="Binary")
-        model += at.x == 1, f"alike_some_{at.label}"
+        some = at.x == 1 if least_layers(data)[at.stage] else at.n <= at.most * at.x
+        model += some, f"alike_some_{at.label}"
         model += at.u <= limit, f"alike_most_{at.label}"
         model += at.u >= least - least * all_of_them, f"alike_least_{at.label}"
         model += at.u >= at.n - at.most * (1 - all_of_them), f"alike_all_{at.label}"
@@ -243,7 +249,7 @@ def solve(
         Which of the cuts that only strengthen to add.
     """
     most = most_layers(data)
-    if int(most.min()) < 1 or int(most.sum()) < data.num_layers:
+    if (most < least_layers(data)).any() or int(most.sum()) < data.num_layers:
         return StageSelectionResult("infeasible", None, None, None, ())
     model, var = build(data)
     if "recompute" in tighten:

@@ -80,9 +80,13 @@ class StageSelectionData:
     """More backward of the layers that predict further tokens, beside the head, with core attention
     recomputed."""
     alone_gib: Floats | None = None
-    """[mode, stage] how much less passes where the stage holds its leading layers alone (n = l), by what it
-    recomputes: nothing, core attention, whole layers; the last row is of the optimizer's step. None where no
-    stage begins with such layers."""
+    """[mode, stage] how much less passes where the stage holds its leading layers alone, or none (n = l), by
+    what it recomputes: nothing, core attention, whole layers; the last row is of the optimizer's step. None
+    where no stage begins with such layers or may be without any; negative where more passes."""
+    may_be_empty: NDArray[np.bool_] | None = None
+    """Stages that may be without a layer, with embedding or head alone, if l = 0; None where all have one."""
+    must_be_empty: NDArray[np.bool_] | None = None
+    """Stages of them that have none; None where any may."""
     alike: tuple[int, int] | None = None
     """Where one number of layers is recomputed in full on all stages: the least and the most it may be."""
 
@@ -108,7 +112,7 @@ class StageChoice:
 
 
 def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
-    """N[s]: every other stage keeps one layer, and the layers fit with all recomputed, and in the step.
+    """N[s]: every other stage keeps the layer it needs, and all fit with all recomputed, and in the step.
 
     Valid as a big-M: no feasible n[s] exceeds it.
     """
@@ -119,7 +123,10 @@ def most_layers(data: StageSelectionData) -> NDArray[np.int64]:
     by_memory = np.minimum(by_memory, most_layers_in_step(data))
     if data.alone_gib is not None:
         by_memory = np.maximum(by_memory, np.where(data.alone_gib.max(axis=0) > 0, data.lead, 0))
-    most = np.clip(by_memory, 0, data.num_layers - data.num_stages + 1)
+    needed = np.minimum(least_layers(data), 1)
+    most = np.clip(by_memory, 0, data.num_layers - needed.sum() + needed)
+    if data.must_be_empty is not None:
+        most = np.where(data.must_be_empty, 0, most)
     return most.astype(np.int64)
 
 
@@ -131,13 +138,14 @@ def most_layers_in_step(data: StageSelectionData) -> Floats:
     )
     if data.alone_gib is None:
         return most
-    alone = (data.lead > 0) & (layer * data.lead - data.alone_gib[-1] <= room)
+    alone = layer * data.lead - data.alone_gib[-1] <= room
     return np.where(alone, np.maximum(most, data.lead), most)
 
 
 def least_layers(data: StageSelectionData) -> NDArray[np.int64]:
-    """l0[s], fewest layers of every stage: one, or all those that it begins with."""
-    least: NDArray[np.int64] = np.maximum(data.lead, 1)
+    """l0[s], fewest layers of every stage: one, none where it may be empty, or all that it begins with."""
+    one = 1 if data.may_be_empty is None else 1 - data.may_be_empty.astype(np.int64)
+    least: NDArray[np.int64] = np.maximum(data.lead, one)
     return least
 
 

@@ -22,10 +22,10 @@ from formulations.stage_selection_data import (
 
 @dataclass(frozen=True)
 class RecomputeTable:
-    """Least recomputation by stage and number of layers; arrays [stage, n], n = 0 .. L (n = 0 unused)."""
+    """Least recomputation by stage and number of layers; arrays [stage, n], n = 0 .. L."""
 
     extra_ms: Floats
-    """What it adds to the backward; inf where the layers do not fit at all."""
+    """What it adds to the backward; inf where so many layers do not fit, or fewer than there must be."""
     selective: NDArray[np.bool_]
     """Whether core attention is recomputed."""
     full_layers: NDArray[np.int64]
@@ -37,12 +37,13 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
 
     Nothing if all fits, else core attention of all layers or the fewest whole layers, whichever adds
     less time. Where stages are `alike` always whole layers: as many as all of them must, or all it has.
+    Nothing without a layer.
     """
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
     lead = data.lead[:, None].astype(np.float64)
     less = np.zeros((3, data.num_stages, n.shape[1]))
     if data.alone_gib is not None:
-        less = np.where((n == lead) & (lead > 0), data.alone_gib[:3, :, None], 0.0)
+        less = np.where(n == lead, data.alone_gib[:3, :, None], 0.0)
     room = (data.limit_gib - data.base_gib)[:, None]
     need = data.layer_gib[:, None] * n
     more_selective = lead * (data.lead_selective_saves_gib - data.selective_saves_gib)[:, None]
@@ -55,9 +56,12 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     none_ms = np.where(need <= room + less[0], 0.0, np.inf)
     if data.alike is not None:
         full, full_ms = _at_least(data, n, full, full_ms, *data.alike)
-        none_ms, selective_ms = np.full_like(none_ms, np.inf), np.full_like(selective_ms, np.inf)
+        none_ms = np.where(n == 0, none_ms, np.inf)
+        selective_ms = np.full_like(selective_ms, np.inf)
     extra = np.minimum(none_ms, np.minimum(selective_ms, full_ms))
     held = (n >= least_layers(data)[:, None]) & (n <= most_layers_in_step(data)[:, None])
+    if data.must_be_empty is not None:
+        held &= (n == 0) | ~data.must_be_empty[:, None]
     extra = np.where(held, extra, np.inf)
     fits = np.isfinite(extra)
     selective = (none_ms > extra) & (selective_ms <= full_ms) & fits
@@ -134,7 +138,7 @@ def least_bottleneck_of_ms(times: Floats, num_layers: int) -> float:
 
     def holds(limit: float) -> bool:
         most = np.where(times <= limit, counts, 0).max(axis=1)
-        return bool(most.min() >= 1 and most.sum() >= num_layers)
+        return bool((times <= limit).any(axis=1).all() and most.sum() >= num_layers)
 
     candidates = np.unique(times[np.isfinite(times)])
     if len(candidates) == 0 or not holds(float(candidates[-1])):
@@ -158,7 +162,7 @@ def bottleneck_layers(data: StageSelectionData, table: RecomputeTable) -> tuple[
     stages = np.arange(data.num_stages)
     layers = np.where(times <= limit, np.arange(times.shape[1]), 0).max(axis=1)
     while layers.sum() > data.num_layers:
-        can_give = np.isfinite(times[stages, layers - 1])
+        can_give = (layers > 0) & np.isfinite(times[stages, layers - 1])
         if not can_give.any():
             return None
         layers[int(np.argmax(np.where(can_give, times[stages, layers], -np.inf)))] -= 1

@@ -39,7 +39,7 @@ class Ticks:
     wait: Ints
     """What a stage waits between a backward and a forward."""
     fits: NDArray[np.bool_]
-    """[stage, n] whether n >= 1 layers fit with some recomputation."""
+    """[stage, n] whether n layers fit with some recomputation, and are enough."""
 
     def forward(self, s: int, n: Any) -> Any:
         """Forward of stage s with n layers, a number or a solver's expression."""

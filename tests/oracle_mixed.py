@@ -21,7 +21,7 @@ from planner.data.problem import Problem
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.search.kinds import layer_kinds
 from planner.simulate.evaluate import evaluate
-from tests.oracle_plans import degrees_of
+from tests.oracle_plans import degrees_of, ends_may_be_bare
 from tests.oracles import layer_counts
 
 MAX_PLANS = 60_000
@@ -89,7 +89,8 @@ def _ranks(problem: Problem, degrees: Degrees, speed: dict[int, float]) -> Itera
     ]
     rank = int(degrees.tensor_parallel[0] * degrees.context_parallel[0])
     chips = sum(problem.cluster.classes[c].num_chips for c in speed)
-    for p in range(1, min(problem.model.num_layers, chips // (rank * dp)) + 1):
+    most = problem.model.num_layers + sum(ends_may_be_bare(problem, 2))
+    for p in range(1, min(most, chips // (rank * dp)) + 1):
         for stages in itertools.product(one_stage, repeat=p):
             if any(len(stage) > 1 for stage in stages) and _hosts(problem, stages, rank) is not None:
                 yield stages
@@ -140,9 +141,15 @@ def _plans(
     tp, dp = int(degrees.tensor_parallel[0]), int(degrees.data_parallel[0])
     hosts = _hosts(problem, stages, tp * int(degrees.context_parallel[0]))
     assert hosts is not None
-    for layers in layer_counts(problem.model.num_layers, len(stages)):
+    more = np.zeros(len(stages), dtype=np.int64)
+    more[[0, -1]] = ends_may_be_bare(problem, len(stages))
+    for counts in layer_counts(problem.model.num_layers + int(more.sum()), len(stages)):
+        layers = (np.array(counts) - more).tolist()
         edges = np.cumsum([0, *layers])
-        kinds = [[("none", 0), ("selective", 0), *(("full", u) for u in range(1, n + 1))] for n in layers]
+        kinds = [
+            [("none", 0), *([("selective", 0)] if n else []), *(("full", u) for u in range(1, n + 1))]
+            for n in layers
+        ]
         for recompute in itertools.product(*kinds):
             yield Plan(
                 target="megatron-lm",

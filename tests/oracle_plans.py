@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from planner.rules.target import TARGETS
 from planner.rules.tensor import tp_is_legal
 from planner.simulate.deferred import deferred_stage_ends_s
 from planner.simulate.pipeline import stage_ends_s
+from planner.simulate.predictions import prices_of_kinds
 from planner.tolerances import MEMORY_TOL_BYTES
 
 MAX_PLANS = 2_000_000
@@ -53,6 +54,16 @@ class Best:
     step_s: float = float("inf")
     num_plans: int = 0
     what: tuple[object, ...] = ()
+    is_apart: bool = False
+    """Whether predictions of further tokens are on the stage before the last."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What is other with such a stage: the hop behind it, and what sharing the embedding takes."""
+
+    last_hop_s: float
+    tied_s: float
 
 
 @dataclass(frozen=True)
@@ -87,11 +98,12 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
             best = found.setdefault(hosts_taken(problem, order, size), Best())
-            most = problem.model.num_layers - len(order) + 1
+            most = problem.model.num_layers - len(order) + 1 + sum(ends_may_be_bare(problem, len(order)))
             options = [
                 options_of_stage(problem, prices, order, s, most, num_microbatches) for s in range(len(order))
             ]
             _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
+            _score_apart(problem, prices, degrees, num_microbatches, size, order, best)
             assert sum(of_hosts.num_plans for of_hosts in found.values()) <= MAX_PLANS
     return found
 
@@ -104,7 +116,11 @@ def brute_force_by_cut(problem: Problem) -> Best:
         kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
-            for cuts in itertools.combinations(range(1, layers), len(order) - 1):
+            first, last = ends_may_be_bare(problem, len(order))
+            for cuts in itertools.combinations_with_replacement(range(layers + 1), len(order) - 1):
+                counts = [e - a for a, e in itertools.pairwise((0, *cuts, layers))]
+                if min(counts[0] + first, counts[-1] + last, *counts[1:-1], 1) < 1:
+                    continue
                 runs = [kinds[a:e] for a, e in itertools.pairwise((0, *cuts, layers))]
                 options = [
                     _options_of_run(problem, prices, order, s, run, num_microbatches)
@@ -176,11 +192,23 @@ def orders_of(problem: Problem, degrees: Degrees) -> Iterator[tuple[int, ...]]:
         and chip_supports(problem.chip_of(c), problem.workload.precision)
         and class_attends_in_parts(problem, c, cp) is None
     ]
-    for p in range(1, problem.model.num_layers + 1):
+    bare = sum(ends_may_be_bare(problem, 2)) + may_be_apart(problem)
+    for p in range(1, problem.model.num_layers + 1 + bare):
         for order in itertools.product(allowed, repeat=p):
             hosts = hosts_taken(problem, order, size)
             if all(used <= classes[c].num_nodes for c, used in enumerate(hosts)):
                 yield order
+
+
+def ends_may_be_bare(problem: Problem, num_stages: int) -> tuple[bool, bool]:
+    """Whether the first and the last of so many stages may have the embedding, and the loss, alone."""
+    may = TARGETS[problem.target].empty_ends and "stages=empty" not in problem.options.forbid
+    return (may and num_stages > 1,) * 2
+
+
+def _may_be_bare(problem: Problem, s: int, num_stages: int) -> bool:
+    first, last = ends_may_be_bare(problem, num_stages)
+    return (s == 0 and first) or (s == num_stages - 1 and last)
 
 
 def hosts_taken(problem: Problem, order: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -196,8 +224,10 @@ def options_of_stage(
 ) -> list[Option]:
     kind_of_layer = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
     num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 and s == 0 else 0
+    fewest = 1 - _may_be_bare(problem, s, len(order))
     runs = [
-        tuple(kind_of_layer[:n] if s == 0 else kind_of_layer[-n:]) for n in range(max(1, num_lead), most + 1)
+        tuple(kind_of_layer[:n] if s == 0 else kind_of_layer[len(kind_of_layer) - n :])
+        for n in range(max(fewest, num_lead), most + 1)
     ]
     return [
         option for run in runs for option in _options_of_run(problem, prices, order, s, run, num_microbatches)
@@ -211,15 +241,20 @@ def _options_of_run(
     s: int,
     layers: tuple[int, ...],
     num_microbatches: int,
+    *,
+    has_head: bool | None = None,
 ) -> list[Option]:
-    """Every recomputation of one run of layers, given by kind, on stage s."""
+    """Every recomputation of one run of layers, given by kind, on stage s; the last has the head."""
+    has_head = s == len(order) - 1 if has_head is None else has_head
     p, n, found = len(order), len(layers), []
     in_flight = min(num_microbatches, p - s)
     if problem.stack.plans_memory and num_microbatches > 1 and s < p - 1:
         in_flight = 2 * p + 1  # places planned ahead, taken or not
     kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
+    if not layers and not (prices.num_predictions and has_head):
+        kinds = kinds[:1]
     for recompute, count in kinds:
-        content = StageContent(order[s], (layers,), s == 0, s == p - 1, recompute, count)
+        content = StageContent(order[s], (layers,), s == 0, has_head, recompute, count)
         forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
         memory = sum(memory_bytes(prices, 0, content, [in_flight], p).values())
         follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
@@ -238,11 +273,80 @@ def _options_of_run(
     return found
 
 
-def are_alike(stages: list[Option]) -> bool:
-    """Whether one setting gives all stages what they recompute; its number may exceed the layers of one."""
+def _picks(options: list[list[Option]], layers: int) -> np.ndarray:
+    """Every pick of one option a stage whose layers add up, [pick, stage]."""
+    picks, held = np.zeros((1, 0), dtype=np.int64), np.zeros(1, dtype=np.int64)
+    for s, stage in enumerate(options):
+        counts = np.array([o.layers for o in stage])
+        rest = [[o.layers for o in one] for one in options[s + 1 :]]
+        least, most = sum(map(min, rest)), sum(map(max, rest))
+        row, index = np.divmod(np.arange(len(picks) * len(stage)), len(stage))
+        total = held[row] + counts[index]
+        kept = (total + least <= layers) & (total + most >= layers)
+        picks, held = np.column_stack([picks[row], index])[kept], total[kept]
+    return picks
+
+
+def may_be_apart(problem: Problem) -> bool:
+    """Whether predictions of further tokens may be on the stage before the last."""
+    forbid = set(problem.options.forbid)
+    is_target = problem.target == "megatron-lm" and problem.model.mtp_num_layers > 0
+    return is_target and not forbid & {"stages=empty", "stages=predictions"}
+
+
+def _score_apart(
+    problem: Problem,
+    prices: Prices,
+    degrees: Degrees,
+    num_microbatches: int,
+    size: int,
+    order: tuple[int, ...],
+    best: Best,
+) -> None:
+    """Plans with predictions of further tokens on the stage before the last, which has no layer."""
+    p, most = len(order), problem.model.num_layers
+    if p < 3 or not may_be_apart(problem):
+        return
+    ordinary, last, own = prices_of_kinds(problem, degrees, prices)
+    rows = [*[ordinary] * (p - 2), own, replace(last, num_predictions=0)]
+    kind_of_layer = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
+    num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 else 0
+    options = []
+    for s, row in enumerate(rows):
+        fewest = max(num_lead, 0) if s == 0 else 0 if s >= p - 2 else 1
+        kinds = [kind_of_layer[:n] if s == 0 else kind_of_layer[most - n :] for n in range(fewest, most + 1)]
+        options.append(
+            [
+                option
+                for run in (kinds[:1] if s == p - 1 else kinds)
+                for option in _options_of_run(
+                    problem, row, order, s, tuple(run), num_microbatches, has_head=s >= p - 2
+                )
+            ]
+        )
+    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    hops = hop_send_s(last.send_s[0], last.send_inside_s[0], order, size, per_node)
+    holders = [order[0], order[-2], *([order[-1]] if problem.model.tied_embeddings else [])]
+    pairs = itertools.combinations(holders, 2)
+    tied_s = max(float(own.tied_sync_s[0, one, other]) for one, other in pairs)
+    apart = Apart(float(hops[-2]), tied_s)
+    _score_order(problem, prices, degrees, num_microbatches, size, order, best, options, apart)
+
+
+def are_alike(stages: list[Option], *, predicts: bool) -> bool:
+    """Whether one setting gives all stages what they recompute; its number may exceed the layers of one.
+
+    Of a last stage without a layer it recomputes what predicts further tokens, if anything does.
+    """
     number = max(stage.recompute_layers for stage in stages)
-    return len({stage.recompute for stage in stages}) == 1 and all(
-        stage.recompute_layers == min(number, stage.layers) for stage in stages
+    (setting, *others) = {stage.recompute for stage in stages if stage.layers}
+    without = ["none"] * len(stages)
+    if predicts and setting == "selective":
+        without[-1] = setting
+    return not others and all(
+        stage.recompute == (setting if stage.layers else bare)
+        and stage.recompute_layers == min(number, stage.layers)
+        for stage, bare in zip(stages, without, strict=True)
     )
 
 
@@ -255,20 +359,23 @@ def _score_order(
     order: tuple[int, ...],
     best: Best,
     options: list[list[Option]],
+    apart: Apart | None = None,
 ) -> None:
     p, layers = len(order), problem.model.num_layers
+    if not all(options):
+        return
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[0], prices.send_inside_s[0], order, size, per_node)
-    counts = [np.array([option.layers for option in stage]) for stage in options]
-    picks = np.stack(np.meshgrid(*[np.arange(len(stage)) for stage in options], indexing="ij"), -1).reshape(
-        -1, p
-    )
-    picks = picks[sum(counts[s][picks[:, s]] for s in range(p)) == layers]
+    if apart is not None:
+        hops[-2] = apart.last_hop_s
+    picks = _picks(options, layers)
     best.num_plans += len(picks)
     fits = np.all([np.array([o.fits for o in options[s]])[picks[:, s]] for s in range(p)], axis=0)
     picks = picks[fits]
     if not TARGETS[problem.target].recompute_per_stage:
-        picks = picks[[are_alike([options[s][i] for s, i in enumerate(pick)]) for pick in picks]]
+        predicts = problem.model.mtp_num_layers > 0
+        chosen = [[options[s][i] for s, i in enumerate(pick)] for pick in picks]
+        picks = picks[[are_alike(stages, predicts=predicts) for stages in chosen]]
     if len(picks) == 0:
         return
 
@@ -280,6 +387,7 @@ def _score_order(
     forward, backward = table("forward_s"), table("backward_s")
     ends = ends_of_stages_s(problem, forward, backward, hops, num_microbatches)
     tied = float(prices.tied_sync_s[0, order[0], order[-1]]) if p > 1 else 0.0
+    tied = tied if apart is None else apart.tied_s
     step = (ends + table("reduce_s")).max(axis=1) + tied + table("follow_s").max(axis=1)
     i = int(np.argmin(step))
     if step[i] < best.step_s:
@@ -295,6 +403,7 @@ def _score_order(
             order,
             [(o.layers, o.recompute, o.recompute_layers) for o in chosen],
         )
+        best.is_apart = apart is not None
 
 
 def ends_of_stages_s(

@@ -25,7 +25,7 @@ from planner.cost.stage import (
 )
 from planner.cost.stage_memory import kept_bytes, memory_bytes
 from planner.data.problem import Problem
-from planner.search import degrees
+from planner.search import empty
 from planner.simulate.pipeline import stage_ends_s
 from planner.simulate.schedules import peak_in_flight
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -55,7 +55,7 @@ def brute_force_virtual(problem: Problem, most: int) -> Best:
 
 def _dealings(problem: Problem, num_layers: int, p: int, v: int) -> Iterator[list[tuple[int, ...]]]:
     """Layers of each chunk by stage, for every way to cut the layers into p v runs."""
-    are_short = num_layers <= degrees.MOST_BESIDE_EMPTY * p * v or len(problem.cluster.classes) == 1
+    are_short = num_layers <= empty.MOST_BESIDE_EMPTY * p * v or len(problem.cluster.classes) == 1
     may_be_empty = are_short and "stages=empty" not in problem.options.forbid
     for cuts in itertools.combinations_with_replacement(range(num_layers + 1), p * v - 1):
         runs = np.diff([0, *cuts, num_layers])

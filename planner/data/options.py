@@ -15,9 +15,9 @@ DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "mbs", "sp", "vp")
 stages)."""
 RECOMPUTE_KINDS = ("selective", "full")
 """Kinds of recomputation that can be forbidden."""
-NAMED_KINDS = {"recompute": RECOMPUTE_KINDS, "stages": ("mixed", "empty")}
-"""What can be forbidden by a word: recomputation, stages on chips of several classes, and (virtual) stages
-without a layer."""
+NAMED_KINDS = {"recompute": RECOMPUTE_KINDS, "stages": ("mixed", "empty", "predictions")}
+"""What can be forbidden by a word: recomputation, stages on chips of several classes, (virtual) stages
+without a layer, and predictions of further tokens on another stage than the loss."""
 
 
 class Options(Data):
@@ -60,7 +60,8 @@ class Options(Data):
     stages)."""
     forbid: tuple[str, ...] = ()
     """What no plan may have: `recompute=full`, `recompute=selective`, `stages=mixed` (chips of several
-    classes in one stage), `stages=empty` (the embedding or the loss alone in a virtual stage), `tp=8` and the
+    classes in one stage), `stages=empty` (the embedding or the loss alone in a (virtual) stage),
+    `stages=predictions` (predictions of further tokens before the stage with the loss), `tp=8` and the
     like."""
     spare: tuple[str, ...] = ()
     """Names of node classes that must stay idle."""

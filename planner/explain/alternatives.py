@@ -53,7 +53,9 @@ def other_problems(problem: Problem, plan: Plan) -> Iterator[tuple[str, Problem]
     if any(len({place[0] for place in stage.places}) > 1 for stage in plan.stages):
         yield "no stage on several classes", forbidding("stages=mixed")
     if any(last < first for stage in plan.stages for first, last in stage.chunks):
-        yield "a layer on every virtual stage", forbidding("stages=empty")
+        yield "a layer on every (virtual) stage", forbidding("stages=empty")
+    if plan.prediction_stage is not None:
+        yield "predictions beside the loss", forbidding("stages=predictions")
     yield from _other_orders(problem, plan)
     if problem.target in WIDER_TARGETS:
         yield "the same degrees on every stage", problem.model_copy(update={"target": "megatron-lm"})

@@ -52,20 +52,26 @@ def moves(model: ModelSpec, before: Held, plan: Plan) -> Moves:
 def held(model: ModelSpec, plan: Plan) -> Held:
     """Pieces that each host of a plan holds."""
     found: dict[str, frozenset[Piece]] = {}
-    for stage in plan.stages:
-        pieces = frozenset(_pieces(stage, model.num_layers))
+    placed = [
+        (stage, stage is part.stages[0], stage is part.stages[-1])
+        for part in plan.pipeline_plans
+        for stage in part.stages
+    ]
+    for stage, first, last in placed:
+        pieces = frozenset(_pieces(stage, first=first, last=last))
         for host in (host for _, _, hosts in stage.places for host in hosts):
             found[host] = found.get(host, frozenset()) | pieces
     return found
 
 
-def _pieces(stage: Stage, num_layers: int) -> Iterator[Piece]:
-    for first, last in stage.chunks:
-        yield from range(first, last + 1)
-        if first == 0:
-            yield "embedding"
-        if last == num_layers - 1:
-            yield "head"
+def _pieces(stage: Stage, *, first: bool, last: bool) -> Iterator[Piece]:
+    """Layers of a stage; embedding and head by its place, as it may be without a layer beside them."""
+    for chunk in stage.chunks:
+        yield from range(chunk[0], chunk[1] + 1)
+    if first:
+        yield "embedding"
+    if last:
+        yield "head"
 
 
 def piece_weights(model: ModelSpec) -> dict[Piece, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
+from planner.rules.target import TARGETS
 
 
 def has_prediction_stage(model: ModelSpec, plan: Plan) -> bool:
@@ -22,7 +23,7 @@ def prediction_stage_refusals(model: ModelSpec, plan: Plan) -> tuple[str, ...]:
     if stage is None:
         return ()
     name = f"prediction_stage {stage}"
-    if plan.target != "megatron-lm":
+    if not TARGETS[plan.target].prediction_stage:
         return (f"{name}: target {plan.target} has none; leave it out",)
     if not model.mtp_num_layers:
         return (f"{name}: {model.id} predicts no further tokens (mtp_num_layers 0); leave it out",)

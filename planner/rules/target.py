@@ -31,6 +31,8 @@ class Target:
     """A pipeline rank may hold several virtual stages."""
     empty_ends: bool = False
     """The embedding, and the loss, may have a (virtual) stage to themselves."""
+    prediction_stage: bool = False
+    """Predictions of further tokens may be on the stage before the one with the loss."""
     context_parallel: bool = False
     """The sequence may be split over ranks."""
     unequal_microbatches: bool = False
@@ -50,6 +52,7 @@ TARGETS: dict[TargetName, Target] = {
             recompute_per_stage=True,
             virtual_stages=True,
             empty_ends=True,
+            prediction_stage=True,
             context_parallel=True,
             mixed_stages=True,
         ),
@@ -103,8 +106,9 @@ def degrees_are_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
 def recompute_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
     """All stages recompute alike, unless the target lets them differ.
 
-    One number of layers holds for all stages: those with fewer recompute all that they have
-    (megatron/core/transformer/transformer_block.py, `_checkpointed_forward`, method `block`).
+    One number of layers holds for all stages: those with fewer recompute all that they have, which where they
+    have none is written as 1 (megatron/core/transformer/transformer_block.py, `_checkpointed_forward`, method
+    `block`).
     """
     if target.recompute_per_stage:
         return ()
@@ -115,7 +119,7 @@ def recompute_is_expressible(plan: Plan, target: Target) -> tuple[str, ...]:
         f"target {target.name} has one setting for all"
         for s, stage in enumerate(plan.stages)
         if (stage.recompute, stage.recompute_piece) != (most.recompute, most.recompute_piece)
-        or stage.recompute_layers not in (most.recompute_layers, stage.longest_chunk)
+        or stage.recompute_layers not in (most.recompute_layers, max(stage.longest_chunk, 1))
     )
 
 

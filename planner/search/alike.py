@@ -15,18 +15,19 @@ With virtual stages r may exceed the layers of a chunk only where all chunks of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
-from planner.cost.prices import Degrees, Prices
+from planner.cost.prices import Prices
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.search.degrees import DegreeTable
 from planner.search.referee import Referee
 from planner.simulate.evaluate import evaluate_with_prices
+from planner.simulate.predictions import stacked
 
 Setting = Literal["none", "selective", "full"]
 """What all stages recompute."""
@@ -44,7 +45,7 @@ def spread(problem: Problem, table: DegreeTable, prices: Prices) -> tuple[Degree
     settings = settings_of(problem)
     parts = [_built_in(prices, setting) for setting in settings]
     rows = np.tile(np.arange(len(table)), len(settings))
-    return _rows(table, rows), _stacked(parts), AlikeReferee(problem, prices, settings, len(table))
+    return table.taken(rows), stacked(parts), AlikeReferee(problem, prices, settings, len(table))
 
 
 def _built_in(prices: Prices, setting: Setting) -> Prices:
@@ -61,33 +62,6 @@ def _built_in(prices: Prices, setting: Setting) -> Prices:
         layer_activation_selective_bytes=selective,
         layer_activation_full_bytes=selective,
         layer_working_bytes=prices.layer_working_bytes + (kept - selective),
-    )
-
-
-def _stacked(parts: list[Prices]) -> Prices:
-    """Prices of all rows of the parts, one part after the other."""
-    values: dict[str, Any] = {}
-    for field in fields(Prices):
-        found = [getattr(part, field.name) for part in parts]
-        by_choice = isinstance(found[0], np.ndarray) and field.name != "limit_bytes"
-        values[field.name] = np.concatenate(found) if by_choice else found[0]
-    return Prices(**values)
-
-
-def _rows(table: DegreeTable, rows: np.ndarray) -> DegreeTable:
-    """Some rows of a table of degrees, in the order asked for."""
-    degrees = {
-        field.name: value[rows] if isinstance(value, np.ndarray) else value
-        for field in fields(Degrees)
-        for value in [getattr(table.degrees, field.name)]
-    }
-    return DegreeTable(
-        Degrees(**degrees),
-        table.num_microbatches[rows],
-        table.stage_size[rows],
-        table.max_stages[rows],
-        table.ranks[rows],
-        table.busy,
     )
 
 
@@ -126,7 +100,7 @@ def _completed(plan: Plan, setting: Setting) -> Iterator[Plan]:
         for number in range(least, max(map(max, counts)) + 1):
             if any(min(own) < number and min(own) < max(own) for own in counts):
                 return
-            yield _with(plan, "full", [min(number, own[0]) for own in counts])
+            yield _with(plan, "full", [max(min(number, own[0]), 1) for own in counts])
 
 
 def _with(plan: Plan, kind: Setting, layers: list[int]) -> Plan:

@@ -155,5 +155,5 @@ def _changed(
     layers[rows[hands], giver[hands]] -= 1
     layers[rows[hands], taker[hands]] += 1
     counts = (order[:, :, None] == np.arange(len(most))).sum(axis=1)
-    legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers.min(axis=1) >= 1)
+    legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers.min(axis=1) >= 0)
     return order, np.clip(layers, 0, None), legal

@@ -88,6 +88,7 @@ def assemble_plan(
         sequence_parallel=bool(degrees.sequence_parallel[choice]),
         dp_mode="distopt",
         stages=tuple(stages),
+        prediction_stage=len(stages) - 2 if table.is_apart(choice) else None,
     )
 
 

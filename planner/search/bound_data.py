@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.search.kinds import LayerKinds
@@ -34,9 +35,13 @@ class BoundData:
     """[choice, node_class, node_class] least time of a hop between two classes, or within one."""
     sends_block: bool
     """Whether a send lengthens the passes of its sender instead of delaying the receiver."""
+    num_empty: NDArray[np.int64]
+    """[choice] how many stages of a pipeline of several may be without a layer."""
 
 
-def bound_data(num_layers: int, kinds: LayerKinds, prices: Prices, *, sends_block: bool) -> BoundData:
+def bound_data(
+    num_layers: int, kinds: LayerKinds, prices: Prices, *, sends_block: bool, num_empty: int = 0
+) -> BoundData:
     """Sums of prices; a leading layer of another kind counts as the least share of one on any class."""
 
     def both(forward: Floats, backward: Floats) -> Floats:
@@ -64,4 +69,5 @@ def bound_data(num_layers: int, kinds: LayerKinds, prices: Prices, *, sends_bloc
         tail_s=prices.reduce_tail_s,
         hop_s=hop_s,
         sends_block=sends_block,
+        num_empty=np.full(len(ratio), num_empty),
     )

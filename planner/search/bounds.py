@@ -14,9 +14,10 @@ paced is proved in `formulations.stage_selection` (tighten_bottleneck); path is 
 m <= q + 1, and for more micro-batches follows from the row (partial, e = s): (m - 1) t - q f >= (m - 1) b.
 window and hop are the rows (window) of stage 0 and (partial, e = s + 1), weakened to q = p - 1.
 tau cannot be less than what all stages reach together, Sigma not less than the layers on the fastest
-stages that tau lets take them; Sigma falls as tau rises, piecewise linearly and convexly, so the least of
-the first two over tau is at a breakpoint. (hop) counts for the slow hops between classes, of which there
-are at least one fewer than classes: the two stages at such a hop can hold less than others.
+stages that tau lets take them, one on each stage that must have one; Sigma falls as tau rises, piecewise
+linearly and convexly, so the least of the first two over tau is at a breakpoint. (hop) counts for the slow
+hops between classes, of which there are at least one fewer than classes: the two stages at such a hop can
+hold less than others.
 """
 
 from __future__ import annotations
@@ -158,19 +159,23 @@ def _pipeline_bound(
     layer = np.where(np.isfinite(layer), layer, 0.0)
     counts = np.take_along_axis(counts, order, axis=1)
     rate = np.take_along_axis(rate, order, axis=1)
-    # Breakpoint j: the j + 1 fastest classes hold all layers but one for each slower stage.
-    spare = num_layers[:, None] - (stages[:, None] - np.cumsum(counts, axis=1))
+    # The slowest stages are those that need no layer, if there are any.
+    empty = np.where(stages > 1, data.num_empty[choice], 0)[:, None]
+    slower = stages[:, None] - np.cumsum(counts, axis=1)
+    needed = counts - np.clip(empty - slower, 0, counts)
+    # Breakpoint j: the j + 1 fastest classes hold all layers but one for each slower stage that needs it.
+    spare = num_layers[:, None] - (needed.sum(axis=1)[:, None] - np.cumsum(needed, axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         breakpoints = np.where(counts > 0, spare / np.cumsum(rate, axis=1), 0.0)
     taus = np.concatenate([least[:, None], tau[:, None], breakpoints], axis=1)
     taus = np.maximum(np.concatenate([taus, tau[:, None] / (2 * longer)], axis=1), least[:, None])
     held = np.minimum(taus[:, :, None] * rate[:, None, :], num_layers[:, None, None])
     held = np.maximum(held, counts[:, None, :])
-    # Fill the fastest classes first, one layer a stage being taken everywhere.
-    left = np.broadcast_to(np.maximum(num_layers - stages, 0.0)[:, None], taus.shape)
-    total = np.broadcast_to((counts * layer).sum(axis=1)[:, None], taus.shape).copy()
+    # Fill the fastest classes first, one layer a stage that needs it being taken everywhere.
+    left = np.broadcast_to(np.maximum(num_layers - needed.sum(axis=1), 0.0)[:, None], taus.shape)
+    total = np.broadcast_to((needed * layer).sum(axis=1)[:, None], taus.shape).copy()
     for c in range(counts.shape[1]):
-        more = np.minimum(np.maximum(held[:, :, c] - counts[:, None, c], 0.0), left)
+        more = np.minimum(np.maximum(held[:, :, c] - needed[:, None, c], 0.0), left)
         total += more * layer[:, None, c]
         left = left - more
     total = np.maximum(total - slack, 0.0) + ends[:, None]

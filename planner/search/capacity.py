@@ -48,8 +48,8 @@ def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: f
             return 0.0, 0.0
     if not room.holds(high):
         return high, high
-    # Each stage holds a layer, so that no order is faster than the slowest place is at its best.
-    low, top = min(float(room.by_place[:, 0].max()), high * (1 - INTERVAL_TOL)), high
+    # No order is faster than the slowest place is at its best.
+    low, top = min(float(room.at_best.max()), high * (1 - INTERVAL_TOL)), high
     for _ in range(HALVINGS):
         middle = (low + top) / 2
         low, top = (low, middle) if room.holds(middle) else (middle, top)
@@ -84,6 +84,7 @@ def _least_that_holds(times: Floats, follow: Floats, most: Ints, edges_ms: Float
     num_stages, num_layers = times.shape[1], times.shape[2] - 1
     n = np.arange(1, num_layers + 1)
     room = np.stack([np.where(times[:, :, 1:] <= edge, n, 0).max(axis=2) for edge in edges_ms])
+    may_be_empty = np.isfinite(times[:, :, 0]).any(axis=0)
     # More layers that add less are as good as fewer.
     after = np.minimum.accumulate(follow[:, :, :0:-1].min(axis=1), axis=1)[:, ::-1]
 
@@ -96,7 +97,9 @@ def _least_that_holds(times: Floats, follow: Floats, most: Ints, edges_ms: Float
         stages = np.diff(np.minimum(np.cumsum(most[order], axis=1), num_stages), prepend=0, axis=1)
         held = (stages * np.take_along_axis(by_class, order, axis=1)).sum(axis=1)
         found: NDArray[np.bool_] = (
-            (by_place.min(axis=1) > 0) & (by_place.sum(axis=1) >= num_layers) & (held >= num_layers)
+            ((by_place > 0) | may_be_empty).all(axis=1)
+            & (by_place.sum(axis=1) >= num_layers)
+            & (held >= num_layers)
         )
         return found
 
@@ -120,13 +123,15 @@ class _Room:
         # More layers that take less time are as good as fewer.
         sooner = np.minimum.accumulate(times[:, :, :0:-1], axis=2)[:, :, ::-1]
         self.by_class, self.by_place = sooner.min(axis=1), sooner.min(axis=0)
+        self.at_best = times.min(axis=(0, 2))
+        """[stage] with one layer, or none where that may be."""
         rate = times[:, :, 1:] / np.arange(1, times.shape[2])
         self.class_rate, self.place_rate = rate.min(axis=(1, 2)), rate.min(axis=(0, 2))
 
     def holds(self, limit_ms: float) -> bool:
-        """Whether all layers fit, by class and by place, at least one on each stage."""
+        """Whether all layers fit, by class and by place, at least one on each stage that needs it."""
         by_place = (self.by_place <= limit_ms).sum(axis=1)
-        if by_place.min() < 1 or by_place.sum() < self.num_layers:
+        if self.at_best.max() > limit_ms or by_place.sum() < self.num_layers:
             return False
         by_class = (self.by_class <= limit_ms).sum(axis=1)
         order = np.argsort(-by_class, kind="stable")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData
-from planner.cost.hops import hop_send_s
 from planner.cost.pipelines import in_pipeline_of, outside_bytes
 from planner.cost.prices import STATES, Floats, Prices
 from planner.cost.stage import in_flight_1f1b
 from planner.cost.stage_memory import kept_of_layers
 from planner.data.problem import Problem
+from planner.search.entries import Entries, entries_of, order_hops_s
 from planner.search.kinds import LayerKinds, layer_kinds
 from planner.tolerances import MEMORY_TOL_BYTES
 from planner.units import GIB, MS
@@ -30,48 +30,28 @@ def stage_coefficients(
     class_of_stage: Sequence[int],
     *,
     with_sends: bool = True,
+    whole: bool = True,
+    rows_apart: tuple[int, int] | None = None,
 ) -> StageSelectionData:
     """Coefficients of a pipeline whose stage s runs on class `class_of_stage[s]` [ms, GiB].
 
     The model's layers are of one kind, or begin with some of another, which all lie on stage 0: n counts
     both there, and the base terms hold how the leading ones differ. The memory limit is raised by half
     of what the referee takes for rounding, so that the solver's own tolerance never hides a plan.
-    Without sends the times are those of the stages alone, which no neighbour changes.
+    Without sends the times are those of the stages alone, which no neighbour changes. `whole` tells whether
+    these are stages as they are, which may be without a layer, or the sums of virtual ones. `rows_apart` are
+    the rows of the prices of the last stage and the one before, where that has predictions of further tokens.
     """
-    p, last = len(class_of_stage), len(class_of_stage) - 1
-    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
-    send, inside = prices.send_s[choice], prices.send_inside_s[choice]
-    hops = hop_send_s(send, inside, class_of_stage, stage_size, per_node)
-    hops[last] = 0.0
+    p = len(class_of_stage)
+    hops = order_hops_s(problem, prices, choice, stage_size, class_of_stage, rows_apart)
+    hops[-1] = 0.0
     if not with_sends:
         hops = np.zeros(p)
-    entries = Entries(
-        choice=np.full(p, choice, dtype=np.int64),
-        node_class=np.array(class_of_stage),
-        position=np.arange(p),
-        num_stages=p,
-    )
+    entries = entries_of(problem, choice, p, class_of_stage, rows_apart)
+    if not whole:
+        entries = replace(entries, may_be_empty=None, must_be_empty=None)
     returning = np.concatenate([[0.0], hops[:-1]])
     return entry_coefficients(problem, prices, entries, num_microbatches, hops, returning)
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Stages of pipelines of one length, one an entry: they need not belong to one pipeline."""
-
-    choice: NDArray[np.int64]
-    """[entry] row of the prices."""
-    node_class: NDArray[np.int64]
-    """[entry]"""
-    position: NDArray[np.int64]
-    """[entry] place of the stage in its pipeline."""
-    num_stages: int
-    """Stages of the pipelines."""
-    in_flight: Floats | None = None
-    """[entry] micro-batches that a stage holds at once; None where they follow from its position."""
-    fewest_stages: NDArray[np.int64] | None = None
-    """[entry] the fewest stages of pipelines that a stage stands for, all longer ones among them: it takes
-    the least memory of all. None where it stands for those of `num_stages` alone."""
 
 
 def entry_coefficients(
@@ -89,8 +69,8 @@ def entry_coefficients(
     hops, returning
         [entry] sends to the next stage and back to the one before [s].
     """
-    classes, c, p = entries.node_class, entries.choice, entries.num_stages
-    first_stage, last_stage = entries.position == 0, entries.position == p - 1
+    classes, c = entries.node_class, entries.choice
+    first_stage, last_stage = entries.position == 0, entries.has_head
     only_stage = first_stage & last_stage
 
     kinds = layer_kinds(problem.model)
@@ -103,7 +83,7 @@ def entry_coefficients(
         return main, array[:, c, kinds.lead, classes] / MS if kinds.num_lead else main
 
     def ends(embedding: Floats, head: Floats) -> Floats:
-        """What the first and the last stage pay beside their layers, [row, entry]."""
+        """What stages with embedding or head pay beside their layers, [row, entry]."""
         total: Floats = np.where(first_stage, embedding, 0.0) + np.where(last_stage, head, 0.0)
         return total
 
@@ -148,23 +128,33 @@ def entry_coefficients(
         lead=lead,
         lead_full_ms=leading[3],
         lead_selective_ms=leading[2],
-        predictions_selective_ms=np.where(last_stage, again / MS, 0.0),
-        constant_ms=_least_tied_ms(prices, entries),
+        predictions_selective_ms=np.where(entries.has_predictions, again / MS, 0.0),
+        constant_ms=_least_tied_ms(prices, entries, tied_embeddings=problem.model.tied_embeddings),
         alike=None,
+        may_be_empty=entries.may_be_empty,
+        must_be_empty=entries.must_be_empty,
         **memory,
     )
 
 
-def _least_tied_ms(prices: Prices, entries: Entries) -> float:
+def _least_tied_ms(prices: Prices, entries: Entries, *, tied_embeddings: bool) -> float:
     """What an embedding that both ends hold adds: to one pipeline, or at least to any of these ends [ms].
 
-    The row of the prices is that of the first entry; 0 where the entries hold no ends of a pipeline.
+    The rows of the prices are those of its last holders; 0 where the entries hold no ends of a pipeline.
+    Beside predictions on a stage of their own that is one of two holders, or of three with a tied head.
     """
     if entries.num_stages == 1:
         return 0.0
-    first, last = (entries.node_class[entries.position == s] for s in (0, entries.num_stages - 1))
-    pairs = prices.tied_sync_s[entries.choice[0]][np.ix_(first, last)]
-    return float(pairs.min()) / MS if pairs.size else 0.0
+    holders = [0, entries.num_stages - 1]
+    if entries.predicts is not None:
+        holders = [0, entries.num_stages - 2, *(holders[1:] if tied_embeddings else [])]
+    longest = 0.0
+    for one, other in combinations(holders, 2):
+        here, there = (entries.position == s for s in (one, other))
+        for row in entries.choice[there][:1]:
+            pairs = prices.tied_sync_s[row][np.ix_(entries.node_class[here], entries.node_class[there])]
+            longest = max(longest, float(pairs.min(initial=np.inf)) if pairs.size else 0.0)
+    return longest / MS
 
 
 def _memory(
@@ -180,7 +170,7 @@ def _memory(
     """
     c, n, p = entries.choice, entries.node_class, entries.num_stages
     prices = in_pipeline_of(prices, p)
-    first_stage, last_stage = entries.position == 0, entries.position == p - 1
+    first_stage, last_stage = entries.position == 0, entries.has_head
     lead = np.where(first_stage, kinds.num_lead, 0)
     held = [in_flight_1f1b(p, s, num_microbatches, planned=prices.plans_memory) for s in range(p)]
     in_flight = np.array(held, dtype=np.float64)[entries.position]
@@ -235,6 +225,13 @@ def _memory(
         whole = [base_working, np.maximum(base_working, selective_peak)]
         whole += [np.maximum(base_working, peaks[:, kinds.lead]), most(prices.layer_placeholder_bytes[c])]
         alone = np.where(first_stage & ~last_stage, np.array(whole) - passing, 0.0) * scale
+    if entries.may_be_empty is not None and entries.may_be_empty.any():
+        # Beside no layer only the embedding or the head passes, whatever would be recomputed.
+        passing = np.where(first_stage, prices.embedding_peak_bytes[c], 0.0)
+        passing = np.maximum(passing, np.where(last_stage, prices.head_peak_bytes[c], 0.0))
+        whole = [base_working, np.maximum(base_working, selective_peak), np.maximum(base_working, peak)]
+        less = np.array([*(of - passing for of in whole), most(prices.layer_placeholder_bytes[c])]) * scale
+        alone = np.where(entries.may_be_empty & (lead == 0), less, 0.0 if alone is None else alone)
     selective = saved("selective", prices.layer_activation_selective_bytes)
     full = saved("full", prices.layer_activation_full_bytes)
     lengths = np.full(len(c), p) if entries.fewest_stages is None else entries.fewest_stages
@@ -285,7 +282,7 @@ def in_step(prices: Prices, entries: Entries, kinds: LayerKinds) -> tuple[Floats
     c, share = entries.choice, prices.step_copy_share
     if not share:
         return np.zeros(len(c)), np.zeros(len(c))
-    first, last = entries.position == 0, entries.position == entries.num_stages - 1
+    first, last = entries.position == 0, entries.has_head
 
     def stepping(states: Floats) -> Floats:
         held: Floats = states.sum(axis=-1) + share * states[..., STATES.index("optimizer")]

@@ -6,9 +6,9 @@ Context parallelism in powers of two only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +35,17 @@ from planner.rules.sequence import (
     sequence_parallel_is_legal,
     sequence_parallel_is_required,
 )
-from planner.rules.target import TARGETS
 from planner.rules.tensor import tp_is_legal
 from planner.search.kinds import layer_kinds
 
 MAX_VIRTUAL_STAGES = 12
 """Most virtual stages of a rank where the user says nothing."""
-MOST_BESIDE_EMPTY = 1.25
-"""Layers of a virtual stage, on average, up to which the first and the last may have none on mixed clusters:
-where they are longer, one layer fewer there hardly matters, and proofs take twice as long. A guess, of what
-the search covers."""
 MOST_INTERLEAVED_CHIPS = 20_000
 """Chips of a cluster of several classes up to which virtual stages are looked at without being asked for."""
+
+
+LEAST_APART = 3
+"""Stages of a pipeline with predictions before its last stage: none of them are on the first one."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,38 @@ class DegreeTable:
     """[choice, node_class] data-parallel ranks that a class can hold; 0 where it cannot take part."""
     busy: tuple[int, ...] = ()
     """Node classes that must not stay idle."""
+    num_plain: int | None = None
+    """Rows of plans whose last stage holds all predictions of further tokens; behind them stand the same rows
+    with predictions on the stage before (`planner.search.apart`). None where all rows are such."""
 
     def __len__(self) -> int:
         return len(self.num_microbatches)
+
+    def is_apart(self, choice: int) -> bool:
+        """Whether predictions of further tokens are on the stage before the last."""
+        return self.num_plain is not None and choice >= self.num_plain
+
+    def rows_apart(self, choice: int) -> tuple[int, int] | None:
+        """Rows of the prices of the last stage and of that before it; None where all stages have one."""
+        if self.num_plain is None or choice < self.num_plain:
+            return None
+        return choice + self.num_plain, choice + 2 * self.num_plain
+
+    def taken(self, rows: NDArray[np.int64]) -> DegreeTable:
+        """Some rows, in the order asked for."""
+        degrees: dict[str, Any] = {
+            field.name: value[rows] if isinstance(value, np.ndarray) else value
+            for field in fields(Degrees)
+            for value in [getattr(self.degrees, field.name)]
+        }
+        return DegreeTable(
+            Degrees(**degrees),
+            self.num_microbatches[rows],
+            self.stage_size[rows],
+            self.max_stages[rows],
+            self.ranks[rows],
+            self.busy,
+        )
 
 
 def divisors(value: int) -> list[int]:
@@ -179,19 +207,6 @@ def allowed_virtual_stages(problem: Problem, most: int) -> list[int]:
     most = most if wished is None else min(most, wished)
     counts = range(2, most + 1) if pinned is None else [pinned] if 1 < pinned <= most else []
     return [count for count in counts if f"vp={count}" not in options.forbid]
-
-
-def ends_may_be_empty(problem: Problem, num_chunks: int) -> bool:
-    """Whether the embedding, and the loss, may have one of so many virtual stages to themselves."""
-    is_allowed = TARGETS[problem.target].empty_ends and "stages=empty" not in problem.options.forbid
-    are_short = problem.model.num_layers <= MOST_BESIDE_EMPTY * num_chunks
-    return is_allowed and (are_short or len(problem.cluster.classes) == 1)
-
-
-def most_virtual_stages(problem: Problem, stages: int) -> int:
-    """Virtual stages of so many stages that all find a layer, but for those that may be empty."""
-    num_layers = problem.model.num_layers
-    return (num_layers + 2 * ends_may_be_empty(problem, num_layers)) // stages
 
 
 def interleaving_is_asked_for(problem: Problem) -> bool:

@@ -24,7 +24,7 @@ from planner.data.result import Result, Termination
 from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
-from planner.search.bound_data import bound_data
+from planner.search.apart import bounds_of, with_predictions_apart
 from planner.search.degrees import list_degrees, may_mix_stages
 from planner.search.dive import dive
 from planner.search.floors import Floors
@@ -33,7 +33,7 @@ from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.mixed.opener import MixedOpener
 from planner.search.openings import Opener
-from planner.search.partition import NO_SPLIT, PartitionOpener, partition_bound_data
+from planner.search.partition import NO_SPLIT, PartitionOpener
 from planner.search.progress import Progress
 from planner.search.referee import Referee
 from planner.search.space import list_pairs
@@ -124,7 +124,7 @@ class Search:
 
     def _search(self) -> bool:
         """The search itself; whether the time limit cut it."""
-        prices = self.list_parts()
+        self.list_parts()
         assert self.opener is not None
         self.offer_seeds()
         cut = False
@@ -134,7 +134,8 @@ class Search:
         except KeyboardInterrupt:  # the rest is listed all the same, so that the plan has its bound
             cut = self.is_stopped = True
         if may_mix_stages(self.problem):
-            arguments = self.problem, prices, self.table, self.bounds, self.incumbent, self.gap, self.clock
+            table, prices = self.plain
+            arguments = self.problem, prices, table, self.bounds, self.incumbent, self.gap, self.clock
             self.mixed = MixedOpener(*arguments)
         if isinstance(self.opener, Opener):
             self.frontier.queue.turn_of = turn_of
@@ -149,27 +150,25 @@ class Search:
         return cut or self._loop(self.opener, *([self.mixed] if self.mixed else []))
 
     def list_parts(self) -> Prices:
-        """Price all rows of degrees and queue them with their numbers of stages."""
+        """Price all rows of degrees and queue them with their numbers of stages; the prices of plain rows."""
         self.is_listed = False
         self.reporter.report("listing choices", None, None, 0, 0)
         prices = price(self.problem, self.table.degrees)
         referee = Referee(self.problem, prices)
         if not TARGETS[self.problem.target].recompute_per_stage:
             self.table, prices, referee = spread(self.problem, self.table, prices)
-        kinds = layer_kinds(self.problem.model)
-        if kinds is None:
-            self.bounds = partition_bound_data(self.problem, prices)
-        else:
-            sends_block = not self.problem.stack.p2p_overlap
-            self.bounds = bound_data(self.problem.model.num_layers, kinds, prices, sends_block=sends_block)
-            self.frontier.floors.begin(self.problem, self.table, prices)
+        self.plain = self.table, prices
+        self.table, prices = with_predictions_apart(self.problem, *self.plain)
+        kinds, self.bounds = layer_kinds(self.problem.model), bounds_of(self.problem, self.table, prices)
+        if kinds is not None:
+            self.frontier.floors.begin(self.problem, *self.plain)
         self.pairs = list_pairs(self.problem, self.table, prices, self.bounds, self.frontier.floors)
         self.frontier.queue.stream(self.pairs.bound_s, self._pair)
         opener = PartitionOpener if kinds is None else Opener
         self.opener = opener(
             self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
         )
-        return prices
+        return self.plain[1]
 
     def _dived(self) -> None:
         self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
@@ -250,7 +249,8 @@ class Search:
     def _why_infeasible(self) -> str:
         if isinstance(self.opener, PartitionOpener):
             return NO_SPLIT
-        return why_infeasible(self.problem, self.table, self.opener.tables if self.opener else None)
+        table = self.plain[0] if self.opener else self.table
+        return why_infeasible(self.problem, table, self.opener.tables if self.opener else None)
 
     def _result(self, interrupted: bool) -> Result:
         import planner

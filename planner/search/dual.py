@@ -42,7 +42,7 @@ def dual_bounds_ms(
     ----------
     forward, backward, follow
         [order, stage, n] passes of one micro-batch, and what the stage adds after the pipeline, with n
-        layers and least recomputation; inf where n layers do not fit.
+        layers and least recomputation; inf where n layers do not fit or are too few.
     reduce_first
         [order, n] exposed reduction of stage 0 with its tail.
     hops
@@ -64,7 +64,6 @@ def dual_bounds_ms(
     share = (1 / follow_slope) / (1 / follow_slope).sum(axis=1, keepdims=True)
     cost = factor[:, :, None] * times + share[:, :, None] * follow
     cost[:, 0, :] += reduce_first
-    cost[:, :, 0] = np.inf
     return constant + _best_split(cost, num_layers, (factor * slope).mean(axis=1))
 
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import ENDS, Degrees, Floats, Prices
 from planner.data.problem import Problem
-from planner.search.degrees import DegreeTable, most_virtual_stages
+from planner.search.degrees import DegreeTable
+from planner.search.empty import most_virtual_stages
 from planner.tolerances import ROUNDING_TOL
 
 ANY_VIRTUAL = 0

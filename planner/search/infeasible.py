@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.stage_selection_data import most_layers
+from formulations.stage_selection_data import least_layers, most_layers
 from planner.cost.parameters import mtp_parameters, total_parameters
 from planner.cost.states import OPTIMIZER_BYTES, WEIGHT_BYTES
 from planner.data.problem import Problem
@@ -95,10 +95,11 @@ def _shortage_gib(tables: Tables, choice: int, order: tuple[int, ...]) -> tuple[
         return most_layers(replace(data, limit_gib=data.limit_gib + extra_gib))
 
     low, high = 0.0, 1.0
-    while held(high).min() < 1 or held(high).sum() < data.num_layers:
+    least = np.minimum(least_layers(data), 1)
+    while (held(high) < least).any() or held(high).sum() < data.num_layers:
         high *= 2
     for _ in range(40):
         middle = (low + high) / 2
-        enough = held(middle).min() >= 1 and held(middle).sum() >= data.num_layers
+        enough = (held(middle) >= least).all() and held(middle).sum() >= data.num_layers
         low, high = (low, middle) if enough else (middle, high)
     return high, int(np.argmin(held(high)))

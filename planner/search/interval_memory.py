@@ -27,6 +27,8 @@ class Position:
     last: bool
     num_stages: int
     """Stages of its pipeline."""
+    may_be_empty: bool
+    """Whether the stage may be without a layer."""
 
 
 def spans(values: Floats) -> Floats:
@@ -127,6 +129,7 @@ class IntervalMemory:
         working: Floats = np.maximum(largest, head)
         if self.at.first:
             gone = -self._largest(-self._of_class(kept_of_layers(self.prices, recompute)), without=-np.inf)
+            gone = np.where(np.isfinite(gone), gone, 0.0)
             working = np.maximum(working, float(self.prices.embedding_peak_bytes[c]) - gone)
         return working
 

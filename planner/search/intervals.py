@@ -20,6 +20,7 @@ from planner.cost.prices import Floats, Prices
 from planner.cost.stage import in_flight_1f1b
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
+from planner.search.empty import ends_without_layers
 from planner.search.interval_memory import IntervalMemory, Position, spans
 from planner.units import MS
 
@@ -70,6 +71,7 @@ class Intervals:
             constant_ms=float(self.prices.tied_sync_s[choice, order[0], order[-1]]) / MS
             if len(order) > 1
             else 0.0,
+            may_be_empty=ends_without_layers(self.problem, len(order)),
         )
 
     def hops_s(self, choice: int, order: Sequence[int]) -> Floats:
@@ -103,6 +105,7 @@ class Intervals:
                 first=stage == 0,
                 last=stage == num_stages - 1,
                 num_stages=num_stages,
+                may_be_empty=bool(ends_without_layers(self.problem, num_stages)[stage]),
             )
         )
 
@@ -155,7 +158,7 @@ class Intervals:
         count = len(kinds)
         run = np.arange(count + 1)[None, :] - np.arange(count + 1)[:, None]
         memory = IntervalMemory(prices, key, kinds)
-        extra = np.where((run > 0) & memory.fits_plain(), 0.0, np.inf)
+        extra = np.where((run >= (0 if key.may_be_empty else 1)) & memory.fits_plain(), 0.0, np.inf)
         selective = np.zeros(extra.shape, dtype=bool)
         full = np.zeros(extra.shape, dtype=np.int64)
         if "recompute=selective" not in forbid:

@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_data import StageSelectionData, least_layers
 from formulations.stage_selection_tables import (
     RecomputeTable,
     least_bottleneck_ms,
@@ -37,8 +37,8 @@ def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.
         # Take a layer where a stage loses most time by it, and keep the stage within what fits.
         shorter = np.maximum(layers - 1, 0)
         stages = np.arange(data.num_stages)
-        gain = np.where(layers > 1, times[stages, layers] - times[stages, shorter], -np.inf)
-        gain = np.where(np.isfinite(times[stages, shorter]), gain, -np.inf)
+        gives = (layers > 0) & np.isfinite(times[stages, shorter])
+        gain = np.where(gives, times[stages, layers] - np.where(gives, times[stages, shorter], 0.0), -np.inf)
         if not np.isfinite(gain).any():
             return None
         layers[int(np.argmax(gain))] -= 1
@@ -53,9 +53,8 @@ def repaired_layers(
     stages, counts = np.arange(data.num_stages), layers.copy()
     while counts.sum() != data.num_layers:
         if counts.sum() > data.num_layers:
-            busy = np.where(counts > 1, times[stages, counts], -np.inf)
-            fits = np.isfinite(times[stages, np.maximum(counts - 1, 0)])
-            busy = np.where(fits, busy, -np.inf)
+            gives = (counts > 0) & np.isfinite(times[stages, np.maximum(counts - 1, 0)])
+            busy = np.where(gives, times[stages, counts], -np.inf)
             if not np.isfinite(busy).any():
                 return None
             counts[int(np.argmax(busy))] -= 1
@@ -109,7 +108,7 @@ def _promising(
     objective by itself.
     """
     p = data.num_stages
-    can_give = np.flatnonzero(layers > 1)
+    can_give = np.flatnonzero(layers > least_layers(data))
     takers = np.arange(p)
     if p > ALL_PAIRS:
         one = np.eye(p, dtype=np.int64)

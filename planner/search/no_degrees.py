@@ -8,6 +8,7 @@ from planner.data.changes import without_a_wish
 from planner.data.problem import Problem
 from planner.rules import batch, chips, experts, narrow, sequence, tensor
 from planner.search.degrees import DegreeTable, allowed_stages, list_degrees
+from planner.search.empty import most_stages, most_without_layers
 
 
 def why_no_degrees(problem: Problem) -> str:
@@ -27,14 +28,16 @@ def why_no_stages(problem: Problem, table: DegreeTable) -> str | None:
     if any(allowed):
         return None
     options, layers = problem.options, problem.model.num_layers
-    most = min(int(table.max_stages.sum(axis=1).max()), layers)
+    longest = layers + most_without_layers(problem)
+    most = min(int(table.max_stages.sum(axis=1).max()), longest)
     pinned = options.pin.get("pp")
     if pinned is None:
         return (
             f"every number of pipeline stages that the chips hold, 1 to {most}, is ruled out by the options"
         )
-    if pinned > layers:
-        return f"pp={pinned} is pinned, but {problem.model.id} has {layers} layers, one a stage at least"
+    if pinned > longest:
+        but = " but for the embedding's and the loss's" if longest > layers else ""
+        return f"pp={pinned} is pinned, but {problem.model.id} has {layers} layers, one a stage at least{but}"
     if options.max_pipeline_parallel is not None and pinned > options.max_pipeline_parallel:
         return f"pp={pinned} is pinned, but at most {options.max_pipeline_parallel} stages are allowed"
     if f"pp={pinned}" in options.forbid:
@@ -48,7 +51,7 @@ def why_no_stages(problem: Problem, table: DegreeTable) -> str | None:
 
 def stages_of_rows(problem: Problem, table: DegreeTable) -> list[list[int]]:
     """Numbers of stages that each row of degrees may have, [choice]."""
-    most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
+    most = most_stages(problem)
     return [allowed_stages(problem.options, min(int(limit), most)) for limit in table.max_stages.sum(axis=1)]
 
 

@@ -97,7 +97,7 @@ class Opener(Solver):
         parts = []
         for _, pair in pairs:
             limits = self.limits_of(pair.choice, pair.stages)
-            parts.append(Part(pair.choice, pair.stages, limits, self._is_tiny(pair.stages)))
+            parts.append(Part(pair.choice, pair.stages, limits, self._is_tiny(pair.choice, pair.stages)))
         tasks = [
             Task(part.choice, part.limits, part.stages, self.cutoff_beyond_s(bound_s))
             for (bound_s, _), part in zip(pairs, parts, strict=True)
@@ -128,15 +128,18 @@ class Opener(Solver):
 
     def _push_found(self, bound_s: float, part: Part, found: PartBound) -> None:
         bound_s = max(bound_s, found.bound_s)
-        if part.limits == self.limits_of(part.choice, part.stages):
+        whole = part.limits == self.limits_of(part.choice, part.stages)
+        if whole and not self.table.is_apart(part.choice):
             self.frontier.floors.note(Cell(part.choice, part.stages), bound_s)
         if bound_s < self.frontier.cutoff_s:
             self._try_orders(part.choice, found.found)
         self.frontier.push(bound_s, part)
 
-    def _is_tiny(self, stages: int) -> bool:
+    def _is_tiny(self, choice: int, stages: int) -> bool:
         """Whether all splits of an order are tried at once, which costs less than to bound it."""
-        return comb(self.problem.model.num_layers - 1, stages - 1) <= self.max_splits
+        bare = self.bounds.num_empty
+        more = int(bare[choice]) if stages > 1 and bare.any() else 0
+        return comb(self.problem.model.num_layers + more - 1, stages - 1) <= self.max_splits
 
     def cutoff_beyond_s(self, bound_s: float) -> float:
         """Just beyond the cutoff, so that no rounding reopens a part; twice the bound without a plan."""
@@ -180,7 +183,7 @@ class Opener(Solver):
     def _bound_group(self, bound_s: float, part: GroupList) -> None:
         """Bound a group again, with memory, whole layers and hops."""
         counts = tuple(int(count) for count in part.groups.counts[part.start])
-        if not self._is_tiny(sum(counts)):
+        if not self._is_tiny(part.choice, sum(counts)):
             cutoff_s = self.cutoff_beyond_s(bound_s)
             found = self.relaxer.bound(
                 part.choice,
@@ -276,7 +279,7 @@ class Opener(Solver):
     def _open_order(self, bound_s: float, part: Order) -> None:
         """Bound the order by itself and try the split that comes up; its program waits for its turn."""
         program = Program(part.choice, part.order, (), ())
-        if self._is_tiny(len(part.order)):
+        if self._is_tiny(part.choice, len(part.order)):
             if self.try_order(part.choice, part.order):
                 self._solve(bound_s, program)
             return

@@ -25,6 +25,7 @@ from planner.search.assemble import assemble_plan, hosts_needed
 from planner.search.bound_data import BoundData, bound_data
 from planner.search.bounds import group_bounds
 from planner.search.degrees import DegreeTable
+from planner.search.empty import most_without_layers
 from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Order, Pair, Program
 from planner.search.kinds import LayerKinds
@@ -59,7 +60,11 @@ def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
     share = (times / lightest[:, None, :]).min(axis=2)
     kinds = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
     plain = bound_data(
-        problem.model.num_layers, LayerKinds(0, 0, 0), prices, sends_block=not problem.stack.p2p_overlap
+        problem.model.num_layers,
+        LayerKinds(0, 0, 0),
+        prices,
+        sends_block=not problem.stack.p2p_overlap,
+        num_empty=most_without_layers(problem),
     )
     return replace(
         plain,
@@ -233,7 +238,7 @@ def improved(data: LayerPartitionData, cuts: Cuts) -> tuple[Cuts, float]:
             (*cuts[:s], cuts[s] + by, *cuts[s + 1 :])
             for s in range(len(cuts))
             for by in (-2, -1, 1, 2)
-            if edges[s] < cuts[s] + by < edges[s + 2]
+            if edges[s] <= cuts[s] + by <= edges[s + 2]
         ]
         values = [objective_ms(data, other) for other in moved]
         if not values or min(values) >= value:

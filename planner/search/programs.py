@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.options import SolveOptions
-from formulations.stage_selection_data import StageSelectionData, StageSelectionResult
+from formulations.stage_selection_data import StageSelectionData, StageSelectionResult, least_layers
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
@@ -83,9 +83,12 @@ class Solver(Judge):
 
     def _try_all(self, part: Program, data: StageSelectionData) -> bool:
         """Judge all splits that may still win, where there are few; whether there were few."""
-        splits = all_splits(data.num_layers, data.num_stages, self.max_splits)
+        # Stages that need no layer get one more, which is then taken away.
+        more = (least_layers(data) == 0).astype(np.int64)
+        splits = all_splits(data.num_layers + int(more.sum()), data.num_stages, self.max_splits)
         if splits is None:
             return False
+        splits = splits - more
         values_s = objectives_ms(data, least_recompute(data), splits) * MS
         for i in np.argsort(values_s, kind="stable"):
             if values_s[i] >= self.frontier.cutoff_s:

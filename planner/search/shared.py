@@ -92,8 +92,8 @@ def current() -> Shared | None:
 def table_key(problem: Problem) -> str:
     """Hash of all of a problem that tables depend on."""
     file = load.problem_file(problem)
-    recomputes = [wish for wish in problem.options.forbid if wish.startswith("recompute=")]
-    text = file.model_dump_json(exclude=_NO_PART_OF_A_TABLE) + ",".join(sorted(recomputes))
+    told = [wish for wish in problem.options.forbid if wish.startswith(("recompute=", "stages="))]
+    text = file.model_dump_json(exclude=_NO_PART_OF_A_TABLE) + ",".join(sorted(told))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -14,7 +14,13 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds, relaxed_bounds
-from planner.search.degrees import DegreeTable, allowed_stages, one_virtual_stage_is_allowed
+from planner.search.degrees import (
+    LEAST_APART,
+    DegreeTable,
+    allowed_stages,
+    one_virtual_stage_is_allowed,
+)
+from planner.search.empty import most_stages
 from planner.search.floors import Floors
 from planner.tolerances import COUNT_TOL
 
@@ -54,12 +60,14 @@ def list_pairs(
 
     Bounds are no less than what is known of them (`floors`).
     """
-    most = min(problem.model.num_layers, problem.options.max_pipeline_parallel or problem.model.num_layers)
-    limits = np.minimum(table.max_stages.sum(axis=1), most)
+    apart = np.arange(len(table)) >= (len(table) if table.num_plain is None else table.num_plain)
+    limits = [most_stages(problem, predictions_apart=flag) for flag in (False, True)]
+    limits = np.minimum(table.max_stages.sum(axis=1), np.where(apart, limits[1], limits[0]))
     allowed = [allowed_stages(problem.options, int(limit)) for limit in limits]
     choice = np.repeat(np.arange(len(table)), [len(counts) for counts in allowed])
     stages = np.array([count for counts in allowed for count in counts], dtype=np.int64)
     holds = stages >= fewest_stages(problem, table, prices)[choice]
+    holds &= (stages >= LEAST_APART) | ~apart[choice]
     choice, stages = choice[holds], stages[holds]
     if len(stages) == 0 or not one_virtual_stage_is_allowed(problem.options):
         choice, stages = choice[:0], stages[:0]
@@ -79,7 +87,7 @@ def fewest_stages(problem: Problem, table: DegreeTable, prices: Prices) -> Float
     """
     kinds: Counter[str] = Counter(problem.model.kind_of_layer)
     counts = np.array([kinds[kind] for kind in prices.kinds], dtype=np.float64)
-    need = []
+    prices, need = prices.rows(slice(len(table))), []
     for num_stages in (1, 2):
         own = in_pipeline_of(prices, num_stages)
         of_layer = own.layer_state_bytes.sum(axis=2)[..., None] + own.layer_activation_full_bytes

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData, exposed_reduction_ms
 from formulations.stage_selection_tables import RecomputeTable, least_recompute, stage_times_ms
-from planner.cost.hops import hop_send_s
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
-from planner.search.coefficients import Entries, entry_coefficients, stage_coefficients
+from planner.search.coefficients import entry_coefficients, stage_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.dual import dual_bounds_ms, in_pieces
+from planner.search.entries import entries_of, order_hops_s
 from planner.search.local import first_layers
 from planner.units import MS
 
@@ -95,6 +95,7 @@ class Tables:
                     int(self.table.stage_size[choice]),
                     int(self.table.num_microbatches[choice]),
                     class_of_stage,
+                    rows_apart=self.table.rows_apart(choice),
                 )
             )
 
@@ -109,7 +110,7 @@ class Tables:
         if self._shared is None:
             return make()
         filled = min(int(self.table.num_microbatches[choice]), num_stages)
-        row = shared.degrees_key(self.table.degrees, choice)
+        row = shared.degrees_key(self.table.degrees, choice), self.table.is_apart(choice)
         return self._shared.value((self._key, row, num_stages, filled, what), make)
 
     def of_classes(self, choice: int, num_stages: int) -> ClassTables:
@@ -136,7 +137,7 @@ class Tables:
 
         ends = np.ix_(used, used)
         tied = np.full((shape[0], shape[0]), np.inf)
-        tied[ends] = self.prices.tied_sync_s[choice][ends] / MS if num_stages > 1 else 0.0
+        tied[ends] = self._least_tied_ms(choice, num_stages)[ends]
 
         def by_class(values: Floats) -> Floats:
             table = np.full(shape, np.inf)
@@ -152,16 +153,26 @@ class Tables:
             tied_ms=tied,
         )
 
+    def _least_tied_ms(self, choice: int, num_stages: int) -> Floats:
+        """What sharing an embedding takes at least with these classes at the ends, [node_class, node_class].
+
+        Beside predictions on a stage of their own: with the best class for that stage.
+        """
+        rows = self.table.rows_apart(choice)
+        if rows is None:
+            shared: Floats = self.prices.tied_sync_s[choice] / MS * (num_stages > 1)
+            return shared
+        used = self.table.max_stages[choice] > 0
+        all_pairs = self.prices.tied_sync_s[rows[1]] / MS
+        to_predictions = np.where(used, all_pairs, np.inf).min(axis=1)[:, None]
+        least: Floats = to_predictions + 0.0 * all_pairs
+        return np.maximum(least, all_pairs) if self.problem.model.tied_embeddings else least
+
     def _all_stages(self, choice: int, num_stages: int, used: NDArray[np.int64]) -> StageSelectionData:
         """Coefficients of a stage of every class at every place, one class after the other; without sends."""
-        number = num_stages * len(used)
-        entries = Entries(
-            choice=np.full(number, choice, dtype=np.int64),
-            node_class=np.repeat(used, num_stages),
-            position=np.tile(np.arange(num_stages), len(used)),
-            num_stages=num_stages,
-        )
-        count, nothing = int(self.table.num_microbatches[choice]), np.zeros(number)
+        classes = np.repeat(used, num_stages)
+        entries = entries_of(self.problem, choice, num_stages, classes, self.table.rows_apart(choice))
+        count, nothing = int(self.table.num_microbatches[choice]), np.zeros(len(classes))
         return entry_coefficients(self.problem, self.prices, entries, count, nothing, nothing)
 
     def longest_step_s(self, choice: int, num_stages: int, used: Sequence[int]) -> float:
@@ -203,11 +214,8 @@ class Tables:
 
     def hops_s(self, choice: int, order: Sequence[int]) -> Floats:
         """Time of each hop of an order, [stage]; the last is 0 [s]."""
-        per_node = [node_class.chips_per_node for node_class in self.problem.cluster.classes]
-        size = int(self.table.stage_size[choice])
-        hops = hop_send_s(
-            self.prices.send_s[choice], self.prices.send_inside_s[choice], order, size, per_node
-        )
+        size, rows = int(self.table.stage_size[choice]), self.table.rows_apart(choice)
+        hops = order_hops_s(self.problem, self.prices, choice, size, order, rows)
         hops[-1] = 0.0
         return hops
 
@@ -223,7 +231,7 @@ class Tables:
 
         def holds(limit: float) -> bool:
             most = np.where(times <= limit, layers, 0).max(axis=1)
-            return bool(most.min() >= 1 and most.sum() >= times.shape[1] - 1)
+            return bool((times <= limit).any(axis=1).all() and most.sum() >= times.shape[1] - 1)
 
         if not holds(high):
             return float("inf")

@@ -14,7 +14,8 @@ from planner.cost.prices import Floats, Prices
 from planner.data.options import RECOMPUTE_KINDS
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
-from planner.search.degrees import DegreeTable, ends_may_be_empty
+from planner.search.degrees import DegreeTable
+from planner.search.empty import ends_may_be_empty
 from planner.search.kinds import layer_kinds
 from planner.simulate.schedules import in_flight_peaks
 from planner.tolerances import MEMORY_TOL_BYTES
@@ -38,7 +39,7 @@ def virtual_coefficients(
     classes = np.array(class_of_stage)
     p, v, c = len(classes), virtual_stages, choice
     m, size = int(table.num_microbatches[c]), int(table.stage_size[c])
-    stage = stage_coefficients(problem, prices, c, size, m, class_of_stage, with_sends=False)
+    stage = stage_coefficients(problem, prices, c, size, m, class_of_stage, with_sends=False, whole=False)
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(prices.send_s[c], prices.send_inside_s[c], class_of_stage, size, per_node) / MS
     if not with_sends:

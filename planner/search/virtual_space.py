@@ -13,13 +13,8 @@ from planner.data.problem import Problem
 from planner.rules.pipeline import interleaving_is_legal
 from planner.rules.target import TARGETS
 from planner.search.bound_data import BoundData
-from planner.search.degrees import (
-    DegreeTable,
-    allowed_stages,
-    allowed_virtual_stages,
-    ends_may_be_empty,
-    most_virtual_stages,
-)
+from planner.search.degrees import DegreeTable, allowed_stages, allowed_virtual_stages
+from planner.search.empty import ends_may_be_empty, most_virtual_stages
 from planner.search.space import fewest_stages
 from planner.search.virtual_bounds import virtual_bounds
 from planner.search.virtual_items import VirtualPair
@@ -45,6 +40,8 @@ class VirtualSpace:
         fewest = fewest_stages(self.problem, self.table, self.prices)
         found: list[tuple[int, int]] = []
         for choice in range(len(self.table)):
+            if self.table.is_apart(choice):
+                continue
             m = int(self.table.num_microbatches[choice])
             limit = min(most, int(self.table.max_stages[choice].sum()))
             found += [

@@ -14,7 +14,8 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
 from planner.search.bound_data import BoundData
-from planner.search.degrees import DegreeTable, ends_may_be_empty
+from planner.search.degrees import DegreeTable
+from planner.search.empty import ends_may_be_empty
 from planner.search.kinds import layer_kinds
 from planner.search.tables import ClassTables
 from planner.search.virtual_data import virtual_coefficients
@@ -145,4 +146,6 @@ class VirtualTables:
         first[:, 0] += bounds.embedding_s[choice]
         tail = bounds.tail_s[choice] / MS
         hop = self._hop_ms(choice)
-        return StageTimes(1, whole.times_ms, whole.follow_ms, first / MS, tail, hop, whole.tied_ms)
+        times = whole.times_ms.copy()
+        times[:, :, 0] = np.inf  # another chunk has a layer
+        return StageTimes(1, times, whole.follow_ms, first / MS, tail, hop, whole.tied_ms)

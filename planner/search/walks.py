@@ -104,7 +104,7 @@ class Walks:
         classes = self.chain.kind_class
         times = tables.times[classes] + self.chain.kind_blocked_ms[:, None, None]
         fits = np.flatnonzero((times <= widest_ms).any(axis=(0, 1)))
-        self.width = int(fits[-1]) + 1 if len(fits) else 2
+        self.width = max(int(fits[-1]) + 1, 2) if len(fits) else 2
 
         def by_stage(values: Floats) -> Floats:
             turned: Floats = np.ascontiguousarray(values[classes][:, :, : self.width].transpose(1, 0, 2))
@@ -124,7 +124,6 @@ class Walks:
         self.slowest = self.slowest + (theta[:, None, None] + behind) * reduce
         for costs in (self.before, self.once, self.twice, self.slowest):
             costs[~np.isfinite(costs)] = np.inf
-            costs[:, :, 0] = np.inf
         self.hops_paid = np.full((3, self.num_stages), 2.0)
         """[before s, behind s, behind s by a short row; stage] how often the hop behind a stage counts."""
         self.hops_paid[0] -= behind[:, 0, 0]

@@ -38,6 +38,8 @@ def keeps_wishes(problem: Problem, plan: Plan) -> bool:
         return False
     if "stages=empty" in options.forbid and any(last < first for s in stages for first, last in s.chunks):
         return False
+    if "stages=predictions" in options.forbid and plan.prediction_stage is not None:
+        return False
     names = [node_class.name for node_class in problem.cluster.classes]
     busy = {place[0] for stage in stages for place in stage.places}
     if not busy <= set(names) - set(options.spare):

@@ -17,6 +17,7 @@ and whose communicator is one of three; with a head of its own the last stage ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -50,11 +51,24 @@ def prices_with_prediction_stage(
     """
     stage = plan.prediction_stage
     assert stage is not None and len(degrees) == 1
+    ordinary, last, own = prices_of_kinds(problem, degrees, prices)
+    if plan.stages[stage].recompute == "selective":
+        own = replace(own, head_backward_s=own.head_backward_s + prices.predictions_selective_s)
+    choices = [{stage: 2, len(plan.stages) - 1: 1}.get(s, 0) for s in range(len(plan.stages))]
+    # The extra backward of selective recomputation is in the rows.
+    return replace(stacked((ordinary, last, own)), num_predictions=0), choices
+
+
+def prices_of_kinds(problem: Problem, degrees: Degrees, prices: Prices) -> tuple[Prices, Prices, Prices]:
+    """Prices of ordinary stages, of the last one and of that of predictions, for each row of degrees.
+
+    What the stage of predictions recomputes beside its layers is not among them.
+    """
     without = problem.model_copy(update={"model": problem.model.model_copy(update={"mtp_num_layers": 0})})
     head, n = price(without, degrees), problem.model.mtp_num_layers
     tied = problem.model.tied_embeddings
     ring, sizes = RING_OF_THREE if tied else 1.0, Sizes.of(problem, degrees)
-    outside = fixed_bytes(problem, sizes, 1, degrees.dp_mode, HOLDERS_OF_TIED if tied else 2.0)
+    outside = fixed_bytes(problem, sizes, len(degrees), degrees.dp_mode, HOLDERS_OF_TIED if tied else 2.0)
     prices = replace(prices, fixed_bytes=outside)
     last: dict[str, Floats] = {"tied_sync_s": ring * prices.tied_sync_s}
     own: dict[str, Floats] = {"tied_sync_s": ring * prices.tied_sync_s}
@@ -66,20 +80,20 @@ def prices_with_prediction_stage(
     for name in ("head_reduce_s", "head_gather_s", "head_optimizer_s", "head_state_bytes"):
         last[name] = getattr(head, name)
         own[name] = np.maximum(getattr(prices, name) - last[name], 0.0)
-    if plan.stages[stage].recompute == "selective":
-        own["head_backward_s"] = own["head_backward_s"] + prices.predictions_selective_s
     # No logits; the passing buffers of a prediction's backward are those of its layer.
     own["head_peak_bytes"] = prices.layer_working_bytes[:, list(prices.prediction_kinds)].max(axis=(1, -1))
     for changes in (last, own):
         changes["pipeline_buffer_bytes"] = (1 + n) * prices.pipeline_buffer_bytes
     for name in ("send_s", "send_inside_s"):
         last[name] = (1 + n) * getattr(prices, name)  # a hop takes the longer of its two sides
-    rows = (prices, replace(prices, **last), replace(prices, **own))  # type: ignore[arg-type]
+    return prices, replace(prices, **last), replace(prices, **own)  # type: ignore[arg-type]
+
+
+def stacked(parts: Sequence[Prices]) -> Prices:
+    """Prices of all rows of some, one after the other; what has no row is that of the first."""
     joined = {
-        field.name: np.concatenate([getattr(row, field.name) for row in rows])
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
         for field in fields(Prices)
-        if isinstance(getattr(prices, field.name), np.ndarray) and field.name not in _WITHOUT_CHOICE
+        if isinstance(getattr(parts[0], field.name), np.ndarray) and field.name not in _WITHOUT_CHOICE
     }
-    choices = [{stage: 2, len(plan.stages) - 1: 1}.get(s, 0) for s in range(len(plan.stages))]
-    # The extra backward of selective recomputation is in the rows.
-    return replace(prices, **joined, num_predictions=0), choices  # type: ignore[arg-type]
+    return replace(parts[0], **joined)  # type: ignore[arg-type]

@@ -98,6 +98,8 @@ def by_hand(p: int, num_layers: int, num_microbatches: int, **terms: object) -> 
         "constant_ms": 0.0,
         "lead": np.zeros(p, dtype=np.int64),
         "alone_gib": None,
+        "may_be_empty": None,
+        "must_be_empty": None,
         "alike": None,
     }
     given = {

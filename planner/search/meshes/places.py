@@ -20,7 +20,8 @@ from formulations.stage_selection_data import StageSelectionData, exposed_reduct
 from formulations.stage_selection_tables import least_recompute, stage_times_ms
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.coefficients import Entries, entry_coefficients
+from planner.search.coefficients import entry_coefficients
+from planner.search.entries import Entries
 from planner.search.meshes.shapes import Batch
 from planner.search.meshes.tables import least_hops_ms, tied_ms, with_mode
 

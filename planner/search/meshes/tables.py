@@ -11,7 +11,8 @@ from formulations.stage_selection_data import StageSelectionData
 from planner.cost.prices import Floats, Prices
 from planner.cost.resharding import mesh_hops_s
 from planner.data.problem import Problem
-from planner.search.coefficients import Entries, entry_coefficients
+from planner.search.coefficients import entry_coefficients
+from planner.search.entries import Entries
 from planner.search.meshes.shapes import Batch
 from planner.search.tables import Start, start_of
 from planner.units import MS

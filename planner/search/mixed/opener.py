@@ -22,6 +22,7 @@ from planner.data.result import Evaluation
 from planner.rules.hosts import transports_meet
 from planner.search.bound_data import BoundData, bound_data
 from planner.search.degrees import DegreeTable
+from planner.search.empty import most_without_layers
 from planner.search.items import Item, Order, Part, Program
 from planner.search.kinds import layer_kinds
 from planner.search.mixed.memory import is_cautious
@@ -64,14 +65,18 @@ class MixedOpener(Opener):
         clock: Clock,
     ) -> None:
         frontier: Frontier[Item] = Frontier(incumbent, gap)
-        self.space = MixedSpace(problem, table, bounds.layer_s)
+        self.space = MixedSpace(problem, table, bounds.layer_s[: len(table)])
         super().__init__(problem, prices, self.space.table, bounds, frontier, clock)
         mixed = MixedTables(problem, prices, self.space, lambda: self.frontier.cutoff_s)
         kinds = layer_kinds(problem.model)
         assert kinds is not None
         self.tables, self.mixed = mixed, mixed
         self.bounds = bound_data(
-            problem.model.num_layers, kinds, mixed.prices, sends_block=not problem.stack.p2p_overlap
+            problem.model.num_layers,
+            kinds,
+            mixed.prices,
+            sends_block=not problem.stack.p2p_overlap,
+            num_empty=most_without_layers(problem),
         )
         self.relaxer = Relaxer(
             mixed.problem, mixed.prices, self.table, mixed, lambda: self.clock.is_up, counts_hosts=False
@@ -82,7 +87,7 @@ class MixedOpener(Opener):
         self.left_out = False
         """Whether the last listing of compositions left some out."""
         for bound_s, part in self.space.parts(mixed.prices, self.bounds):
-            fine = self._is_tiny(part.stages)
+            fine = self._is_tiny(part.choice, part.stages)
             self.frontier.push(bound_s, Part(part.choice, part.stages, part.limits, fine))
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
@@ -100,7 +105,7 @@ class MixedOpener(Opener):
         """Bound an order of kinds and list its compositions; try a composition and queue its program."""
         choice, order = part.choice, part.order
         if order[0] < 2 * self.mixed.num_classes:
-            if not self._is_tiny(len(order)):
+            if not self._is_tiny(choice, len(order)):
                 bound_s, _ = self._bound_order(bound_s, part)
             if bound_s >= self.frontier.cutoff_s:
                 self.frontier.close(bound_s)
@@ -114,14 +119,14 @@ class MixedOpener(Opener):
             return
         if self.try_order(choice, order):
             program = Program(choice, order, (), ())
-            if self._is_tiny(len(order)):
+            if self._is_tiny(choice, len(order)):
                 self._solve(bound_s, program)
             else:
                 self.frontier.push(bound_s, program)
 
     def _solve(self, bound_s: float, part: Program) -> None:
         """The same, for so many answers at most."""
-        if len(part.excluded) >= MAX_ANSWERS and not self._is_tiny(len(part.order)):
+        if len(part.excluded) >= MAX_ANSWERS and not self._is_tiny(part.choice, len(part.order)):
             self.frontier.close(bound_s)
             return
         super()._solve(bound_s, part)

@@ -39,6 +39,7 @@ from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
 from planner.search.bounds import relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
+from planner.search.empty import most_stages
 from planner.search.relaxed_part import Limits
 from planner.search.space import fewest_stages
 from planner.search.walks import Ints
@@ -133,9 +134,7 @@ class MixedSpace:
         order, whole = self.fastest_first[choice].tolist(), self.whole[choice].tolist()
         forced = sum(n + x for n, x in zip(whole, mixed, strict=True) if x)
         free = [i for i, x in enumerate(mixed) if not x and whole[i]]
-        layers = self.problem.model.num_layers
-        most = min(forced + sum(whole[i] for i in free), layers)
-        most = min(most, self.problem.options.max_pipeline_parallel or most)
+        most = min(forced + sum(whole[i] for i in free), most_stages(self.problem))
         for stages in allowed_stages(self.problem.options, most):
             if stages < max(forced, fewest):
                 continue

@@ -22,8 +22,9 @@ from formulations.stage_selection_data import StageSelectionData, exposed_reduct
 from formulations.stage_selection_tables import least_recompute, stage_times_ms
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.coefficients import Entries, entry_coefficients
+from planner.search.coefficients import entry_coefficients
 from planner.search.degrees import DegreeTable
+from planner.search.entries import Entries
 from planner.search.meshes.places import following_ms
 from planner.search.replicas.items import held_levels, least_hops_s, least_prices, least_tied_ms, list_items
 from planner.search.replicas.space import Ints, adapter_rates, exchange_floor_s, exchanged_bytes

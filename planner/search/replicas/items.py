@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.coefficients import Entries
 from planner.search.degrees import DegreeTable
+from planner.search.entries import Entries
 from planner.search.replicas.space import Ints
 from planner.units import MS
 

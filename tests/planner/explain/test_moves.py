@@ -89,3 +89,10 @@ def test_hosts_that_two_stages_share_hold_the_layers_of_both() -> None:
     plan = plan_of("llama3-8b-h100-8", {"tp": 2, "pp": 4})
     (pieces,) = held(load_problem("llama3-8b-h100-8").model, plan).values()
     assert pieces == {*range(32), "embedding", "head"}
+
+
+def test_ends_lie_on_the_first_and_the_last_stage_where_these_have_no_layer() -> None:
+    """The neighbours, which hold the first and the last layer, counted as if they held the ends too."""
+    pieces = held(PROBLEM.model, four_hosts(0, 16, 16, 0))
+    assert pieces["a"] == {"embedding"} and pieces["d"] == {"head"}
+    assert pieces["b"] == set(range(16)) and pieces["c"] == set(range(16, 32))

@@ -74,7 +74,7 @@ def test_annealed_plans_keep_the_limits_and_repeat(monkeypatch: pytest.MonkeyPat
     assert found == anneal(times, [plan], fewest, most, 1, lambda: False)
     for order, layers in found:
         assert all(order.count(c) <= room for c, room in enumerate(most))
-        assert sum(layers) == judge.problem.model.num_layers and min(layers) >= 1
+        assert sum(layers) == judge.problem.model.num_layers and min(layers) >= 0 < min(layers[1:-1])
     values = times.values_ms(
         np.array([order for order, _ in (plan, *found)]), np.array([n for _, n in (plan, *found)])
     )

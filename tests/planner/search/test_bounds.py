@@ -14,6 +14,7 @@ from planner.data.load import build_problem
 from planner.search.bound_data import bound_data
 from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
+from planner.search.empty import ends_without_layers, most_stages, most_without_layers
 from planner.search.judge import Judge
 from planner.search.kinds import layer_kinds
 from planner.search.orders import all_orders, block_orders, count_orders
@@ -36,12 +37,13 @@ def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
     prices = price(problem, table.degrees)
     kinds = layer_kinds(problem.model)
     assert kinds is not None
-    data = bound_data(problem.model.num_layers, kinds, prices, sends_block=not problem.stack.p2p_overlap)
+    sends_block, bare = not problem.stack.p2p_overlap, most_without_layers(problem)
+    data = bound_data(problem.model.num_layers, kinds, prices, sends_block=sends_block, num_empty=bare)
     tables = Tables(problem, prices, table)
     rng = np.random.default_rng(seed)
     for _ in range(12):
         choice = int(rng.integers(len(table)))
-        most = min(problem.model.num_layers, int(table.max_stages[choice].sum()))
+        most = min(most_stages(problem), int(table.max_stages[choice].sum()))
         stages = int(rng.integers(1, most + 1))
         groups = list_groups(table, data, choice, stages, 0.0)
         counts = groups.counts[int(rng.integers(len(groups)))]
@@ -56,16 +58,12 @@ def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
         if not np.isfinite(order_tau_s):
             continue
         coefficients = tables.data(choice, order)
+        more = ends_without_layers(problem, stages).astype(np.int64)
+        end = problem.model.num_layers + int(more.sum())
         splits = np.array(
             [
-                np.diff(
-                    [
-                        0,
-                        *sorted(rng.choice(np.arange(1, problem.model.num_layers), stages - 1, False)),
-                        problem.model.num_layers,
-                    ]
-                )
-                for _ in range(20)
+                np.diff([0, *sorted(rng.choice(np.arange(1, end), stages - 1, False)), end]) - more
+                for _ in range(40)
             ]
         )
         values_s = objectives_ms(coefficients, least_recompute(coefficients), splits) * MS

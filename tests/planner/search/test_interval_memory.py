@@ -17,11 +17,11 @@ from planner.search.interval_memory import IntervalMemory, Position
 
 
 def stages(prices: Prices, at: Position, kinds: list[int], recompute: str, layers: int) -> np.ndarray:
-    """Memory of every run [bytes]; of empty ones infinite."""
-    count = len(kinds)
+    """Memory of every run [bytes]; infinite of empty ones where the stage must have a layer."""
+    count, least = len(kinds), 0 if at.may_be_empty and recompute == "none" else 1
     sizes = np.full((count + 1, count + 1), np.inf)
     for first, end in product(range(count + 1), repeat=2):
-        if end - first >= max(layers, 1):
+        if end - first >= max(layers, least):
             run = (tuple(kinds[first:end]),)
             content = StageContent(at.node_class, run, at.first, at.last, recompute, layers)
             pipeline = 1 if at.first and at.last else 4
@@ -42,7 +42,8 @@ def test_runs_fit_where_the_referee_says_so(stack: str, sequence: int, first: bo
     )
     prices = price(of, Degrees.single(tensor_parallel=2, data_parallel=2))
     kinds = [prices.kinds.index(kind) for kind in of.model.kind_of_layer[:12]]
-    at = Position(0, 0, 2, first, last, num_stages=1 if first and last else 4)
+    alone = first and last
+    at = Position(0, 0, 2, first, last, num_stages=1 if alone else 4, may_be_empty=first != last)
     for recompute, layers in [("none", 0), ("selective", 0), ("full", 1), ("full", 4)]:
         sizes = stages(prices, at, kinds, recompute, layers)
         room = float(np.median(sizes[np.isfinite(sizes)])) * 1.001

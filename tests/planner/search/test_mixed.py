@@ -26,8 +26,8 @@ from tests.random_problems import random_problem, with_an_old_class
 REL = 1e-9
 
 
-def odd_problem(seed: int) -> Problem:
-    """A small problem whose classes rarely hold whole stages without a rest."""
+def odd_problem(seed: int, *, empty: bool = False) -> Problem:
+    """A small problem whose classes rarely hold whole stages without a rest; `empty`: nor a layer on all."""
     problem = random_problem(seed, most_layers=3, num_classes=2 + (seed % 5 == 0))
     rng = np.random.default_rng([seed, 7])
     sizes = [(3, 1), (1, 3), (1, 1), (3, 1)]
@@ -46,14 +46,15 @@ def odd_problem(seed: int) -> Problem:
     batch = int(rng.choice([2, 4, 8]))
     workload = problem.workload.model_copy(update={"global_batch_size": batch, "seq_length": 4096})
     model = problem.model.model_copy(update={"num_layers": int(rng.integers(2, 4))})
-    options = problem.options.model_copy(update={"forbid": ()})
+    options = problem.options.model_copy(update={"forbid": () if empty else ("stages=empty",)})
     changed = {"cluster": cluster, "workload": workload, "model": model, "options": options}
     return problem.model_copy(update=changed)
 
 
-def assert_search_finds_the_best(seed: int, *, old_class: bool = False) -> bool:
+def assert_search_finds_the_best(seed: int, *, old_class: bool = False, empty: bool = False) -> bool:
     """Whether a mixed plan is the best, too."""
-    problem = with_an_old_class(odd_problem(seed), seed) if old_class else odd_problem(seed)
+    problem = odd_problem(seed, empty=empty)
+    problem = with_an_old_class(problem, seed) if old_class else problem
     mixed, whole = brute_force_mixed(problem), brute_force(problem)
     best_s = min(mixed.step_s, whole.step_s)
     result = driver.search(problem)

@@ -8,6 +8,7 @@ import pytest
 
 from planner.cost import memory
 from planner.cost.prices import Degrees
+from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.search import driver
 from planner.search.programs import Solver
@@ -36,8 +37,21 @@ def assert_search_finds_the_best(
     num_classes: int = 2,
     communicators: bool = False,
     old_class: bool = False,
-) -> None:
-    problem = random_problem(seed, experts=experts, most_context=most_context, num_classes=num_classes)
+    empty: bool = False,
+    most_layers: int = 6,
+) -> Plan | None:
+    """Hold one problem against brute force; its plan. Stages without a layer, which take long, if `empty`."""
+    problem = random_problem(
+        seed,
+        experts=experts,
+        most_context=most_context,
+        num_classes=num_classes,
+        most_layers=most_layers,
+    )
+    if not empty:
+        forbid = (*problem.options.forbid, "stages=empty")
+        options = problem.options.model_copy(update={"forbid": forbid})
+        problem = problem.model_copy(update={"options": options})
     problem = with_communicators_of(problem, seed) if communicators else problem
     problem = with_an_old_class(problem, seed) if old_class else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
@@ -48,18 +62,71 @@ def assert_search_finds_the_best(
     assert best.num_plans <= MAX_PLANS
     if best.what == ():
         assert result.termination == "infeasible", f"seed {seed}"
-        return
+        return None
     assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {best}"
     judged = evaluate(problem, result.plan)
     assert judged.violations == ()
     assert judged.step_s == pytest.approx(best.step_s, rel=REL), f"seed {seed}: {best.what}"
     assert result.termination == "optimal"
     assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
+    return result.plan
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
     assert_search_finds_the_best(seed)
+
+
+@pytest.mark.parametrize("seed", [202, *(pytest.param(s, marks=pytest.mark.slow) for s in (228, 230, 238))])
+@pytest.mark.parametrize("by_programs", [False, True])
+def test_the_best_plan_has_a_stage_without_a_layer(
+    seed: int, by_programs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedding or the loss alone on a whole stage, which the search once left out of its space."""
+    if by_programs:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    plan = assert_search_finds_the_best(seed, empty=True)
+    assert plan is not None and any(last < first for stage in plan.stages for first, last in stage.chunks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [*range(100, 130), *range(203, 208), *range(209, 228)])
+def test_search_equals_brute_force_with_stages_without_a_layer(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed > 200:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, empty=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [*range(700, 728), *range(729, 740)])
+def test_one_setting_of_recomputation_with_stages_without_a_layer_equals_brute_force(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, empty=True, target="megatron-bridge")
+
+
+@pytest.mark.parametrize("by_programs", [False, True])
+@pytest.mark.parametrize("seed", [423, pytest.param(438, marks=pytest.mark.slow)])
+def test_the_best_plan_has_predictions_before_the_stage_with_the_loss(
+    seed: int, by_programs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_programs:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    plan = assert_search_finds_the_best(seed, experts=True, empty=True, most_layers=3)
+    assert plan is not None and plan.prediction_stage == len(plan.stages) - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3000, 3090, 3))
+def test_search_equals_brute_force_with_predictions_before_the_stage_with_the_loss(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed % 2:
+        monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(seed, experts=True, empty=True, most_layers=3)
 
 
 @pytest.mark.slow
@@ -171,7 +238,9 @@ def test_a_stage_of_leading_layers_alone_passes_no_buffers_of_the_rest(
     changes = {
         "cluster": problem.cluster.model_copy(update={"classes": classes}),
         "stack": problem.stack.model_copy(update={"communicator_gib": 0.0}),
-        "options": problem.options.model_copy(update={"pin": {"pp": 2}}),
+        "options": problem.options.model_copy(
+            update={"pin": {"pp": 2}, "forbid": (*problem.options.forbid, "stages=empty")}
+        ),
     }
     problem = problem.model_copy(update=changes)
     every_order = oracle_plans.orders_of

@@ -8,7 +8,7 @@ import pytest
 
 from formulations.virtual_classes_data import VirtualClassesResult
 from planner.data.load import load_problem
-from planner.search import degrees, driver, virtual, virtual_items, virtual_programs, virtual_relaxer
+from planner.search import driver, empty, virtual, virtual_items, virtual_programs, virtual_relaxer
 from planner.search.virtual import VirtualOpener
 from planner.search.virtual_items import VirtualPart
 from planner.simulate.evaluate import evaluate
@@ -122,7 +122,7 @@ def test_search_equals_brute_force_where_one_class_keeps_its_scores(
 def test_ends_without_a_layer_equal_brute_force_however_long_the_others_are(
     seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(degrees, "MOST_BESIDE_EMPTY", 9.0)
+    monkeypatch.setattr(empty, "MOST_BESIDE_EMPTY", 9.0)
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", splits)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
 
