@@ -172,6 +172,9 @@ def _positions(config: Config, family: str, where: str) -> Config:
         for name, value in _LLAMA3.items():
             if rope.get(name, value) != value:
                 raise _not_described(name, rope[name], f"{value:g} of rope_type 'llama3'", where)
+    if kind == "yarn" and rope.get("mscale_all_dim") and not rope.get("mscale"):
+        # It scales attention alone then, and the rotation by YaRN's usual factor: Megatron has one for both.
+        raise _not_described("mscale_all_dim", rope["mscale_all_dim"], "beside mscale", where)
     if kind == "yarn" and rope.get("attention_factor") is not None:
         raise _not_described("attention_factor", rope["attention_factor"], "the one that follows", where)
     if kind != "default":

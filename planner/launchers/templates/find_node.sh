@@ -57,7 +57,7 @@ first_host() {
 
 # check_node_rank NODE_RANK NNODES
 check_node_rank() {
-    if [[ ! $1 =~ ^[0-9]+$ ]] || (($1 >= $2)); then
+    if [[ ! $1 =~ ^(0|[1-9][0-9]*)$ ]] || (($1 >= $2)); then
         fail "NODE_RANK is $1; the plan has the nodes 0 to $(($2 - 1))"
     fi
 }

@@ -289,6 +289,8 @@ def test_how_positions_are_stretched_is_read_whole(tmp_path: Path) -> None:
     assert found is not None and (found.original_length, found.whole_dimensions) == (32768, False)
     with pytest.raises(InstanceError, match=r"attention_factor 1\.2 cannot be described"):
         load_model(written(tmp_path / "b", LLAMA | {"rope_scaling": told | {"attention_factor": 1.2}}))
+    with pytest.raises(InstanceError, match=r"mscale_all_dim 1\.0 cannot be described, only beside mscale"):
+        load_model(written(tmp_path / "f", LLAMA | {"rope_scaling": told | {"mscale_all_dim": 1.0}}))
     # Where it is not said, transformers takes the longest sequence; 4,096 was taken, Megatron's own.
     bare = {"rope_scaling": {"rope_type": "yarn", "factor": None}, "max_position_embeddings": 32768}
     whole = load_model(written(tmp_path / "d", LLAMA | bare | {"original_max_position_embeddings": 8192}))

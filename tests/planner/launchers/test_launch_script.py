@@ -171,7 +171,7 @@ def test_other_chips_than_the_plan_thinks_stop_the_start(
         assert "8 x h100-sxm-80gb" in done.stderr
 
 
-@pytest.mark.parametrize("rank", ["16", "-1", "two"])
+@pytest.mark.parametrize("rank", ["16", "-1", "two", "08"])
 def test_node_rank_outside_the_plan_stops(rank: str, mixed: Path, on_host: Path) -> None:
     done = start(mixed, on_host, NODE_RANK=rank)
     assert done.returncode == 1
