@@ -1,4 +1,4 @@
-"""Pipelines told apart by what their rows are asked with: sum of stages, what follows, the slowest stage."""
+"""Pipelines told apart by what their rows are asked with: sum, what follows, slowest stage, excess."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from planner.cost.prices import Floats
 from planner.search.meshes.places import Ints
 from planner.tolerances import BOUND_TOL
 
-SUM, FOLLOW, SLOWEST = range(3)
-"""Measures of a pipeline [ms]: time of all stages, longest of what follows, time of its slowest stage."""
+SUM, FOLLOW, SLOWEST, EXCESS = range(4)
+"""Measures of a pipeline [ms]: time of all stages, longest of what follows, time of its slowest stage, and by
+how much a reduction exceeds at most what lies before its stage (`planner.search.meshes.holding`)."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Brackets:
     def of_sums(low: Floats, high: Floats) -> Brackets:
         """Rows that only sums tell apart."""
         none, any_ms = np.zeros(len(low)), np.full(len(low), np.inf)
-        return Brackets(np.stack([[low, high], [none, any_ms], [none, any_ms]]))
+        return Brackets(np.stack([[low, high], *[[none, any_ms]] * 3]))
 
     def __len__(self) -> int:
         return int(self.edges.shape[2])

@@ -32,6 +32,10 @@ class Choices:
     most_hop: Floats
     reduce: Floats
     """Its reduction, if it is the first."""
+    own_reduce: Floats
+    """Its reduction wherever it is; the least of those that count as one."""
+    most_reduce: Floats
+    """The most of them."""
 
     def worth(self, paid: Floats) -> Floats:
         """Layers less the price of the shares, [row, choice]; `paid` is [row, shape]."""
@@ -87,4 +91,6 @@ def list_choices(
         least(behind),
         -least(-behind),
         least(reduce),
+        least(lines.reduce[shape, place, layers]),
+        -least(-lines.reduce[shape, place, layers]),
     )

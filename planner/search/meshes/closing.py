@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
-from planner.search.meshes.brackets import FOLLOW, SLOWEST, SUM, Brackets
+from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM, Brackets
 from planner.search.meshes.holding import Holding
 from planner.search.meshes.measures import Measured
 from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, share_scale
@@ -33,15 +33,13 @@ TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
 PARTS = 2
 """Parts that a bracket is cut into."""
-MEASURES = SUM, FOLLOW, SLOWEST
+MEASURES = SUM, FOLLOW, SLOWEST, EXCESS
 """Measures of pipelines that brackets are cut by; each but the first can be left out."""
 BY_SUM = 0.5
 """Share of the width of a bracket of the sum that counts against what cutting what follows takes away: what a
 pipeline in the middle of it loses. A guess."""
 OFF = 0.5
 """How much larger what ticks hide may be than what brackets do before there are finer ones. A guess."""
-BELOW = 1e-3
-"""By how much less than the longest that follows a pipeline brackets are cut: it is in one part. A guess."""
 MOST_WORK = 24_000_000
 """Shapes times brackets times ticks beyond which brackets are not halved any more. A guess."""
 ROUNDS, LEAST_ROUNDS = 40, 5
@@ -168,12 +166,11 @@ class _Sums:
     def _choose_cut(self, row: int, order: tuple[int, ...], split: tuple[int, ...]) -> None:
         """Cut a bracket in the middle of its sums, or just below another measure of a pipeline."""
         pipeline, edges = Measured(self.walks, order, split), self.holding.brackets.edges[:, :, row]
-        gains = pipeline.gains_ms(edges[:, 0])
+        cuts, gains = pipeline.cuts_ms(edges, self.holding.tick)
         gains[SUM] = BY_SUM * (edges[SUM, 1] - edges[SUM, 0])
+        cuts[SUM] = np.sqrt(edges[SUM, 0] * edges[SUM, 1])
         measure = max(MEASURES, key=lambda one: gains[one])
-        at = pipeline.measures[measure] * (1 - BELOW)
-        self.measure[row], self.gain[row] = measure, gains[measure]
-        self.cut[row] = np.sqrt(edges[SUM, 0] * edges[SUM, 1]) if measure == SUM else at
+        self.measure[row], self.gain[row], self.cut[row] = measure, gains[measure], cuts[measure]
 
     def known(self, high: Floats) -> Known:
         """The best prices of all brackets, the closed ones too."""

@@ -13,6 +13,8 @@ m - 1 = k (q + 1) + r and o[s] what follows the pipeline on s, every stage of a 
                   S + (m - 1) max(f, b) + o <= T
 
                   S - x + max(0, m - 1 - q) t + min(q, m - 1) tau + o <= T    for t[i] >= tau, i <= s   (slow)
+    m >= q + 2    S + (m - 1 - q) t + q max(f[i], b[i]) + o <= T              for i <= s               (paced)
+                  core[s] + r[s] + o <= T                                                              (own)
 
 and the first stage the same with nothing before it; its reduction counts as time of it for those behind. The
 left sides never fall where f, b or t = f + b grow, so that least times of n layers serve, and hops as in
@@ -20,13 +22,25 @@ left sides never fall where f, b or t = f + b grow, so that least times of n lay
 
 Row (slow) says that a stage waits for slower ones before it: (through) with e = k = s, or (flush), in which
 max f + max b, over the stages up to s, is no less than their largest t. It is what keeps slow stages from the
-front of short pipelines of few micro-batches.
+front of short pipelines of few micro-batches. Row (paced) is (through) with e = s where P or Q is taken with
+k = s, paced by the slow stage, and the other one with k = p - 1, the whole way down: x cancels. Row (own) is
+(work), (window), (mirror) and (partial, e = s) up to the end of s itself, with its reduction r and without
+what lies before it: what is asked of a first stage.
+
+Let Z[s] = S - x - t be what lies before s, with the reduction r[0] of the first stage, and the *excess*
+E = max(0, max_s r[s] - Z[s]) over the stages behind it, J one that has it. Every s >= J keeps the first four
+rows with E more on the left: up to the end of J they are less by the backwards and hops back before J,
+which are no more than Z[J] - r[0], and r[J] follows. So do (slow) and (paced) where the slow stage is no
+earlier than J, as it then paces the backwards that J waits for. And S - x - t >= r[s] - E for every s.
 
 The longest of what follows, O = max_s o[s], is in every step beside each of the rows, as all stages meet
-before. Sums are cut into brackets, and so are O and the time tau = max_s t[s] of the slowest stage; within
+before. Sums are cut into brackets, and so are O, E and the time tau = max_s t[s] of the slowest stage; within
 S1 <= S < S2 the rows are asked with S1, and within O1 <= O <= O2 with max(o[s], O1) in the place of o[s], of
 stages with o[s] <= O2 alone. Within tau1 <= tau <= tau2 no stage takes longer than tau2 and one no less than
-tau1: those behind it keep (slow) with tau1, so that points before and behind it are told apart.
+tau1: those behind it keep (slow) with tau1, and (paced) with the least longer pass of any such stage, so
+that points before and behind it are told apart. Within E1 <= E <= E2 all keep S2 - x - t >= r - E2, and where
+E1 > 0 one has r - (S1 - x - t) >= E1: those behind it keep their rows with E1, and points before and behind
+it are told apart as well.
 
 D is counted in whole ticks, each stage rounded down: with e = q ticks D lies between its count and e above
 it. The first row, as a function of D, falls, then stands, then rises: its least is where it begins to rise,
@@ -45,13 +59,26 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.meshes.brackets import SLOWEST, SUM, Brackets
+from planner.search.meshes.brackets import EXCESS, SLOWEST, SUM, Brackets
 from planner.search.meshes.choices import Choices, list_choices
 from planner.search.meshes.places import Ints
-from planner.search.meshes.spans import least_behind_slow, spans_of
+from planner.search.meshes.spans import least_behind_excess, least_behind_slow, spans_of
 from planner.search.meshes.walks import MeshWalks
 from planner.search.meshes.ways import Bools, Few, RowWays, few, list_ways, most_within
 from planner.tolerances import BOUND_TOL
+
+SLOW_FIRST, EXCESS_FIRST, TO_EXCESS, TO_SLOW, PASSED = range(5)
+"""Layers of points, from the last stage on: the slowest stage is still to come and the one with the excess
+with it or later, or sooner; only the one with the excess is; only the slowest; neither."""
+NUM_LAYERS, WAITS, BEHIND_EXCESS = 5, (SLOW_FIRST, EXCESS_FIRST, TO_SLOW), (TO_SLOW, PASSED)
+TURNS = {
+    SLOW_FIRST: (SLOW_FIRST, TO_EXCESS, PASSED),
+    EXCESS_FIRST: (EXCESS_FIRST, TO_SLOW),
+    TO_EXCESS: (TO_EXCESS, PASSED),
+    TO_SLOW: (TO_SLOW, PASSED),
+    PASSED: (PASSED,),
+}
+"""Layers that a stage may lead to."""
 
 OF_A_WAY = 2
 """How often a way is gone through in a round, about."""
@@ -76,8 +103,17 @@ class Holding:
         self.brackets, self.least, self.most = brackets, brackets.least, brackets.most
         self.width = int(self.most(SUM).max() / tick_ms) + 2
         """Ticks that are told apart: points from there on have passed the slowest stage."""
-        self.begin = np.where(self.least(SLOWEST) > 0, 0, self.width)
-        """[row] point behind the last stage; where nothing is known of the slowest it counts as passed."""
+        knows_slow, knows_excess = self.least(SLOWEST) > 0, self.least(EXCESS) > 0
+        begins = np.zeros((NUM_LAYERS, len(brackets)), dtype=np.bool_)
+        begins[SLOW_FIRST] = begins[EXCESS_FIRST] = knows_slow & knows_excess
+        begins[TO_EXCESS], begins[TO_SLOW] = knows_excess & ~knows_slow, knows_slow & ~knows_excess
+        begins[PASSED] = ~knows_slow & ~knows_excess
+        self.layers = np.arange(0 if knows_excess.any() else TO_SLOW, NUM_LAYERS)
+        """Layers of points that are told apart."""
+        self.begins = begins[self.layers].T
+        """[row, layer] where pipelines begin; where nothing is known of a stage it counts as passed."""
+        self.pace = walks.least_longer_pass_ms(self.least(SLOWEST), self.most(SLOWEST))
+        """[row] least time of the longer pass of the slowest stage."""
         self.lengths = walks.lengths
         self._length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
         self.inner: list[Choices] = []
@@ -97,7 +133,7 @@ class Holding:
 
     def keep(self, rows: Bools) -> None:
         """Forget the other brackets."""
-        self.brackets, self.begin = self.brackets.some(rows), self.begin[rows]
+        self.brackets, self.begins = self.brackets.some(rows), self.begins[rows]
         self.least, self.most = self.brackets.least, self.brackets.most
         kept = np.flatnonzero(rows).tolist()
         self.ways = [[ways[row] for row in kept] for ways in self.ways]
@@ -106,8 +142,8 @@ class Holding:
     def _list_ways(self, is_up: Callable[[], bool]) -> bool:
         """Choices and ways by place that stages are reached by and lead somewhere; whether it was cut."""
         walks, rows = self.walks, range(len(self.brackets))
-        reached = np.zeros((len(rows), 2 * self.width), dtype=np.bool_)
-        reached[rows, self.begin] = True
+        reached = np.zeros((len(rows), len(self.layers) * self.width), dtype=np.bool_)
+        reached[:, :: self.width] = self.begins
         listed = []
         for q in range(walks.longest):
             if is_up():
@@ -131,33 +167,47 @@ class Holding:
                 for row in rows:
                     useful[row, self.ways[q][row].behind] = True
             if q in self.ends:
-                useful |= _within(*self.ends[q], 2 * self.width)
+                useful[:, -2 * self.width :] |= _within(*self.ends[q], 2 * self.width)
         return False
 
     def _ways_of(self, choices: Choices, q: int, reached: Bools) -> list[list[Few]]:
         """Choices of all ways of a place, points behind them and ahead, by row."""
-        low, high = spans_of(self, choices, q, is_first=False)
-        behind_slow = np.maximum(low, least_behind_slow(self, choices, q))
-        width, number = self.width, few(2 * self.width)
-        ticks = choices.ticks.astype(number)
-        listed = []
-        for row, begin in enumerate(self.begin.tolist()):
-            passed = list_ways((low[:, row], high[:, row]), reached[row, width:])
-            ways = [(passed[0], passed[1] + number(width), passed[1] + ticks[passed[0]] + number(width))]
-            if begin == 0:
-                # The slowest is still to come, or is this one.
-                kept = list_ways((behind_slow[:, row], high[:, row]), reached[row, :width])
-                slow = np.where(choices.most_time >= self.least(SLOWEST)[row], high[:, row], -1)
-                turned = list_ways((low[:, row], slow), reached[row, :width])
-                ways.append((*kept, kept[1] + ticks[kept[0]]))
-                ways.append((*turned, turned[1] + ticks[turned[0]] + number(width)))
+        width, number = self.width, few(len(self.layers) * self.width)
+        ticks, layers = choices.ticks.astype(number), self.layers.tolist()
+        least_slow, least_excess, listed = self.least(SLOWEST), self.least(EXCESS), []
+        excesses = (least_excess, 0.0) if len(layers) == NUM_LAYERS else (0.0, 0.0)
+        spans = [spans_of(self, choices, q, excess, is_first=False) for excess in excesses]
+        slow = [least_behind_slow(self, choices, q, excess) for excess in excesses]
+        late = least_behind_excess(self, choices, q)
+        for row in range(len(self.brackets)):
+            is_slow, ways = choices.most_time >= least_slow[row], []
+            for layer in layers:
+                begin = (layer - layers[0]) * width
+                seen = reached[row, begin : begin + width]
+                if not seen.any():
+                    continue
+                low, high = (edge[:, row] for edge in spans[layer in BEHIND_EXCESS])
+                for to in TURNS[layer]:
+                    least, most = low, high
+                    if layer in WAITS and to in WAITS:
+                        least = np.maximum(low, slow[layer != SLOW_FIRST][:, row])
+                    if layer in WAITS and to not in WAITS:
+                        most = np.where(is_slow, high, -1)
+                    if layer not in BEHIND_EXCESS and to in BEHIND_EXCESS:
+                        least = np.maximum(least, late[:, row])
+                    choice, behind = list_ways((least, most), seen)
+                    ahead = behind + ticks[choice] + number((to - layers[0]) * width)
+                    ways.append((choice, behind + number(begin), ahead))
+            none = np.zeros(0, dtype=number)
+            ways = ways or [(none.astype(few(len(choices.shape))), none, none)]
             listed.append([np.concatenate(parts) for parts in zip(*ways, strict=True)])
         return listed
 
     def _ends_of(self, choices: Choices, q: int) -> tuple[Ints, Ints]:
         """Between which points first stages may end a pipeline, [2 choices, row]."""
         low, high = spans_of(self, choices, q, is_first=True)
-        is_slow = (choices.most_time[:, None] >= self.least(SLOWEST)) & (self.begin == 0)
+        knows_slow = self.least(SLOWEST) > 0
+        is_slow = (choices.most_time[:, None] >= self.least(SLOWEST)) & knows_slow
         passed = np.where(low <= high, high + self.width, 0)
         return np.concatenate([low, low + self.width]), np.concatenate([np.where(is_slow, high, 0), passed])
 
@@ -166,13 +216,14 @@ class Holding:
         paid = price @ self.walks.shares.taken.T
         rows = len(self.brackets)
         ends = np.full((len(self.lengths), rows), -np.inf)
-        held = np.full((rows, 2 * self.width), -np.inf)
-        held[np.arange(rows), self.begin] = 0.0
+        held = np.full((rows, len(self.layers) * self.width), -np.inf)
+        held[:, :: self.width] = np.where(self.begins, 0.0, -np.inf)
         self._held = [held]
         self.walks.work += OF_A_WAY * self.num_ways
         for q in range(self.walks.longest):
             if q in self.ends:
-                worth = np.tile(self.first[q].worth(paid).T, (2, 1)) + most_within(held, *self.ends[q])
+                most = most_within(held[:, -2 * self.width :], *self.ends[q])
+                worth = np.tile(self.first[q].worth(paid).T, (2, 1)) + most
                 ends[self._length_at[q]] = worth.max(axis=0, initial=-np.inf)
             if q < len(self.ways):
                 worth, before = self.inner[q].worth(paid), held
@@ -187,11 +238,12 @@ class Holding:
         last = int(self.lengths[length]) - 1
         paid = price[row : row + 1] @ self.walks.shares.taken.T
         low, high = (edge[:, row : row + 1] for edge in self.ends[last])
-        held, first = self._held[last][row], self.first[last]
+        before = self._held[last].shape[1] - 2 * self.width
+        held, first = self._held[last][row, before:], self.first[last]
         worth = np.tile(first.worth(paid)[0], 2) + most_within(held[None], low, high)[:, 0]
         chosen = int(np.argmax(worth))
         begin, end = int(low[chosen, 0]), int(high[chosen, 0])
-        at = begin + int(np.argmax(held[begin : end + 1]))
+        at = before + begin + int(np.argmax(held[begin : end + 1]))
         chosen %= len(first.shape)
         order, split = [int(first.shape[chosen])], [int(first.layers[chosen])]
         for q in range(last - 1, -1, -1):

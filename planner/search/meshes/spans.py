@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.meshes.brackets import FOLLOW, SLOWEST, SUM
+from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.places import Ints
 from planner.search.ways_down import first_way_ms, inner_ways_ms
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from planner.search.meshes.holding import Holding
 
 
-def spans_of(holding: Holding, choices: Choices, q: int, *, is_first: bool) -> tuple[Ints, Ints]:
+def spans_of(
+    holding: Holding, choices: Choices, q: int, excess: Floats | float = 0.0, *, is_first: bool
+) -> tuple[Ints, Ints]:
     """First and last count of ticks behind each choice at which it keeps its rows, [choice, row].
 
-    The first is the larger one where there is none.
+    The first is the larger one where there is none. `excess` is what the rows of inner stages count more.
     """
     t, f, b = (values[:, None] for values in (choices.time, choices.forward, choices.backward))
     passes = t, np.minimum(f, b), np.maximum(f, b)
@@ -37,7 +39,7 @@ def spans_of(holding: Holding, choices: Choices, q: int, *, is_first: bool) -> t
     if is_first:
         low, high, keeps = _first(holding, choices, q, left - choices.reduce[:, None], passes)
     else:
-        low, high, keeps = _inner(holding, choices, q, left, passes)
+        low, high, keeps = _inner(holding, choices, q, (left, left - excess), passes)
     ticks = choices.ticks[:, None]
     high = np.minimum(high / holding.tick, holding.most(SUM) / holding.tick - ticks)
     least = np.ceil(np.maximum(low / holding.tick, 0.0) - COUNT_TOL)
@@ -46,23 +48,52 @@ def spans_of(holding: Holding, choices: Choices, q: int, *, is_first: bool) -> t
     return np.where(keeps, least, 1).astype(np.int64), np.where(keeps, most, 0).astype(np.int64)
 
 
-def least_behind_slow(holding: Holding, choices: Choices, q: int) -> Ints:
-    """Fewest ticks behind each choice of an inner stage at which it keeps (slow), [choice, row]."""
+def least_behind_slow(holding: Holding, choices: Choices, q: int, excess: Floats | float = 0.0) -> Ints:
+    """Fewest ticks behind each choice of an inner stage at which it keeps (slow), [choice, row].
+
+    Out of reach where it breaks (paced).
+    """
     m, t = holding.walks.num_microbatches, choices.time[:, None]
-    left = holding.limit - np.maximum(choices.follow[:, None], holding.least(FOLLOW))
+    left = holding.limit - np.maximum(choices.follow[:, None], holding.least(FOLLOW)) - excess
     begun = holding.least(SUM) - choices.most_hop[:, None] + max(m - 1 - q, 0) * t
     least = begun + min(q, m - 1) * holding.least(SLOWEST) - left - q * holding.tick
-    return np.ceil(np.maximum(least / holding.tick, 0.0) - COUNT_TOL).astype(np.int64)
+    ticks = np.ceil(np.maximum(least / holding.tick, 0.0) - COUNT_TOL)
+    if m >= q + 2:
+        # Row (paced) does not ask how long the way down is.
+        breaks = holding.least(SUM) + (m - 1 - q) * t + q * holding.pace > left
+        ticks = np.where(breaks, float(holding.width), ticks)
+    return ticks.astype(np.int64)
+
+
+def least_behind_excess(holding: Holding, choices: Choices, q: int) -> Ints:
+    """Fewest ticks behind each choice of an inner stage whose reduction may be the excess, [choice, row]."""
+    before = choices.most_reduce[:, None] - holding.least(EXCESS)
+    taken = (choices.most_hop + choices.most_time)[:, None] + q * holding.tick
+    least = holding.least(SUM) - taken - before
+    ticks = np.ceil(np.maximum(least / holding.tick, 0.0) - COUNT_TOL)
+    return np.where(before >= 0, ticks, float(holding.width)).astype(np.int64)
 
 
 def _inner(
-    holding: Holding, choices: Choices, q: int, left: Floats, passes: tuple[Floats, Floats, Floats]
+    holding: Holding,
+    choices: Choices,
+    q: int,
+    lefts: tuple[Floats, Floats],
+    passes: tuple[Floats, Floats, Floats],
 ) -> tuple[Floats, Floats, np.ndarray]:
     """Least and most time behind a stage that has others before it, and whether there is any."""
+    left, less = lefts
     low, hop, more = holding.least(SUM), choices.least_hop[:, None], choices.most_hop[:, None]
     sums = low, low - more + hop
-    shortest, longest, keeps = inner_ways_ms(holding.walks.num_microbatches, q, sums, left, passes)
-    return shortest - hop - q * holding.tick, longest - hop, keeps
+    shortest, longest, keeps = inner_ways_ms(holding.walks.num_microbatches, q, sums, less, passes)
+    # What lies before it is no less than its reduction, but for the excess.
+    reduced = np.maximum(choices.own_reduce[:, None] - holding.most(EXCESS), 0.0)
+    longest = np.minimum(longest, holding.most(SUM) - choices.time[:, None] - reduced)
+    # Row (own): as if it were the first stage.
+    alone, reduces = first_way_ms(
+        holding.walks.num_microbatches, q, left - choices.own_reduce[:, None], passes
+    )
+    return shortest - hop - q * holding.tick, np.minimum(longest, alone) - hop, keeps & reduces
 
 
 def _first(

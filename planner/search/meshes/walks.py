@@ -41,6 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,28 @@ class MeshWalks:
         self.group_starts = np.cumsum([0, *(len(one) for one in self.members)])[:-1]
         self.work = 0
         """Numbers that were gone through, about: what a look took, the same on any machine."""
+
+    @cached_property
+    def _longer_passes(self) -> tuple[Floats, Floats]:
+        """Times of all stages that there may be, ascending, and of the longer pass of each."""
+        found = []
+        for lines in (self.inner, self.first):
+            n = np.arange(1, self.num_layers + 1)
+            times = lines.times[:, :, 1:]
+            forward = lines.forward[:, :, None] * n + lines.base_forward[:, :, None]
+            fits = np.isfinite(times)
+            found.append(np.stack([times[fits], np.maximum(forward[fits], times[fits] - forward[fits])]))
+        times, longer = np.concatenate(found, axis=1)
+        order = np.argsort(times, kind="stable")
+        return times[order], longer[order]
+
+    def least_longer_pass_ms(self, low_ms: Floats, high_ms: Floats) -> Floats:
+        """Least of the longer pass of stages that take a time between two edges; 0 where there are none."""
+        times, longer = self._longer_passes
+        begin, end = np.searchsorted(times, low_ms), np.searchsorted(times, high_ms, side="right")
+        return np.array(
+            [longer[i:j].min() if i < j else 0.0 for i, j in zip(begin.tolist(), end.tolist(), strict=True)]
+        )
 
     def bracket(self, low_ms: Floats, high_ms: Floats) -> Bracket:
         """Stages where the slowest one takes a time between two edges, arrays [row]."""

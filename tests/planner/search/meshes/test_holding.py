@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.data.problem import Problem
 from planner.search.meshes import bounding, closing
-from planner.search.meshes.brackets import FOLLOW, SLOWEST, SUM, Brackets
+from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM, Brackets
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.closing import close_lengths, least_sum
 from planner.search.meshes.driver import MeshSearch
@@ -63,6 +63,7 @@ def rows_ms(
     ahead = [float(walks.places.hop_ms[order[s]]) if not walks.sends_block else 0.0 for s in range(p)]
     hops = [ahead[s] + ahead[s + 1] for s in range(p - 1)]
     reduce = float(lines[0].reduce[order[0], place[0], layers[0]])
+    reduces = [float(lines[s].reduce[order[s], place[s], layers[s]]) for s in range(p)]
     rows = []
     for s in range(p):
         q, f, b = p - 1 - s, forward[s], t[s] - forward[s]
@@ -71,7 +72,8 @@ def rows_ms(
         core = max(m * t[s], (k + 1) * (t[s] + d) + r * max(f, b))
         if m >= q + 2:
             core = max(core, m * t[s] + max(0.0, d - q * f) + max(0.0, d - q * b))
-        rows.append(up + core + reduce)
+        # As if it were the first stage, where that is more.
+        rows.append(max(up + core + reduce, core + reduces[s]))
     follows = [float(lines[s].follow[order[s], place[s], layers[s]]) for s in range(p)]
     return rows, follows, sum(t) + sum(hops) + reduce
 
@@ -91,6 +93,21 @@ def slow_rows_ms(
     return [partial(row, s) for s in range(p)], pipeline.time.tolist()
 
 
+def events_ms(walks: MeshWalks, order: tuple[int, ...], layers: tuple[int, ...]) -> tuple[float, float]:
+    """When the last stage has reduced its gradients, by the events of a pipeline, and its excess."""
+    pipeline, p = Measured(walks, order, layers), len(order)
+    lines = [walks.first if s == 0 else walks.inner for s in range(p)]
+    place = [min(p - 1 - s, lines[s].times.shape[1] - 1) for s in range(p)]
+    reduce = [float(lines[s].reduce[order[s], place[s], layers[s]]) for s in range(p)]
+    sends = [float(lines[s].delay[order[s], place[s]]) for s in range(p)]
+    # A stage pays half of what its two hops take, both ways; the first and the last have one.
+    hop = [sends[s] if s in (0, p - 1) else sends[s] / 2 for s in range(p)]
+    c = np.array([(hop[s] + hop[s + 1]) / 2 for s in range(p - 1)] + [0.0])
+    passes = pipeline.forward[None], (pipeline.time - pipeline.forward)[None]
+    ends = alternating_stage_ends_s(*passes, c[None], walks.num_microbatches)[0]
+    return float((ends + np.array(reduce)).max()), float(pipeline.measures[EXCESS])
+
+
 def test_a_stage_waits_for_slower_ones_before_it() -> None:
     """Row (slow) never exceeds the events of a pipeline, with few micro-batches and with many."""
     rng, tight = np.random.default_rng(5), 0
@@ -106,6 +123,43 @@ def test_a_stage_waits_for_slower_ones_before_it() -> None:
             assert row <= step * (1 + 1e-9)
             tight += bool(row >= step * 0.98) and q > 0 and t[s] < t[: s + 1].max()
     assert tight > 10
+
+
+def test_a_pipeline_keeps_rows_with_the_longer_pass_of_a_slow_stage_and_with_a_later_reduction() -> None:
+    """Rows (paced) and (own), and all others with the excess, never exceed the events of a pipeline."""
+    rng, tight = np.random.default_rng(6), np.zeros(3, dtype=np.int64)
+    for _ in range(600):
+        p, m = int(rng.integers(2, 8)), int(rng.integers(1, 14))
+        f, b = rng.random((2, p)) * rng.choice([0.1, 1.0], size=p) + 0.02
+        r = rng.random(p) * rng.choice([0.1, 3.0], size=p)
+        c = np.append(rng.random(p - 1) * rng.choice([0.0, 0.3]), 0.0)
+        step = float((alternating_stage_ends_s(f[None], b[None], c[None], m) + r).max())
+        t = f + b
+        before = np.concatenate([[0.0], np.cumsum(t + 2 * c)[:-1]]) + np.where(np.arange(p) > 0, r[0], 0.0)
+        excess = np.where(np.arange(p) > 0, r - before, 0.0)
+        longest, sl = int(np.argmax(excess)), int(np.argmax(t))
+        whole, more = float(before[-1] + t[-1]), float(max(excess.max(), 0.0))
+        for s in range(1, p):
+            q, x = p - 1 - s, whole - float(before[s] + t[s])
+            k, rest = divmod(m - 1, q + 1)
+            waits = max(0.0, x - q * f[s]) + max(0.0, x - q * b[s]) if m >= q + 2 else 0.0
+            core = max(m * t[s] + waits, (k + 1) * (t[s] + x) + rest * max(f[s], b[s]))
+            own = core + r[s]
+            added = more * (s >= longest)
+            rows = [own, before[s] + core + added]
+            if s >= sl:
+                # The excess counts beside a slow stage that is not before the one that has it.
+                added *= sl >= longest
+                paced = whole + (m - 1 - q) * t[s] + q * max(f[sl], b[sl]) if m >= q + 2 else 0.0
+                slow = before[s] + t[s] + max(0, m - 1 - q) * t[s] + min(q, m - 1) * t[sl]
+                rows += [paced + added, slow + added]
+            assert max(rows) <= step * (1 + 1e-9)
+            tight += [
+                own >= step * 0.98,
+                added > 0 and rows[1] >= step * 0.98,
+                max(rows[2:], default=0) > step * 0.98,
+            ]
+    assert (tight > 5).all(), tight
 
 
 @pytest.mark.parametrize(
@@ -133,14 +187,19 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
                     paid = walks.shares.taken[list(order)].sum(axis=0) @ price
                     if np.isfinite(rows).all():
                         slow, times = slow_rows_ms(walks, order, layers)
-                        pipelines.append((rows, follows, sum(layers) - float(paid), slow, times))
+                        worth, events = sum(layers) - float(paid), events_ms(walks, order, layers)
+                        assert max(rows) <= events[0] * (1 + 1e-9)
+                        pipelines.append((rows, follows, worth, slow, times, *events))
             if not pipelines:
                 continue
             limit = float(np.median([max(rows) + max(follows) for rows, follows, *_ in pipelines]))
             edges = np.linspace(0.0, limit, 61)
             brackets, cuts = Brackets.of_sums(edges[:-1], edges[1:]), {}
-            for measure, at in ((FOLLOW, [0.3, 0.6]), (SLOWEST, [0.4])):
-                of_all = [max(one[1] if measure == FOLLOW else one[4]) for one in pipelines]
+            for measure, at in ((FOLLOW, [0.3, 0.6]), (SLOWEST, [0.4]), (EXCESS, [0.7])):
+                of_all = [
+                    one[6] if measure == EXCESS else max(one[1] if measure == FOLLOW else one[4])
+                    for one in pipelines
+                ]
                 cuts[measure] = np.concatenate([[0.0], np.unique(np.quantile(of_all, at)), [np.inf]])
                 for cut in cuts[measure][1:-1].tolist():
                     brackets = brackets.cut(np.full(len(brackets), measure), np.full(len(brackets), cut))
@@ -149,9 +208,9 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
             # Within a bracket the time before a stage is that of its edge, and each stage is off by a tick.
             loose = limit * (1 + 1 / 60 + 2 * p / TICKS)
             most, about = -np.inf, -np.inf
-            for rows, follows, worth, slow, times in pipelines:
-                step = max(max(rows), max(row(max(times[: i + 1])) for i, row in enumerate(slow)))
-                if step + max(follows) <= limit:
+            for rows, follows, worth, slow, times, end, _ in pipelines:
+                assert max(row(max(times[: i + 1])) for i, row in enumerate(slow)) <= end * (1 + 1e-9)
+                if end + max(follows) <= limit:
                     most = max(most, worth)
                 least, slowest = (
                     cuts[measure][max(int(np.searchsorted(cuts[measure], max(of_all))) - 1, 0)]
@@ -173,9 +232,9 @@ def keeps_rows(
     The row that falls, stands and rises with what lies behind is asked where it may turn.
     """
     m, tick, low = holding.walks.num_microbatches, holding.tick, holding.least(SUM)
-    t, f, b, hop, more, follow, reduce = (
+    t, f, b, hop, more, follow, reduce, own = (
         getattr(choices, name)[:, None]
-        for name in ("time", "forward", "backward", "least_hop", "most_hop", "follow", "reduce")
+        for name in ("time", "forward", "backward", "least_hop", "most_hop", "follow", "reduce", "own_reduce")
     )
     ahead, error, at_first = (count + choices.ticks[:, None]) * tick, q * tick, reduce * is_first
     k, r = divmod(m - 1, q + 1)
@@ -195,6 +254,12 @@ def keeps_rows(
         step = np.maximum(step, low + (m - 1) * np.maximum(f, b))
     kept = step + at_first + np.maximum(follow, holding.least(FOLLOW)) <= holding.limit
     kept &= (follow <= holding.most(FOLLOW)) & (ahead <= holding.most(SUM))
+    if not is_first:
+        x = count * tick + hop
+        waits = np.maximum(x - q * f, 0.0) + np.maximum(x - q * b, 0.0)
+        alone = np.maximum(m * t + waits * (m >= q + 2), (k + 1) * (t + x) + r * np.maximum(f, b)) + own
+        kept &= alone + np.maximum(follow, holding.least(FOLLOW)) <= holding.limit
+        kept &= x + t + np.maximum(own - holding.most(EXCESS), 0.0) <= holding.most(SUM)
     return np.asarray(kept & (ahead + error + tick >= low) if is_first else kept)
 
 
@@ -212,7 +277,8 @@ def test_a_choice_keeps_its_rows_on_one_span_of_ticks(seed: int) -> None:
             continue
         follows = between, np.array([np.inf, 0.05, np.inf, 0.1, 0.03]) * limit
         slowest = np.tile([[0.0], [np.inf]], 5)
-        brackets = Brackets(np.stack([[edges[:-1], edges[1:]], follows, slowest]))
+        excess = np.zeros(5), np.array([np.inf, 0.02, np.inf, 0.0, 0.05]) * limit
+        brackets = Brackets(np.stack([[edges[:-1], edges[1:]], follows, slowest, excess]))
         holding = Holding(walks, limit, brackets, limit / 97)
         for q in range(walks.longest):
             for choices in (holding.first[q], *holding.inner[q : q + 1]):
@@ -280,7 +346,7 @@ def searched() -> MeshOpener:
     return search.opener
 
 
-@pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), closing.MEASURES])
+@pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), (SUM, EXCESS), closing.MEASURES])
 def test_brackets_cut_by_any_measures_close_no_best_plan(
     searched: MeshOpener, measures: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
