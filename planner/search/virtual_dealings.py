@@ -91,6 +91,14 @@ class DealtPaths:
                 break
         return True
 
+    @property
+    def fits(self) -> Bools:
+        """Numbers of layers of the ways that are left, [class, stage, n]: those of plans below the limit."""
+        fits: Bools = np.zeros_like(self.data.fits)
+        for s, one in enumerate(self.ways):
+            fits[one.of_class, s, one.layers] = True
+        return fits
+
     def _narrow(self) -> bool:
         """Strike off what is on no path that holds all layers; whether any is."""
         behind, others = self._behind(), self._others()

@@ -18,9 +18,11 @@ import numpy as np
 from formulations.interleaved_paths import PathRow
 from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
 from formulations.virtual_classes_merged import Group, alike, merged
+from planner.cost.prices import Bools
 from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.state import Clock
+from planner.search.virtual_capacity import VirtualLimits
 from planner.search.virtual_dealings import DealtPaths, TooMuch
 from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualOrder, VirtualPart
@@ -59,6 +61,14 @@ MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
 
 
+_PartKey = tuple[int, int, int, VirtualLimits]
+
+
+def _part_key(part: VirtualPart) -> _PartKey:
+    """What a part is, whatever was done with it."""
+    return part.choice, part.stages, part.virtual_stages, part.limits
+
+
 class VirtualRelaxer(VirtualDiver):
     """Bounds parts of one search."""
 
@@ -67,6 +77,8 @@ class VirtualRelaxer(VirtualDiver):
         self.most_rise = MOST_RISE
         """Negative where no classes are taken together."""
         self._way_lists = WayLists()
+        self._narrowed: dict[_PartKey, tuple[float, Bools]] = {}
+        """By part: a cutoff, and the numbers of layers of all plans below it."""
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
         """By stages, micro-batches and virtual stages: rows (path) found, the last to count at the end."""
 
@@ -108,10 +120,12 @@ class VirtualRelaxer(VirtualDiver):
         tables = self.tables.of_classes(part.choice, part.virtual_stages, part.stages)
         capacity = self._capacity(part)
         used = {c: one for c, one in tables.data.items() if part.limits.most[c]}
+        fits = capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS)
+        below_s, narrowed = self._narrowed.get(_part_key(part), (0.0, fits))
         return VirtualClassesData(
             classes=used,
             tables=tables.tables,
-            fits=capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS),
+            fits=fits & narrowed if cutoff_s <= below_s else fits,
             fewest=capacity.fewest,
             most=capacity.most,
             hop_ms=tables.times.hop_ms,
@@ -141,15 +155,17 @@ class VirtualRelaxer(VirtualDiver):
         data = self._classes_data(part, cutoff_s)
         if not data.fits.any(axis=(0, 2)).all():
             return False
-        key = part.choice, part.stages, part.virtual_stages
-        ways = None if data.sends_block else self._way_lists.of_part(key, data)
+        ways = None if data.sends_block else self._way_lists.of_part(_part_key(part)[:3], data)
         if ways is None:
             raise TooMuch
         paths = DealtPaths(data, ways, MOST_PIECES_OF_MANY if part.rises else MOST_PIECES)
         try:
-            return paths.hold()
+            holds = paths.hold()
         finally:
             self.work += paths.pieces // PIECES_OF_WORK
+        if holds:
+            self._narrowed.setdefault(_part_key(part), (cutoff_s, paths.fits))
+        return holds
 
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulations.virtual_selection_data import recomputations
+from formulations.virtual_selection_data import choices, objective_ms, recomputations
 from formulations.virtual_selection_tables import fewest_layers
 from planner.search import virtual_dealings
 from planner.search.virtual_dealings import DealtPaths, TooMuch
@@ -51,6 +51,30 @@ def test_no_plan_of_three_hundred_parts_is_given_up() -> None:
     found = [one for seed in range(100, 400) if (one := closed_above(random_part(seed)))]
     assert len(found) > 60
     assert sum(closed >= 0.97 for _, closed in found) > len(found) / 2
+
+
+def test_what_is_left_of_the_layers_holds_the_best_plan_and_less_than_before() -> None:
+    struck = 0
+    for seed in range(25):
+        part = random_part(seed)
+        if part.sends_block:
+            continue
+        plans = []
+        for order in part.orders():
+            data = part.tables.data(part.choice, part.virtual_stages, order)
+            fewest = fewest_layers(data)
+            for dealt in dealings(data.num_layers, fewest.ravel()):
+                layers = np.array(dealt).reshape(fewest.shape)
+                plans += [(objective_ms(data, one), order, layers) for one in choices(data, layers.tolist())]
+        if not plans:
+            continue
+        best, order, layers = min(plans, key=lambda plan: plan[0])
+        found = paths(part, 1.1 * best, WayLists())
+        if found is not None and found.hold():
+            assert found.fits[list(order), np.arange(len(order)), layers.sum(axis=1)].all(), seed
+            assert (found.data.fits | ~found.fits).all()
+            struck += int(found.data.fits.sum() - found.fits.sum())
+    assert struck > 20
 
 
 def test_pairs_and_numbers_of_classes_are_what_closes_limits(monkeypatch: pytest.MonkeyPatch) -> None:
