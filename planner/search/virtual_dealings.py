@@ -170,9 +170,10 @@ class DealtPaths:
         """Whether ways of s and of s+1 keep below the limit together, [way, way]."""
         one, other, data = self.ways[s], self.ways[s + 1], self.data
         shape, stage = (len(one), len(other)), data.sample.stage
-        self.pieces += 4 * stage.num_microbatches * data.sample.virtual_stages * len(one) * len(other)
-        if self.pieces > self.most_pieces:
+        pieces = 4 * stage.num_microbatches * data.sample.virtual_stages * len(one) * len(other)
+        if self.pieces + pieces > self.most_pieces:
             raise TooMuch
+        self.pieces += pieces
         i, j = (index.ravel() for index in np.indices(shape))
         hop = data.hop_ms[one.of_class[i], other.of_class[j]]
         first, second = one.dealings(i), other.dealings(j)

@@ -117,5 +117,7 @@ def test_what_takes_too_much_is_left_as_it_is() -> None:
     data = part.data(1e9)
     ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
     assert ways is not None
+    found = DealtPaths(data, ways, 0)
     with pytest.raises(TooMuch):
-        DealtPaths(data, ways, 0).hold()
+        found.hold()
+    assert found.pieces == 0, "what is not looked at once used up the effort of all"
