@@ -44,7 +44,7 @@ from planner.simulate.pipeline import stage_ends_s
 from planner.simulate.predictions import prices_of_kinds
 from planner.tolerances import MEMORY_TOL_BYTES
 
-MAX_PLANS = 8_000_000
+MAX_PLANS = 2_000_000
 
 
 @dataclass
