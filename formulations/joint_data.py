@@ -99,7 +99,7 @@ def check_what_is_left_out(data: JointData) -> None:
     """
     if len({of_class.constant_ms for of_class in data.of_class}) > 1:
         raise SolverError("the joint form takes one constant; use stage_selection order by order")
-    if any(of_class.may_be_empty is not None for of_class in data.of_class):
+    if any(of_class.may_be_empty is not None and of_class.may_be_empty.any() for of_class in data.of_class):
         raise SolverError("the joint form gives each stage a layer; use stage_selection order by order")
     if any(int(of_class.lead.max()) > 0 for of_class in data.of_class):
         raise SolverError("the joint form takes layers of one kind; use stage_selection order by order")

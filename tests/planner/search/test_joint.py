@@ -41,7 +41,12 @@ def small_problem(seed: int, stages: int) -> Problem:
             "workload": batch,
             "stack": problem.stack.model_copy(update={"p2p_overlap": True}),
             "options": problem.options.model_copy(
-                update={"gap": 0.0, "pin": {"pp": stages, "tp": 1}, "max_microbatch_size": 2}
+                update={
+                    "gap": 0.0,
+                    "pin": {"pp": stages, "tp": 1},
+                    "max_microbatch_size": 2,
+                    "forbid": ("stages=empty",),  # which the joint form does not know
+                }
             ),
         }
     )
