@@ -45,7 +45,7 @@ def small_problem(seed: int, stages: int) -> Problem:
                     "gap": 0.0,
                     "pin": {"pp": stages, "tp": 1},
                     "max_microbatch_size": 2,
-                    "forbid": ("stages=empty",),  # which the joint form does not know
+                    "forbid": (*problem.options.forbid, "stages=empty"),  # which the joint form leaves out
                 }
             ),
         }
