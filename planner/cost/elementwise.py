@@ -30,6 +30,8 @@ def where(condition: Flags, yes: Values, no: Values) -> Values:
 
 def maximum(first: Values, second: Values) -> Values:
     """The larger value of each choice."""
+    if type(first) is float and type(second) is float:  # most are
+        return first if first >= second else second
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return np.maximum(first, second)
     return first if first >= second else second
@@ -37,6 +39,8 @@ def maximum(first: Values, second: Values) -> Values:
 
 def minimum(first: Values, second: Values) -> Values:
     """The smaller value of each choice."""
+    if type(first) is float and type(second) is float:
+        return first if first <= second else second
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return np.minimum(first, second)
     return first if first <= second else second

@@ -17,6 +17,7 @@ def stacks_of(problem: Problem) -> tuple[SoftwareStack, ...]:
     return tuple(without if keeps_scores(problem, i) else stack for i in classes)
 
 
+@remembered
 def stacks_by_kernel(problem: Problem) -> dict[bool, SoftwareStack]:
     """Those of all classes, each once, by whether attention is one kernel."""
     return {stack.flash_attention: stack for stack in stacks_of(problem)}
