@@ -54,6 +54,8 @@ def _model(
         raise SkipRun("model shape: feed-forward width unknown")
     if not with_mtp:
         base["mtp_num_layers"] = 0
+        if base.get("hybrid") is not None:
+            base["hybrid"] = {**base["hybrid"], "prediction_pattern": None}
     named = {key: value for key, value in base.items() if not key.startswith("named_")}
     values: dict[str, Any] = {
         "id": compiled(r"[^a-z0-9.\-]+").sub("-", shape.name.lower()).strip("-.") or "model",

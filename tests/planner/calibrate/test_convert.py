@@ -157,6 +157,14 @@ def test_order_of_a_hybrids_layers_and_windows_come_from_the_named_model() -> No
         plan__pipeline_parallel=1,
     ).problem.model
     assert (latent.routed_width, latent.prediction_kinds) == (1024, ("attention", "experts"))
+    without = converted(
+        model__name="Nemotron_3_Super 120B-A12B",
+        model__num_layers=88,
+        model__moe=moe,
+        plan__pipeline_parallel=1,
+        notes="without MTP",
+    ).problem.model
+    assert (without.mtp_num_layers, without.kind_of_layer) == (0, latent.kind_of_layer)
     assert [latent.kind_of_layer.count(kind) for kind in ("mamba", "experts", "attention")] == [40, 40, 8]
     windowed = converted(model__name="GPT-OSS-120B", model__head_dim=64).problem.model
     assert (windowed.sliding_window, windowed.global_layer_every) == (128, 2)
