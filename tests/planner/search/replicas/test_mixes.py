@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,11 +111,22 @@ def timed_pipeline(problem: Problem, plan: Plan, most: int) -> tuple[tuple[float
 
 def best_pair_s(problem: Problem, *, sequence_parallel: bool = False) -> float:
     """Least step of two pipelines side by side."""
-    batch, best = problem.workload.global_batch_size, np.inf
     pipelines = all_pipelines(problem, sequence_parallel=sequence_parallel)
-    for one, two in itertools.combinations_with_replacement(pipelines, 2):
-        if max(a + b for a, b in zip(one.chips, two.chips, strict=True)) > 2:
-            continue
+    pairs = itertools.combinations_with_replacement(pipelines, 2)
+    return best_of_pairs_s(
+        problem,
+        (
+            (one, two)
+            for one, two in pairs
+            if max(a + b for a, b in zip(one.chips, two.chips, strict=True)) <= 2
+        ),
+    )
+
+
+def best_of_pairs_s(problem: Problem, pairs: Iterable[tuple[Timed, Timed]]) -> float:
+    """Least step of some pairs of pipelines, each with any share of the batch."""
+    batch, best = problem.workload.global_batch_size, np.inf
+    for one, two in pairs:
         sizes = [t.plan.data_parallel * t.plan.microbatch_size for t in (one, two)]
         exchange = exchange_s(problem, (one.plan, two.plan))
         for m, end in enumerate(one.ends_s, 1):

@@ -15,9 +15,14 @@ from planner.search.replicas.room_boxes import RoomBoxes
 from planner.search.replicas.room_walk import END, NONE, RoomWalk, _States
 from planner.search.replicas.whole_rooms import WholeRooms, _intervals, are_few
 from planner.simulate.pipeline import simulate
-from planner.simulate.pipelines import exchange_s
 from planner.units import MS
-from tests.planner.search.replicas.test_mixes import Timed, all_pipelines, mixes_of, small_problem
+from tests.planner.search.replicas.test_mixes import (
+    Timed,
+    all_pipelines,
+    best_of_pairs_s,
+    mixes_of,
+    small_problem,
+)
 
 
 def classes_of(timed: Timed, problem: Problem) -> list[int]:
@@ -36,19 +41,15 @@ def can_stand(problem: Problem, parts: tuple[Timed, ...]) -> bool:
 
 def best_pair_on_hosts_s(problem: Problem, pipelines: list[Timed]) -> float:
     """Least step of two pipelines that the hosts hold in either order."""
-    batch, best = problem.workload.global_batch_size, np.inf
-    for one, two in itertools.combinations_with_replacement(pipelines, 2):
-        if not can_stand(problem, (one, two)) and not can_stand(problem, (two, one)):
-            continue
-        sizes = [t.plan.data_parallel * t.plan.microbatch_size for t in (one, two)]
-        exchange = exchange_s(problem, (one.plan, two.plan))
-        for m, end in enumerate(one.ends_s, 1):
-            left, rest = divmod(batch - m * sizes[0], sizes[1])
-            if rest or not 1 <= left <= len(two.ends_s):
-                continue
-            step = max(end, two.ends_s[left - 1]) + exchange + max(one.tail_s, two.tail_s)
-            best = min(best, step)
-    return best
+    pairs = itertools.combinations_with_replacement(pipelines, 2)
+    return best_of_pairs_s(
+        problem,
+        (
+            (one, two)
+            for one, two in pairs
+            if can_stand(problem, (one, two)) or can_stand(problem, (two, one))
+        ),
+    )
 
 
 def some_prices(mixes: Mixes, random: np.random.Generator) -> list[np.ndarray]:
