@@ -1,22 +1,25 @@
-"""Ends of interleaved pipelines of which two neighbouring stages are known and the others at least so long.
+"""Ends of interleaved pipelines of which some neighbouring stages are known and the others at least so long.
 
 Sets, data and schedule are those of `formulations.interleaved_paths`. Rows of single stages do not see that
 neighbours wait for each other where their long chunks come at different times; all stages together are too
-many to try. Two at a time are few.
+many to try. A few at a time are few.
 
-Bound      (pair)     end of stage 0 >= the longest path to it that stays on stages s and s+1 and passes the
+Bound      (window)   end of stage 0 >= the longest path to it that stays on stages s .. e and passes the
                       others, in which each piece of these takes the least that it may and nothing waits.
            Proof. Every piece starts no earlier than all of its paths say, and shorter pieces make no path
-           longer. A pass over other stages from s+1 round to s (or back) is itself a part of a path: their
+           longer. A pass over other stages from e round to s (or back) is itself a part of a path: their
            forwards (backwards) of that micro-batch one after the other with the sends between them.
+           With all stages it is the end itself; it grows with the window, as with others that are known at
+           their least it holds all paths of a narrower one.
 
-The longest of these paths is found piece by piece, for all pairs of ways to deal the layers at once.
+The longest of these paths is found piece by piece, for all ways to deal the layers at once.
 
-Leaves out what stages between others wait for: three neighbours, or two that are further apart.
+Leaves out what stages outside the window wait for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,8 +27,10 @@ import numpy as np
 
 from formulations.interleaved_paths import Floats, schedule
 
-ENDS_AT_ONCE = 2_000_000
-"""Ends of pieces that are kept at once, 16 MB. A guess."""
+ENDS_AT_ONCE = 150_000
+"""Ends of pieces that are kept at once, 1.2 MB, so that they stay near the processor. A guess."""
+LEAST_AT_ONCE = 512
+"""Windows that are looked at together, at least. A guess."""
 
 
 @dataclass(frozen=True)
@@ -52,102 +57,141 @@ class Dealings:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of one of the two stages, in an order in which none waits for a later one."""
+    """A piece of one of the stages, in an order in which none waits for a later one."""
 
-    of_second: bool
+    stage: int
+    """From 0, the first of the window."""
     is_backward: bool
     chunk: int
     before: int
-    """The piece before it on its stage, -1 for none."""
+    """Where the end of the piece before it on its stage is kept, -1 for none."""
     source: int
-    """The piece that feeds it, -1 for none."""
+    """Where the end of the piece that feeds it is kept, -1 for none."""
     delay: int
-    """Which delay its input takes; 0 for a send between the two."""
+    """Which delay its input takes: see `_delays`; from -1 down the sends within the window."""
+    place: int
+    """Where its end is kept, until nothing waits for it any more."""
 
 
-@lru_cache(maxsize=32)
-def _pieces(p: int, m: int, v: int, s: int) -> tuple[_Piece, ...]:
-    """All pieces of s and s+1, and which delay each input takes: see `_delays`."""
-    place: dict[tuple[int, bool, int, int], int] = {}
-    last = [-1, -1]
-    found: list[_Piece] = []
-    for stage, back, k, j in schedule(p, m, v, (s, s + 1)):
-        second = stage == s + 1
+@lru_cache(maxsize=128)
+def _pieces(p: int, m: int, v: int, s: int, width: int) -> tuple[tuple[_Piece, ...], int]:
+    """All pieces of the stages of a window, and how many ends are kept at once."""
+    at: dict[tuple[int, bool, int, int], int] = {}
+    last = [-1] * width
+    end = s + width - 1
+    found: list[tuple[int, bool, int, int, int, int]] = []
+    for stage, back, k, j in schedule(p, m, v, tuple(range(s, end + 1))):
         feeds: tuple[int, bool, int, int] | None
-        if second != back:  # forward of s+1, or backward of s: from the neighbour
-            feeds, delay = (s if second else s + 1, back, k, j), 0
+        if not back and stage > s:
+            feeds, delay = (stage - 1, False, k, j), s - stage
+        elif back and stage < end:
+            feeds, delay = (stage + 1, True, k, j), s - stage - 1
         elif not back:
-            feeds, delay = ((s + 1, False, k - 1, j), 1 + k) if k > 0 else (None, 1)
+            feeds, delay = ((end, False, k - 1, j) if k > 0 else None), k
         else:
-            feeds = (s + 1, False, k, j) if k == v - 1 else (s, True, k + 1, j)
-            delay = 1 + v + k
-        source = -1 if feeds is None else place[feeds]
-        place[stage, back, k, j] = len(found)
-        found.append(_Piece(second, back, k, last[second], source, delay))
-        last[second] = len(found) - 1
-    return tuple(found)
+            feeds, delay = ((end, False, k, j) if k == v - 1 else (s, True, k + 1, j)), v + k
+        source = -1 if feeds is None else at[feeds]
+        at[stage, back, k, j] = len(found)
+        found.append((stage - s, back, k, last[stage - s], source, delay))
+        last[stage - s] = len(found) - 1
+    return _placed(found)
 
 
-def _delays(s: int, others: Others) -> Floats:
-    """Delays of inputs: 0, then of forwards of s by chunk, then of backwards of s+1 by chunk."""
+def _placed(found: Sequence[tuple[int, bool, int, int, int, int]]) -> tuple[tuple[_Piece, ...], int]:
+    """The pieces with places for their ends, each given on when nothing waits for the end any more."""
+    last_use = list(range(len(found)))
+    for i, (_, _, _, before, source, _) in enumerate(found):
+        for earlier in (before, source):
+            if earlier >= 0:
+                last_use[earlier] = i
+    ending: dict[int, list[int]] = {}
+    for i, use in enumerate(last_use):
+        ending.setdefault(use, []).append(i)
+    free: list[int] = []
+    places: list[int] = []
+    most = 0
+    for i in range(len(found)):
+        if not free:
+            free.append(most)
+            most += 1
+        places.append(free.pop())
+        free += [places[earlier] for earlier in ending.get(i, ()) if i < len(found) - 1]
+    pieces = tuple(
+        _Piece(
+            stage,
+            back,
+            k,
+            places[before] if before >= 0 else -1,
+            places[source] if source >= 0 else -1,
+            delay,
+            places[i],
+        )
+        for i, (stage, back, k, before, source, delay) in enumerate(found)
+    )
+    return pieces, most
+
+
+def _delays(s: int, end: int, others: Others) -> Floats:
+    """Delays of inputs from outside: of forwards of s by chunk, then of backwards of `end` by chunk."""
     forward, backward, send = others.forward, others.backward, others.send
     v = forward.shape[1]
-    delays = np.zeros(1 + 2 * v)
-    before, behind = slice(0, s), slice(s + 2, len(send))
-    inner = float(send[s + 1 : -1].sum())
+    delays = np.zeros(2 * v)
+    before, behind = slice(0, s), slice(end + 1, len(send))
+    inner = float(send[end:-1].sum())
     around = inner + float(send[-1] + send[:s].sum())
-    delays[1] = forward[before, 0].sum() + send[:s].sum()
+    delays[0] = forward[before, 0].sum() + send[:s].sum()
     for k in range(1, v):
-        delays[1 + k] = forward[behind, k - 1].sum() + around + forward[before, k].sum()
+        delays[k] = forward[behind, k - 1].sum() + around + forward[before, k].sum()
     for k in range(v - 1):
-        delays[1 + v + k] = backward[before, k + 1].sum() + around + backward[behind, k].sum()
+        delays[v + k] = backward[before, k + 1].sum() + around + backward[behind, k].sum()
     turn = forward[behind, v - 1].sum() + backward[behind, v - 1].sum()
-    delays[2 * v] = turn + 2 * inner
+    delays[2 * v - 1] = turn + 2 * inner
     return delays
 
 
-def pair_ends(
-    s: int, first: Dealings, second: Dealings, send: Floats, others: Others, num_microbatches: int
+def window_ends(
+    s: int, stages: Sequence[Dealings], sends: Sequence[Floats], others: Others, num_microbatches: int
 ) -> Floats:
-    """The bound (pair) for every pair of ways of stages s and s+1, [pair].
+    """The bound (window) for many choices of ways of the stages s, s+1 ..., [choice].
 
     Parameters
     ----------
-    first, second
-        Ways of s and of s+1, [pair] each.
-    send
-        [pair] the send between the two.
+    stages
+        Ways of each of these stages, [choice] each.
+    sends
+        [choice] the send behind each of them but the last.
     """
     p, v = others.forward.shape
-    pieces = _pieces(p, num_microbatches, v, s)
-    delays = _delays(s, others).tolist()
+    pieces, most = _pieces(p, num_microbatches, v, s, len(stages))
+    delays = _delays(s, s + len(stages) - 1, others).tolist()
     after = float(others.backward[:s, 0].sum() + others.send[:s].sum())
-    found = np.empty(len(send))
-    at_once = max(ENDS_AT_ONCE // len(pieces), 1)
-    for begin in range(0, len(send), at_once):
+    number = len(stages[0].forward)
+    found = np.empty(number)
+    at_once = max(ENDS_AT_ONCE // most, LEAST_AT_ONCE)
+    for begin in range(0, number, at_once):
         some = slice(begin, begin + at_once)
         times = [
-            [np.ascontiguousarray(grid[some].T) for grid in (one.forward, one.backward)]
-            for one in (first, second)
+            [np.ascontiguousarray(grid[some].T) for grid in (one.forward, one.backward)] for one in stages
         ]
-        found[some] = _last_end(pieces, times, send[some], delays) + after
+        hops = [np.ascontiguousarray(send[some]) for send in sends]
+        found[some] = _last_end(pieces, most, times, [*delays, *hops[::-1]]) + after
     return found
 
 
 def _last_end(
-    pieces: tuple[_Piece, ...], times: list[list[Floats]], hop: Floats, delays: list[float]
+    pieces: tuple[_Piece, ...], most: int, times: list[list[Floats]], delays: list[float | Floats]
 ) -> Floats:
-    """End of the last piece of each pair, from times [stage][backward][chunk, pair]."""
-    end = np.empty((len(pieces), len(hop)))
-    ready = np.empty(len(hop))
-    for i, piece in enumerate(pieces):
-        work = times[piece.of_second][piece.is_backward][piece.chunk]
+    """End of the last piece of each choice, from times [stage][backward][chunk, choice]."""
+    end = np.empty((most, times[0][0].shape[1]))
+    ready = np.empty(end.shape[1])
+    for piece in pieces:
+        delay = delays[piece.delay]
         if piece.source >= 0:
-            np.add(end[piece.source], delays[piece.delay] if piece.delay else hop, out=ready)
+            np.add(end[piece.source], delay, out=ready)
         else:
-            ready.fill(delays[piece.delay])
+            ready[...] = delay
         if piece.before >= 0:
             np.maximum(end[piece.before], ready, out=ready)
-        np.add(ready, work, out=end[i])
-    last: Floats = end[-1]
+        np.add(ready, times[piece.stage][piece.is_backward][piece.chunk], out=end[piece.place])
+    last: Floats = end[pieces[-1].place]
     return last

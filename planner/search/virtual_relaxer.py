@@ -23,7 +23,7 @@ from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.state import Clock
 from planner.search.virtual_capacity import VirtualLimits
-from planner.search.virtual_dealings import DealtPaths, TooMuch
+from planner.search.virtual_dealings import DealtPaths
 from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_ways import WayLists
@@ -137,17 +137,14 @@ class VirtualRelaxer(VirtualDiver):
         """Bound a part by whole layers of all chunks: at the cutoff, then at lower ones if need be."""
         low_s, high_s = bound_s, self.cutoff_s
         looks = 1 + HALVINGS if low_s < high_s < np.inf else 0
-        try:
-            for look in range(looks):
-                level_s = (low_s + high_s) / 2 if look else high_s
-                if self._may_deal(part, level_s):
-                    high_s = level_s
-                else:
-                    low_s = level_s
-                if low_s >= high_s:
-                    break
-        except TooMuch:
-            pass
+        for look in range(looks):
+            level_s = (low_s + high_s) / 2 if look else high_s
+            if self._may_deal(part, level_s):
+                high_s = level_s
+            else:
+                low_s = level_s
+            if low_s >= high_s:
+                break
         self._push(low_s, replace(part, looks=part.looks + 1))
 
     def _may_deal(self, part: VirtualPart, cutoff_s: float) -> bool:
@@ -157,12 +154,10 @@ class VirtualRelaxer(VirtualDiver):
             return False
         ways = None if data.sends_block else self._way_lists.of_part(_part_key(part)[:3], data)
         if ways is None:
-            raise TooMuch
+            return True
         paths = DealtPaths(data, ways, MOST_PIECES_OF_MANY if part.rises else MOST_PIECES)
-        try:
-            holds = paths.hold()
-        finally:
-            self.work += paths.pieces // PIECES_OF_WORK
+        holds = paths.hold()
+        self.work += paths.pieces // PIECES_OF_WORK
         if holds:
             self._narrowed.setdefault(_part_key(part), (cutoff_s, paths.fits))
         return holds

@@ -8,7 +8,7 @@ import pytest
 from formulations.virtual_selection_data import choices, objective_ms, recomputations
 from formulations.virtual_selection_tables import fewest_layers
 from planner.search import virtual_dealings
-from planner.search.virtual_dealings import DealtPaths, TooMuch
+from planner.search.virtual_dealings import DealtPaths
 from planner.search.virtual_ways import WayLists, compositions
 from tests.formulations.interleaved_instances import Part, random_part
 from tests.formulations.test_virtual_classes import best_of_order, dealings
@@ -77,17 +77,56 @@ def test_what_is_left_of_the_layers_holds_the_best_plan_and_less_than_before() -
     assert struck > 20
 
 
-def test_pairs_and_numbers_of_classes_are_what_closes_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pairs (each takes nothing) fewer limits are found out: the rest is what single stages hold."""
+def test_windows_and_sums_of_layers_are_what_closes_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without windows (each takes nothing) fewer limits are found out: the rest is what stages hold."""
 
     def closed() -> list[float]:
         return [one[1] for seed in range(25) if (one := closed_above(random_part(seed)))]
 
-    with_pairs = closed()
-    monkeypatch.setattr(virtual_dealings, "pair_ends", lambda s, one, *others: np.zeros(len(one.forward)))
+    with_windows = closed()
+    monkeypatch.setattr(
+        virtual_dealings, "window_ends", lambda s, stages, *others: np.zeros(len(stages[0].forward))
+    )
     without = closed()
-    assert all(one >= other for one, other in zip(with_pairs, without, strict=True))
-    assert sum(with_pairs) > sum(without)
+    assert all(one >= other for one, other in zip(with_windows, without, strict=True))
+    assert sum(with_windows) > sum(without)
+
+
+def test_windows_of_all_stages_are_the_plans_below_the_limit() -> None:
+    """Where windows have grown to the whole pipeline, those that are left are the plans below the limit."""
+    left = 0
+    for seed in range(25):
+        part = random_part(seed)
+        if part.sends_block:
+            continue
+        limit_ms = 1.05 * (closed_above(part) or (0.0, 0.0))[0]
+        found = paths(part, limit_ms, WayLists()) if limit_ms else None
+        if found is None or not found.hold():
+            continue
+        assert found.width == part.num_stages
+        plans = set()
+        for row in found.windows[0].ways:
+            ways = list(zip(found.ways, row.tolist(), strict=True))
+            order = tuple(int(one.of_class[i]) for one, i in ways)
+            data = part.tables.data(part.choice, part.virtual_stages, order)
+            base = data.base_ms()[0]
+            layers = [
+                np.rint((one.forward_ms[i] - base[s]) / data.stage.forward_ms[s]).astype(int).tolist()
+                for s, (one, i) in enumerate(ways)
+            ]
+            assert sum(map(sum, layers)) == data.num_layers
+            plans.add((order, tuple(map(tuple, layers))))
+        expected = set()
+        for order in part.orders():
+            data = part.tables.data(part.choice, part.virtual_stages, order)
+            fewest = fewest_layers(data)
+            for dealt in dealings(data.num_layers, fewest.ravel()):
+                layers = np.array(dealt).reshape(fewest.shape).tolist()
+                if any(objective_ms(data, one) <= limit_ms for one in choices(data, layers)):
+                    expected.add((tuple(order), tuple(map(tuple, layers))))
+        assert expected <= plans, seed
+        left += len(expected)
+    assert left > 20
 
 
 def test_ways_are_all_dealings_that_fit() -> None:
@@ -118,6 +157,7 @@ def test_what_takes_too_much_is_left_as_it_is() -> None:
     ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
     assert ways is not None
     found = DealtPaths(data, ways, 0)
-    with pytest.raises(TooMuch):
-        found.hold()
+    assert found.hold()
+    assert found.width == 1
     assert found.pieces == 0, "what is not looked at once used up the effort of all"
+    assert (found.data.fits | ~found.fits).all()
