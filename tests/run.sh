@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every check, and sets up all that they need in `.venv-test` and `.venv-megatron`.
+# Runs every check, and sets up all that they need in `.venv-test` and `.venv-megatron`. Comparisons with the real
+# Megatron-Bridge run as well where `tests/setup_bridge.sh` has made `.venv-bridge`, and are skipped elsewhere.
 #
 #   bash tests/run.sh          everything: lint, types, fast tests, slow tests
 #   bash tests/run.sh --fast   lint, types and the fast tests, under a minute once set up

@@ -130,6 +130,7 @@ def kernels(model: ModelSpec, stack: SoftwareStack) -> dict[str, object]:
         activation = model.activation != "squared-relu" and model.linear_bias == "all"
     fields: dict[str, object] = {
         "bias_activation_fusion": activation,
+        "bias_dropout_fusion": True,
         "gradient_accumulation_fusion": stack.gradient_accumulation_fusion,
         "deallocate_pipeline_outputs": True,
     }

@@ -15,141 +15,15 @@ from planner.data.load import load_model
 from planner.errors import InstanceError
 from planner.launchers import bridge_model
 from planner.launchers.arguments import words
+from planner.launchers.bridge_fields import IMPLIED, PROVIDER, SWITCHES, VALUES
+from planner.launchers.bridge_overrides import CURRENT_SCALING, MIXED_PRECISION
 from planner.launchers.megatron_arguments import FP32_GRADIENTS, number_format
-from planner.launchers.megatron_bridge import CURRENT_SCALING, MIXED_PRECISION
 from planner.launchers.megatron_model import model_arguments, moe_arguments
 from planner.launchers.model_constants import all_constants
 from planner.rules.versions import NEWEST
 
-VALUES = {
-    "model.tensor_model_parallel_size": "--tensor-model-parallel-size",
-    "model.pipeline_model_parallel_size": "--pipeline-model-parallel-size",
-    "model.context_parallel_size": "--context-parallel-size",
-    "model.expert_model_parallel_size": "--expert-model-parallel-size",
-    "model.expert_tensor_parallel_size": "--expert-tensor-parallel-size",
-    "model.pipeline_model_parallel_layout": "--pipeline-model-parallel-layout",
-    "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
-    "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-    "model.microbatch_group_size_per_vp_stage": "--microbatch-group-size-per-virtual-pipeline-stage",
-    "model.cp_comm_type": "--cp-comm-type",
-    "model.hierarchical_context_parallel_sizes": "--hierarchical-context-parallel-sizes",
-    "model.recompute_granularity": "--recompute-granularity",
-    "model.recompute_method": "--recompute-method",
-    "model.recompute_num_layers": "--recompute-num-layers",
-    "model.recompute_modules": "--recompute-modules",
-    "model.moe_token_dispatcher_type": "--moe-token-dispatcher-type",
-    "model.moe_flex_dispatcher_backend": "--moe-flex-dispatcher-backend",
-    "model.moe_expert_capacity_factor": "--moe-expert-capacity-factor",
-    "model.cross_entropy_fusion_impl": "--cross-entropy-fusion-impl",
-    "model.cuda_graph_impl": "--cuda-graph-impl",
-    "model.seq_length": "--seq-length",
-    "train.micro_batch_size": "--micro-batch-size",
-    "train.global_batch_size": "--global-batch-size",
-    "train.train_iters": "--train-iters",
-    "tokenizer.vocab_size": "--vocab-size",
-    "model.rotary_base": "--rotary-base",
-    "model.layernorm_epsilon": "--norm-epsilon",
-    "ddp.data_parallel_sharding_strategy": "--data-parallel-sharding-strategy",
-    "ddp.bucket_size": "--ddp-bucket-size",
-    "ddp.num_distributed_optimizer_instances": "--num-distributed-optimizer-instances",
-}
-"""Fields with a value, and the argument of Megatron-LM that states it."""
-
-SWITCHES = {
-    "model.sequence_parallel": "--sequence-parallel",
-    "model.tp_comm_overlap": "--tp-comm-overlap",
-    "model.account_for_embedding_in_pipeline_split": "--account-for-embedding-in-pipeline-split",
-    "model.account_for_loss_in_pipeline_split": "--account-for-loss-in-pipeline-split",
-    "model.moe_permute_fusion": "--moe-permute-fusion",
-    "model.moe_router_fusion": "--moe-router-fusion",
-    "model.moe_router_padding_for_quantization": "--moe-router-padding-for-quantization",
-    "model.moe_router_padding_for_fp8": "--moe-router-padding-for-fp8",
-    "model.overlap_moe_expert_parallel_comm": "--overlap-moe-expert-parallel-comm",
-    "model.moe_grouped_gemm": "--moe-grouped-gemm",
-    "model.moe_pad_expert_input_to_capacity": "--moe-pad-expert-input-to-capacity",
-    "model.cross_entropy_loss_fusion": "--cross-entropy-loss-fusion",
-    "ddp.use_megatron_fsdp": "--use-megatron-fsdp",
-    "ddp.use_distributed_optimizer": "--use-distributed-optimizer",
-    "ddp.overlap_grad_reduce": "--overlap-grad-reduce",
-    "ddp.overlap_param_gather": "--overlap-param-gather",
-    "dist.use_tp_pp_dp_mapping": "--use-tp-pp-dp-mapping",
-}
-"""Fields that are true or false, and the switch of Megatron-LM that says so."""
-
-PROVIDER = {
-    "num_layers": "--num-layers",
-    "hidden_size": "--hidden-size",
-    "ffn_hidden_size": "--ffn-hidden-size",
-    "num_attention_heads": "--num-attention-heads",
-    "num_query_groups": "--num-query-groups",
-    "kv_channels": "--kv-channels",
-    "normalization": "--normalization",
-    "position_embedding_type": "--position-embedding-type",
-    "attention_dropout": "--attention-dropout",
-    "hidden_dropout": "--hidden-dropout",
-    "mtp_num_layers": "--mtp-num-layers",
-    "q_lora_rank": "--q-lora-rank",
-    "kv_lora_rank": "--kv-lora-rank",
-    "qk_head_dim": "--qk-head-dim",
-    "qk_pos_emb_head_dim": "--qk-pos-emb-head-dim",
-    "v_head_dim": "--v-head-dim",
-    "softmax_type": "--softmax-type",
-    "window_attn_skip_freq": "--window-attn-skip-freq",
-    "num_moe_experts": "--num-experts",
-    "moe_router_topk": "--moe-router-topk",
-    "moe_router_score_function": "--moe-router-score-function",
-    "moe_ffn_hidden_size": "--moe-ffn-hidden-size",
-    "moe_shared_expert_intermediate_size": "--moe-shared-expert-intermediate-size",
-    "make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
-    "layernorm_epsilon": "--norm-epsilon",
-    "rotary_base": "--rotary-base",
-    "rotary_percent": "--rotary-percent",
-    "rope_scaling_factor": "--rope-scaling-factor",
-    "rotary_scaling_factor": "--rotary-scaling-factor",
-    "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
-    "mscale": "--mscale",
-    "mscale_all_dim": "--mscale-all-dim",
-    "yarn_rotary_scaling_factor": "--rotary-scaling-factor",
-    "yarn_mscale": "--mscale",
-    "yarn_mscale_all_dim": "--mscale-all-dim",
-    "yarn_beta_fast": "--yarn-beta-fast",
-    "yarn_beta_slow": "--yarn-beta-slow",
-    "yarn_original_max_position_embeddings": "--yarn-original-max-position-embeddings",
-    "moe_router_topk_scaling_factor": "--moe-router-topk-scaling-factor",
-    "moe_router_num_groups": "--moe-router-num-groups",
-    "moe_router_group_topk": "--moe-router-group-topk",
-}
-"""Fields of a model provider with a value, and the argument of Megatron-LM that states it."""
-
 _FORMATS = {"bfloat16": "bf16", "float32": "fp32"}
 """Number formats by PyTorch's names, in Megatron-LM's."""
-
-IMPLIED = frozenset(
-    {
-        "model.virtual_pipeline_model_parallel_size",
-        "model.overlap_p2p_comm",
-        "model.batch_p2p_comm",
-        "model.cpu_offloading",
-        "model.fine_grained_activation_offloading",
-        "model.vocab_size",
-        "model.moe_shared_expert_overlap",
-        "model.bias_activation_fusion",
-        "model.apply_rope_fusion",
-        "model.deallocate_pipeline_outputs",
-        "tokenizer.use_tokenizer_vocab_size",
-        "dataset.seq_length",
-        "dataset.create_attention_mask",
-        "scheduler.lr_decay_iters",
-        "dist.use_megatron_fsdp",
-        "checkpoint.ckpt_format",
-        "optimizer.use_distributed_optimizer",
-        "optimizer.overlap_param_gather",
-        "optimizer.use_precision_aware_optimizer",
-        "optimizer.optimizer_cpu_offload",
-        "comm_overlap",
-    }
-)
-"""Fields that repeat others or switch off what a plan never has."""
 
 
 def megatron_words(entry_point: Path, arguments: tuple[str, ...]) -> tuple[str, ...]:

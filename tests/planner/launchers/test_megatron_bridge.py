@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from planner.data.chip import Precision
 from planner.data.load import load_model, names
 from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
+from planner.launchers.bridge_overrides import MIXED_PRECISION, overrides
 from planner.launchers.directory import export_plan, files_of
-from planner.launchers.megatron_bridge import MIXED_PRECISION, overrides
 from planner.launchers.megatron_model import inexpressible
 from tests.planner.launchers import plans
 
@@ -277,7 +278,31 @@ def test_training_is_not_that_of_a_recipes_measurement() -> None:
 
 
 def test_experts_run_without_the_overlap_that_a_recipe_may_have() -> None:
-    assert overrides(*alike(plans.experts()))["model.moe_shared_expert_overlap"] == "false"
+    found = overrides(*alike(plans.experts()))
+    assert found["model.moe_shared_expert_overlap"] == "false"
+    # Nor with processors set aside for a library of another chip, nor scored in 16 bits.
+    assert found["model.moe_flex_dispatcher_num_sms"] == found["model.moe_hybridep_num_sms"] == "null"
+    assert found["model.moe_router_dtype"] == "fp32"
+
+
+def test_the_optimizer_is_the_one_that_plans_count() -> None:
+    """Kimi K2's recipe has Muon: another state in memory, and another step."""
+    assert overrides(*alike(plans.uniform()))["optimizer.optimizer"] == "adam"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_overflow_beside_fp16_does_not_end_the_run(precision: Precision) -> None:
+    """Recipes check gradients for infinities, which are how the loss scaler finds its scale."""
+    problem, plan = alike(plans.uniform())
+    workload = problem.workload.model_copy(update={"precision": precision})
+    found = overrides(problem.model_copy(update={"workload": workload}), plan)
+    for name in ("ddp.check_for_nan_in_grad", "rerun_state_machine.check_for_nan_in_loss"):
+        assert found.get(name) == ("false" if precision == "fp16" else None)
+
+
+def test_gathers_of_interleaved_stages_are_aligned_as_in_megatron_lm() -> None:
+    assert overrides(*alike(plans.virtual_stages()))["ddp.align_param_gather"] == "true"
+    assert overrides(*alike(plans.uniform()))["ddp.align_param_gather"] == "false"
 
 
 def test_another_network_under_the_name_of_a_shipped_one_is_not_trained_by_its_recipe() -> None:

@@ -14,7 +14,7 @@ from planner.data.load import load_model, load_stack, names
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError
-from planner.launchers import megatron_bridge, run_script
+from planner.launchers import bridge_overrides, run_script
 from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
 from planner.launchers.dispatching import dispatch_arguments
@@ -582,7 +582,7 @@ def test_who_pads_experts_for_narrow_products_is_written_and_read_back(
         assert flags.unknown == ()
         read = read_stack(flags, problem.stack, [])
         assert read.pads_narrow_experts is pads
-        fields = megatron_bridge._experts(of(pads_narrow_experts=pads), plan)
+        fields = bridge_overrides._experts(of(pads_narrow_experts=pads), plan)
         assert fields["model.moe_router_padding_for_quantization"] is not pads
     # 16 bits need no padding, HybridEP pads as it sends, and a capacity is the same for all experts.
     wide = of(pads_narrow_experts=False).model_copy(update={"workload": problem.workload})
