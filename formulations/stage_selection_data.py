@@ -175,14 +175,15 @@ def most_selective_saves_gib(data: StageSelectionData) -> Floats:
 def times_ms(data: StageSelectionData, choice: StageChoice) -> tuple[Floats, Floats]:
     """Forward and backward of every stage for a choice, arrays [stage]."""
     n = np.array(choice.layers, dtype=np.float64)
-    full = np.array(choice.recompute_layers, dtype=np.float64)
-    selective = np.array([kind == "selective" for kind in choice.recompute])
     forward = data.forward_ms * n + data.base_forward_ms
     backward = data.backward_ms * n + data.base_backward_ms
-    lead = data.lead.astype(np.float64)
-    backward = backward + data.full_ms * full + np.where(selective, data.selective_ms * n, 0.0)
-    backward = backward + (data.lead_full_ms - data.full_ms) * np.minimum(full, lead)
-    backward = backward + np.where(selective, data.selective_more_ms, 0.0)
+    if any(choice.recompute_layers):
+        full = np.array(choice.recompute_layers, dtype=np.float64)
+        leading = (data.lead_full_ms - data.full_ms) * np.minimum(full, data.lead)
+        backward = backward + data.full_ms * full + leading
+    if "selective" in choice.recompute:
+        selective = np.array([kind == "selective" for kind in choice.recompute])
+        backward = backward + np.where(selective, data.selective_ms * n + data.selective_more_ms, 0.0)
     return forward, backward
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.cost.attention import attention_times
 from planner.cost.attention_buffers import gathered_heads_bytes
@@ -44,8 +44,7 @@ EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
 
 
-@dataclass(frozen=True)
-class LayerTimes:
+class LayerTimes(NamedTuple):
     """Prices of one layer, by part [s]."""
 
     forward: Parts
@@ -236,8 +235,10 @@ class ClassPricing:
         parameters = self.work.vocab / self.sizes.tp * self.model.hidden_size
         added_s = traffic_s(self.relative, HALF) + gradient_sum_s(self.relative, self.stack)
         backward = traffic.backward_bytes / rate + parameters * added_s
-        counts = embedding_parameters(self.model, self.vocab)  # type: ignore[arg-type]
-        dp = self.sharding.root_s(counts, Tensors([parameters], 0), zero)
+        dp = (zero, zero)
+        if self.sharding.scatters:
+            counts = embedding_parameters(self.model, self.vocab)  # type: ignore[arg-type]
+            dp = self.sharding.root_s(counts, Tensors([parameters], 0), zero)
         return (
             parts_of(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero, dp[0]),
             parts_of(backward, where(sp, t.all_gather_s, 0.0), zero, zero, dp[1]),
@@ -285,14 +286,13 @@ class ClassPricing:
         gather = partly_hidden(where(sp, t.all_gather_s, 0.0), hidden)
         # Two collectives run behind dgrad and wgrad of the head, which are always the longer.
         behind = where(sp, t.all_gather_s + t.reduce_scatter_s, t.all_reduce_s)
-        counts, tensors = head_parameters(self.model, self.vocab), Tensors.of(piece.matmuls, 0)  # type: ignore[arg-type]
-        dp = self.sharding.head_s(counts, tensors, (forward, backward))
-        return (
-            self._launched(parts_of(forward, gather + loss, zero, zero, dp[0]), HEAD_LAUNCHES),
-            self._launched(
-                parts_of(backward, partly_hidden(behind, 1.0), zero, zero, dp[1]), 2 * HEAD_LAUNCHES
-            ),
-        )
+        dp = (zero, zero)
+        if self.sharding.scatters:
+            counts, tensors = head_parameters(self.model, self.vocab), Tensors.of(piece.matmuls, 0)  # type: ignore[arg-type]
+            dp = self.sharding.head_s(counts, tensors, (forward, backward))
+        of_forward = parts_of(forward, gather + loss, zero, zero, dp[0])
+        of_backward = parts_of(backward, partly_hidden(behind, 1.0), zero, zero, dp[1])
+        return self._launched(of_forward, HEAD_LAUNCHES), self._launched(of_backward, 2 * HEAD_LAUNCHES)
 
 
 def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:

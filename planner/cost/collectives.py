@@ -111,13 +111,14 @@ class BetweenNodes:
         rate = left * network.chip_bytes_per_s * network.domain_chips / sharing
         self.rate = minimum(rate, spread.inside * network.link_bytes_per_s)
         self.nodes, passes = maximum(spread.nodes, 2.0), WIRE_PASSES[op]
-        self.table, sharers = "allreduce_nic", self.nodes
+        table, sharers = "allreduce_nic", self.nodes
         self.senders: Values = 1.0
         if op == "all_to_all":
             # Each rank sends the share of the other nodes' ranks; a node's ranks send at once.
-            self.table, self.senders = "alltoall", spread.inside
+            table, self.senders = "alltoall", spread.inside
         elif op != "all_reduce" or network.relative.collective_table not in SUMS_IN_SWITCH:
             sharers = maximum(spread.ranks, 2.0)
+        self.shares, self.most_nodes = tables.scale_grid(table), MOST_NODES[table]
         self.share = passes * (sharers - 1) / sharers
         self.levels = ceil(log2(self.nodes))
         self.steps_s = passes * self.levels * network.step_latency_s
@@ -129,24 +130,23 @@ class BetweenNodes:
         if efficiency is not None:
             return outside / (self.rate * efficiency) + LAUNCH_S + self.steps_s
         scaled_bytes = maximum(size_bytes * (SCALE_BYTES_PER_S / self.rate), 1.0)
-        reached = _reached(self.table, self.nodes, scaled_bytes)
+        reached = self._reached(self.nodes, scaled_bytes)
         between = outside / (self.rate * reached) + LAUNCH_S + self.steps_s
         if not self.reduces_along_trees:
             return between
-        ring_rate = self.rate * _reached(self.table, 2.0, scaled_bytes)
+        ring_rate = self.rate * self._reached(2.0, scaled_bytes)
         channels = self.network.tree_channels_bytes_per_s
         return minimum(between, tree_s(size_bytes, self.nodes, self.levels, ring_rate, channels) + LAUNCH_S)
+
+    def _reached(self, nodes: Values, size_bytes: Values) -> Values:
+        """Share of the adapters' rate that NCCL reaches between so many nodes."""
+        steps = maximum(nodes / self.most_nodes, 1.0)
+        found = self.shares.latency_s(nodes, maximum(size_bytes / steps, 1.0))
+        return PEAK_SHARE * minimum(maximum(found, 0.01), 1.0)
 
 
 _of_one = lru_cache(maxsize=REMEMBERED)(Collective)
 """That of a single group: choices ask for few of them again and again."""
-
-
-def _reached(table: str, nodes: Values, size_bytes: Values) -> Values:
-    """Share of the adapters' rate that NCCL reaches between so many nodes."""
-    steps = maximum(nodes / MOST_NODES[table], 1.0)
-    found = tables.scale_grid(table).latency_s(nodes, maximum(size_bytes / steps, 1.0))
-    return PEAK_SHARE * minimum(maximum(found, 0.01), 1.0)
 
 
 def ring_latency_s(spread: Spread) -> Values:

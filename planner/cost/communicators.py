@@ -17,7 +17,7 @@ for groups of three or more.
 Which groups exchange anything is measured for Megatron-LM core 0.19.2: its calls to `torch.distributed` were
 counted for 53 layouts on CPUs. Beside the groups that share layers, sequence, gradients, experts and the
 pipeline these are the ranks of one replica (norm and zeros of the gradients, skipped steps), those that share
-the distributed optimizer (all ranks), and with experts those of an expert layer (`megatron_groups`).
+the distributed optimizer (all ranks), and with experts those of an expert layer (`megatron_inside`).
 DeepSpeed's pipeline engine has one of a replica too, for the norm and overflows (`ds_model_proc_group` in
 deepspeed/runtime/pipe/topology.py). Groups are made when they first exchange something: a stage holds those
 of its own job, however many chips stay idle, and only the ends of a pipeline that group in which they sum the
@@ -27,7 +27,9 @@ gradients of the embedding (`_allreduce_embedding_grad` in megatron/core/distrib
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from planner.cost.dispatchers import dispatcher_bytes
 from planner.cost.elementwise import Values, maximum, minimum, where
@@ -63,16 +65,20 @@ def communicator_bytes(
         Stages that share an embedding that several hold.
     """
     stack, s, model = problem.stack, sizes, problem.model
-    of_lengths = []
+    inside = sharing_inside(s)
+    if stack.megatron_groups:
+        inside += megatron_inside(model, s)
+    inside_bytes, of_lengths = _alike_bytes(stack, inside), []
     for p in map(float, range(1, told_lengths(stack, domain_chips) + 1)):
         job = p * s.stage_chips
-        groups, ends = sharing_groups(s, job), []
+        groups, ends = sharing_across(s, job), []
         if stack.megatron_groups:
-            groups += megatron_groups(model, s, job, dp_mode)
+            groups += megatron_across(model, s, job, dp_mode)
             ends = embedding_groups(model, s, job, holders)
         elif stack.replica_communicator:
             groups.append(_replica_group(s, job))
-        of_lengths.append((p, groups, ends, _alike_bytes(stack, groups), _alike_bytes(stack, ends)))
+        inner = inside_bytes + _alike_bytes(stack, groups)
+        of_lengths.append((p, inside + groups, ends, inner, _alike_bytes(stack, ends)))
     per_peer = EXCHANGE_BYTES_PER_PEER if stack.communicator_gib else 0.0
     found = []
     for c, domain in enumerate(domain_chips):
@@ -117,8 +123,7 @@ def _reach_bytes(stack: SoftwareStack, groups: Sequence[Group], domain_chips: fl
     return found
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Ranks that exchange something, each so many ranks after the last."""
 
     ranks: Values
@@ -129,37 +134,33 @@ class Group:
         return where(self.ranks * self.stride > domain_chips, 1.0, 0.0)
 
 
-def sharing_groups(sizes: Sizes, job: Values) -> list[Group]:
-    """The groups that share work, as any stack has them; one rank needs no communicator.
-
-    Parameters
-    ----------
-    job
-        Ranks of the whole job, which have a group as well.
-    """
+def sharing_inside(sizes: Sizes) -> list[Group]:
+    """The groups that share work inside a stage, as any stack has them; one rank needs no communicator."""
     s = sizes
-    return [
-        Group(s.tp),
-        Group(s.cp, s.tp),
-        Group(s.gradient_ranks, s.tp),
-        Group(s.ep, s.etp),
-        Group(job / s.stage_chips, s.stage_chips),
-        Group(job),
-    ]
+    return [Group(s.tp), Group(s.cp, s.tp), Group(s.gradient_ranks, s.tp), Group(s.ep, s.etp)]
 
 
-def megatron_groups(model: ModelSpec, sizes: Sizes, job: Values, dp_mode: str) -> list[Group]:
-    """The further groups of Megatron-LM that exchange something on every stage."""
+def sharing_across(sizes: Sizes, job: Values) -> list[Group]:
+    """Those across stages: of the pipeline and of all ranks of the job."""
+    return [Group(job / sizes.stage_chips, sizes.stage_chips), Group(job)]
+
+
+def megatron_inside(model: ModelSpec, sizes: Sizes) -> list[Group]:
+    """The further groups of Megatron-LM that exchange something inside every stage."""
     s = sizes
-    stages = job / s.stage_chips
-    groups = [_replica_group(s, job)]
+    if model.moe is None:
+        return []
+    of_experts = Group(s.expert_gradient_ranks, s.ep * s.etp)
+    return [Group(s.tp * s.cp), Group(s.etp), Group(s.ep * s.etp), of_experts]
+
+
+def megatron_across(model: ModelSpec, sizes: Sizes, job: Values, dp_mode: str) -> list[Group]:
+    """Those across stages."""
+    groups = [_replica_group(sizes, job)]
     if dp_mode == "distopt":
         groups.append(Group(job))
-    if model.moe is not None:
-        groups += [Group(s.tp * s.cp), Group(s.etp), Group(s.ep * s.etp)]
-        groups.append(Group(s.expert_gradient_ranks, s.ep * s.etp))
-        if dp_mode != "distopt":
-            groups.append(Group(s.ep * s.etp * stages))
+    elif model.moe is not None:
+        groups.append(Group(sizes.ep * sizes.etp * (job / sizes.stage_chips)))
     return groups
 
 
@@ -194,7 +195,9 @@ def _near_ranks(group: Group, domain_chips: float) -> Values:
 
 def _sets(ranks: Values) -> Values:
     """Communicators of a group, in those of a large one."""
-    return where(ranks > 2, 1.0, where(ranks > 1, TWO_RANKS, 0.0))
+    if isinstance(ranks, np.ndarray):
+        return np.where(ranks > 2, 1.0, np.where(ranks > 1, TWO_RANKS, 0.0))
+    return 1.0 if ranks > 2 else TWO_RANKS if ranks > 1 else 0.0
 
 
 def _exchange_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> Values:

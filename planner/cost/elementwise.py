@@ -23,9 +23,11 @@ Flags = NDArray[np.bool_] | bool
 
 def where(condition: Flags, yes: Values, no: Values) -> Values:
     """`yes` where the condition holds, else `no`."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, yes, no)
-    return yes if condition else no
+    if condition is True:  # most are plain
+        return yes
+    if condition is False:
+        return no
+    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else yes if condition else no
 
 
 def maximum(first: Values, second: Values) -> Values:
@@ -69,6 +71,36 @@ def everywhere(condition: Flags) -> bool:
 def total(values: Iterable[Values]) -> Values:
     """Sum of several values of each choice."""
     return sum(values, start=0.0)
+
+
+def as_column(values: Values) -> Values:
+    """Values [choice] as an array [choice, 1]."""
+    return values[:, None] if isinstance(values, np.ndarray) else values
+
+
+def by_choice(
+    values: Sequence[Values], rows: int, shape: Sequence[int], axis: int = 0
+) -> NDArray[np.float64]:
+    """Values of several axes, the last one fastest, as an array with another axis: the choice.
+
+    Parameters
+    ----------
+    rows
+        Number of choices.
+    shape
+        Lengths of the axes of `values`.
+    axis
+        Where the choice stands in the array.
+    """
+    before, after = shape[:axis], shape[axis:]
+    if rows == 1 and not any(isinstance(value, np.ndarray) for value in values):
+        return np.array(values, dtype=np.float64).reshape(*before, 1, *after)
+    found = np.empty((len(values), rows))
+    for row, value in zip(found, values, strict=True):
+        row[:] = value
+    of_choices = found.reshape(*shape, rows)
+    axes = range(len(shape))
+    return np.ascontiguousarray(of_choices.transpose(*axes[:axis], -1, *axes[axis:]))
 
 
 class Curve:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,8 +20,7 @@ CHUNK = 4096
 """Points interpolated at once: what they need on the way then stays in the processor's cache."""
 
 
-@dataclass(frozen=True)
-class _ScalarAxis:
+class _ScalarAxis(NamedTuple):
     """An axis as plain numbers."""
 
     points: list[float]
@@ -34,8 +32,31 @@ class _ScalarAxis:
     """Powers of the size outside of it."""
 
 
+class _Line:
+    """Latencies along one axis: the logarithms of those at its points."""
+
+    def __init__(self, axis: _ScalarAxis, values: list[float]) -> None:
+        self._points, _, self._below, self._above = axis
+        self._values = values
+
+    def latency_s(self, size: float) -> float:
+        """Latency at a size [s]."""
+        x, points, values = math.log(size), self._points, self._values
+        if x <= points[0]:
+            return math.exp(values[0] + self._below * (x - points[0]))
+        if x >= points[-1]:
+            return math.exp(values[-1] + self._above * (x - points[-1]))
+        low = bisect_right(points, x) - 1
+        weight = (x - points[low]) / (points[low + 1] - points[low])
+        return math.exp(values[low] + weight * (values[low + 1] - values[low]))
+
+
 REMEMBERED = 4096
 """Single points of a grid kept: plans of one search ask for few sizes again and again."""
+
+
+REMEMBERED_LINES = 256
+"""First sizes of a grid of two axes kept."""
 
 
 class LogGrid:
@@ -83,6 +104,7 @@ class LogGrid:
         ]
         self._scalar_corners: list[int] = self._corners[:, 0].tolist()
         self._remembered_point_s = lru_cache(maxsize=REMEMBERED)(self._point_s)
+        self._remembered_along = lru_cache(maxsize=REMEMBERED_LINES)(self._along)
 
     @cached_property
     def _scalar_flat(self) -> list[float]:
@@ -126,30 +148,43 @@ class LogGrid:
 
     def _point_s(self, *sizes: float) -> float:
         """Latency at one point [s]: the same in plain numbers, which numpy is slow with."""
+        if len(sizes) == 2:
+            return self._remembered_along(sizes[0]).latency_s(sizes[1])
         base, beyond = 0, 0.0
         weights: list[float] = []
         for axis, size in zip(self._scalar_axes, sizes, strict=True):
-            x, points = math.log(size), axis.points
+            x, points, stride, below, above = math.log(size), *axis
             first, last = points[0], points[-1]
             if x < first:
-                beyond += axis.below * (x - first)
+                beyond += below * (x - first)
                 x = first
             elif x > last:
-                beyond += axis.above * (x - last)
+                beyond += above * (x - last)
                 x = last
             if last > first:
                 low = bisect_right(points, x, 1, len(points) - 1) - 1
-                base += axis.stride * low
+                base += stride * low
                 weights.append((x - points[low]) / (points[low + 1] - points[low]))
         flat = self._scalar_flat
         corners = [flat[base + corner] for corner in self._scalar_corners]
         for weight in reversed(weights):  # corners of the last axis lie next to each other
-            pairs = range(0, len(corners), 2)
-            corners = [corners[i] + weight * (corners[i + 1] - corners[i]) for i in pairs]
+            pairs = zip(corners[::2], corners[1::2], strict=True)
+            corners = [low + weight * (high - low) for low, high in pairs]
         return math.exp(corners[0] + beyond)
+
+    def _along(self, size: float) -> _Line:
+        """The latencies of a grid of two axes at one size along the first."""
+        _, axis = self._scalar_axes
+        points = np.array([np.full(len(axis.points), math.log(size)), axis.points])
+        return _Line(axis, self._logarithm(points).tolist())
 
     def _interpolate(self, x: Floats) -> Floats:
         """Latency [point] at the logarithms of sizes [axis, point] [s]."""
+        latency: Floats = np.exp(self._logarithm(x))
+        return latency
+
+    def _logarithm(self, x: Floats) -> Floats:
+        """Its logarithm."""
         inside = np.minimum(np.maximum(x, self._first), self._last)
         low = np.zeros(x.shape, dtype=np.intp)
         for axis in self._wide:
@@ -164,8 +199,8 @@ class LogGrid:
         if excess.any():
             powers = np.where(excess > 0, self._above, self._below) * excess
             corners = corners + powers.sum(axis=0)
-        latency: Floats = np.exp(corners[0])
-        return latency
+        logarithm: Floats = corners[0]
+        return logarithm
 
 
 def _extend(values: Floats, log_axis: Floats, axis: int, power: float) -> Floats:

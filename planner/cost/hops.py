@@ -32,6 +32,8 @@ def hops_inside_host(
         Chips of a node, by node class.
     """
     num_stages = len(class_of_stage)
+    if isinstance(stage_size, int) and num_stages > 1 and 2 * stage_size > max(chips_per_node):
+        return (False,) * num_stages  # no host holds two stages
     sizes = [stage_size] * num_stages if isinstance(stage_size, int) else stage_size
     host_of_stage: list[tuple[int, int] | None] = []
     run, start = -1, 0
@@ -70,13 +72,15 @@ def hop_send_s(
         See `hops_inside_host`.
     """
     inside = hops_inside_host(class_of_stage, stage_size, chips_per_node)
-    hops = np.zeros(len(class_of_stage))
-    if len(hops) == 1:
-        return hops
-    for s, node_class in enumerate(class_of_stage):
-        next_class = class_of_stage[(s + 1) % len(hops)]
-        hops[s] = send_inside_s[node_class] if inside[s] else send_s[node_class, next_class]
-    return hops
+    if len(class_of_stage) == 1:
+        return np.zeros(1)
+    within, between = send_inside_s.tolist(), send_s.tolist()
+    after = (*class_of_stage[1:], class_of_stage[0])
+    hops = [
+        within[one] if is_inside else between[one][other]
+        for one, other, is_inside in zip(class_of_stage, after, inside, strict=True)
+    ]
+    return np.array(hops)
 
 
 def block_on_sends(

@@ -6,6 +6,7 @@ How many launches a piece has stands in `launches.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.cost.elementwise import Values, exists, maximum, minimum, total, where
 from planner.cost.launches import DENSE_LAUNCHES
@@ -42,7 +43,7 @@ class HostWaits:
     chip: Chip
     sizes: Sizes
 
-    @property
+    @cached_property
     def layer_s(self) -> float:
         """What the host takes to launch the forward of a dense layer [s]."""
         return host_layer_s(self.stack, self.chip)

@@ -7,7 +7,6 @@ object stays the same problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -20,17 +19,25 @@ REMEMBERED = 256
 """Results kept of each function."""
 
 
-@dataclass(frozen=True, eq=False)
 class _This:
-    """A problem; equal to itself alone. It is kept alive, so that no other takes its identity."""
+    """A problem; equal to itself alone, kept alive, so that no other takes its identity."""
 
-    problem: Problem
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
 
-    def __hash__(self) -> int:
-        return id(self.problem)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _This) and self.problem is other.problem
+_THESE: dict[int, _This] = {}
+"""Of problems asked about lately, by `id`."""
+
+
+def _this(problem: Problem) -> _This:
+    """The one object that stands for a problem while it is remembered."""
+    this = _THESE.get(id(problem))
+    if this is None:
+        if len(_THESE) >= REMEMBERED:
+            _THESE.clear()  # what is known of them is found anew
+        this = _THESE[id(problem)] = _This(problem)
+    return this
 
 
 def remembered(
@@ -43,6 +50,6 @@ def remembered(
         return function(this.problem, *values)  # type: ignore[arg-type, call-arg]
 
     def ask(problem: Problem, /, *values: Rest.args, **_: Rest.kwargs) -> Found:
-        return kept(_This(problem), *values)
+        return kept(_this(problem), *values)
 
     return ask

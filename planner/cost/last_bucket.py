@@ -10,7 +10,7 @@ that size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.cost.elementwise import Values, everywhere, maximum
 from planner.cost.links import Network
@@ -27,8 +27,7 @@ from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     """A group and the parameters of its bucket, of a width where they are gathered [bytes]."""
 
     bucket: Values

@@ -12,7 +12,7 @@ them beside the products that they overlap with:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from planner.data.model_spec import WITH_EXPERTS, LayerKind, ModelSpec
 from planner.data.stack import SoftwareStack
 
 
-@dataclass(frozen=True)
-class TensorCollectives:
+class TensorCollectives(NamedTuple):
     """One collective of each kind over the full activation A [s]."""
 
     all_gather_s: Values

@@ -7,7 +7,7 @@ published one, s b h (34 + 5 a s / h) / t (Korthikanti et al. 2022, arXiv 2205.0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.cost.attention_buffers import context_exchange_bytes, gathered_heads_bytes
 from planner.cost.checkpointing import kept_bytes, policy_bytes, policy_of
@@ -28,8 +28,7 @@ from planner.data.model_spec import (
 from planner.data.stack import SoftwareStack
 
 
-@dataclass(frozen=True)
-class LayerActivations:
+class LayerActivations(NamedTuple):
     """Bytes that a layer keeps from forward to backward, arrays [choice]."""
 
     whole: Values

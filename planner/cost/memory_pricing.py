@@ -6,7 +6,8 @@ import numpy as np
 
 from planner.cost import memory, placeholders, states
 from planner.cost.communicators import communicator_bytes
-from planner.cost.elementwise import Values, total, where
+from planner.cost.elementwise import Values, as_column, by_choice, total, where
+from planner.cost.identity import remembered
 from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
 from planner.cost.parameters import ParameterCounts, mtp_parameters
@@ -33,8 +34,9 @@ def memory_prices(
     precision, rows = problem.workload.precision, held.shape[1]
     layer, head_activation = _activations(problem, work, sizes, rows)
     if not stack.narrow_parameters:
-        predictions = mtp_parameters(model)
-        held[..., 0] += states.narrow_weight_bytes(counts, sizes, dp_mode, precision, len(ENDS), predictions)
+        held[..., 0] += states.narrow_weight_bytes(
+            counts, sizes, dp_mode, precision, len(ENDS), _predictions(problem)
+        )
     for k, kind in enumerate(work.kinds):
         if kind in WITH_ATTENTION:
             held[k, :, STATES.index("weights")] += 4.0 * memory.rotary_values(model, stack, sizes)
@@ -76,27 +78,33 @@ def memory_prices(
     }
 
 
+@remembered
+def _predictions(problem: Problem) -> ParameterCounts:
+    """Parameters of the layers that predict further tokens."""
+    return mtp_parameters(problem.model)
+
+
 def _activations(problem: Problem, work: Work, sizes: Sizes, rows: int) -> tuple[dict[str, Floats], Floats]:
     """What layers keep by name, arrays [choice, kind, node_class], and what the head does, with its
     predictions, [choice, node_class]: classes whose attention keeps its scores hold more."""
     model, precision, stacks = problem.model, problem.workload.precision, stacks_of(problem)
     names = ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
-    layer = {name: np.empty((rows, len(work.kinds), len(stacks))) for name in names}
+    layer = np.empty((len(names), rows, len(work.kinds), len(stacks)))
     head = np.empty((rows, len(stacks)))
     of_kernel = stacks_by_kernel(problem)
     for fused, stack in of_kernel.items():
-        own, whole = np.array([one.flash_attention == fused for one in stacks]), dict[str, Values]()
-        classes = own if len(of_kernel) > 1 else slice(None)
+        whole = dict[str, Values]()
+        classes = [one.flash_attention == fused for one in stacks] if len(of_kernel) > 1 else slice(None)
         for k, kind in enumerate(work.kinds):
             of = memory.layer_activations(model, kind, stack, sizes, precision)
             whole[kind] = of.whole
             found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
-            for filled, size in zip(layer.values(), found, strict=True):
-                filled[:, k, classes] = np.reshape(size, (-1, 1))
+            for filled, size in zip(layer[:, :, k], found, strict=True):
+                filled[:, classes] = as_column(size)
         predicting = total(whole[kind] for kind in model.prediction_kinds) if model.mtp_num_layers else None
         kept = memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting)
-        head[:, classes] = np.reshape(kept, (-1, 1))
-    return layer, head
+        head[:, classes] = as_column(kept)
+    return dict(zip(names, layer, strict=True)), head
 
 
 def fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str, holders: float = 2.0) -> Floats:
@@ -109,9 +117,6 @@ def fixed_bytes(problem: Problem, sizes: Sizes, rows: int, dp_mode: str, holders
     """
     domain_chips = [network.domain_chips for network in networks_of(problem)]
     joined = communicator_bytes(problem, sizes, domain_chips, dp_mode, holders)
-    fixed = np.empty((rows, len(joined), len(joined[0]), len(ROLES)))
-    for c, of_class in enumerate(joined):
-        for length, of_roles in enumerate(of_class):
-            for role, size in enumerate(of_roles):
-                fixed[:, c, length, role] = size
+    values = [size for of_class in joined for of_roles in of_class for size in of_roles]
+    fixed = by_choice(values, rows, (len(joined), len(joined[0]), len(ROLES)))
     return problem.stack.context_gib * GIB + fixed

@@ -23,6 +23,9 @@ parameters the data-parallel group works in every micro-batch), and waiting for 
 ENDS = ("embedding", "head", "head_beside_embedding")
 """Pieces beside layers, as the arrays hold them; the head on a stage without the embedding, and with it."""
 
+TASKS = ("reduce", "gather", "optimizer")
+"""What is done once a step with each piece's parameters."""
+
 STATES = ("weights", "gradients", "optimizer")
 """Last axis of every state size."""
 
@@ -228,48 +231,55 @@ class Prices:
     optimizer's prices contain; None where there is none."""
 
     @cached_property
-    def layer_times_s(self) -> Floats:
-        """[row, choice, kind, node_class]: forward, backward, selective and full, all parts together."""
-        rows = (self.layer_forward_s, self.layer_backward_s, self.layer_selective_s, self.layer_full_s)
-        total: Floats = np.array(rows).sum(axis=-1)
-        return total
+    def layer_rows_s(self) -> Floats:
+        """[row, choice, kind, node_class]: forward, backward, selective and full, all parts together; then
+        reduction, gathering, optimizer."""
+        times = (self.layer_forward_s, self.layer_backward_s, self.layer_selective_s, self.layer_full_s)
+        tasks = (self.layer_reduce_s, self.layer_gather_s, self.layer_optimizer_s)
+        return np.array((*np.array(times).sum(axis=-1), *tasks))
 
     @cached_property
     def predictions_selective_s(self) -> Floats:
         """[choice, node_class, part] what selective recomputation adds to a backward for all predictions."""
-        kinds = list(self.prediction_kinds)
-        total: Floats = self.num_predictions * self.layer_selective_s[:, kinds].sum(axis=1)
+        if not self.num_predictions:
+            return np.zeros_like(self.head_backward_s)
+        total: Floats = self.num_predictions * self.layer_selective_s[:, self.prediction_kinds].sum(axis=1)
         return total
 
     @cached_property
-    def end_times_s(self) -> Floats:
-        """[piece, pass, choice, node_class]: embedding and head, forward and backward, all parts together."""
-        rows = (
+    def end_rows_s(self) -> Floats:
+        """[piece, row, choice, node_class]: embedding, head, head beside the embedding; forward and backward,
+        all parts together, reduction, gathering, optimizer."""
+        times = (
             (self.embedding_forward_s, self.embedding_backward_s),
             (self.head_forward_s, self.head_backward_s),
         )
-        total: Floats = np.array(rows).sum(axis=-1)
-        return total
+        tasks = [[getattr(self, f"{piece}_{task}_s") for task in TASKS] for piece in ENDS]
+        embedding, head = np.array(times).sum(axis=-1)
+        return np.array([(*passes, *of) for passes, of in zip((embedding, head, head), tasks, strict=True)])
 
     @cached_property
-    def layer_tasks_s(self) -> Floats:
-        """[task, choice, kind, node_class]: reduction, gathering, optimizer."""
-        return np.array((self.layer_reduce_s, self.layer_gather_s, self.layer_optimizer_s))
+    def stage_rows_s(self) -> Floats:
+        """[row, choice, node_class]: what nothing can hide of reduction and of gathering, what the step takes
+        when all stages met, and `predictions_selective_s`, all parts together."""
+        again = self.predictions_selective_s.sum(axis=-1)
+        return np.array((self.reduce_tail_s, self.gather_tail_s, self.step_fixed_s, again))
 
     @cached_property
-    def end_tasks_s(self) -> Floats:
-        """[piece, task, choice, node_class]: embedding, head, head beside the embedding; the same tasks."""
-        return np.array(
-            (
-                (self.embedding_reduce_s, self.embedding_gather_s, self.embedding_optimizer_s),
-                (self.head_reduce_s, self.head_gather_s, self.head_optimizer_s),
-                (
-                    self.head_beside_embedding_reduce_s,
-                    self.head_beside_embedding_gather_s,
-                    self.head_beside_embedding_optimizer_s,
-                ),
-            )
-        )
+    def layer_rows_bytes(self) -> Floats:
+        """[row, choice, kind, node_class]: what a layer keeps with nothing, core attention and all of it
+        recomputed, what passes in its backward, and what exists again while it is recomputed."""
+        names = ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
+        return np.array([getattr(self, f"layer_{name}_bytes") for name in names])
+
+    @cached_property
+    def end_rows_bytes(self) -> Floats:
+        """[row, choice]: weights, gradients and optimizer state of embedding, head, and head beside the
+        embedding; what the embedding keeps, what passes in its backward and in the head's, and receive
+        buffers."""
+        states = [getattr(self, f"{piece}_state_bytes") for piece in ENDS]
+        others = [self.embedding_activation_bytes, self.embedding_peak_bytes, self.head_peak_bytes]
+        return np.array((*np.array(states).sum(axis=-1), *others, self.pipeline_buffer_bytes))
 
     def at(self, choice: int) -> Prices:
         """The prices of one choice alone, with a `choice` axis of length one."""

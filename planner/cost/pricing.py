@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
-from planner.cost.elementwise import Values
+from planner.cost.elementwise import Values, by_choice
 from planner.cost.identity import remembered
 from planner.cost.memory_pricing import memory_prices
 from planner.cost.networks import network_of
@@ -27,7 +27,7 @@ from planner.cost.parameters import (
     padded_vocab,
 )
 from planner.cost.passing_gradients import step_copy_share
-from planner.cost.prices import ENDS, PARTS, Degrees, Floats, Prices
+from planner.cost.prices import ENDS, PARTS, TASKS, Degrees, Floats, Prices
 from planner.cost.product_times import product_times, work_of_one
 from planner.cost.profiles import with_profiles
 from planner.cost.scales import agrees_on_scales, scale_reduction_s
@@ -68,7 +68,7 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
         hidden_fraction=HIDDEN_FRACTION * (1 - slowdown) if problem.stack.dp_overlap else 0.0,
         slowed_fraction=slowdown / (1 - slowdown),
         num_predictions=model.mtp_num_layers,
-        prediction_kinds=tuple(classes[0].kinds.index(kind) for kind in model.prediction_kinds),
+        prediction_kinds=given.prediction_kinds,
         later_stages_have_one_bucket=problem.stack.dp_overlap and problem.stack.later_stages_have_one_bucket,
         scales_s=_scales_s(problem, sizes, len(degrees)),
         plans_memory=problem.stack.plans_memory,
@@ -86,6 +86,7 @@ class _Given:
     """What prices hold whatever the degrees."""
 
     limit_bytes: Floats
+    prediction_kinds: tuple[int, ...]
     error_band: float
     assumptions: tuple[str, ...]
 
@@ -95,8 +96,10 @@ def _given(problem: Problem) -> _Given:
     classes = range(len(problem.cluster.classes))
     limits = np.array([problem.memory_limit_bytes(i) for i in classes])
     limits.setflags(write=False)
+    kinds = problem.model.layer_kinds
     return _Given(
         limits,
+        tuple(kinds.index(kind) for kind in problem.model.prediction_kinds),
         max(error_band(problem.chip_of(i), problem.stack, problem.model) for i in classes),
         assumptions(problem, [network_of(problem, i).relative for i in classes]),
     )
@@ -110,8 +113,8 @@ def _microbatch_times(classes: list[ClassPricing], rows: int) -> dict[str, Float
     end_names = ("embedding_forward", "embedding_backward", "head_forward", "head_backward")
     of_class = [(*of.embedding(), *of.head()) for of in classes]
     ends = [value for end in range(len(end_names)) for found in of_class for value in found[end]]
-    layers = _by_choice(layer, rows, (len(names), len(kinds), len(classes), len(PARTS)))
-    others = _by_choice(ends, rows, (len(end_names), len(classes), len(PARTS)))
+    layers = by_choice(layer, rows, (len(names), len(kinds), len(classes), len(PARTS)), 1)
+    others = by_choice(ends, rows, (len(end_names), len(classes), len(PARTS)), 1)
     return {
         **{f"layer_{name}_s": values for name, values in zip(names, layers, strict=True)},
         **{f"{name}_s": values for name, values in zip(end_names, others, strict=True)},
@@ -128,25 +131,13 @@ def _scales_s(problem: Problem, sizes: Sizes, rows: int) -> Floats | None:
     return found
 
 
-def _by_choice(values: list[Values], rows: int, shape: tuple[int, ...]) -> Floats:
-    """Values of several axes, the last one fastest, as an array whose second axis is the choice."""
-    if rows == 1 and isinstance(values[0], float):
-        found = np.array(values)
-    else:
-        found = np.empty((len(values), rows))
-        for row, value in zip(found, values, strict=True):
-            row[:] = value
-    of_choices = found.reshape(*shape, rows)
-    return np.ascontiguousarray(of_choices.transpose(0, -1, *range(1, len(shape))))
-
-
 def _once_a_step(
     problem: Problem, classes: list[ClassPricing], sizes: Sizes, vocab: Values, counts: ParameterCounts
 ) -> dict[str, Floats]:
     """Synchronisation and optimizer; axes choice, (kind,) class."""
     num_kinds = len(classes[0].kinds)
     dense, expert = rank_parameters(counts, sizes)
-    rows, names = dense.shape[1], ("reduce", "gather", "optimizer")
+    rows, names = dense.shape[1], TASKS
     pieces = list(zip(*(p[:, 0].tolist() if rows == 1 else p for p in (dense, expert)), strict=True))
     of_kinds = [[of.sync.once_a_step_s(*piece) for of in classes] for piece in pieces[:num_kinds]]
     of_ends = [
@@ -155,12 +146,12 @@ def _once_a_step(
     ]
     of_pieces = of_kinds + of_ends
     of_task = [times[task] for task in range(len(names)) for row in of_pieces for times in row]
-    tasks = _by_choice(of_task, rows, (len(names), len(pieces), len(classes)))
+    tasks = by_choice(of_task, rows, (len(names), len(pieces), len(classes)), 1)
     ends_of_step = [of.sync.tail_s for of in classes]
-    tails = _by_choice([tail[i] for i in range(2) for tail in ends_of_step], rows, (2, len(classes)))
+    tails = by_choice([tail[i] for i in range(2) for tail in ends_of_step], rows, (2, len(classes)), 1)
     times = {"reduce_tail_s": tails[0], "gather_tail_s": tails[1]}
     shown = [of_end[-1] for row in of_ends for of_end in row]
-    times["end_shown_s"] = _by_choice(shown, rows, (1, len(ENDS), len(classes)))[0]
+    times["end_shown_s"] = by_choice(shown, rows, (len(ENDS), len(classes)))
     for name, filled in zip(names, tasks, strict=True):
         times[f"layer_{name}_s"] = filled[:, :num_kinds]
         times |= {f"{end}_{name}_s": filled[:, num_kinds + i] for i, end in enumerate(ENDS)}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.cost.collectives import send_s
-from planner.cost.elementwise import Values, minimum, where
+from planner.cost.elementwise import Values, by_choice, minimum, where
 from planner.cost.hops import INSIDE_LATENCY_S
 from planner.cost.host_waits import host_layer_s
 from planner.cost.identity import remembered
 from planner.cost.inside_node import inside_s
 from planner.cost.launches import DENSE_LAUNCHES
 from planner.cost.links import TRANSPORT_LATENCY_S, transport_rate
-from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
+from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of, networks_of
 from planner.cost.operators import HALF
 from planner.cost.oversubscription import send_rate_left
 from planner.cost.prices import Floats
@@ -51,11 +49,10 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
         size = size + sizes.seq_length**2 * HALF / 2
     parted = [_parted_s(problem, sizes, a) if stack.p2p_partitioned else 0.0 for a in range(num)]
     links = _links(problem)
-    sends = np.empty((rows, num, num))
-    inside = np.empty((rows, num))
-    for a in range(num):
-        network = network_of(problem, a)
-        inside[:, a] = send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S) + parted[a]
+    sends: list[Values] = []
+    inside: list[Values] = []
+    for a, network in enumerate(networks_of(problem)):
+        inside.append(send_s(size, network.peer_bytes_per_s, INSIDE_LATENCY_S) + parted[a])
         for b in range(num):
             # One price serves both ways, which end on either class: their mean.
             more = (parted[a] + parted[b]) / 2
@@ -63,8 +60,8 @@ def sends_s(problem: Problem, sizes: Sizes, rows: int) -> dict[str, Floats]:
             if a == b and network.domain_chips > network.chips_per_node:
                 fabric = send_s(size, network.link_bytes_per_s, network.latency_s)
                 hop = where(sizes.stage_chips < network.domain_chips, fabric, hop)
-            sends[:, a, b] = hop + more
-    return {"send_s": sends, "send_inside_s": inside}
+            sends.append(hop + more)
+    return {"send_s": by_choice(sends, rows, (num, num)), "send_inside_s": by_choice(inside, rows, (num,))}
 
 
 def _parted_s(problem: Problem, sizes: Sizes, node_class: int) -> Values:

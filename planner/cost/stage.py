@@ -209,3 +209,11 @@ def in_flight_1f1b(num_stages: int, stage: int, num_microbatches: int, *, planne
     if planned and num_microbatches > 1 and stage < num_stages - 1:
         return 2 * num_stages + 1
     return min(num_microbatches, num_stages - stage)
+
+
+def in_flight_of_stages(num_stages: int, num_microbatches: int, *, planned: bool = False) -> Floats:
+    """`in_flight_1f1b` of every stage, [stage]."""
+    held = np.minimum(num_microbatches, np.arange(num_stages, 0, -1, dtype=np.float64))
+    if planned and num_microbatches > 1:
+        held[:-1] = in_flight_1f1b(num_stages, 0, num_microbatches, planned=True)
+    return held

@@ -8,6 +8,7 @@ stage (core/distributed/param_and_grad_buffer.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.cost.collectives import collective_s, ring_latency_s
 from planner.cost.elementwise import Values, maximum, minimum, where
@@ -59,8 +60,7 @@ ZERO_GRADIENT_BYTES = 4.0
 """Bytes written to clear a gradient, for each parameter of the rank or, where it keeps no more, its shard."""
 
 
-@dataclass(frozen=True)
-class GradientGroup:
+class GradientGroup(NamedTuple):
     """Seconds for each parameter of a rank, and the time of one bucket."""
 
     reduce_s: Values

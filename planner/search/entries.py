@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.hops import hop_send_s
+from planner.cost.identity import remembered
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.empty import ends_without_layers
@@ -26,7 +29,7 @@ def order_hops_s(
 
     To and from a last stage beside predictions those of its own row.
     """
-    per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
+    per_node = _chips_per_node(problem)
 
     def of_row(row: int) -> Floats:
         send, inside = prices.send_s[row], prices.send_inside_s[row]
@@ -36,6 +39,12 @@ def order_hops_s(
     if rows_apart is not None:
         hops[-2:] = of_row(rows_apart[0])[-2:]
     return hops
+
+
+@remembered
+def _chips_per_node(problem: Problem) -> tuple[int, ...]:
+    """Chips of a node, by node class."""
+    return tuple(node_class.chips_per_node for node_class in problem.cluster.classes)
 
 
 def entries_of(
@@ -52,21 +61,35 @@ def entries_of(
     node_class
         Classes of the stages of all of them.
     """
-    rows, is_apart = np.full(num_stages, choice, dtype=np.int64), rows_apart is not None
-    last, before = (np.arange(num_stages) == num_stages - 1 - back for back in (0, 1))
+    rows = np.full(num_stages, choice)
+    position, may_be_empty = _places(problem, num_stages, rows_apart is not None)
+    must_be_empty = predicts = None
     if rows_apart is not None:
-        rows[last], rows[before] = rows_apart
-    may_be_empty = ends_without_layers(problem, num_stages, predictions_apart=is_apart)
+        must_be_empty, predicts = (position == num_stages - back for back in (1, 2))
+        rows[-2:] = rows_apart[::-1]
     count = len(node_class) // num_stages
+
+    def of_all(values: NDArray[Any]) -> NDArray[Any]:
+        return values if count == 1 else np.tile(values, count)
+
     return Entries(
-        choice=np.tile(rows, count),
+        choice=of_all(rows),
         node_class=np.array(node_class),
-        position=np.tile(np.arange(num_stages), count),
+        position=of_all(position),
         num_stages=num_stages,
-        may_be_empty=np.tile(may_be_empty, count),
-        must_be_empty=np.tile(last, count) if is_apart else None,
-        predicts=np.tile(before, count) if is_apart else None,
+        may_be_empty=of_all(may_be_empty),
+        must_be_empty=None if must_be_empty is None else of_all(must_be_empty),
+        predicts=None if predicts is None else of_all(predicts),
     )
+
+
+@remembered
+def _places(
+    problem: Problem, num_stages: int, predictions_apart: bool
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Places of the stages of one pipeline, and which of them may be without a layer, [stage]."""
+    may_be_empty = ends_without_layers(problem, num_stages, predictions_apart=predictions_apart)
+    return np.arange(num_stages), may_be_empty
 
 
 @dataclass(frozen=True)
@@ -93,14 +116,24 @@ class Entries:
     predicts: NDArray[np.bool_] | None = None
     """[entry] whether it has predictions of further tokens, apart from the head; None where none has."""
 
-    @property
+    @cached_property
+    def is_first(self) -> NDArray[np.bool_]:
+        """[entry] whether it is the first of its pipeline."""
+        first: NDArray[np.bool_] = self.position == 0
+        return first
+
+    @cached_property
     def has_head(self) -> NDArray[np.bool_]:
         """[entry] whether the prices of the head of its row belong to it."""
-        last: NDArray[np.bool_] = self.position == self.num_stages - 1
-        return last if self.predicts is None else last | self.predicts
+        return self._is_last if self.predicts is None else self._is_last | self.predicts
 
     @property
     def has_predictions(self) -> NDArray[np.bool_]:
         """[entry] whether it has those of a model that predicts further tokens."""
+        return self._is_last if self.predicts is None else self.predicts
+
+    @cached_property
+    def _is_last(self) -> NDArray[np.bool_]:
+        """[entry] whether it is the last of its pipeline."""
         last: NDArray[np.bool_] = self.position == self.num_stages - 1
-        return last if self.predicts is None else self.predicts
+        return last

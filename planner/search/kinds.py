@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.cost.identity import remembered
 from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 from planner.errors import InstanceError
@@ -27,6 +28,12 @@ def layer_kinds(model: ModelSpec) -> LayerKinds | None:
     if len(kinds) > 2 or any(kind != kinds[1] for kind in sequence[num_lead:]):
         return None
     return LayerKinds(main=1, lead=0, num_lead=num_lead)
+
+
+@remembered
+def kinds_of(problem: Problem) -> LayerKinds | None:
+    """The kinds of a problem's model."""
+    return layer_kinds(problem.model)
 
 
 def check_kinds(problem: Problem) -> None:

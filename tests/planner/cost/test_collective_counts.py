@@ -12,7 +12,13 @@ import pytest
 
 from planner.cost.collective_counts import collective_counts
 from planner.cost.collectives import collective_s
-from planner.cost.communicators import embedding_groups, megatron_groups, sharing_groups
+from planner.cost.communicators import (
+    embedding_groups,
+    megatron_across,
+    megatron_inside,
+    sharing_across,
+    sharing_inside,
+)
 from planner.cost.networks import network_of
 from planner.cost.parameters import (
     embedding_parameters,
@@ -225,7 +231,8 @@ def test_the_groups_that_exchange_have_communicators(run: dict) -> None:
         seq_length=32.0,
     )
     job = run["world_size"]
-    every = sharing_groups(degrees, job) + megatron_groups(model, degrees, job, shape.dp_mode)
+    every = sharing_inside(degrees) + sharing_across(degrees, job)
+    every += megatron_inside(model, degrees) + megatron_across(model, degrees, job, shape.dp_mode)
     for rank, table in run["ranks"].items():
         if isinstance(table, dict):
             continue

@@ -11,7 +11,7 @@ import pytest
 from planner.cost import pipelines
 from planner.cost.attention_buffers import context_exchange_bytes
 from planner.cost.checkpointing import repeated_shares
-from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_groups
+from planner.cost.communicators import EXCHANGE_BYTES_PER_PEER, near_stages, sharing_across, sharing_inside
 from planner.cost.dispatchers import deepep_bytes, hybridep_bytes
 from planner.cost.memory import layer_activations, logits_peak_bytes
 from planner.cost.parameters import layer_parameters, total_parameters
@@ -300,9 +300,8 @@ def test_stages_that_share_a_node_are_connected_as_pairs_of_an_exchange(tp: int,
     of = problem(cluster="4x8 h100-sxm-80gb", stack="llm-foundry")
     chosen = Sizes.single(of, Degrees.single(tensor_parallel=tp))
     assert near_stages(chosen, 32.0 / tp, domain_chips=8.0) == near
-    groups = [
-        544 / 688 if group.ranks == 2 else 1.0 for group in sharing_groups(chosen, 32.0) if group.ranks > 1
-    ]
+    every = sharing_inside(chosen) + sharing_across(chosen, 32.0)
+    groups = [544 / 688 if group.ranks == 2 else 1.0 for group in every if group.ranks > 1]
     found = outside_bytes(of, tensor_parallel=tp) / GIB - of.stack.context_gib
     assert found - sum(groups) * of.stack.communicator_gib == pytest.approx(near * 3.28 * GB / 7 / GIB)
 

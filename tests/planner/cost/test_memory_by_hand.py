@@ -15,7 +15,7 @@ import pytest
 
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
-from planner.cost.stage import StageContent, in_flight_1f1b
+from planner.cost.stage import StageContent, in_flight_1f1b, in_flight_of_stages
 from planner.cost.stage_memory import memory_bytes
 from planner.data.load import load_model
 from planner.data.model_spec import ModelSpec
@@ -333,3 +333,10 @@ def test_the_optimizers_step_copies_gradients_that_are_summed_in_16_bits() -> No
     assert terms(wide, s)["gradients"] == pytest.approx(4 * n)
     assert terms(of, replace(s, mbs=64))["gradients"] == pytest.approx(2 * n)
     assert terms(of, replace(s, dp_mode="ddp"))["gradients"] == pytest.approx((2 + 4) * n)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_stages_hold_together_what_each_holds(planned: bool) -> None:
+    for p, m in [(1, 1), (1, 5), (4, 1), (4, 3), (4, 9)]:
+        together = in_flight_of_stages(p, m, planned=planned).tolist()
+        assert together == [in_flight_1f1b(p, s, m, planned=planned) for s in range(p)], (p, m)
