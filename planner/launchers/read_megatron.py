@@ -14,6 +14,7 @@ from planner.data.problem import Problem, TargetName
 from planner.data.stack import SoftwareStack
 from planner.errors import InstanceError
 from planner.launchers.megatron_arguments import GROUP_SIZE
+from planner.launchers.rank_arguments import arguments_of_ranks
 from planner.launchers.read_back import ReadBack
 from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing, split_words
@@ -23,7 +24,7 @@ from planner.launchers.read_refusals import attention_refusals, refusals_of
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
 from planner.launchers.read_warnings import device_connections, warnings_of
-from planner.launchers.run_script import NodeStart, arguments_of_rank, run_as_nodes
+from planner.launchers.run_script import NodeStart, run_as_nodes
 
 MAY_DIFFER = frozenset(
     {
@@ -78,9 +79,8 @@ def read_script(
     ranks: list[tuple[str, ...]] = []
     hosts: list[int] = []
     for node, (start, count) in enumerate(started):
-        for _ in range(count):
-            ranks.append(arguments_of_rank(start, len(ranks), str(path)))
-            hosts.append(node)
+        ranks += arguments_of_ranks(start, len(ranks), count, str(path))
+        hosts += [node] * count
     back = assemble(ranks, hosts, cluster, stack, str(path), path.parent / "hosts.txt", target)
     connections = {start.connections for start, _ in started}
     return replace(

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from planner.data.read import read_raw
 from planner.errors import InstanceError
-from planner.launchers.megatron_hybrid import ENTRY_POINTS
+from planner.launchers.alike_nodes import nodes_to_run
 from planner.launchers.sandbox import Call, calls_of, make_sandbox, run_inside
 
 TIME_LIMIT_S = 60
@@ -48,6 +47,8 @@ class NodeStart:
     """Name of the launcher."""
     connections: str = "1"
     """CUDA_DEVICE_MAX_CONNECTIONS of the processes."""
+    home: str = ""
+    """Folder that was the script's home while it ran."""
 
     @property
     def num_nodes(self) -> int | None:
@@ -104,13 +105,41 @@ def run_as_nodes(
     if told != hint:
         first = run_as_node(script, 0, told, chips_of_nodes[0], words)
     chips = [chips_of_nodes[min(node, len(chips_of_nodes) - 1)] for node in range(told)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        others = pool.map(lambda node: run_as_node(script, node, told, chips[node], words), range(1, told))
-        starts = [first, *others]
+    starts = _start_all(script, first, chips, words)
     return [
         (start, _processes(start, told, num_chips, notes))
         for start, num_chips in zip(starts, chips, strict=True)
     ]
+
+
+def _start_all(script: Path, first: NodeStart, chips: list[int], words: Sequence[str]) -> list[NodeStart]:
+    """What every node starts, run as few of them as tell it; `first` is what the first one starts."""
+    told = len(chips)
+
+    def start(nodes: Iterable[int]) -> None:
+        def run(node: int) -> NodeStart:
+            return run_as_node(script, node, told, chips[node], words)
+
+        nodes = [node for node in nodes if node not in ran]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ran.update(zip(nodes, pool.map(run, nodes), strict=True))
+
+    ran = {0: first}
+    start(nodes_to_run(script, chips))
+    before = max((node for node in ran if node < told - 1), default=0)
+    if len(ran) < told and chips[-1] == chips[before] and _words(ran[told - 1]) != _words(ran[before]):
+        start(range(told))
+    starts = [first]
+    for node in range(1, told):
+        starts.append(ran.get(node, starts[-1]))
+    return starts
+
+
+def _words(start: NodeStart) -> list[str]:
+    """What a node starts, but its rank and where it keeps its logs."""
+    own = ("node-rank", "machine-rank", "log-dir")
+    launcher = [f"{name}={value}" for name, value in start.launcher.items() if name not in own]
+    return [word.replace(start.home, "~") for word in (*launcher, start.entry_point, *start.arguments)]
 
 
 def _processes(start: NodeStart, num_nodes: int, num_chips: int, notes: list[str]) -> int:
@@ -155,7 +184,7 @@ def run_as_node(script: Path, node: int, num_nodes: int, num_chips: int, words: 
                 continue
             found = _started(call)
             if found is not None:
-                return replace(found, launcher={**outer, **found.launcher})
+                return replace(found, launcher={**outer, **found.launcher}, home=str(folder))
     raise InstanceError(f"starts no training: {_last_words(said, calls)}", where)
 
 
@@ -214,23 +243,6 @@ def _last_words(said: str, calls: Sequence[Call]) -> str:
     last = said.strip().splitlines()[-1] if said.strip() else "it says nothing"
     called = [shlex.join(call.words)[:80] for call in calls]
     return last + (f"; it only calls {called[-1]}" if called else "")
-
-
-def arguments_of_rank(start: NodeStart, rank: int, where: str) -> tuple[str, ...]:
-    """Megatron's words on one rank, where the script runs a file of its own directory on each."""
-    if os.path.basename(start.entry_point) != "run_stage.py":
-        return start.arguments
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        make_sandbox(folder)
-        record = folder / "arguments"
-        for script in ENTRY_POINTS:
-            (folder / script).write_text(
-                f"import sys\nopen({str(record)!r}, 'w').write('\\0'.join(sys.argv[1:]))\n"
-            )
-        command = [sys.executable, start.entry_point, *start.arguments]
-        run_inside(folder, command, {"RANK": rank, "MEGATRON_PATH": folder}, TIME_LIMIT_S, where)
-        return tuple(record.read_text().split("\0"))
 
 
 def _started(call: Call) -> NodeStart | None:
