@@ -28,7 +28,7 @@ from planner.search.apart import bounds_of, with_predictions_apart
 from planner.search.degrees import list_degrees, may_mix_stages
 from planner.search.dive import dive
 from planner.search.floors import Floors
-from planner.search.infeasible import why_infeasible
+from planner.search.infeasible import CUT, GIVEN_UP, why_infeasible
 from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.mixed.opener import MixedOpener
@@ -265,9 +265,9 @@ class Search:
         termination: Termination
         reason = None
         if best is None:
-            left_open = interrupted or any(np.isfinite(frontier.floor_s) for frontier in self.frontiers)
+            left_open = interrupted or any(frontier.may_hold_plans for frontier in self.frontiers)
             termination = "no_solution_found" if left_open else "infeasible"
-            reason = "no plan was found before the search was cut; give it more time"
+            reason = CUT if interrupted else GIVEN_UP
             if not left_open:
                 reason, bound_s = self._why_infeasible(), None
         else:

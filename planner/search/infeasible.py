@@ -21,6 +21,11 @@ from planner.units import GIB
 MAX_LAYOUTS = 100
 """Layouts tried for the least shortage; the ones on most chips come first."""
 
+CUT = "no plan was found before the search was cut; give it more time"
+"""The reason where a limit ended a search without a plan."""
+GIVEN_UP = "no plan was found among the many that were looked at; that there is none is not proven"
+"""The reason where it gave up by itself."""
+
 
 def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) -> str:
     """The shortest reason that there is no plan."""

@@ -270,6 +270,11 @@ class Frontier(Generic[T]):
         least = min(self.floor_s, ready_s, self.incumbent.step_s or float("inf"))
         return least if np.isfinite(least) else None
 
+    @property
+    def may_hold_plans(self) -> bool:
+        """Whether any part was closed by its bound alone, or is left in the queue as the search gave up."""
+        return bool(np.isfinite(self.floor_s)) or len(self.queue) > 0
+
     def close(self, bound_s: float) -> None:
         """Note the bound of a part that is not looked at any more."""
         self.floor_s = min(self.floor_s, bound_s)

@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.cost.prices import Floats
 from planner.search.meshes.closing import close_lengths
+from planner.search.meshes.most_layers import most_layers
 from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, relax
 from planner.search.meshes.walks import MeshWalks
 
@@ -48,6 +49,18 @@ def bound_by_walks(
     relaxed = relax(walks, cutoff_ms, is_up, halvings, learned.walks)
     learned.walks = relaxed.known
     return relaxed.bound_ms, relaxed.found
+
+
+def bound_without_plan(
+    walks: MeshWalks, cutoff_ms: float, is_up: Callable[[], bool], learned: Learned
+) -> tuple[Floats, tuple[Found, ...]]:
+    """The same as long as no plan is known: times close nothing then, too little memory does.
+
+    So walks are only to come up with pipelines, and all lengths hold none where none holds all layers.
+    """
+    if (most_layers(walks) < walks.num_layers).all():
+        return np.full(len(walks.lengths), np.inf), ()
+    return bound_by_walks(walks, cutoff_ms, is_up, 0, learned)
 
 
 def bound_lengths(

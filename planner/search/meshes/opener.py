@@ -21,7 +21,7 @@ from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes.assemble import assemble_meshes
-from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths
+from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths, bound_without_plan
 from planner.search.meshes.families import Family, found_in, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
@@ -207,9 +207,7 @@ class MeshOpener(Opener):
         """The same of a batch, or of a family as `key` says."""
         points = int(np.clip(work // (max(lengths) * len(batch.shapes)), 1, MOST_POINTS))
         units = count_units(batch, self.chips_of_class, points)
-        cutoff_s = self.cutoff_beyond_s(bound_s)
-
-        made: list[MeshWalks] = []
+        cutoff_s, made = self.cutoff_beyond_s(bound_s), list[MeshWalks]()
 
         def walks_of(lengths: Sequence[int]) -> MeshWalks:
             chips, blocks = self.chips_of_class, not self.problem.stack.p2p_overlap
@@ -217,7 +215,9 @@ class MeshOpener(Opener):
             return made[-1]
 
         learned, is_up = self.learned.setdefault(key, Learned()), lambda: self.clock.is_up
-        if key[1] and key[0] < self.num_wide:
+        if not np.isfinite(self.frontier.cutoff_s):
+            bound_ms, found = bound_without_plan(walks_of(lengths), cutoff_s / MS, is_up, learned)
+        elif key[1] and key[0] < self.num_wide:
             bound_ms, found = bound_by_walks(walks_of(lengths), cutoff_s / MS, is_up, halvings, learned)
         else:
             limits = known_s / MS, cutoff_s / MS
