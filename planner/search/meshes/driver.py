@@ -41,9 +41,9 @@ BLOCKS, LOOKS = 400, 120
 """Choices of one shape a class that are listed, and pipelines of them that are looked at for first plans."""
 GAP_OF_UNIFORM = 0.01
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
-PATIENCE_OF_UNIFORM = 30, 3.0
+PATIENCE_OF_UNIFORM = 20, 1.0
 """`Search.patience` of it: a guess."""
-SHARE_OF_UNIFORM = 0.2
+SHARE_OF_UNIFORM = 0.1
 """Share of the time limit that the search for equal degrees may take."""
 
 STALE_SETS = 800
