@@ -5,12 +5,13 @@ neighbours wait for each other where their long chunks come at different times; 
 many to try. A few at a time are few.
 
 Bound      (window)   end of stage 0 >= the longest path to it that stays on stages s .. e and passes the
-                      others, in which each piece of these takes the least that it may and nothing waits.
+                      others, of which each pass takes the least that it may and nothing waits.
            Proof. Every piece starts no earlier than all of its paths say, and shorter pieces make no path
            longer. A pass over other stages from e round to s (or back) is itself a part of a path: their
-           forwards (backwards) of that micro-batch one after the other with the sends between them.
-           With all stages it is the end itself; it grows with the window, as with others that are known at
-           their least it holds all paths of a narrower one.
+           forwards (backwards) of that micro-batch one after the other with the sends between them. Each pass
+           may take its least on stages of its own, as each path holds for the stages that there are.
+           With all stages it is the end itself; it grows with the window, as with passes over others that are
+           known it holds all paths of a narrower one.
 
 The longest of these paths is found piece by piece, for all ways to deal the layers at once.
 
@@ -34,15 +35,35 @@ LEAST_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Others:
-    """What the other stages take at least."""
+class Passes:
+    """What a micro-batch takes at least outside a window, each [chunk, choice], or [chunk, 1] for all."""
 
     forward: Floats
-    """[stage, chunk]"""
+    """From the last chunk before on `e`, or from the start, to this one on `s`."""
     backward: Floats
-    """[stage, chunk]"""
-    send: Floats
-    """[stage]; the last leads from the last stage to the first."""
+    """From the chunk behind on `s` back to this one on `e`; of the last chunk from its forward there."""
+    after: Floats
+    """[choice] from the last backward of `s` to the end of stage 0."""
+
+    def with_sends(self, s: int, end: int, send: Floats) -> Passes:
+        """With the sends on the way, [stage]; the last leads from the last stage to the first."""
+        inner, before = float(send[end:-1].sum()), float(send[:s].sum())
+        around = inner + float(send[-1]) + before
+        v = len(self.forward)
+        forward, backward = np.full((v, 1), around), np.full((v, 1), around)
+        forward[0], backward[-1] = before, 2 * inner
+        return Passes(self.forward + forward, self.backward + backward, self.after + before)
+
+
+def passes(s: int, end: int, forward: Floats, backward: Floats, send: Floats) -> Passes:
+    """Those over stages that take so long, [stage, chunk], with the sends between them [stage]."""
+    before, behind = slice(0, s), slice(end + 1, len(send))
+    ahead, back = forward[before].sum(axis=0), backward[before].sum(axis=0)
+    ahead[1:] += forward[behind, :-1].sum(axis=0)
+    after = back[:1].copy()
+    back[:-1] = back[1:] + backward[behind, :-1].sum(axis=0)
+    back[-1] = forward[behind, -1].sum() + backward[behind, -1].sum()
+    return Passes(ahead[:, None], back[:, None], after).with_sends(s, end, send)
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,7 @@ class _Piece:
     source: int
     """Where the end of the piece that feeds it is kept, -1 for none."""
     delay: int
-    """Which delay its input takes: see `_delays`; from -1 down the sends within the window."""
+    """Which delay its input takes: passes forwards by chunk, then backwards; from -1 down sends within."""
     place: int
     """Where its end is kept, until nothing waits for it any more."""
 
@@ -131,28 +152,15 @@ def _placed(found: Sequence[tuple[int, bool, int, int, int, int]]) -> tuple[tupl
     return pieces, most
 
 
-def _delays(s: int, end: int, others: Others) -> Floats:
-    """Delays of inputs from outside: of forwards of s by chunk, then of backwards of `end` by chunk."""
-    forward, backward, send = others.forward, others.backward, others.send
-    v = forward.shape[1]
-    delays = np.zeros(2 * v)
-    before, behind = slice(0, s), slice(end + 1, len(send))
-    inner = float(send[end:-1].sum())
-    around = inner + float(send[-1] + send[:s].sum())
-    delays[0] = forward[before, 0].sum() + send[:s].sum()
-    for k in range(1, v):
-        delays[k] = forward[behind, k - 1].sum() + around + forward[before, k].sum()
-    for k in range(v - 1):
-        delays[v + k] = backward[before, k + 1].sum() + around + backward[behind, k].sum()
-    turn = forward[behind, v - 1].sum() + backward[behind, v - 1].sum()
-    delays[2 * v - 1] = turn + 2 * inner
-    return delays
-
-
 def window_ends(
-    s: int, stages: Sequence[Dealings], sends: Sequence[Floats], others: Others, num_microbatches: int
+    s: int,
+    num_stages: int,
+    stages: Sequence[Dealings],
+    sends: Sequence[Floats],
+    outside: Passes,
+    num_microbatches: int,
 ) -> Floats:
-    """The bound (window) for many choices of ways of the stages s, s+1 ..., [choice].
+    """The bound (window) for many choices of ways of the stages s, s+1 ... of so many, [choice].
 
     Parameters
     ----------
@@ -161,11 +169,9 @@ def window_ends(
     sends
         [choice] the send behind each of them but the last.
     """
-    p, v = others.forward.shape
-    pieces, most = _pieces(p, num_microbatches, v, s, len(stages))
-    delays = _delays(s, s + len(stages) - 1, others).tolist()
-    after = float(others.backward[:s, 0].sum() + others.send[:s].sum())
-    number = len(stages[0].forward)
+    number, v = stages[0].forward.shape
+    pieces, most = _pieces(num_stages, num_microbatches, v, s, len(stages))
+    delays = [np.broadcast_to(one, (v, number)) for one in (outside.forward, outside.backward)]
     found = np.empty(number)
     at_once = max(ENDS_AT_ONCE // most, LEAST_AT_ONCE)
     for begin in range(0, number, at_once):
@@ -173,13 +179,15 @@ def window_ends(
         times = [
             [np.ascontiguousarray(grid[some].T) for grid in (one.forward, one.backward)] for one in stages
         ]
-        hops = [np.ascontiguousarray(send[some]) for send in sends]
-        found[some] = _last_end(pieces, most, times, [*delays, *hops[::-1]]) + after
-    return found
+        inputs = [np.ascontiguousarray(delay[some]) for one in delays for delay in one]
+        inputs += [np.ascontiguousarray(send[some]) for send in sends[::-1]]
+        found[some] = _last_end(pieces, most, times, inputs)
+    ends: Floats = found + outside.after
+    return ends
 
 
 def _last_end(
-    pieces: tuple[_Piece, ...], most: int, times: list[list[Floats]], delays: list[float | Floats]
+    pieces: tuple[_Piece, ...], most: int, times: list[list[Floats]], delays: list[Floats]
 ) -> Floats:
     """End of the last piece of each choice, from times [stage][backward][chunk, choice]."""
     end = np.empty((most, times[0][0].shape[1]))
@@ -189,7 +197,7 @@ def _last_end(
         if piece.source >= 0:
             np.add(end[piece.source], delay, out=ready)
         else:
-            ready[...] = delay
+            np.copyto(ready, delay)
         if piece.before >= 0:
             np.maximum(end[piece.before], ready, out=ready)
         np.add(ready, times[piece.stage][piece.is_backward][piece.chunk], out=end[piece.place])

@@ -4,10 +4,10 @@
 Whole layers seldom let them be, and where stages have their long chunks at different times neighbours wait
 for each other, turn after turn. Here every stage has a list of ways: a class, whole layers of each chunk, and
 what is recomputed (`planner.search.virtual_ways`). Ways of stages that follow each other, a *window*, go
-together if their step, by `formulations.interleaved_windows` (window) with the other stages at the least of
-their lists, lies below the limit. A plan below it is a path through windows that overlap in all but a stage,
-with no more stages of a class than there are and the layers of the model. With g the numbers of stages of
-each class up to the end of a window w,
+together if their step, by `formulations.interleaved_windows` (window), lies below the limit, where the other
+stages take the least that the classes and layers left for them do (`planner.search.virtual_passes`). A plan
+below it is a path through windows that overlap in all but a stage, with no more stages of a class than there
+are and the layers of the model. With g the numbers of stages of each class up to the end of a window w,
 
     A(w, g) = layers(end of w) + union of A(w', g - one of its class)   over the windows w' that w follows
 
@@ -16,19 +16,21 @@ layers: a window for which the two have none in common is in no plan, and is str
 there is no plan. Windows grow a stage at a time, from single ways. Of what is left of the lists the least is
 more, with which wider ones are looked at.
 
-Leaves out what stages outside a window take beyond their least.
+Leaves out that stages outside a window take their least on other ways for each piece of work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from formulations.interleaved_windows import Others, window_ends
+from formulations.interleaved_windows import window_ends
 from formulations.virtual_classes_data import VirtualClassesData
-from planner.cost.prices import Bools, Ints
+from planner.cost.prices import Bools, Floats, Ints
+from planner.search.virtual_passes import LeastPasses
 from planner.search.virtual_sums import LayerSums, Sums, joined, meet
 from planner.search.virtual_ways import Ways
 
@@ -38,12 +40,13 @@ MOST_OF_STAGE = 5_000
 """Forwards and backwards of a stage beyond which they are not followed one by one. A guess."""
 MOST_COUNTS = 5_000
 """Numbers of stages by class beyond which no path is looked for. A guess."""
-MOST_WINDOWS = 200_000
-"""Windows of one width beyond which none are looked at. A guess."""
-MOST_PAIRS = 3_000_000
-"""Windows of one width that may overlap beyond which they do not grow. A guess."""
+MOST_WINDOWS = 3_000_000
+"""Windows of one width beyond which none are looked at, as they take memory. A guess."""
 PAIRS_AT_ONCE = 50_000
 """Windows that are held against the sums of layers together. A guess."""
+LOOKS, FALL = 4, 0.9
+"""Looks at windows of one width, each with what the last has left, as long as it leaves so many of them at
+most. Guesses."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class DealtPaths:
         self._tails_ms = np.zeros(len(data.most))
         for c, one in data.classes.items():
             self._tails_ms[c] = one.stage.reduce_tail_ms[0]
+        self._least_tail_ms = self._tails_ms[np.unique(ways[0].of_class)].min()
 
     def hold(self) -> bool:
         """Whether some path may hold all layers below the limit; never wrongly no.
@@ -107,6 +111,14 @@ class DealtPaths:
         while self.width < self.num_stages and self._may_grow():
             if not self._grow():
                 return False
+            for _ in range(1, LOOKS):
+                number = sum(map(len, self.windows))
+                if not self._may_look_at(number):
+                    break
+                if not self._look_again():
+                    return False
+                if sum(map(len, self.windows)) > FALL * number:
+                    break
         return True
 
     @property
@@ -120,45 +132,64 @@ class DealtPaths:
 
     def _used(self, s: int) -> Ints:
         """Ways of a stage that are left."""
-        if not self.width:
+        if not self.windows:
             return np.arange(len(self.ways[s]))
         first = min(s, len(self.windows) - 1)
         found: Ints = np.unique(self.windows[first].ways[:, s - first])
         return found
 
+    def _may_look_at(self, number: int, wider: int = 0) -> bool:
+        """Whether what is left to look at is enough for so many windows."""
+        pieces = number * (self.width + wider) * self._of_stage
+        return number <= MOST_WINDOWS and self.pieces + pieces <= self.most_pieces
+
     def _may_grow(self) -> bool:
-        """Whether windows of a stage more are few enough, and what is left to look at is enough for them."""
+        """Whether that is so for windows of a stage more."""
         if not self.width:
-            return True
+            return self._may_look_at(sum(map(len, self.ways)), 1)
         number = 0
         for one, other in pairwise(self.windows):
             size = int(max(one.tail.max(), other.head.max())) + 1
-            followed = np.bincount(other.head, minlength=size)
-            number += int(followed[one.tail].sum())
-        left = self.most_pieces - self.pieces
-        return number <= MOST_PAIRS and number * (self.width + 1) * self._of_stage <= left
+            number += int(np.bincount(other.head, minlength=size)[one.tail].sum())
+        return self._may_look_at(number, 1)
 
     def _grow(self) -> bool:
         """Look at windows of a stage more; whether any path is left."""
-        others = self._others()
+        begun, sizes = self._first, [*map(len, self.windows)] if self.width else [1] * (self.num_stages + 1)
+        self.width += 1
+        return self._swept(begun, sizes, self._overlapping if self.width > 1 else self._single)
+
+    def _look_again(self) -> bool:
+        """Look at the same windows with what is known by now; whether any path is left."""
+        return self._swept(self._begun, self._sizes, lambda s, _: self.windows[s])
+
+    def _swept(self, begun: Sums, sizes: list[int], candidates: Callable[[int, Sums], Windows]) -> bool:
+        """Look at windows from the first to the last, and back; whether any path is left.
+
+        Parameters
+        ----------
+        begun
+            Sums before the last stage of the first windows, by their head [window, numbers].
+        sizes
+            [first stage] windows that heads and tails speak of.
+        """
+        used = [self._used(s) for s in range(self.num_stages)]
+        left = [one.only(at) for one, at in zip(self.ways, used, strict=True)]
+        least, sends = LeastPasses(self._sums, left), self._sends(left)
         grown: list[Windows] = []
         reached: list[Sums] = []
-        sums = self._first
-        for s in range(self.num_stages - self.width):
-            windows = self._overlapping(s, sums) if self.width else self._single(s)
-            if self.width:
-                windows = windows.only(self._below(s, windows, others))
-            behind = self._sums.behind(s + self.width, sums[windows.head], *self._last(s, windows))
+        sums = begun
+        for s in range(self.num_stages - self.width + 1):
+            windows = candidates(s, sums)
+            windows = windows.only(self._below(s, windows, least, sends))
+            behind = self._sums.behind(s + self.width - 1, sums[windows.head], *self._last(s, windows))
             grown.append(windows)
             reached.append(behind)
-            sums = joined(behind, windows.tail, self._number(s + 1))
+            sums = joined(behind, windows.tail, sizes[s + 1])
+        self._begun, self._sizes = begun, sizes
         return self._strike(grown, reached)
 
-    def _number(self, s: int) -> int:
-        """Windows that begin at a stage; before there are any all have an empty one in common."""
-        return len(self.windows[s]) if self.windows and s < len(self.windows) else 1
-
-    def _single(self, s: int) -> Windows:
+    def _single(self, s: int, _: Sums) -> Windows:
         """Every way of a stage as a window."""
         number = len(self.ways[s])
         nothing = np.zeros(number, dtype=np.int64)
@@ -199,41 +230,36 @@ class DealtPaths:
             keep = meet(reached[s], behind)
             windows = grown[s].only(keep)
             found.append(windows)
-            ahead.append(self._sums.before(s + self.width, behind[keep], *self._last(s, windows)))
+            ahead.append(self._sums.before(s + self.width - 1, behind[keep], *self._last(s, windows)))
             if s > 0:
-                behind = joined(ahead[-1], windows.head, self._number(s))[grown[s - 1].tail]
+                behind = joined(ahead[-1], windows.head, self._sizes[s])[grown[s - 1].tail]
         self._first = reached[0][keep]
-        self.windows, self._ahead, self.width = found[::-1], ahead[::-1], self.width + 1
+        self.windows, self._ahead = found[::-1], ahead[::-1]
         return all(map(len, found))
 
-    def _others(self) -> Others:
-        """The least of what is left of every list."""
-        used = [self._used(s) for s in range(self.num_stages)]
-        forward, backward = (
-            np.array([getattr(one, name)[at].min(axis=0) for one, at in zip(self.ways, used, strict=True)])
-            for name in ("forward_ms", "backward_ms")
-        )
-        classes = [np.unique(one.of_class[at]) for one, at in zip(self.ways, used, strict=True)]
+    def _sends(self, left: list[Ways]) -> Floats:
+        """The least send behind each stage, [stage]."""
+        classes = [np.unique(one.of_class) for one in left]
         hops = [
             float(self.data.hop_ms[np.ix_(here, there)].min())
             for here, there in zip(classes, [*classes[1:], classes[0]], strict=True)
         ]
-        return Others(forward, backward, np.array(hops))
+        return np.array(hops)
 
-    def _below(self, s: int, windows: Windows, others: Others) -> Bools:
+    def _below(self, s: int, windows: Windows, least: LeastPasses, sends: Floats) -> Bools:
         """Whether windows that begin at a stage keep below the limit, [window]."""
-        data, ways = self.data, self.ways[s : s + windows.ways.shape[1]]
-        self.pieces += len(windows) * len(ways) * self._of_stage
-        classes = [one.of_class[at] for one, at in zip(ways, windows.ways.T, strict=True)]
-        dealings = [one.dealings(at) for one, at in zip(ways, windows.ways.T, strict=True)]
+        if not len(windows):
+            return np.zeros(0, dtype=np.bool_)
+        data, m = self.data, self.data.sample.stage.num_microbatches
+        self.pieces += len(windows) * self.width * self._of_stage
+        chosen = [one.only(at) for one, at in zip(self.ways[s:], windows.ways.T, strict=False)]
+        classes = np.stack([one.of_class for one in chosen])
         hops = [data.hop_ms[here, there] for here, there in pairwise(classes)]
-        end = window_ends(s, dealings, hops, others, data.sample.stage.num_microbatches)
-        tail = self._tails_ms[classes[0]] if s == 0 else self._tails_ms[self._first_classes()].min()
-        follow = np.max([one.follow_ms[at] for one, at in zip(ways, windows.ways.T, strict=True)], axis=0)
+        layers = np.sum([one.layers for one in chosen], axis=0)
+        outside = least.of_windows(s, classes.T, layers).with_sends(s, s + self.width - 1, sends)
+        end = window_ends(s, self.num_stages, [one.pieces for one in chosen], hops, outside, m)
+        tail = self._tails_ms[classes[0]] if s == 0 else self._least_tail_ms
+        follow = np.max([one.follow_ms for one in chosen], axis=0)
         step = end + tail + follow + data.sample.stage.constant_ms
         below: Bools = step <= data.cutoff_ms * (1 + ROUNDING)
         return below
-
-    def _first_classes(self) -> Ints:
-        """Classes of the first stage."""
-        return self.ways[0].of_class[self._used(0)]

@@ -28,7 +28,7 @@ class LayerSums:
     """
 
     def __init__(self, fewest: Ints, most: Ints, num_stages: int, num_layers: int) -> None:
-        self.num_stages = num_stages
+        self.num_stages, self.num_layers = num_stages, num_layers
         most = np.minimum(most, num_stages)
         counts = np.array(list(product(*(range(k + 1) for k in most.tolist()))), dtype=np.int64)
         total = counts.sum(axis=1)
@@ -37,35 +37,36 @@ class LayerSums:
         for t in range(num_stages + 1):
             at = np.flatnonzero(total == t)
             place[at] = np.arange(len(at))
-        self._sizes = [int((total == t).sum()) for t in range(num_stages + 1)]
-        self._moves: list[list[tuple[Ints, Ints]]] = []
+        self.sizes = [int((total == t).sum()) for t in range(num_stages + 1)]
+        """[stage] of the numbers of stages by class that are possible before it, and at last behind all."""
+        self.moves: list[list[tuple[Ints, Ints]]] = []
         """[stage][class] numbers before a stage that may be followed by one of the class, and after it."""
         for s in range(num_stages):
             before = np.flatnonzero(total == s)
             room = [np.flatnonzero(counts[before, c] < k) for c, k in enumerate(most.tolist())]
-            self._moves.append([(at, place[before[at] + stride[c]]) for c, at in enumerate(room)])
+            self.moves.append([(at, place[before[at] + stride[c]]) for c, at in enumerate(room)])
         words = num_layers // WORD + 1
-        self.nothing: Sums = np.zeros((self._sizes[0], words), dtype=np.uint64)
+        self.nothing: Sums = np.zeros((self.sizes[0], words), dtype=np.uint64)
         """Before the first stage, [numbers, word]: no layers."""
         self.nothing[0, 0] = 1
-        self.all: Sums = np.zeros((self._sizes[num_stages], words), dtype=np.uint64)
+        self.all: Sums = np.zeros((self.sizes[num_stages], words), dtype=np.uint64)
         """Behind the last stage: all layers, where the numbers of stages may be these."""
-        is_end = (counts[total == num_stages] >= fewest).all(axis=1)
-        self.all[is_end, num_layers // WORD] = np.uint64(1) << np.uint64(num_layers % WORD)
+        self.is_end: Bools = (counts[total == num_stages] >= fewest).all(axis=1)
+        self.all[self.is_end, num_layers // WORD] = np.uint64(1) << np.uint64(num_layers % WORD)
 
     def behind(self, s: int, before: Sums, of_class: Ints, layers: Ints) -> Sums:
         """Sums behind stages s of a class with so many layers, from those before each [stage, numbers]."""
-        found: Sums = np.zeros((len(layers), self._sizes[s + 1], before.shape[2]), dtype=np.uint64)
+        found: Sums = np.zeros((len(layers), self.sizes[s + 1], before.shape[2]), dtype=np.uint64)
         for c, n, rows in _alike(of_class, layers):
-            old, new = self._moves[s][c]
+            old, new = self.moves[s][c]
             found[np.ix_(rows, new)] = _raised(before[np.ix_(rows, old)], n)
         return found
 
     def before(self, s: int, behind: Sums, of_class: Ints, layers: Ints) -> Sums:
         """The same from those behind to those before each."""
-        found: Sums = np.zeros((len(layers), self._sizes[s], behind.shape[2]), dtype=np.uint64)
+        found: Sums = np.zeros((len(layers), self.sizes[s], behind.shape[2]), dtype=np.uint64)
         for c, n, rows in _alike(of_class, layers):
-            old, new = self._moves[s][c]
+            old, new = self.moves[s][c]
             found[np.ix_(rows, old)] = _lowered(behind[np.ix_(rows, new)], n)
         return found
 

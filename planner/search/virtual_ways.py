@@ -39,13 +39,14 @@ class Ways:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def only(self, keep: Bools) -> Ways:
-        """Some of them, [way]."""
-        return Ways(**{name: values[keep] for name, values in vars(self).items()})
+    def only(self, which: Bools | Ints) -> Ways:
+        """Some of them, by whether they are or by their places."""
+        return Ways(**{name: values[which] for name, values in vars(self).items()})
 
-    def dealings(self, at: Ints) -> Dealings:
-        """Their pieces, in another order."""
-        return Dealings(self.forward_ms[at], self.backward_ms[at])
+    @property
+    def pieces(self) -> Dealings:
+        """Their forwards and backwards."""
+        return Dealings(self.forward_ms, self.backward_ms)
 
 
 def compositions(total: int, fewest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from formulations.interleaved_paths import schedule
-from formulations.interleaved_windows import Dealings, Others, window_ends
+from formulations.interleaved_windows import Dealings, passes, window_ends
 from tests.formulations.test_interleaved_rows import Pipeline, random_pipeline, waits
 
 REL = 1e-12
@@ -14,10 +16,10 @@ REL = 1e-12
 
 def window_end(x: Pipeline, s: int, width: int, least: float) -> float:
     """The bound (window) where the other stages take some part of their times at least."""
-    others = Others(least * x.forward, least * x.backward, least * x.send)
+    outside = passes(s, s + width - 1, least * x.forward, least * x.backward, least * x.send)
     stages = [Dealings(x.forward[i : i + 1], x.backward[i : i + 1]) for i in range(s, s + width)]
     sends = [x.send[i : i + 1] for i in range(s, s + width - 1)]
-    return float(window_ends(s, stages, sends, others, x.m)[0])
+    return float(window_ends(s, len(x.forward), stages, sends, outside, x.m)[0])
 
 
 def check(x: Pipeline, rng: np.random.Generator) -> float:
@@ -72,11 +74,14 @@ def test_many_windows_at_once_are_each_what_they_are_alone(monkeypatch: pytest.M
     monkeypatch.setattr("formulations.interleaved_windows.LEAST_AT_ONCE", 3)
     rng = np.random.default_rng(33)
     times = [Dealings(1 + rng.random((7, 2)), 1 + rng.random((7, 2))) for _ in range(3)]
-    others, sends = Others(np.ones((4, 2)), np.ones((4, 2)), np.ones(4)), list(rng.random((2, 7)))
-    found = window_ends(1, times, sends, others, 8)
+    ones, sends = np.ones((4, 2)), list(rng.random((2, 7)))
+    outside = passes(1, 3, ones, ones, np.ones(4))
+    each = replace(outside, forward=outside.forward + rng.random(7), after=outside.after + rng.random(7))
+    found = window_ends(1, 4, times, sends, each, 8)
     for i in range(7):
         alone = [Dealings(of.forward[[i]], of.backward[[i]]) for of in times]
-        assert window_ends(1, alone, [send[[i]] for send in sends], others, 8)[0] == found[i]
+        one = replace(each, forward=each.forward[:, [i]], after=each.after[[i]])
+        assert window_ends(1, 4, alone, [send[[i]] for send in sends], one, 8)[0] == found[i]
 
 
 def test_a_window_of_three_sees_what_no_pair_does() -> None:

@@ -1,0 +1,70 @@
+"""Least passes over stages outside a window: the least over all pipelines that hold all layers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from formulations.interleaved_windows import passes
+from planner.search.virtual_passes import LeastPasses
+from planner.search.virtual_sums import LayerSums
+from planner.search.virtual_ways import Ways
+
+STAGES, LAYERS, CHUNKS = 4, 9, 2
+
+
+def random_ways(rng: np.random.Generator) -> Ways:
+    """A few ways of one stage."""
+    number = 4
+    return Ways(
+        of_class=rng.integers(2, size=number),
+        layers=rng.integers(1, 5, size=number),
+        forward_ms=1 + rng.random((number, CHUNKS)),
+        backward_ms=1 + rng.random((number, CHUNKS)),
+        follow_ms=np.zeros(number),
+    )
+
+
+def test_passes_are_no_longer_than_those_of_any_plan_and_as_long_as_one() -> None:
+    rng, met = np.random.default_rng(5), 0
+    for _ in range(6):
+        fewest, most = np.array([1, 0]), np.array([3, 2])
+        ways = [random_ways(rng) for _ in range(STAGES)]
+        least = LeastPasses(LayerSums(fewest, most, STAGES, LAYERS), ways)
+        send = np.zeros(STAGES)
+        for s, width in ((0, 1), (1, 1), (1, 2), (3, 1), (0, 4), (2, 2)):
+            window = slice(s, s + width)
+            best: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
+            for picks in product(range(4), repeat=STAGES):
+                chosen = [one.only(np.array([i])) for one, i in zip(ways, picks, strict=True)]
+                classes = [int(one.of_class[0]) for one in chosen]
+                counts, layers = np.bincount(classes, minlength=2), [int(one.layers[0]) for one in chosen]
+                if sum(layers) != LAYERS or (counts < fewest).any() or (counts > most).any():
+                    continue
+                forward, backward = (
+                    np.concatenate([getattr(one, name) for one in chosen])
+                    for name in ("forward_ms", "backward_ms")
+                )
+                one = passes(s, s + width - 1, forward, backward, send)
+                values = np.concatenate([one.forward[:, 0], one.backward[:, 0], one.after])
+                key = tuple(classes[window]), sum(layers[window])
+                best[key] = np.minimum(best.get(key, values), values)
+            for (classes_of, held), values in best.items():
+                found = least.of_windows(s, np.array([classes_of]), np.array([held]))
+                alone = np.concatenate([found.forward[:, 0], found.backward[:, 0], found.after])
+                # A window of the same classes in another order may leave others more.
+                assert (alone <= values + 1e-12).all()
+                if len(set(classes_of)) == 1:
+                    assert np.allclose(alone, values)
+                    met += 1
+    assert met > 30
+
+
+def test_windows_that_no_plan_has_have_no_pass() -> None:
+    rng = np.random.default_rng(6)
+    ways = [random_ways(rng) for _ in range(STAGES)]
+    least = LeastPasses(LayerSums(np.array([0, 0]), np.array([4, 4]), STAGES, LAYERS), ways)
+    found = least.of_windows(1, np.array([[0], [0]]), np.array([LAYERS, LAYERS + 5]))
+    assert np.isinf(found.forward).all()
+    assert np.isinf(found.after).all()
