@@ -13,6 +13,7 @@ from planner.commands.flags import Json
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(accuracy)
+    app.command()(calibrate)
     app.command(name="list")(list_shipped)
     app.command()(schema)
 
@@ -34,6 +35,28 @@ def accuracy(
     from planner.commands.accuracy import run
 
     return run(runs, suite=suite, where=where or [], anchor=anchor, rows=rows, as_json=as_json, plot=plot)
+
+
+def calibrate(
+    measured: Annotated[
+        list[str],
+        typer.Argument(
+            help="Steps that you timed: PLAN.yaml=SECONDS, or a file of runs, one JSON object a line.",
+            metavar="MEASURED...",
+            show_default=False,
+        ),
+    ],
+    stack: Annotated[str | None, typer.Option(help="Only runs of this training software.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the software with the factors to this .yaml file, for --stack.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file where it exists.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Correct predictions by steps that you timed: one factor a chip."""
+    from planner.commands.calibrate import run
+
+    return run(measured, stack=stack, out=out, force=force, as_json=as_json)
 
 
 def list_shipped(
