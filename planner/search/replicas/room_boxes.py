@@ -30,8 +30,8 @@ of a stage, D >= T says that m <= D / a + 1 - sum_i c[i] + W / b, so that the pi
     d (b m - W) <= d b (D / a + 1 - sum_i c[i])
 
 by (twice), and by (once) in the same way. The least sum of the costs is a shortest path over the stages and
-layers. Stages are told apart by how many are behind them, as those hold more micro-batches, or as many as
-the chain has at least.
+layers (`planner.search.replicas.room_floors`). Stages are told apart by how many are behind them, as those
+hold more micro-batches, or as many as the chain has at least.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ class Places:
         """What the micro-batches and the costs of a chain's stages are by a deadline at most, [box]."""
         return deadline_ms / boxes.low + 1 - (self.rho if boxes.once else 0.0)
 
+    @property
+    def num_places(self) -> int:
+        """Places that are told apart."""
+        return len(self.first)
+
     def costs(self, boxes: RoomBoxes, number: int, width: int, *, is_first: bool) -> Floats:
         """Costs of the stages of a place, inf where there is none, [item, box, n] for n = 0 .. `width`."""
         place = (self.first if is_first else self.inner)[number]
@@ -150,35 +155,3 @@ class Places:
             return np.zeros(len(boxes))
         less: Floats = np.where(behind + 1 >= boxes.least_m, self.rho * (boxes.most_m - 1), 0.0)
         return less
-
-    def least_costs(self, boxes: RoomBoxes) -> list[Floats]:
-        """Least costs of the stages that have some others behind them or more, [behind][box, layers]."""
-        width, num_layers = self.width(boxes), self.num_layers
-        found: list[Floats] = []
-        known = -1
-        for behind in range(self.longest - 1, -1, -1):
-            if self.place_of[behind] != known:
-                known = self.place_of[behind]
-                first = self.costs(boxes, known, width, is_first=True).min(axis=0)
-                inner = self.costs(boxes, known, width, is_first=False).min(axis=0)
-                may = np.flatnonzero(np.isfinite(inner).any(axis=0)).tolist()
-            least = np.full((len(boxes), num_layers + 1), np.inf)
-            least[:, : width + 1] = first - self.less_late(boxes, behind)[:, None]
-            if found:
-                _add_stages(least, found[-1], inner, may)
-            found.append(least)
-        return found[::-1]
-
-
-def _add_stages(least: Floats, ahead: Floats, inner: Floats, may: list[int]) -> None:
-    """Take inner stages of some numbers of layers before those that are ahead of them."""
-    num_layers = least.shape[1] - 1
-    placed = np.flatnonzero(np.isfinite(ahead).any(axis=0))
-    if not len(placed):
-        return
-    begin, end = int(placed[0]), int(placed[-1])
-    for n in may:
-        last = min(end + n, num_layers)
-        if begin + n <= last:
-            part = least[:, begin + n : last + 1]
-            np.minimum(part, ahead[:, begin : last + 1 - n] + inner[:, n, None], out=part)

@@ -21,6 +21,7 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Bools
 from planner.search.replicas.room_boxes import Places, RoomBoxes
+from planner.search.replicas.room_floors import RoomFloors
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
 
@@ -76,14 +77,15 @@ class RoomWalk:
         None where there are too many of them, or time was up.
         """
         places, num_layers = self.places, self.places.num_layers
-        ahead, width = places.least_costs(boxes), places.width(boxes)
         most = places.most(boxes, deadline_ms) - least_gain / self.sequences + COUNT_TOL * boxes.most_m
-        num, classes = len(boxes), len(self.price)
+        floors, width, num = RoomFloors(places, boxes), places.width(boxes), len(boxes)
+        longest, classes = floors.most_stages(most), len(self.price)
+        ahead = floors.ahead(longest)
         whole = np.zeros(num, dtype=np.int64)
         none = np.zeros((num, classes), dtype=np.int64)
         states = _States(np.arange(num), whole, none, whole + NONE, whole + END, np.zeros(num))
-        found: list[_States] = []
-        for behind in range(places.longest):
+        found = [states.at(whole[:0])]
+        for behind in range(longest):
             number = places.place_of[behind]
             first = places.costs(boxes, number, width, is_first=True)
             less = places.less_late(boxes, behind)
@@ -93,7 +95,7 @@ class RoomWalk:
                 own = first[item][ending.box, left] - less[ending.box]
                 done = self._with(ending, item, left, own)
                 found.append(done.at(done.cost <= most[done.box]))
-            if behind + 1 == places.longest:
+            if behind + 1 == longest:
                 break
             inner = places.costs(boxes, number, width, is_first=False)
             states = self._moved(states, inner, ahead[behind + 1], most)

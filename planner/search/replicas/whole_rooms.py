@@ -30,6 +30,7 @@ from planner.search.replicas.boxes import Bools
 from planner.search.replicas.chains import Chains, Kind
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.room_boxes import Places, RoomBoxes
+from planner.search.replicas.room_floors import RoomFloors
 from planner.search.replicas.room_walk import RoomWalk
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
@@ -37,9 +38,9 @@ from planner.tolerances import COUNT_TOL
 MOST_ROOMS, MOST_SEQUENCES = 10_000, 2048
 """Rooms and sequences of a step up to which they are told apart."""
 RATIOS = 1.03, 1.006, 1.0006
-"""Ratio of the ends of a box's times, by round."""
-FIRST_LOSS = 0.04
-"""Share of the batch that a pipeline may lose at first."""
+"""Ratio of the ends of a box's times, by round; in the first layers are priced, not told apart."""
+FIRST_LOSS, MORE_LOSS = 0.05, 1.25
+"""Share of the batch that a pipeline may lose at first, and ratio of the next one to the most any gains."""
 TOGETHER = 100
 """Boxes that are bounded together, and whose rooms are found together."""
 MOST_OPEN = 2000
@@ -136,7 +137,7 @@ class WholeRooms:
                 if most <= loss * (1 + COUNT_TOL):
                     break
                 # Pipelines that lose more may be in a mix as well.
-                loss = 2 * most
+                loss = MORE_LOSS * most
             loss = most
             parts = [part for part in (self._kept(part, beside) for part in parts) if len(part.boxes)]
             intervals = {}
@@ -210,7 +211,8 @@ class WholeRooms:
             rows = np.flatnonzero(places == key)
             of = self._places_of(number, int(boxes.least_m[rows[0]]))
             for start in range(0, len(rows), TOGETHER):
-                parts.append(_bounded(of, boxes.at(rows[start : start + TOGETHER]), deadline_ms, loss))
+                some = boxes.at(rows[start : start + TOGETHER])
+                parts.append(_bounded(of, some, deadline_ms, loss, is_exact=ratio < RATIOS[0]))
         return parts
 
     def _most_gains(self, parts: list[_Part]) -> Floats:
@@ -249,14 +251,20 @@ class WholeRooms:
         return runs
 
 
-def _bounded(places: Places, boxes: RoomBoxes, deadline_ms: float, loss: float) -> _Part:
-    """Boxes with what a pipeline of each gains at most, by the row that says more."""
+def _bounded(places: Places, boxes: RoomBoxes, deadline_ms: float, loss: float, *, is_exact: bool) -> _Part:
+    """Boxes with what pipelines of each that lose `loss` or less gain at most, by the row that says more.
+
+    Parameters
+    ----------
+    is_exact
+        Whether the layers are told apart, which takes longer.
+    """
     sequences = places.replicas * places.size
 
     def most(boxes: RoomBoxes) -> Floats:
-        gain: Floats = sequences * (
-            places.most(boxes, deadline_ms) - places.least_costs(boxes)[0][:, places.num_layers]
-        )
+        floors, most = RoomFloors(places, boxes), places.most(boxes, deadline_ms)
+        least = floors.of_chains(most + loss / sequences) if is_exact else floors.by_stages.min(axis=0)
+        gain: Floats = sequences * (most - least)
         return gain
 
     gain, once = most(boxes), np.zeros(len(boxes), dtype=np.bool_)

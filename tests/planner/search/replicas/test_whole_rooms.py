@@ -12,8 +12,9 @@ from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed
 from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.room_boxes import RoomBoxes
+from planner.search.replicas.room_floors import RoomFloors
 from planner.search.replicas.room_walk import END, NONE, RoomWalk, _States
-from planner.search.replicas.whole_rooms import WholeRooms, _intervals, are_few
+from planner.search.replicas.whole_rooms import WholeRooms, _bounded, _intervals, are_few
 from planner.simulate.pipeline import simulate
 from planner.units import MS
 from tests.planner.search.replicas.test_mixes import (
@@ -195,7 +196,7 @@ def test_wide_intervals_hold_all_chains_that_narrow_ones_do() -> None:
     def bounded(low: float, high: float, *, once: bool) -> float:
         one, whole = np.ones(1), np.ones(1, dtype=np.int64)
         boxes = RoomBoxes(low * one, high * one, 0 * one, whole, 4 * whole, once)
-        return float((places.most(boxes, 1e3) - places.least_costs(boxes)[0][:, places.num_layers])[0])
+        return float((places.most(boxes, 1e3) - RoomFloors(places, boxes).of_chains(np.inf * one))[0])
 
     compared = 0
     for once in (False, True):
@@ -223,3 +224,65 @@ def test_boxes_hold_the_times_of_stages_at_every_place_whatever_they_hold() -> N
         low, high = _intervals(times, [(0.0, np.inf)], 1.01)
         within = np.searchsorted(low, times, side="right") - 1
         assert (times <= high[within]).all() and (high <= low * 1.01).all()
+
+
+def least_cost_of(floors: RoomFloors, stages: int, box: int) -> float:
+    """Least cost of a chain of so many stages by looking at all layers of each."""
+    places = floors.places
+    state = {places.num_layers: 0.0}
+    for behind in range(stages):
+        is_first = behind == stages - 1
+        costs = (floors.first if is_first else floors.inner)[places.place_of[behind]][box]
+        late = float(places.less_late(floors.boxes, behind)[box]) if is_first else 0.0
+        ahead: dict[int, float] = {}
+        for left, cost in state.items():
+            for n in range(1, min(left, floors.width) + 1):
+                ahead[left - n] = min(ahead.get(left - n, np.inf), cost + costs[n] - late)
+        state = ahead
+    return state.get(0, np.inf)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_floors_hold_for_chains_of_any_stages_and_layers(seed: int) -> None:
+    """With a price on each layer, and by the shortest path cut at the longest chain that is asked for."""
+    random = np.random.default_rng(seed)
+    mixes = mixes_of(small_problem(seed))
+    rooms = WholeRooms(mixes.pricing, mixes.best_price)
+    closest = np.inf
+    for number in rooms._kinds()[:6]:
+        places = rooms._places_of(number, int(random.integers(1, 6)))
+        times, once = places.times_ms(), bool(random.integers(2))
+        low = random.choice(times, 5)
+        few = random.integers(1, 6, 5)
+        boxes = RoomBoxes(low, low * random.uniform(1.0, 2.0, 5), 0 * low, few, few + 3, once)
+        floors = RoomFloors(places, boxes)
+        for box in range(len(boxes)):
+            exact = np.array([least_cost_of(floors, p + 1, box) for p in range(places.longest)])
+            assert (floors.by_stages[:, box] <= exact + 1e-9).all()
+            known = np.isfinite(exact)
+            apart = exact[known] - floors.by_stages[known, box]
+            closest = min(closest, float(apart.min(initial=np.inf)))
+            for most in (exact.min() - 0.1, exact.min() + 1e-9, np.inf):
+                found = floors.of_chains(np.where(np.arange(5) == box, most, -np.inf))[box]
+                assert found == pytest.approx(exact.min()) or exact.min() > most
+                assert found >= exact.min() - 1e-9
+    assert closest < 0.05
+
+
+def test_boxes_whose_layers_are_priced_gain_no_less() -> None:
+    """What closes a box before layers are told apart closes it then too."""
+    mixes = mixes_of(small_problem(3))
+    rooms = WholeRooms(mixes.pricing, mixes.best_price)
+    compared = 0
+    for number in rooms._kinds():
+        places = rooms._places_of(number, 2)
+        low = places.times_ms()[::3]
+        few = np.full(len(low), 2)
+        boxes = RoomBoxes(low, low * 1.1, 0 * low, few, few + 2)
+        deadline_ms = 6 * float(np.median(low))
+        loss = 0.1 * mixes.batch
+        exact, priced = (_bounded(places, boxes, deadline_ms, loss, is_exact=way) for way in (True, False))
+        open_ones = exact.gain >= -loss
+        compared += int(open_ones.sum())
+        assert (priced.gain >= np.where(open_ones, exact.gain, -np.inf) - 1e-9).all()
+    assert compared > 5
