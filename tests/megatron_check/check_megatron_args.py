@@ -117,6 +117,8 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
         if args.vocab_size:
             prepare_local_modules()
             report["params_per_stage"] = validate.parameters_per_stage(args, config)
+            if args.hybrid_layer_pattern is None:
+                report["weight_and_optimizer_bytes"] = validate.weight_and_optimizer_bytes(args)
         validate.destroy_process_groups()
     return report
 

@@ -207,6 +207,15 @@ def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
     return counts
 
 
+def weight_and_optimizer_bytes(args: Namespace) -> float:
+    """Weights, gradients and optimizer state of the fullest rank, by the estimate that Megatron-LM logs."""
+    from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
+
+    told = copy.copy(args)
+    told.padded_vocab_size = _padded_vocab_size(args)
+    return float(compute_weight_and_optimizer_memory(told))
+
+
 def _with_fewest_replicas(args: Namespace) -> Namespace:
     """The same degrees in a smaller world: a rank's parameters do not depend on the number of replicas."""
     ranks = args.tensor_model_parallel_size * args.context_parallel_size
