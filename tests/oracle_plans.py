@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -80,6 +80,39 @@ class Option:
     fits: bool
 
 
+@dataclass
+class _Row:
+    """What the stages of one row of degrees may hold, found once: of its order a stage knows its own class
+    and place, and how many stages there are."""
+
+    problem: Problem
+    prices: Prices
+    num_microbatches: int
+    of_stages: dict[tuple[int, int, int], list[Option]] = field(default_factory=dict)
+    of_runs: dict[tuple[int, int, int, tuple[int, ...]], list[Option]] = field(default_factory=dict)
+
+    def of_order(self, order: tuple[int, ...]) -> list[list[Option]]:
+        """Options of every stage of an order."""
+        p = len(order)
+        most = self.problem.model.num_layers - p + 1 + sum(ends_may_be_bare(self.problem, p))
+        for s, own in enumerate(order):
+            if (own, s, p) not in self.of_stages:
+                self.of_stages[own, s, p] = options_of_stage(
+                    self.problem, self.prices, (own,) * p, s, most, self.num_microbatches
+                )
+        return [self.of_stages[own, s, p] for s, own in enumerate(order)]
+
+    def of_cut(self, order: tuple[int, ...], runs: list[tuple[int, ...]]) -> list[list[Option]]:
+        """Options of every stage of an order whose stages hold these runs of layers, given by kind."""
+        p = len(order)
+        for s, (own, run) in enumerate(zip(order, runs, strict=True)):
+            if (own, s, p, run) not in self.of_runs:
+                self.of_runs[own, s, p, run] = _options_of_run(
+                    self.problem, self.prices, (own,) * p, s, run, self.num_microbatches
+                )
+        return [self.of_runs[own, s, p, run] for s, (own, run) in enumerate(zip(order, runs, strict=True))]
+
+
 def brute_force(problem: Problem) -> Best:
     """The least step time over all plans of target megatron-lm or megatron-bridge without virtual stages.
 
@@ -95,13 +128,11 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
     found: dict[tuple[int, ...], Best] = {}
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
+        row = _Row(problem, prices, num_microbatches)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
             best = found.setdefault(hosts_taken(problem, order, size), Best())
-            most = problem.model.num_layers - len(order) + 1 + sum(ends_may_be_bare(problem, len(order)))
-            options = [
-                options_of_stage(problem, prices, order, s, most, num_microbatches) for s in range(len(order))
-            ]
+            options = row.of_order(order)
             _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
             _score_apart(problem, prices, degrees, num_microbatches, size, order, best)
             assert sum(of_hosts.num_plans for of_hosts in found.values()) <= MAX_PLANS
@@ -113,6 +144,7 @@ def brute_force_by_cut(problem: Problem) -> Best:
     best, layers = Best(), problem.model.num_layers
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
+        row = _Row(problem, prices, num_microbatches)
         kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
@@ -122,10 +154,7 @@ def brute_force_by_cut(problem: Problem) -> Best:
                 if min(counts[0] + first, counts[-1] + last, *counts[1:-1], 1) < 1:
                     continue
                 runs = [kinds[a:e] for a, e in itertools.pairwise((0, *cuts, layers))]
-                options = [
-                    _options_of_run(problem, prices, order, s, run, num_microbatches)
-                    for s, run in enumerate(runs)
-                ]
+                options = row.of_cut(order, runs)
                 _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
             assert best.num_plans <= MAX_PLANS
     return best

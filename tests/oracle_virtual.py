@@ -34,6 +34,9 @@ from tests.oracle_plans import MAX_PLANS, Best, degrees_of, orders_of
 Option = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[object, ...]]
 """Forward and backward of each chunk, reduction, what follows, and what it is."""
 
+Known = dict[tuple[int, int, int, tuple[int, ...]], list[Option]]
+"""Options of one row of degrees by class, number of stages, stage and layers of its chunks."""
+
 
 def brute_force_virtual(problem: Problem, most: int) -> Best:
     """The least step time over all plans with 2 to `most` virtual stages a rank."""
@@ -42,13 +45,14 @@ def brute_force_virtual(problem: Problem, most: int) -> Best:
     for row, m in degrees_of(problem):
         prices = price(problem, row)
         size = int(row.tensor_parallel[0] * row.context_parallel[0] * row.data_parallel[0])
+        known: Known = {}
         for order in orders_of(problem, row):
             p = len(order)
             if p == 1 or m % p or (problem.options.keep_class_order and list(order) != sorted(order)):
                 continue
             for v in range(2, most + 1):
                 for chunks in _dealings(problem, num_layers, p, v):
-                    _score(problem, prices, m, size, order, chunks, best)
+                    _score(problem, prices, m, size, order, chunks, best, known)
                     assert best.num_plans <= MAX_PLANS
     return best
 
@@ -57,17 +61,16 @@ def _dealings(problem: Problem, num_layers: int, p: int, v: int) -> Iterator[lis
     """Layers of each chunk by stage, for every way to cut the layers into p v runs."""
     are_short = num_layers <= empty.MOST_BESIDE_EMPTY * p * v or len(problem.cluster.classes) == 1
     may_be_empty = are_short and "stages=empty" not in problem.options.forbid
-    for cuts in itertools.combinations_with_replacement(range(num_layers + 1), p * v - 1):
-        runs = np.diff([0, *cuts, num_layers])
-        if runs[1:-1].all() and (may_be_empty or runs.all()):
-            dealt = runs.reshape(v, p)
-            yield [tuple(int(n) for n in dealt[:, s]) for s in range(p)]
+    at = range(num_layers + 1) if may_be_empty else range(1, num_layers)
+    for cuts in itertools.combinations(at, p * v - 1):  # none between the ends is empty
+        runs = [end - begin for begin, end in itertools.pairwise((0, *cuts, num_layers))]
+        yield [tuple(runs[s::p]) for s in range(p)]
 
 
 def _options(
-    problem: Problem, prices: Prices, order: tuple[int, ...], s: int, counts: tuple[int, ...], m: int
+    problem: Problem, prices: Prices, node_class: int, p: int, s: int, counts: tuple[int, ...], m: int
 ) -> list[Option]:
-    p, v, found = len(order), len(counts), []
+    v, found = len(counts), []
     main = len(prices.kinds) - 1
     num_lead = sum(kind != problem.model.kind_of_layer[-1] for kind in problem.model.kind_of_layer)
     chunks = [(main,) * n for n in counts]
@@ -78,14 +81,14 @@ def _options(
     shortest = min(n for n in counts if n)
     kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, shortest + 1))]
     for recompute, count in kinds:
-        content = StageContent(order[s], tuple(chunks), s == 0, s == p - 1, recompute, count)
+        content = StageContent(node_class, tuple(chunks), s == 0, s == p - 1, recompute, count)
         # `memory_bytes` of one micro-batch has no activations where the optimizer's step is fullest.
         kept = kept_bytes(prices, 0, content)
         memory = memory_bytes(prices, 0, content, peak_in_flight(p, s, m, v, kept), p)
-        if sum(memory.values()) > problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES:
+        if sum(memory.values()) > problem.memory_limit_bytes(node_class) + MEMORY_TOL_BYTES:
             continue
         forward, backward = (part.sum(axis=1) for part in chunk_times(prices, 0, content))
-        follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
+        follow = float(prices.step_fixed_s[0, node_class]) + optimizer_s(prices, 0, content)
         found.append(
             (
                 tuple(forward.tolist()),
@@ -106,9 +109,14 @@ def _score(
     order: tuple[int, ...],
     chunks: list[tuple[int, ...]],
     best: Best,
+    known: Known,
 ) -> None:
     p, v = len(order), len(chunks[0])
-    picks = list(itertools.product(*[_options(problem, prices, order, s, chunks[s], m) for s in range(p)]))
+    places = [(order[s], p, s, chunks[s]) for s in range(p)]
+    for place in places:
+        if place not in known:
+            known[place] = _options(problem, prices, *place, m)
+    picks = list(itertools.product(*[known[place] for place in places]))
     best.num_plans += len(picks)
     if not picks:
         return
