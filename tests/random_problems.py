@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from planner.data.cluster import Cluster, Link, NodeClass
+from planner.data.experts_spec import MoeSpec
 from planner.data.load import load_chip, load_stack
-from planner.data.model_spec import ModelSpec, MoeSpec
+from planner.data.model_spec import ModelSpec
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.workload import Workload

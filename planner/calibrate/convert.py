@@ -18,8 +18,8 @@ from planner.calibrate.shapes import model_of
 from planner.calibrate.stacks import stack_id, stack_of
 from planner.cost.checkpointing import policy_of
 from planner.data.chip import Chip, Precision
+from planner.data.experts_spec import MoeSpec
 from planner.data.layer_profile import LayerProfile
-from planner.data.model_spec import MoeSpec
 from planner.data.options import Options
 from planner.data.plan import DpMode, Plan, Recompute
 from planner.data.problem import Problem

@@ -88,6 +88,11 @@ def _of_model(problem: Problem) -> Iterator[str]:
     model, workload = problem.model, problem.workload
     if "mamba" in model.layer_kinds:
         yield "Mamba layers: an estimate from their FLOP and bytes; no operator was measured"
+    if model.linear_attention is not None:
+        yield (
+            "linear attention: an estimate from the bytes and FLOP of its kernels, and how fast they were on "
+            "H200 and GB200; no layer was measured"
+        )
     window = model.sliding_window or workload.seq_length
     if window < workload.seq_length and model.global_layer_every > 1:
         yield "layers with and without a sliding window: each priced as their mean"

@@ -17,8 +17,7 @@ def gathered_heads_bytes(model: ModelSpec, s: Sizes) -> Values:
     """
     if model.mla is not None:
         return s.zeros
-    width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
-    return where(model.num_query_groups < s.tp, s.tokens * HALF * width, 0.0)
+    return where(model.num_query_groups < s.tp, s.tokens * HALF * model.query_maps_width, 0.0)
 
 
 def context_exchange_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Values:

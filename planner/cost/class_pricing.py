@@ -23,6 +23,7 @@ from planner.cost.layer_communication import (
     tensor_forward_s,
     tensor_layer_s,
 )
+from planner.cost.linear_attention import exchanged_heads_s, mixer_s
 from planner.cost.networks import network_of
 from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind, partly_hidden
@@ -122,14 +123,13 @@ class ClassPricing:
         forward = total(piece.rows(self.times.forward_s))
         backward = total(piece.rows(self.times.dgrad_s)) + total(piece.rows(self.times.wgrad_s))
         work = self.layer_work[kind]
-        traffic = work.traffic
-        forward = forward + traffic_s(self.relative, traffic.forward_bytes)
-        backward = backward + traffic_s(self.relative, traffic.backward_bytes)
-        gated = plain_gated_s(self.relative, self.model, kind, stack, sizes)
-        forward, backward = forward + gated[0], backward + gated[1]
+        forward = forward + traffic_s(self.relative, work.traffic.forward_bytes)
+        backward = backward + traffic_s(self.relative, work.traffic.backward_bytes)
         has_attention = kind in WITH_ATTENTION
         core = self.attention if has_attention else (self.zero, self.zero)
-        forward, backward = forward + core[0], backward + core[1]
+        gated = plain_gated_s(self.relative, self.model, kind, stack, sizes)
+        for more in (gated, mixer_s(self.relative, self.model, kind, sizes), core):
+            forward, backward = forward + more[0], backward + more[1]
         compute = (self.factor * forward, self.factor * backward)
         passes = (
             total(piece.column_rows(self.times.dgrad_s)),
@@ -138,7 +138,7 @@ class ClassPricing:
         tp = tensor_layer_s(
             self.tensor, stack, sizes, work.blocks, work.reductions, *passes, self._pieces(piece)
         )
-        cp = (self.zero, self.zero)
+        cp = (exchanged_heads_s(self.network, self.model, kind, sizes),) * 2
         gathered = gathered_heads_bytes(self.model, sizes) if has_attention else self.zero
         if exists(gathered > 0):
             cut = cut_heads_s(self.network, gathered, sizes)
@@ -196,7 +196,7 @@ class ClassPricing:
         backward without its waits; core attention alone counts no launch."""
         zero = self.zero
         if self.stack.selective_modules == ("core_attn",):
-            return parts_of(self.factor * core, zero, cp, zero)
+            return parts_of(self.factor * core, zero, cp if kind in WITH_ATTENTION else zero, zero)
         modules = modules_of(self.model, kind, self.stack.selective_modules)
         again = products_again(modules)
         shares = dict.fromkeys(again, 1.0)

@@ -13,7 +13,14 @@ from dataclasses import replace
 
 from planner.cost.gradient_counts import gradient_counts
 from planner.cost.stage_shape import FLOAT_BYTES, HALF_BYTES, Collective, StageShape
-from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 
 COUNT_BYTES = 8
 """Bytes of a number of tokens."""
@@ -62,8 +69,7 @@ def _cut_heads(model: ModelSpec, shape: StageShape, activation: float) -> Iterat
     """Where heads are copied: gather of all ranks' queries, keys and values, scatter of their gradients."""
     if model.mla is not None or model.num_query_groups >= shape.tp:
         return
-    width = (model.num_attention_heads + 2 * model.num_query_groups) * model.head_dim
-    size, m = activation / model.hidden_size * width, shape.num_microbatches
+    size, m = activation / model.hidden_size * model.query_maps_width, shape.num_microbatches
     calls = m * sum(kind in WITH_ATTENTION for kind in shape.kinds)
     again = m * sum(kind in WITH_ATTENTION for kind in shape.kinds[: shape.recomputed_layers])
     yield Collective("forward", "all_gather", "tp", size, calls)
@@ -75,7 +81,8 @@ def tensor_blocks(model: ModelSpec, kind: LayerKind) -> int:
     """Pairs of a column- and a row-parallel map in a layer: shared experts are one, routed ones are not."""
     shared = model.moe is not None and model.moe.shared_ffn_hidden_size > 0
     experts = shared if kind in WITH_EXPERTS else kind in WITH_ONE_MLP
-    return int(kind in WITH_ATTENTION or kind == "mamba") + int(experts)
+    mixes = kind in WITH_ATTENTION | WITH_LINEAR_ATTENTION or kind == "mamba"
+    return int(mixes) + int(experts)
 
 
 def _prediction(

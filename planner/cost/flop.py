@@ -9,7 +9,14 @@ from __future__ import annotations
 from planner.cost.attention import visible_fraction
 from planner.cost.operators import attention_dims
 from planner.cost.parameters import layer_parameters
-from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 from planner.data.problem import Problem
 
 BACKWARD_OVER_FORWARD = 2.0
@@ -32,8 +39,9 @@ def attention_maps_flop(model: ModelSpec, tokens: float) -> float:
     """Forward of the maps into queries, keys and values, and out of attention."""
     hidden, heads = model.hidden_size, model.num_attention_heads
     if model.mla is None:
-        qkv = (heads + 2 * model.num_query_groups) * model.head_dim
-        return matmul_flop(tokens, qkv, hidden) + matmul_flop(tokens, hidden, heads * model.head_dim)
+        return matmul_flop(tokens, model.query_maps_width, hidden) + matmul_flop(
+            tokens, hidden, heads * model.head_dim
+        )
     mla = model.mla
     query_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     total = matmul_flop(tokens, mla.kv_lora_rank + mla.qk_rope_head_dim, hidden)
@@ -80,6 +88,19 @@ def mamba_flop(model: ModelSpec, tokens: float) -> float:
     return 2.0 * tokens * weights + 6.0 * tokens * state
 
 
+def linear_attention_flop(model: ModelSpec, tokens: float) -> float:
+    """Forward of a gated delta net: maps, convolution, and eight FLOP a token for each element of the state.
+
+    Keys with keys, values with keys, the state's decay and its product with queries, as Megatron-LM counts
+    them (core 0.19, training/training.py, `num_floating_point_operations`).
+    """
+    linear = model.linear_attention
+    assert linear is not None, "a layer of linear attention in a model without any"
+    maps = model.hidden_size * (linear.input_width + linear.value_width) + linear.conv_width * linear.conv
+    state = linear.value_width * linear.key_head_dim
+    return 2.0 * tokens * maps + 8.0 * tokens * state
+
+
 def layer_flop(model: ModelSpec, kind: LayerKind, seq_length: float) -> float:
     """Forward of one layer over one sequence."""
     if kind == "mamba":
@@ -87,6 +108,8 @@ def layer_flop(model: ModelSpec, kind: LayerKind, seq_length: float) -> float:
     total = 0.0
     if kind in WITH_ATTENTION:
         total += attention_maps_flop(model, seq_length) + attention_scores_flop(model, seq_length)
+    elif kind in WITH_LINEAR_ATTENTION:
+        total += linear_attention_flop(model, seq_length)
     if kind in WITH_ONE_MLP:
         total += feed_forward_flop(model, model.ffn_hidden_size, seq_length)
     elif kind in WITH_EXPERTS:

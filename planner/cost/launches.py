@@ -19,7 +19,14 @@ from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
 from planner.cost.small_tensors import small_tensors
 from planner.cost.softmax import more_launches
-from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 from planner.data.stack import SoftwareStack
 
 ATTENTION_LAUNCHES = 20.0
@@ -27,6 +34,11 @@ ATTENTION_LAUNCHES = 20.0
 
 LATENT_LAUNCHES = 12.0
 """More with latent attention: down-projections with their norms, splits and joins of heads."""
+
+LINEAR_ATTENTION_LAUNCHES = 28.0
+"""Those of a gated delta net: norm and input map (3), convolution (2), queries and keys copied, normalised
+and repeated (4), other copies (4), decay and strength (3), the rule (6), norm, gate and order of its result
+(3), output map and residual (3); counted from the code."""
 
 PLAIN_ROTARY_LAUNCHES = 26.0
 """More where latent attention turns queries and keys by plain operators: even and odd values joined, cosine
@@ -182,6 +194,8 @@ def forward_modules(
 ) -> Modules:
     """Launches of the modules of one forward of a layer."""
     modules: Modules = {}
+    if kind in WITH_LINEAR_ATTENTION:
+        modules["attn"] = LINEAR_ATTENTION_LAUNCHES
     if kind in WITH_ATTENTION or kind == "mamba":
         modules["attn"] = ATTENTION_LAUNCHES + _latent_launches(model, stack)
     if kind in WITH_ATTENTION:

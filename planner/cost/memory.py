@@ -12,6 +12,8 @@ from typing import NamedTuple
 from planner.cost.attention_buffers import context_exchange_bytes, gathered_heads_bytes
 from planner.cost.checkpointing import kept_bytes, policy_bytes, policy_of
 from planner.cost.elementwise import Values, maximum, where
+from planner.cost.linear_attention import linear_bytes, norm_out_bytes
+from planner.cost.mamba import mamba_bytes
 from planner.cost.operators import HALF, attention_dims, column_maps, repeats_groups
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
@@ -21,6 +23,7 @@ from planner.data.model_spec import (
     TRANSFORMER_LAYERS,
     WITH_ATTENTION,
     WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
     WITH_ONE_MLP,
     LayerKind,
     ModelSpec,
@@ -66,12 +69,17 @@ def layer_activations(
         saved = saved + _norm_outputs(model, kind) * values * (kept_input + wider)
     widest, kept = 2 * s.tokens * model.hidden_size * HALF, s.zeros
     if kind == "mamba":
-        mixer, width = _mamba_bytes(model, s)
+        mixer, width = mamba_bytes(model, s)
         whole, widest = whole + mixer, widest + width
+    elif kind in WITH_LINEAR_ATTENTION:
+        mixer, width = linear_bytes(model, s, kept_input)
+        whole, widest = whole + mixer, widest + width
+        if "gdn_norm_out" in modules:
+            saved = saved + norm_out_bytes(model, s, kept_input)
     elif kind in WITH_ATTENTION:
         attention, core = _attention_bytes(model, stack, s)
         widest = widest + gathered_heads_bytes(model, s)
-        if kept_input < HALF:
+        if kept_input < HALF or model.output_gate:
             # The output is kept in 16 bits for attention and once more as input of the output map.
             attention = (
                 attention
@@ -155,9 +163,9 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
     softmax (2 bytes a score; without a fused kernel also its fp32 form, 4) and
     with dropout its mask (1) and its output (2). Rotary positions make new
     queries and keys, while the values are a view that keeps the map's whole output alive, unless they have a
-    map of their own; with latent attention they keep the up-projection's (SplitAlongDim in attention.py,
-    multi_latent_attention.py). With fewer key-value heads than tensor-parallel ranks the view is of all
-    ranks' outputs, gathered to be cut.
+    map of their own; a gate is copied out of it; with latent attention they keep the up-projection's
+    (SplitAlongDim in attention.py, multi_latent_attention.py). With fewer key-value heads than
+    tensor-parallel ranks the view is of all ranks' outputs, gathered to be cut.
     """
     heads = model.num_attention_heads / s.tp
     query_dim, value_dim = attention_dims(model)
@@ -171,10 +179,11 @@ def _attention_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> tuple[
         groups = maximum(model.num_query_groups / s.tp, 1.0)
         low_rank = s.zeros
         rotated = 1.0 if model.position_embedding == "rope" and not stack.column_input_copies else 0.0
-        kept_alive = rotated * s.tokens * HALF * (heads + groups) * query_dim
+        gate = s.tokens * HALF * heads * query_dim if model.output_gate else 0.0
+        kept_alive = rotated * s.tokens * HALF * (heads + groups) * query_dim + rotated * gate
         gathered = gathered_heads_bytes(model, s)
-        own = s.tokens * HALF * (heads + 2 * groups) * query_dim
-        kept_alive = where(gathered > 0, maximum(gathered - own, 0.0) + kept_alive, kept_alive)
+        own = s.tokens * HALF * (heads + 2 * groups) * query_dim + gate
+        kept_alive = where(gathered > 0, maximum(gathered - own, 0.0) + kept_alive, kept_alive) + gate
     qkv = s.tokens * HALF * (heads * query_dim + groups * (query_dim + value_dim))
     if repeats_groups(model, stack):
         qkv = qkv + s.tokens * HALF * (heads - groups) * (query_dim + value_dim)
@@ -224,16 +233,6 @@ def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: flo
     if moe.shared_ffn_hidden_size:
         kept = kept + _mlp_bytes(model, moe.shared_ffn_hidden_size, s, kept_input)[0]
     return kept, inner * (inputs + HALF) + 2 * rows * model.routed_width * HALF
-
-
-def _mamba_bytes(model: ModelSpec, s: Sizes) -> tuple[Values, Values]:
-    """Input map's output, convolution's output, scan's output and gated norm; an estimate."""
-    spec = model.hybrid
-    assert spec is not None
-    inner = spec.mamba_heads * spec.mamba_head_dim / s.tp
-    state = 2 * spec.groups * spec.ssm_state / s.tp
-    kept = s.tokens * HALF * (2 * inner + state + (inner + state) + 2 * inner)
-    return kept, kept
 
 
 def embedding_activation_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:

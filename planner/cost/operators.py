@@ -14,7 +14,14 @@ from typing import Literal
 
 from planner.cost.elementwise import Values, maximum
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 from planner.data.stack import SoftwareStack
 
 Split = Literal["column", "row", "none"]
@@ -59,6 +66,7 @@ class Matmul:
 def column_maps(model: ModelSpec, kind: LayerKind) -> int:
     """Column-parallel maps of a layer's attention and dense block, where none is joined with another."""
     attention = 3 if kind in WITH_ATTENTION else 0
+    attention += kind in WITH_LINEAR_ATTENTION
     return attention + ((2 if model.gated_mlp else 1) if kind in WITH_ONE_MLP else 0)
 
 
@@ -76,6 +84,8 @@ def layer_matmuls(model: ModelSpec, kind: LayerKind, sizes: Sizes, joined_maps: 
     if kind in WITH_ATTENTION:
         joined = joined_maps != "none"
         out += _latent_matmuls(model, sizes) if model.mla else _attention_matmuls(model, sizes, joined)
+    elif kind in WITH_LINEAR_ATTENTION:
+        out += _linear_attention_matmuls(model, sizes)
     if kind in WITH_ONE_MLP:
         out += _mlp_matmuls(model, model.ffn_hidden_size, sizes, "fc", joined_maps == "all")
     elif kind in WITH_EXPERTS:
@@ -108,9 +118,21 @@ def _attention_matmuls(model: ModelSpec, s: Sizes, joined: bool) -> list[Matmul]
     queries = model.num_attention_heads * model.head_dim / s.tp
     groups = maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
     hidden = model.hidden_size * s.ones
+    gated = 2 * queries if model.output_gate else queries
     return [
-        *_maps_of_one_input("qkv", (queries, groups, groups), hidden, s, joined, True),
+        *_maps_of_one_input("qkv", (gated, groups, groups), hidden, s, joined, True),
         Matmul("proj", s.tokens, hidden, queries, s.ones, "row", own_rows=s.norm_tokens),
+    ]
+
+
+def _linear_attention_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
+    """Input and output maps of a gated delta net; its rule is no product of the tables."""
+    linear = model.linear_attention
+    assert linear is not None
+    hidden = model.hidden_size * s.ones
+    return [
+        *_maps_of_one_input("in", (linear.input_width / s.tp,), hidden, s, True, True),
+        Matmul("out", s.tokens, hidden, linear.value_width / s.tp, s.ones, "row", own_rows=s.norm_tokens),
     ]
 
 

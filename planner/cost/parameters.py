@@ -7,7 +7,7 @@ expert-parallel ranks.
 
 Sources: the modules of Megatron-LM core 0.19 (Apache-2.0): transformer/attention.py (qkv and output
 map), transformer/multi_latent_attention.py (down-projections are not sharded), transformer/mlp.py,
-transformer/moe/router.py, moe/experts.py, moe/shared_experts.py, ssm/mamba_mixer.py,
+transformer/moe/router.py, moe/experts.py, moe/shared_experts.py, ssm/mamba_mixer.py, ssm/gated_delta_net,
 transformer/multi_token_prediction.py, models/common/embeddings; which map is column- or row-parallel
 decides where its bias lives. Totals agree with the public checkpoints (tests).
 """
@@ -20,14 +20,15 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.data.attention_spec import LinearAttentionSpec, MlaSpec
+from planner.data.experts_spec import MoeSpec
 from planner.data.model_spec import (
     WITH_ATTENTION,
     WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
     WITH_ONE_MLP,
     LayerKind,
-    MlaSpec,
     ModelSpec,
-    MoeSpec,
 )
 
 VOCAB_MULTIPLE = 128
@@ -94,6 +95,8 @@ def layer_parameters(model: ModelSpec, kind: LayerKind) -> ParameterCounts:
     counts = _norms(model, model.norms_per_layer)
     if kind in WITH_ATTENTION:
         counts += _latent_attention(model, model.mla) if model.mla else _attention(model)
+    elif kind in WITH_LINEAR_ATTENTION and model.linear_attention is not None:
+        counts += _linear_attention(model, model.linear_attention)
     if kind in WITH_ONE_MLP:
         counts += _mlp(model, model.ffn_hidden_size, bias=model.linear_bias == "all")
     elif kind in WITH_EXPERTS:
@@ -164,9 +167,9 @@ def _vectors(model: ModelSpec) -> int:
 
 
 def _attention(model: ModelSpec) -> ParameterCounts:
-    """Grouped-query attention: qkv column-parallel, output map row-parallel."""
+    """Grouped-query attention: qkv (with its gate) column-parallel, output map row-parallel."""
     queries = model.num_attention_heads * model.head_dim
-    qkv = queries + 2 * model.num_query_groups * model.head_dim
+    qkv = model.query_maps_width
     sharded = model.hidden_size * (qkv + queries)
     replicated = 0
     if model.linear_bias in ("all", "attention", "qkv"):
@@ -192,6 +195,15 @@ def _latent_attention(model: ModelSpec, mla: MlaSpec) -> ParameterCounts:
         return ParameterCounts(hidden * query_width + up + output, down)
     return ParameterCounts(
         mla.q_lora_rank * query_width + up + output, down + (hidden + vectors) * mla.q_lora_rank
+    )
+
+
+def _linear_attention(model: ModelSpec, linear: LinearAttentionSpec) -> ParameterCounts:
+    """Gated delta net: all is sharded over the heads but the norm of one head's output."""
+    maps = model.hidden_size * (linear.input_width + linear.value_width)
+    per_head = 2 * linear.value_heads  # decay, and the bias of its step
+    return ParameterCounts(
+        maps + linear.conv_width * linear.conv + per_head, _vectors(model) * linear.value_head_dim
     )
 
 

@@ -22,7 +22,14 @@ from planner.cost.launches import (
     moe_launches,
 )
 from planner.cost.sizes import Sizes
-from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 from planner.data.stack import SoftwareStack
 
 PRODUCTS = {
@@ -43,6 +50,7 @@ def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tup
     present = {
         "core_attn": has_attention,
         "mla_up_proj": has_attention and model.mla is not None,
+        "gdn_norm_out": kind in WITH_LINEAR_ATTENTION,
         "layernorm": True,
         "mlp": kind in WITH_ONE_MLP,
         **{policy: kind == "dense" for policy in KEPT_BY_POLICY},

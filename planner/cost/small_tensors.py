@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.cost.operators import Matmul
-from planner.data.model_spec import TRANSFORMER_LAYERS, WITH_ATTENTION, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    TRANSFORMER_LAYERS,
+    WITH_ATTENTION,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 
 
 def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
@@ -18,6 +25,8 @@ def small_tensors(model: ModelSpec, kind: LayerKind) -> int:
     if kind in WITH_ATTENTION:
         vectors += {"none": 0, "qkv": 1, "attention": 2, "all": 2}[model.linear_bias]
         vectors += 2 if model.qk_norm else 0
+    if kind in WITH_LINEAR_ATTENTION:  # decay, its bias, the convolution, and the norm of its result
+        vectors += 4 if model.normalization == "rms" else 5
     if kind in WITH_ONE_MLP and model.linear_bias == "all":
         vectors += 2
     return vectors

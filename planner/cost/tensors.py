@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from math import lcm
 
 from planner.cost.parameters import padded_vocab
-from planner.data.model_spec import WITH_ATTENTION, WITH_EXPERTS, WITH_ONE_MLP, LayerKind, ModelSpec
+from planner.data.model_spec import (
+    WITH_ATTENTION,
+    WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
+    WITH_ONE_MLP,
+    LayerKind,
+    ModelSpec,
+)
 
 TENSOR_MULTIPLE = 64
 """With the distributed optimizer a tensor begins at a multiple of this."""
@@ -50,6 +57,8 @@ def layer_tensors(model: ModelSpec, kind: LayerKind, degrees: Divisors) -> Itera
         yield from _mamba(model, degrees.tp)
     elif kind in WITH_ATTENTION:
         yield from _latent_attention(model, degrees.tp) if model.mla else _attention(model, degrees.tp)
+    elif kind in WITH_LINEAR_ATTENTION:
+        yield from _linear_attention(model, degrees.tp)
     yield from norm * (model.norms_per_layer - 1)
     if kind in WITH_ONE_MLP:
         yield from _mlp(model, model.ffn_hidden_size, degrees.tp, model.linear_bias == "all")
@@ -59,7 +68,7 @@ def layer_tensors(model: ModelSpec, kind: LayerKind, degrees: Divisors) -> Itera
 
 def _attention(model: ModelSpec, tp: int) -> Iterator[Tensor]:
     queries = model.num_attention_heads * model.head_dim
-    qkv = queries + 2 * model.num_query_groups * model.head_dim
+    qkv = model.query_maps_width
     yield Tensor(model.hidden_size * queries // tp)
     if model.linear_bias in ("all", "attention"):
         yield Tensor(model.hidden_size)
@@ -89,6 +98,16 @@ def _latent_attention(model: ModelSpec, tp: int) -> Iterator[Tensor]:
     yield Tensor(mla.kv_lora_rank)
 
 
+def _linear_attention(model: ModelSpec, tp: int) -> Iterator[Tensor]:
+    linear, hidden = model.linear_attention, model.hidden_size
+    assert linear is not None
+    yield from [Tensor(linear.value_heads // tp)] * 2
+    yield Tensor(hidden * linear.input_width // tp)
+    yield Tensor(linear.conv_width * linear.conv // tp)
+    yield from [Tensor(linear.value_head_dim)] * (1 if model.normalization == "rms" else 2)
+    yield Tensor(linear.value_width * hidden // tp)
+
+
 def _mlp(model: ModelSpec, width: int, tp: int, bias: bool, is_expert: bool = False) -> Iterator[Tensor]:
     inner = (2 if model.gated_mlp else 1) * width
     outer = model.routed_width if is_expert else model.hidden_size
@@ -112,6 +131,8 @@ def _experts(model: ModelSpec, degrees: Divisors) -> Iterator[Tensor]:
         yield from _mlp(model, moe.ffn_hidden_size, degrees.etp, moe.expert_bias, is_expert=True)
     if moe.shared_ffn_hidden_size:
         yield from _mlp(model, moe.shared_ffn_hidden_size, degrees.tp, bias=False)
+    if moe.shared_expert_gate:
+        yield Tensor(model.hidden_size)
 
 
 def _mamba(model: ModelSpec, tp: int) -> Iterator[Tensor]:

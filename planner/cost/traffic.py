@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from planner.cost.checkpointing import policy_of
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.gated_units import activation_bytes
+from planner.cost.linear_attention import linear_traffic, norm_out_bytes
+from planner.cost.mamba import mamba_traffic
 from planner.cost.operators import HALF, attention_dims, column_maps, repeats_groups
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
@@ -21,6 +23,7 @@ from planner.data.model_spec import (
     TRANSFORMER_LAYERS,
     WITH_ATTENTION,
     WITH_EXPERTS,
+    WITH_LINEAR_ATTENTION,
     WITH_ONE_MLP,
     LayerKind,
     ModelSpec,
@@ -76,7 +79,9 @@ def layer_traffic(
     s = sizes
     out = _norm_and_residual_traffic(model, kind, stack, s)
     if kind == "mamba":
-        return out + _mamba_traffic(model, s)
+        return out + Traffic(*mamba_traffic(model, s))
+    if kind in WITH_LINEAR_ATTENTION:
+        out = out + Traffic(*linear_traffic(model, s))
     if kind in WITH_ATTENTION:
         out = out + _attention_traffic(model, stack, s)
         if not (stack.flash_attention or stack.fused_pointwise):
@@ -165,7 +170,9 @@ def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traf
     if model.mla is not None:
         # Keys are put together from their two parts and queries split, which copies them once more.
         moved = moved + values * 2 * HALF
-    return Traffic(moved, moved)
+    # A gate is copied into order and weighs the result: read with it, and written.
+    gate = s.tokens * heads * model.head_dim * 5 * HALF if model.output_gate else 0.0
+    return Traffic(moved + gate, moved + gate)
 
 
 def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
@@ -275,6 +282,8 @@ def selective_traffic(
     if "layernorm" in modules or policy:
         norm = FP32_NORM_BYTES[0] if stack.norms_read_fp32 else 2 * HALF
         moved = moved + s.norm_tokens * model.hidden_size * 2 * norm
+    if "gdn_norm_out" in modules:
+        moved = moved + 3 * norm_out_bytes(model, s, HALF)
     if "moe" in modules:
         moved = moved + _moe_traffic(model, stack, s, narrow).forward_bytes
     if "moe_act" in modules and moe is not None:
@@ -287,13 +296,3 @@ def selective_traffic(
         inner = s.tokens * model.ffn_hidden_size / s.tp
         moved = moved + _activation_traffic(model, stack, inner).forward_bytes
     return moved
-
-
-def _mamba_traffic(model: ModelSpec, s: Sizes) -> Traffic:
-    """Convolution, gate, gated norm and the scan's own reads and writes; an estimate, nobody measured it."""
-    spec = model.hybrid
-    assert spec is not None
-    inner = spec.mamba_heads * spec.mamba_head_dim / s.tp
-    state = 2 * spec.groups * spec.ssm_state / s.tp
-    values = s.tokens * (inner + state)
-    return Traffic(values * 12 * HALF, values * 24 * HALF)

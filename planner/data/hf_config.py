@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.data import hf_hybrid
+from planner.data import hf_hybrid, hf_linear
 from planner.data.explain import validated
 from planner.data.hf_constants import constants, refuse_what_is_not_described
 from planner.data.model_spec import ModelSpec
@@ -33,8 +33,7 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
     InstanceError
         Where the family is none that we describe, or a field is missing.
     """
-    where = str(path)
-    family = str(config["model_type"])
+    where, family = str(path), str(config["model_type"])
     if family not in _FAMILIES:
         raise InstanceError(
             f"model_type {family[:60]!r} cannot be read; known are {', '.join(sorted(_FAMILIES))}; a model "
@@ -58,13 +57,13 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
 
 _SIZES = {
     "hidden_size", "moe_intermediate_size", "n_embd", "n_head", "num_attention_heads", "qk_nope_head_dim",
-    "qk_rope_head_dim", *hf_hybrid.SIZES,
+    "qk_rope_head_dim", *hf_hybrid.SIZES, *hf_linear.SIZES,
 }  # fmt: skip
 """Fields that we reckon with before the model is checked as a whole."""
 _COUNTS = {
     "decoder_sparse_step", "first_k_dense_replace", "head_dim", "max_position_embeddings", "n_group",
     "n_inner", "n_shared_experts", "num_key_value_heads", "num_mtp_layers", "num_nextn_predict_layers",
-    "q_lora_rank", "shared_expert_intermediate_size", "sliding_window", "topk_group",
+    "q_lora_rank", "shared_expert_intermediate_size", "sliding_window", "topk_group", "mtp_num_hidden_layers",
 }  # fmt: skip
 """The same of numbers that may be 0, as some families write for none."""
 _FLAGS = {
@@ -107,6 +106,7 @@ _DEFAULTS: dict[str, Config] = {
     "glm4_moe": {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
     "nemotron_h": hf_hybrid.DEFAULTS,
+    **hf_linear.DEFAULTS,
 }
 """Sizes that a family has where none is said, if they are not what `_common` and `_routed` take."""
 
@@ -171,6 +171,11 @@ def _qwen_experts(config: Config) -> Config:
     }
     base = _qwen2(config) if config["model_type"] == "qwen2_moe" else _qwen3(config)
     return {**base, "moe": moe}
+
+
+def _qwen_linear(config: Config) -> Config:
+    base = _qwen_experts(config) if "num_experts" in config else _qwen3(config)
+    return {**base, **hf_linear.linear_layers(config)}
 
 
 def _routed(config: Config) -> Config:
@@ -290,5 +295,6 @@ _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "nemotron_h": _nemotron_h,
+    **dict.fromkeys(sorted(hf_linear.FAMILIES), _qwen_linear),
 }
 """Fields of the model, by the `model_type` of the configuration."""

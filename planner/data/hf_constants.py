@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.data import hf_linear
 from planner.data.hf_hybrid import LETTER_OF_TYPE, unknown_layers
 from planner.errors import InstanceError
 
@@ -48,6 +49,7 @@ _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
         "mamba_hidden_act": ("silu", "swish"),
         "norm_topk_prob": (True,),
     },
+    **{family: {**_NO_BIAS, "attn_output_gate": (True,)} for family in hf_linear.FAMILIES},
     "gpt_oss": {"swiglu_limit": (7.0,), "swiglu_alpha": (1.702,), "attention_bias": (True,)},
 }
 """Values that fields must have where they are given, by family."""
@@ -100,7 +102,10 @@ def refuse_what_is_not_described(config: Config, where: str) -> None:
     if family == "nemotron_h" and (strange := unknown_layers(config)) is not None:
         raise _not_described(*strange, f"layers of {', '.join(LETTER_OF_TYPE)}", where)
     kinds = config.get("layer_types")
-    if kinds is not None and len(set(kinds)) > 1 and family not in ("gpt_oss", "nemotron_h"):
+    if kinds is not None and family in hf_linear.FAMILIES:
+        if strange_kinds := sorted({str(kind) for kind in kinds} - {*hf_linear.KNOWN}):
+            raise _not_described("layer_types", strange_kinds[0], " and ".join(hf_linear.KNOWN), where)
+    elif kinds is not None and len(set(kinds)) > 1 and family not in ("gpt_oss", "nemotron_h"):
         raise _not_described("layer_types", sorted(set(kinds)), "layers of one kind", where)
     if kinds is not None and family == "gpt_oss":
         alternating = [("sliding_attention", "full_attention")[i % 2] for i in range(len(kinds))]
@@ -122,6 +127,8 @@ def constants(config: Config, where: str) -> Config:
     """Fields of `ModelConstants`: epsilon of norms, rotary positions, weights of experts."""
     family = str(config["model_type"])
     fields: Config = {"norm_epsilon": _epsilon(config, family)}
+    if family in hf_linear.FAMILIES:
+        fields["zero_centered_norms"] = True
     if family not in ("gpt2", "nemotron_h"):  # which have no rotary positions
         fields |= _positions(config, family, where)
     if "num_experts_per_tok" in config:
@@ -162,7 +169,7 @@ def _positions(config: Config, family: str, where: str) -> Config:
     base = config.get("rope_theta", config.get("rotary_emb_base", rope.get("rope_theta")))
     share = config.get("partial_rotary_factor", config.get("rotary_pct", rope.get("partial_rotary_factor")))
     base = _BASES.get(family, 10_000) if base is None else base
-    defaults = {"glm4_moe": 0.5, "gpt_neox": 0.25}
+    defaults = {"glm4_moe": 0.5, "gpt_neox": 0.25, **dict.fromkeys(hf_linear.FAMILIES, 0.25)}
     fields: Config = {
         "rotary_base": int(base) if isinstance(base, float) and base.is_integer() else base,
         "rotary_fraction": defaults.get(family) if share is None else share,
@@ -209,8 +216,10 @@ def _routing(config: Config, family: str) -> Config:
     fields: Config = {
         "routed_scale": config.get("routed_scaling_factor", by_default.get(family)),
         # Mixtral's and gpt-oss' weights always sum to 1, those of the others where norm_topk_prob says so.
-        "softmax_over_all": family in ("qwen2_moe", "qwen3_moe", "deepseek_v2")
-        and not config.get("norm_topk_prob", False),
+        "softmax_over_all": (
+            family in ("qwen2_moe", "qwen3_moe", "deepseek_v2") and not config.get("norm_topk_prob", False)
+        )
+        or (family == "qwen3_next" and not config.get("norm_topk_prob", True)),
     }
     method = config.get("topk_method", "greedy" if family == "deepseek_v2" else "noaux_tc")
     if groups is not None and visited is not None and groups > 1 and method != "greedy":

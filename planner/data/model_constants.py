@@ -35,6 +35,8 @@ class ModelConstants(Data):
 
     norm_epsilon: float | None = Field(default=None, gt=0)
     """What norms add to the variance."""
+    zero_centered_norms: bool = False
+    """Whether norms multiply by their weights and 1, so that decay draws them to 1."""
     rotary_base: int | None = Field(default=None, ge=2)
     """Base of the rotary frequencies (`rope_theta`)."""
     rotary_fraction: float | None = Field(default=None, gt=0, le=1)

@@ -7,79 +7,33 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from planner.data.attention_spec import LINEAR, LinearAttentionSpec, MlaSpec
 from planner.data.base import Data
+from planner.data.experts_spec import MoeSpec, check_groups
 from planner.data.model_constants import ModelConstants
 
-LayerKind = Literal["dense", "moe", "mamba", "attention", "mlp", "experts"]
-"""A transformer layer, with one feed-forward network or experts, or one of the blocks of a hybrid model."""
+LayerKind = Literal["dense", "moe", "linear", "linear_moe", "mamba", "attention", "mlp", "experts"]
+"""A transformer layer, with one feed-forward network or experts, the same of linear attention, or one of the
+blocks of a hybrid model."""
 
-TRANSFORMER_LAYERS: frozenset[LayerKind] = frozenset({"dense", "moe"})
+WITH_LINEAR_ATTENTION: frozenset[LayerKind] = frozenset({"linear", "linear_moe"})
+"""Kinds that hold linear attention."""
+TRANSFORMER_LAYERS: frozenset[LayerKind] = WITH_LINEAR_ATTENTION | {"dense", "moe"}
 """Kinds of two blocks, attention and what follows; the others are one block."""
-WITH_ATTENTION: frozenset[LayerKind] = TRANSFORMER_LAYERS | {"attention"}
-"""Kinds that hold attention."""
-WITH_ONE_MLP: frozenset[LayerKind] = frozenset({"dense", "mlp"})
+WITH_ATTENTION: frozenset[LayerKind] = frozenset({"dense", "moe", "attention"})
+"""Kinds that hold attention over scores of all pairs."""
+WITH_ONE_MLP: frozenset[LayerKind] = frozenset({"dense", "linear", "mlp"})
 """Kinds whose feed-forward network every token visits."""
-WITH_EXPERTS: frozenset[LayerKind] = frozenset({"moe", "experts"})
+WITH_EXPERTS: frozenset[LayerKind] = frozenset({"moe", "linear_moe", "experts"})
 """Kinds that hold a mixture of experts."""
+LINEAR_OF: dict[LayerKind, LayerKind] = {"dense": "linear", "moe": "linear_moe"}
+"""Kind of the same layer with linear attention."""
 
 KIND_OF_LETTER: dict[str, LayerKind] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
 """Kinds of a hybrid's layers by the letters of its pattern, which are Megatron-LM's."""
 
 MOST_LAYERS = 10_000
 """More layers than any model has: kinds are listed layer by layer, and a slip must not ask for billions."""
-
-
-class MlaSpec(Data):
-    """Multi-head latent attention: ranks and head widths."""
-
-    q_lora_rank: int | None = Field(default=None, ge=1)
-    """Width of the compressed query; null where queries are not compressed."""
-    kv_lora_rank: int = Field(ge=1)
-    """Width of the compressed key and value."""
-    qk_nope_head_dim: int = Field(ge=1)
-    """Width of a query or key head without rotary positions."""
-    qk_rope_head_dim: int = Field(ge=0)
-    """Width of the rotary part of a query or key head."""
-    v_head_dim: int = Field(ge=1)
-    """Width of a value head."""
-
-
-class MoeSpec(Data):
-    """Mixture of experts: how many, how wide, how many a token visits."""
-
-    num_experts: int = Field(ge=1)
-    """Routed experts of a layer."""
-    top_k: int = Field(ge=1)
-    """Routed experts that a token visits."""
-    ffn_hidden_size: int = Field(ge=1)
-    """Intermediate width of one routed expert."""
-    shared_ffn_hidden_size: int = Field(default=0, ge=0)
-    """Intermediate width of all shared experts together; 0 without any."""
-    latent_size: int | None = Field(default=None, ge=1)
-    """Width to which tokens are mapped before they go to routed experts, and from which back; null for the
-    hidden one."""
-    shared_expert_gate: bool = False
-    """Whether a sigmoid of the token weighs what the shared experts give."""
-    first_dense_layers: int = Field(default=0, ge=0)
-    """Leading layers that have a dense feed-forward block instead."""
-    layer_freq: int = Field(default=1, ge=1)
-    """Every how many layers one is a mixture of experts, after the leading dense ones."""
-    router_bias: bool = False
-    """Whether the router has a bias for each expert."""
-    expert_bias: bool = False
-    """Whether the linear maps of the experts have biases."""
-    capacity_factor: float | None = Field(default=None, gt=0)
-    """Most tokens that an expert takes, over an even share; the rest is dropped. Null drops none."""
-    pad_to_capacity: bool = False
-    """Whether every expert computes as many tokens as it may take, padded where fewer come."""
-
-    @model_validator(mode="after")
-    def _padding_has_a_capacity(self) -> MoeSpec:
-        if self.pad_to_capacity and self.capacity_factor is None:
-            raise ValueError("pad_to_capacity needs a capacity_factor, up to which experts are padded")
-        if self.shared_expert_gate and not self.shared_ffn_hidden_size:
-            raise ValueError("shared_expert_gate needs shared experts (shared_ffn_hidden_size)")
-        return self
 
 
 class HybridSpec(Data):
@@ -148,8 +102,12 @@ class ModelSpec(Data):
     """Window of the local layers [tokens]; null where all layers see everything."""
     global_layer_every: int = Field(default=1, ge=1)
     """With a window: every how many layers one sees everything; 1 where none does."""
+    output_gate: bool = False
+    """Whether a sigmoid of the token weighs what attention gives, value by value."""
     mla: MlaSpec | None = None
     """Latent attention, where the model has it."""
+    linear_attention: LinearAttentionSpec | None = None
+    """Layers of linear attention, where the model has them."""
     moe: MoeSpec | None = None
     """Experts, where the model has them."""
     mtp_num_layers: int = Field(default=0, ge=0, le=MOST_LAYERS)
@@ -183,7 +141,11 @@ class ModelSpec(Data):
         if self.hybrid is not None:
             _check_blocks_of_experts(self.hybrid, self.moe)
             _check_predictions_of_blocks(self.hybrid, self.mtp_num_layers)
-        if not self.ffn_hidden_size and {"dense", "mlp"} & set(self.kind_of_layer):
+        if self.linear_attention is not None:
+            _check_linear_attention(self, self.linear_attention)
+        if self.output_gate and self.mla is not None:
+            raise ValueError("output_gate is not described beside latent attention (mla)")
+        if not self.ffn_hidden_size and WITH_ONE_MLP & set(self.kind_of_layer):
             raise ValueError(
                 "ffn_hidden_size is 0, but some layers have a feed-forward block without experts"
             )
@@ -193,7 +155,7 @@ class ModelSpec(Data):
         if (groups is None) != (visited is None):
             raise ValueError("constants.expert_groups and constants.groups_visited go together")
         if groups is not None and visited is not None:
-            _check_groups(self.moe, groups, visited)
+            check_groups(self.moe, groups, visited)
         return self
 
     @property
@@ -201,10 +163,11 @@ class ModelSpec(Data):
         """Kind of every layer, in model order."""
         if self.hybrid is not None:
             return tuple(KIND_OF_LETTER[c] for c in self.hybrid.pattern)
-        if self.moe is None:
-            dense: LayerKind = "dense"
-            return (dense,) * self.num_layers
-        return _kinds_among_experts(self.num_layers, self.moe.first_dense_layers, self.moe.layer_freq)
+        dense, every = (
+            (self.num_layers, 1) if self.moe is None else (self.moe.first_dense_layers, self.moe.layer_freq)
+        )
+        linear = self.linear_attention.pattern if self.linear_attention is not None else ""
+        return _kinds_among_experts(self.num_layers, dense, every, linear)
 
     @property
     def head_widths(self) -> tuple[int, int]:
@@ -215,10 +178,17 @@ class ModelSpec(Data):
 
     @property
     def prediction_kinds(self) -> tuple[LayerKind, ...]:
-        """Kinds of the layers of one prediction: the last layer's, or those of a hybrid's own pattern."""
+        """Kinds of the layers of one prediction: the last layer's, with full attention, or a hybrid's own."""
         if self.hybrid is None or self.hybrid.prediction_pattern is None:
-            return self.kind_of_layer[-1:]
+            last = self.kind_of_layer[-1]
+            return (next((full for full, linear in LINEAR_OF.items() if linear == last), last),)
         return tuple(KIND_OF_LETTER[c] for c in self.hybrid.prediction_pattern)
+
+    @property
+    def query_maps_width(self) -> int:
+        """Values of a token's queries, keys and values, and of the gate that queries bring along."""
+        queries = self.num_attention_heads * (2 if self.output_gate else 1)
+        return (queries + 2 * self.num_query_groups) * self.head_dim
 
     @property
     def own_predictions(self) -> int:
@@ -266,26 +236,27 @@ def _check_predictions_of_blocks(hybrid: HybridSpec, predictions: int) -> None:
         raise ValueError(f"hybrid.prediction_pattern has {', '.join(sorted(strange))}, hybrid.pattern none")
 
 
+def _check_linear_attention(model: ModelSpec, linear: LinearAttentionSpec) -> None:
+    """What is not described beside linear attention, and a pattern as long as the model."""
+    if len(linear.pattern) != model.num_layers:
+        raise ValueError(
+            f"linear_attention.pattern has {len(linear.pattern)} characters, num_layers is {model.num_layers}"
+        )
+    for name in ("hybrid", "mla", "sliding_window"):
+        if getattr(model, name) is not None:
+            raise ValueError(f"{name} is not described beside linear_attention")
+    if model.mtp_num_layers and not set(model.prediction_kinds) <= set(model.kind_of_layer):
+        raise ValueError("mtp_num_layers: predictions are of full attention, in layers that the model has")
+
+
 @lru_cache(maxsize=64)
-def _kinds_among_experts(num_layers: int, first_dense_layers: int, layer_freq: int) -> tuple[LayerKind, ...]:
-    """Kind of every layer of a mixture of experts."""
-    return tuple(
+def _kinds_among_experts(
+    num_layers: int, first_dense_layers: int, layer_freq: int, linear: str = ""
+) -> tuple[LayerKind, ...]:
+    """Kind of every layer: dense or of experts, with linear attention where a pattern has it."""
+    kinds: list[LayerKind] = [
         "moe" if i >= first_dense_layers and (i + 1) % layer_freq == 0 else "dense" for i in range(num_layers)
+    ]
+    return tuple(
+        LINEAR_OF[kind] if i < len(linear) and linear[i] == LINEAR else kind for i, kind in enumerate(kinds)
     )
-
-
-def _check_groups(moe: MoeSpec | None, groups: int, visited: int) -> None:
-    """Groups of experts are equal, and hold as many as a token visits."""
-    if moe is None:
-        raise ValueError("constants.expert_groups needs a model with experts (moe)")
-    if moe.num_experts % groups:
-        raise ValueError(
-            f"constants.expert_groups {groups} does not divide moe.num_experts {moe.num_experts}"
-        )
-    if visited > groups or visited * (moe.num_experts // groups) < moe.top_k:
-        raise ValueError(
-            f"constants.groups_visited {visited} of {groups} groups with {moe.num_experts // groups} experts "
-            f"each hold no {moe.top_k} experts (moe.top_k)"
-        )
-    if visited > moe.top_k:  # a group is weighed by its best top_k // visited experts: then by none
-        raise ValueError(f"constants.groups_visited {visited} must be at most moe.top_k {moe.top_k}")

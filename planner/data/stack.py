@@ -9,7 +9,9 @@ from pydantic import Field
 from planner.data.base import Data
 from planner.data.model_spec import ModelSpec
 
-SelectiveModule = Literal["core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts"]
+SelectiveModule = Literal[
+    "core_attn", "mla_up_proj", "moe_act", "layernorm", "mlp", "moe", "shared_experts", "gdn_norm_out"
+]
 """Modules that selective recomputation may run again, in the words of Megatron-LM's --recompute-modules."""
 
 CapturedModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
@@ -83,7 +85,7 @@ class SoftwareStack(Data):
     selective_modules: tuple[CheckpointedModule, ...] = ("core_attn",)
     """What selective recomputation computes again, unless a plan says otherwise: core attention,
     up-projections of latent attention, the experts' activation, norms, dense MLPs, all of a layer's experts
-    with their router, shared experts."""
+    with their router, shared experts, the norm of linear attention's result."""
     moe_dispatcher: Literal["alltoall", "deduplicating"] = "alltoall"
     """How tokens reach experts: each copy on its own, or one copy to a rank or node that holds several of a
     token's experts (DeepEP, HybridEP)."""

@@ -7,7 +7,7 @@ tests hold every name written here against a list read from them.
 from __future__ import annotations
 
 from planner.data.load import load_model, names
-from planner.data.model_spec import ModelSpec
+from planner.data.model_spec import WITH_EXPERTS, ModelSpec
 from planner.data.stack import SoftwareStack
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
@@ -174,6 +174,8 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
 def _constants(model: ModelSpec) -> Fields:
     """What costs neither time nor memory; the fields are named otherwise than Megatron-LM's flags."""
     fields = {"layernorm_epsilon": repr(norm_epsilon(model))}
+    if model.constants.zero_centered_norms:
+        fields["layernorm_zero_centered_gamma"] = "True"
     if has_rotary_positions(model):
         fields["rotary_base"] = repr(rotary_base(model))
         fields |= stretching_fields(model, NEWEST)
@@ -217,7 +219,7 @@ def _activation(model: ModelSpec) -> Fields:
 
 
 def _attention(model: ModelSpec) -> Fields:
-    fields: Fields = {}
+    fields: Fields = {"attention_output_gate": "True"} if model.output_gate else {}
     if model.qk_norm or model.mla is not None:
         fields["qk_layernorm"] = "True"
     if model.mla is not None:
@@ -257,4 +259,4 @@ def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
 
 def _layers_with_experts(model: ModelSpec) -> list[int]:
     """1 for a layer with experts, 0 for a dense one, in model order."""
-    return [int(kind == "moe") for kind in model.kind_of_layer]
+    return [int(kind in WITH_EXPERTS) for kind in model.kind_of_layer]

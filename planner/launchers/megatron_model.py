@@ -7,10 +7,11 @@ in `model_constants`; initialisation is the user's.
 
 from __future__ import annotations
 
-from itertools import groupby
-
-from planner.data.model_spec import MlaSpec, ModelSpec
+from planner.data.attention_spec import MlaSpec
+from planner.data.model_spec import WITH_EXPERTS, ModelSpec
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.layer_lists import list_expression
+from planner.launchers.linear_attention import linear_arguments, linear_attention_troubles
 from planner.launchers.model_constants import balances_by_bias, expert_scores
 from planner.launchers.rotary_positions import stretched_by
 from planner.rules.versions import NEWEST
@@ -36,7 +37,8 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
     Parameters
     ----------
     builds_hybrids
-        Whether the launcher may start another script than `pretrain_gpt.py` for Mamba layers.
+        Whether the launcher may start another script than `pretrain_gpt.py` for Mamba layers, and states
+        linear attention.
     """
     wrong = []
     if model.hybrid is not None:
@@ -52,6 +54,9 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
         wrong.append(
             f"{model.id} has {model.norms_per_layer} norms in a block; Megatron-LM's GPT block has 2"
         )
+    wrong += linear_attention_troubles(model)
+    if not builds_hybrids and model.linear_attention is not None:
+        wrong.append(f"{model.id} has linear attention, which is written for megatron-lm alone")
     if not builds_hybrids and (model.repeated_prediction or model.routed_width != model.hidden_size):
         wrong.append(f"{model.id} has latent experts or repeated predictions, which megatron-lm alone builds")
     if model.gated_mlp and model.activation not in _SILU + _CLAMPED:
@@ -86,7 +91,7 @@ def _trouble_with_biases(model: ModelSpec) -> str | None:
         return "has biases in attention only" if kind == "attention" else None
     if not moe.expert_bias:
         return f"has biases ({kind}) but none in its experts" if kind in ("all", "attention") else None
-    if kind != "all" and (kind != "attention" or "dense" in model.layer_kinds):
+    if kind != "all" and (kind != "attention" or bool({"dense", "linear"} & {*model.layer_kinds})):
         return f"has biases in its experts but not in all other maps (linear_bias {kind})"
     if not moe.router_bias:
         return "has biases in its experts but not in the router"
@@ -149,8 +154,7 @@ def moe_arguments(model: ModelSpec, grouped_gemm: bool) -> Arguments:
 
 def layer_pattern(model: ModelSpec) -> str:
     """Megatron's `--moe-layer-freq`: a Python list expression, 1 for a layer with experts."""
-    runs = ((kind == "moe", len(list(run))) for kind, run in groupby(model.kind_of_layer))
-    return "(" + "+".join(f"[{int(moe)}]*{count}" for moe, count in runs) + ")"
+    return list_expression([int(kind in WITH_EXPERTS) for kind in model.kind_of_layer])
 
 
 def _sizes(model: ModelSpec, seq_length: int) -> Arguments:
@@ -169,7 +173,9 @@ def _sizes(model: ModelSpec, seq_length: int) -> Arguments:
 
 
 def _attention(model: ModelSpec) -> Arguments:
-    arguments: list[Argument] = []
+    arguments: list[Argument] = list(linear_arguments(model))
+    if model.output_gate:
+        arguments.append(switch("--attention-output-gate"))
     if model.mla is not None:
         arguments += _latent_attention(model.mla)
     elif model.num_query_groups != model.num_attention_heads:
@@ -224,6 +230,8 @@ def _feed_forward(model: ModelSpec) -> Arguments:
 
 def _norms_and_biases(model: ModelSpec) -> Arguments:
     arguments = [option("--normalization", "RMSNorm" if model.normalization == "rms" else "LayerNorm")]
+    if model.constants.zero_centered_norms:
+        arguments.append(switch("--apply-layernorm-1p"))
     everywhere = model.linear_bias == "all" or (model.moe is not None and model.moe.expert_bias)
     if not everywhere:
         arguments.append(switch("--disable-bias-linear"))

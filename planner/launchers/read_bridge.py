@@ -137,9 +137,8 @@ def _provider_words(recipe: Path, length: int) -> Iterator[str]:
         raise InstanceError("builds no model provider; only a recipe as exported is read back", str(recipe))
     texts = {word.arg: ast.unparse(word.value) for word in provider.keywords if word.arg is not None}
     values = {name: _literal(text) for name, text in texts.items()}
-    for name, flag in PROVIDER.items():
-        if values.get(name) is not None:
-            yield from (flag, str(values[name]))
+    told = {flag: values[name] for name, flag in PROVIDER.items() if values.get(name) is not None}
+    yield from (word for flag, value in told.items() for word in (flag, str(value)))
     yield from ("--max-position-embeddings", str(length))
     if "num_query_groups" in values and values["num_query_groups"] != values["num_attention_heads"]:
         yield "--group-query-attention"
@@ -150,6 +149,8 @@ def _provider_words(recipe: Path, length: int) -> Iterator[str]:
     switches = {
         "--multi-latent-attention": values.get("multi_latent_attention"),
         "--qk-layernorm": values.get("qk_layernorm"),
+        "--attention-output-gate": values.get("attention_output_gate"),
+        "--apply-layernorm-1p": values.get("layernorm_zero_centered_gamma"),
         "--untie-embeddings-and-output-weights": not values.get("share_embeddings_and_output_weights"),
         "--disable-bias-linear": values.get("add_bias_linear") is False,
         "--add-qkv-bias": values.get("add_qkv_bias"),

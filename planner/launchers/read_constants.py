@@ -55,6 +55,7 @@ def _stated(flags: Flags) -> ModelConstants:
     groups = flags.number("--moe-router-num-groups", 1)
     return ModelConstants(
         norm_epsilon=flags.real("--norm-epsilon", DEFAULT_EPSILON),
+        zero_centered_norms="--apply-layernorm-1p" in flags,
         rotary_base=round(flags.real("--rotary-base", DEFAULT_BASE)),
         rotary_fraction=_unless_one(flags.real("--rotary-percent", 1.0)),
         rotary_scaling=_scaling(flags),
@@ -116,6 +117,8 @@ def _pairs(found: ModelSpec, wanted: ModelSpec) -> Iterator[tuple[str, Any, Any]
     mine, other = found.constants, wanted.constants
     if other.norm_epsilon is not None:
         yield "norm_epsilon", norm_epsilon(found), other.norm_epsilon
+    if other.zero_centered_norms:  # without, a script may train the same network by other weights
+        yield "zero_centered_norms", mine.zero_centered_norms, True
     if has_rotary_positions(wanted):
         if other.rotary_base is not None:
             yield "rotary_base", rotary_base(found), other.rotary_base

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from planner.data.checks import MAX_LAYERS
 from planner.errors import InstanceError
+from planner.launchers.layer_lists import layer_list
 
 Values = dict[str, tuple[str, ...]]
 """Values of every flag of a command line."""
@@ -77,12 +78,10 @@ def expert_pattern(text: str, layers: int, where: str) -> list[bool]:
     text = text.replace(" ", "")
     if text.isdecimal() and int(text[:9]) > 0:
         return [i % int(text) == 0 for i in range(layers)]
-    found: list[bool] = []
-    for part in text.strip("()").split("+"):
-        matched = re.fullmatch(r"\(?\[([01,]*)\](?:\*(\d+))?\)?", part)
-        if matched is None or int((matched[2] or "1")[:9]) > MAX_LAYERS:
-            raise InstanceError(f"--moe-layer-freq {text[:60]} is not understood", where)
-        found += [digit == "1" for digit in matched[1].split(",") if digit] * int(matched[2] or 1)
+    try:
+        found = [number == 1 for number in layer_list(text)]
+    except ValueError:
+        raise InstanceError(f"--moe-layer-freq {text[:60]} is not understood", where) from None
     if len(found) != layers:
         raise InstanceError(f"--moe-layer-freq {text} names {len(found)} layers of {layers}", where)
     return found

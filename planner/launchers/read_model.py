@@ -12,10 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.data.attention_spec import LinearAttentionSpec, MlaSpec
+from planner.data.experts_spec import MoeSpec
 from planner.data.explain import explained
 from planner.data.model_constants import ModelConstants
-from planner.data.model_spec import KIND_OF_LETTER, HybridSpec, LayerKind, MlaSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import KIND_OF_LETTER, HybridSpec, LayerKind, ModelSpec
 from planner.errors import InstanceError
+from planner.launchers.linear_attention import read_linear_attention
 from planner.launchers.megatron_hybrid import PATTERN, PREDICTION, SPECS, STAGE_END
 from planner.launchers.megatron_model import CONVOLUTION
 from planner.launchers.read_constants import other_constants, read_constants
@@ -37,10 +40,14 @@ def read_model(flags: Flags, notes: list[str]) -> ModelSpec:
         Where something needed is missing, or our models cannot describe it.
     """
     refuse_other_models(flags)
-    hybrid = _hybrid(flags)
-    known = shipped(flags, hybrid)
     try:
-        model = known or _as_stated(flags, hybrid, notes)
+        linear = read_linear_attention(flags)
+    except ValidationError as error:
+        raise explained(LinearAttentionSpec, error, flags.where) from None
+    hybrid = _hybrid(flags)
+    known = shipped(flags, hybrid, linear)
+    try:
+        model = known or _as_stated(flags, hybrid, linear, notes)
     except ValidationError as error:
         raise explained(ModelSpec, error, flags.where) from None
     stated = _with_constants(model, read_constants(flags))
@@ -59,7 +66,9 @@ def _with_constants(model: ModelSpec, constants: ModelConstants) -> ModelSpec:
         return model.model_copy(update={"constants": without})
 
 
-def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> ModelSpec:
+def _as_stated(
+    flags: Flags, hybrid: HybridSpec | None, linear: LinearAttentionSpec | None, notes: list[str]
+) -> ModelSpec:
     """The network that the flags of its shape describe."""
     moe = _experts(flags, notes)
     hidden, heads = flags.number("--hidden-size"), flags.number("--num-attention-heads")
@@ -90,7 +99,9 @@ def _as_stated(flags: Flags, hybrid: HybridSpec | None, notes: list[str]) -> Mod
         "linear_bias": _biases(flags),
         **_window(flags),
         "attention_sinks": flags.text("--softmax-type", "vanilla") == "learnable",
+        "output_gate": "--attention-output-gate" in flags,
         "mla": _latent(flags),
+        "linear_attention": linear,
         "moe": moe,
         **({} if hybrid is None else {"hybrid": hybrid, "norms_per_layer": 1}),
         "mtp_num_layers": _predictions(flags),

@@ -16,9 +16,6 @@ from planner.launchers.read_flags import Flags
 _OTHER_MODEL = {
     "--heterogeneous-layers-config-path": "layers that differ from one another, by a file",
     "--heterogeneous-layers-config-encoded-json": "layers that differ from one another",
-    "--experimental-attention-variant": "linear or sparse attention",
-    "--linear-attention-freq": "linear attention",
-    "--attention-output-gate": "a gate on the output of attention",
     "--enable-hyper-connections": "several residual streams",
     "--retro-add-retriever": "retrieval of text",
     "--decoder-num-layers": "an encoder beside the decoder",

@@ -17,7 +17,7 @@ from planner.data.problem import Problem
 from planner.data.stack import SelectiveModule
 from planner.launchers.read_flags import Flags
 
-_MODULES = {*get_args(SelectiveModule), "gdn_norm_out"}
+_MODULES = {*get_args(SelectiveModule)}
 _SHARDED = ("--use-distributed-optimizer", "--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2")
 _VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
 

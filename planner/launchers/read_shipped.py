@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from planner.data.attention_spec import LinearAttentionSpec
 from planner.data.catalog import names
 from planner.data.load import load_model
 from planner.data.model_spec import HybridSpec, ModelSpec
@@ -13,7 +14,7 @@ from planner.launchers.read_flags import Flags
 from planner.rules.versions import NEWEST, VERSIONS
 
 
-def shipped(flags: Flags, hybrid: HybridSpec | None) -> ModelSpec | None:
+def shipped(flags: Flags, hybrid: HybridSpec | None, linear: LinearAttentionSpec | None) -> ModelSpec | None:
     """The shipped model whose own arguments are all there, with no other word on its shape."""
     size = (flags.number("--num-layers"), flags.number("--hidden-size"))
     length = flags.number("--seq-length")
@@ -23,12 +24,13 @@ def shipped(flags: Flags, hybrid: HybridSpec | None) -> ModelSpec | None:
     for model in shipped_models():
         if (model.num_layers, model.hidden_size) != size or inexpressible(model, builds_hybrids=True):
             continue
-        if model.hybrid != hybrid:
+        if model.hybrid != hybrid or model.linear_attention != linear:
             continue
         if vocabulary not in (None, (str(model.vocab_size),)):
             continue
+        rest = model.model_copy(update={"linear_attention": None})
         shape = Flags(
-            words((*model_arguments(model, length, version), *moe_arguments(model, grouped_gemm=False)))
+            words((*model_arguments(rest, length, version), *moe_arguments(model, grouped_gemm=False)))
         )
         if all(
             _agree(flag, flags.values.get(flag), values) for flag, values in shape.values.items()
@@ -56,5 +58,5 @@ _SHAPE = {
     "--add-qkv-bias", "--num-experts", "--moe-shared-expert-intermediate-size", "--mtp-num-layers",
     "--untie-embeddings-and-output-weights", "--moe-router-enable-expert-bias",
     "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity", "--moe-shared-expert-gate",
-    "--moe-latent-size", "--mtp-use-repeated-layer",
+    "--moe-latent-size", "--mtp-use-repeated-layer", "--attention-output-gate",
 }  # fmt: skip

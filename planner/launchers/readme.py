@@ -9,6 +9,7 @@ from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.launchers.environments import mixed_platforms
+from planner.launchers.linear_attention import PACKAGE
 from planner.launchers.megatron_arguments import recompute_modules
 from planner.launchers.model_constants import left_out
 from planner.launchers.placement import HostPlace, stage_of_rank
@@ -180,6 +181,8 @@ def notes_text(
             )
     if problem.model.hybrid is not None:
         notes.append("Mamba layers: the packages mamba-ssm and causal-conv1d are installed on every node.")
+    if problem.model.linear_attention is not None:
+        notes.append(PACKAGE)
     trouble = mixed_platforms(problem, plan)
     if trouble is not None:
         notes.append(f"**Mixed platforms**: {trouble}.")

@@ -11,7 +11,8 @@ _SHAPE = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim",
     "vocab_size", "tied_embeddings", "position_embedding", "gated_mlp", "activation", "normalization",
     "qk_norm", "linear_bias", "attention_sinks", "sliding_window", "global_layer_every", "mla", "moe",
-    "mtp_num_layers", "repeated_prediction", "hybrid",
+    "mtp_num_layers", "repeated_prediction", "hybrid", "linear_attention",
+    "output_gate",
 )  # fmt: skip
 _ROUTING = ("router_bias", "capacity_factor", "pad_to_capacity")
 """Of experts, what training chooses and not the shape of the network."""

@@ -84,6 +84,8 @@ def _kind_of(model: ModelSpec) -> str:
     parts = []
     if model.hybrid is not None:
         parts.append("hybrid")
+    if model.linear_attention is not None:
+        parts.append(f"linear {model.linear_attention.pattern.count('L')} of {model.num_layers}")
     if model.moe is not None:
         parts.append(f"MoE {model.moe.top_k} of {model.moe.num_experts}")
     if model.mla is not None:

@@ -85,6 +85,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
         sequence.sequence_splits(workload, tp, cp) if plan.sequence_parallel else None,
         sequence.context_splits(workload, cp),
         sequence.mamba_layers_keep_sequences(model, cp),
+        sequence.linear_heads_split_twice(model, tp, cp),
         sequence.attention_runs_in_parts(model, problem.stack, tp, cp, problem.least_fast_domain_chips),
         sequence.exchanged_heads_split(model, problem.stack, tp, cp, problem.least_fast_domain_chips),
         sequence.fp8_tokens_fill_rows(workload, tp, cp, plan.microbatch_size, plan.sequence_parallel),

@@ -69,7 +69,11 @@ def _tensor_widths(model: ModelSpec, tp: int) -> Iterator[tuple[str, float]]:
     elif kinds & WITH_ATTENTION:
         heads, groups = model.num_attention_heads / tp, max(model.num_query_groups / tp, 1.0)
         yield "heads are", heads * model.head_dim
-        yield "queries, keys and values are", (heads + 2 * groups) * model.head_dim
+        gates = heads if model.output_gate else 0.0
+        yield "queries, keys and values are", (heads + gates + 2 * groups) * model.head_dim
+    if model.linear_attention is not None:
+        yield "the input map of linear attention is", model.linear_attention.input_width / tp
+        yield "heads of linear attention are", model.linear_attention.value_width / tp
     if kinds & WITH_ONE_MLP:
         yield "the feed-forward block is", model.ffn_hidden_size / tp
     if model.moe is not None:

@@ -58,6 +58,20 @@ def mamba_layers_keep_sequences(model: ModelSpec, cp: int) -> str | None:
     return f"context_parallel {cp}: the exchange around Mamba layers is not priced; use 1"
 
 
+def linear_heads_split_twice(model: ModelSpec, tp: int, cp: int) -> str | None:
+    """Context-parallel ranks exchange sequences for the heads of linear attention: key_heads % (tp cp) == 0.
+
+    Source: megatron/core/transformer/transformer_config.py:1375 (core 0.19 and newer).
+    """
+    linear = model.linear_attention
+    if linear is None or cp == 1 or linear.key_heads % (tp * cp) == 0:
+        return None
+    return (
+        f"context_parallel {cp}: {linear.key_heads} key heads of linear attention do not split over it x "
+        f"tensor_parallel {tp}; use a divisor of {linear.key_heads // tp}"
+    )
+
+
 def context_splits(workload: Workload, cp: int) -> str | None:
     """Context parallelism deals each rank an early and a late piece: seq % (2 cp) == 0.
 

@@ -68,7 +68,18 @@ def mamba_splits(model: ModelSpec, tp: int) -> str | None:
     return None
 
 
-RULES = (heads_split, kv_heads_split, mlp_splits, hidden_splits, mamba_splits)
+def linear_heads_split(model: ModelSpec, tp: int) -> str | None:
+    """Key and value heads of linear attention split over the ranks; the latter are a multiple of the former.
+
+    Source: megatron/core/transformer/transformer_config.py:1375.
+    """
+    linear = model.linear_attention
+    if linear is None or linear.key_heads % tp == 0:
+        return None
+    return f"{linear.key_heads} key heads of linear attention do not split evenly"
+
+
+RULES = (heads_split, kv_heads_split, mlp_splits, hidden_splits, mamba_splits, linear_heads_split)
 """All rules on a tensor-parallel degree, in the order in which they are reported."""
 
 

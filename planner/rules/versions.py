@@ -30,6 +30,7 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
     found.append(hybrids_end_stages(problem, version))
     found.append(hybrids_recompute(problem, plan, version))
     found.append(latent_experts_and_repeated_predictions(problem, version))
+    found += linear_attention_is_new(problem, plan, version)
     return tuple(message for message in found if message is not None)
 
 
@@ -113,6 +114,41 @@ def latent_experts_and_repeated_predictions(problem: Problem, version: str) -> s
         f"model {model.id}: latent experts, and one layer for all predictions, are of Megatron core 0.17 and "
         "newer; take one of these versions"
     )
+
+
+def linear_attention_is_new(problem: Problem, plan: Plan, version: str) -> tuple[str, ...]:
+    """Linear attention and gates of attention from core 0.17 on; beside predictions up to 0.18; over
+    context-parallel ranks, and with the norm of its result recomputed, from 0.19 on.
+
+    Source: megatron-core 0.17.1, megatron/core/transformer/transformer_config.py:1108 (no context
+    parallelism); 0.16.1 has the layers, but its wheel no arguments; 0.18.2,
+    megatron/core/transformer/transformer_layer.py hands its layers a `cp_comm_type` that
+    megatron/core/ssm/gated_delta_net.py does not take; 0.19.2,
+    megatron/core/models/gpt/gpt_layer_specs.py:572 (refuses predictions beside it, which 0.18.2 makes of full
+    attention), transformer_config.py:1777 (`gdn_norm_out`).
+    """
+    model, index = problem.model, VERSIONS.index(version)
+    wrong, linear = list[str](), model.linear_attention is not None
+    if (linear or model.output_gate) and index < VERSIONS.index("0.17"):
+        what = "linear attention" if linear else "gates of attention"
+        wrong.append(f"model {model.id}: {what} is written for Megatron core 0.17 and newer, not {version}")
+    if linear and plan.context_parallel > 1 and index < VERSIONS.index("0.19"):
+        wrong.append(
+            f"context_parallel {plan.context_parallel}: the linear attention of {model.id} needs Megatron "
+            f"core 0.19 or newer for it, not {version}; use 1"
+        )
+    if linear and model.mtp_num_layers and index >= VERSIONS.index("0.19"):
+        wrong.append(
+            f"model {model.id}: Megatron core {version} builds no predictions (mtp_num_layers "
+            f"{model.mtp_num_layers}) beside linear attention; take version 0.17 or 0.18, or leave them out"
+        )
+    modules = plan.recompute_modules or problem.stack.selective_modules
+    selective = any(stage.recompute == "selective" for stage in plan.stages)
+    if linear and selective and "gdn_norm_out" in modules and index < VERSIONS.index("0.19"):
+        wrong.append(
+            f"recompute_modules gdn_norm_out: of Megatron core 0.19, not {version}; leave the module out"
+        )
+    return tuple(wrong)
 
 
 def hybrids_recompute(problem: Problem, plan: Plan, version: str) -> str | None:

@@ -32,6 +32,7 @@ from planner.rules.sequence import (
     context_splits,
     exchanged_heads_split,
     fp8_tokens_fill_rows,
+    linear_heads_split_twice,
     sequence_parallel_is_legal,
     sequence_parallel_is_required,
 )
@@ -230,6 +231,8 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
     most_chips = (sum if mixes else max)(c.num_chips for c in problem.cluster.classes)
     for tp, cp, sp in product(range(1, most_tp + 1), _context_degrees(problem), (0, 1)):
         if not tp_is_legal(model, tp) or tensor_widths_fill_blocks(model, workload.precision, tp):
+            continue
+        if linear_heads_split_twice(model, tp, cp) is not None:
             continue
         shared = model, problem.stack, tp, cp, domain_chips
         if attention_runs_in_parts(*shared) is not None or exchanged_heads_split(*shared) is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .hybrid import hybrid_model
+from .linear import linear_layers
 from .local_modules import parameters_of
 from .refusal import Refused
 
@@ -252,7 +253,9 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
         normalization=args.normalization,
     )
     layers = one_layer
-    if args.num_experts:
+    if getattr(args, "experimental_attention_variant", None) is not None:
+        layers = linear_layers(config, chunk)
+    elif args.num_experts:
         layers = gpt_layer_specs.get_gpt_decoder_block_spec(
             config, use_transformer_engine=False, normalization=args.normalization, vp_stage=chunk
         )

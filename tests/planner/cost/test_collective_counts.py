@@ -41,8 +41,9 @@ from planner.cost.tensors import (
     layer_tensors,
     mtp_tensors,
 )
+from planner.data.experts_spec import MoeSpec
 from planner.data.load import build_problem, load_model, names
-from planner.data.model_spec import ModelSpec, MoeSpec
+from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 
 TRUTH = Path(__file__).parents[4] / "shared/groundtruth/megatron_collectives.json"

@@ -13,7 +13,7 @@ from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.sizes import Sizes, context_levels
 from planner.data.cluster import NodeClass
-from planner.data.model_spec import MoeSpec
+from planner.data.experts_spec import MoeSpec
 from planner.data.problem import Problem
 from planner.simulate.evaluate import evaluate
 from planner.units import GIB

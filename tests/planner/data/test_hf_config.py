@@ -48,6 +48,21 @@ NANO: dict[str, Any] = LLAMA | {
     "moe_shared_expert_intermediate_size": 3712,
     "rope_theta": 10000,
 }
+NEXT: dict[str, Any] = EXPERTS | {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "rope_theta": 10000000,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama3-8b": LLAMA,
     "qwen2.5-7b": LLAMA
@@ -157,6 +172,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_latent_size": 1024,
         "num_nextn_predict_layers": 1,
     },
+    "qwen3-next-80b-a3b": NEXT,
     "gpt2-xl": {
         "model_type": "gpt2",
         "n_layer": 48,
@@ -227,6 +243,10 @@ OTHER_NETWORKS: dict[str, dict[str, Any]] = {
     "layers_block_type 'moe' cannot be described": NANO | {"layers_block_type": "moe"},
     "hybrid.pattern": NANO | {"hybrid_override_pattern": "MEM*G"},
     "mamba_num_heads: must be a whole number above 0": NANO | {"mamba_num_heads": 0},
+    "layer_types 'sliding_attention'": NEXT | {"layer_types": ["sliding_attention"] * 48},
+    "attn_output_gate False": NEXT | {"attn_output_gate": False},
+    "linear_num_key_heads: must be a whole number above 0": NEXT | {"linear_num_key_heads": 0},
+    "multiple of key_heads 24": NEXT | {"linear_num_key_heads": 24},
     "rotary_scaling.kind": LLAMA | {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}},
 }
 """What is complained of, and a configuration that another network than the family's usual one has."""
@@ -263,6 +283,37 @@ def test_sizes_that_are_left_out_are_the_family_s_own(tmp_path: Path) -> None:
     mistral = LLAMA | {"model_type": "mistral", "max_position_embeddings": 32768}
     assert load_model(written(tmp_path / "m", mistral)).sliding_window == 4096
     assert load_model(written(tmp_path / "n", mistral | {"sliding_window": None})).sliding_window is None
+
+
+def test_linear_layers_are_told_by_their_distance_or_one_by_one(tmp_path: Path) -> None:
+    kinds = ["linear_attention", "full_attention"] * 2
+    listed = load_model(written(tmp_path / "a", NEXT | {"num_hidden_layers": 4, "layer_types": kinds}))
+    assert listed.linear_attention is not None and listed.linear_attention.pattern == "L*L*"
+    assert load_model(written(tmp_path / "b", NEXT)).constants == load_model("qwen3-next-80b-a3b").constants
+    whole = load_model(written(tmp_path / "c", NEXT | {"full_attention_interval": 1}))
+    assert (whole.linear_attention, whole.output_gate) == (None, True)
+    assert load_model(written(tmp_path / "d", NEXT | {"norm_topk_prob": False})).constants.softmax_over_all
+
+
+def test_the_text_part_of_qwen35_is_read(tmp_path: Path) -> None:
+    """27B and 35B-A3B: with their predictions and without what sees, as their names say."""
+    shape = {"vocab_size": 248320, "max_position_embeddings": 262144, "tie_word_embeddings": False}
+    dense = {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 17408}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48}
+    predicted = {"mtp_num_hidden_layers": 1, "attn_output_gate": True}
+    config = {"model_type": "qwen3_5_text", **shape, **dense, **heads, **predicted}
+    large = load_model(written(tmp_path / "a", config))
+    mixer = 5120 * (2 * 2048 + 2 * 6144 + 96) + 10_240 * 4 + 96 + 128 + 6144 * 5120
+    attention = 5120 * 256 * (2 * 24 + 2 * 4) + 6144 * 5120 + 512
+    layers = 64 * (3 * 5120 * 17408 + 2 * 5120) + 48 * mixer + 16 * attention
+    assert total_parameters(large) == layers + 2 * 248320 * 5120 + 5120 == 26_895_998_464
+    assert (large.mtp_num_layers, large.prediction_kinds) == (1, ("dense",))
+    experts = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+    config = {"model_type": "qwen3_5_moe_text", **shape, "num_hidden_layers": 40, "hidden_size": 2048}
+    small = load_model(written(tmp_path / "b", config | experts | {"num_attention_heads": 16}))
+    assert total_parameters(small) == 34_660_610_688
+    assert small.moe is not None and small.moe.shared_expert_gate
+    assert not small.constants.softmax_over_all and small.constants.zero_centered_norms
 
 
 def test_numbers_for_launch_files_are_read(tmp_path: Path) -> None:

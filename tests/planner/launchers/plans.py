@@ -268,6 +268,24 @@ def hybrid_layers(virtual: bool = False, model: str = "nemotron-h-8b", expert_pa
     return case(model, "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 16, 4096, sketch)
 
 
+def linear_layers(virtual: bool = False, context_parallel: int = 1) -> Case:
+    """Linear and full attention with experts, more layers on the faster chips."""
+    counts = [[7, 8], [20, 13]] if virtual else [[15], [33]]
+    sketch = Sketch(
+        counts,
+        [1, 0],
+        tensor_parallel=2,
+        context_parallel=context_parallel,
+        data_parallel=4 // context_parallel,
+        expert_parallel=8,
+        num_microbatches=4,
+        sequence_parallel=True,
+        recompute={0: ("full", 5)},
+    )
+    cluster = "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb"
+    return case("qwen3-next-80b-a3b", cluster, 16, 4096, sketch)
+
+
 HYBRIDS = [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8), ("nemotron-3-super-120b-a12b", 4)]
 """Models with Mamba layers, and degrees of expert parallelism for `hybrid_layers`."""
 

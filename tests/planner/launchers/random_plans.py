@@ -16,7 +16,8 @@ MODELS = (
     *("llama3-8b", "llama2-7b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-20b", "phi-4", "qwen3-30b-a3b"),
     *("deepseek-v2-lite", "glm-4.5-air"),  # latent attention; prediction after experts
 )
-HYBRIDS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b")  # with Mamba layers, for Megatron-LM alone
+HYBRIDS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b")
+"""Models with Mamba layers or linear attention, for Megatron-LM alone."""
 CHIPS = ("h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb")
 
 

@@ -154,7 +154,7 @@ def test_the_vocabulary_of_gpt2_is_known_without_its_size() -> None:
         ("--freeze-all-layers", "frozen weights"),
         ("--perform-rl-step", "reinforcement learning"),
         ("--heterogeneous-layers-config-path layers.json", "layers that differ"),
-        ("--experimental-attention-variant gated_delta_net", "linear or sparse attention"),
+        ("--experimental-attention-variant dsa", "sparse attention"),
         ("--use-checkpoint-args", "sizes that a checkpoint states"),
     ],
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planner.data.chip import Precision
+from planner.data.experts_spec import MoeSpec
 from planner.data.load import load_model
-from planner.data.model_spec import HybridSpec, ModelSpec, MoeSpec
+from planner.data.model_spec import HybridSpec, ModelSpec
 from planner.data.stack import SoftwareStack
 from planner.data.workload import Workload
 from planner.rules import experts, narrow, sequence, tensor

@@ -1,0 +1,185 @@
+"""Linear attention there and back: arguments, Megatron-LM's own reading of them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cost.parameters import total_parameters
+from planner.data.load import load_model
+from planner.data.model_spec import ModelSpec
+from planner.data.plan import Plan
+from planner.errors import InstanceError, PlanRefusedError
+from planner.launchers.arguments import words
+from planner.launchers.directory import export_plan
+from planner.launchers.layer_lists import layer_list, list_expression
+from planner.launchers.linear_attention import linear_arguments, read_linear_attention
+from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
+from planner.launchers.read_constants import other_constants
+from planner.launchers.read_flags import Flags
+from planner.launchers.read_megatron import read_script
+from planner.launchers.read_model import read_model
+from planner.rules.versions import version_violations
+from tests.planner.launchers import plans
+from tests.planner.launchers.test_megatron_accepts import run_check, write
+
+NEXT = load_model("qwen3-next-80b-a3b")
+
+
+def with_pattern(pattern: str) -> ModelSpec:
+    """The shipped model with other layers."""
+    assert NEXT.linear_attention is not None
+    linear = NEXT.linear_attention.model_copy(update={"pattern": pattern})
+    return NEXT.model_copy(update={"linear_attention": linear, "num_layers": len(pattern)})
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("version", ["0.17", "0.19"])
+def test_an_exported_plan_reads_back(version: str, virtual: bool, tmp_path: Path) -> None:
+    problem, plan = plans.linear_layers(virtual)
+    out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch", version=version)
+    back = read_script(out / "launch.sh", problem.cluster)
+    assert (back.plan, back.problem.model) == (plan, problem.model)
+    assert (back.unknown_flags, back.notes) == ((), ())
+    assert "flash-linear-attention" in (out / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("virtual", "context_parallel"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize(("version", "wheel"), [("0.17", "0.17.1"), ("0.18", "0.18.2"), ("0.19", None)])
+def test_megatron_places_the_layers_and_counts_as_many_parameters(
+    version: str,
+    wheel: str | None,
+    virtual: bool,
+    context_parallel: int,
+    megatron_python: str,
+    tmp_path: Path,
+) -> None:
+    """The real parser, layers and models; before core 0.19 there is no context parallelism for them."""
+    problem, plan = plans.linear_layers(virtual, context_parallel if version == "0.19" else 1)
+    out = write(tmp_path, problem, plan, version)
+    options = ("--script", str(out / "launch.sh"), "--nodes", "2")
+    expected = ("--expect", str(tmp_path / "expected.json"))
+    done = run_check(megatron_python, *options, *expected, older=wheel)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "frequency"),
+    [
+        ("LLL*LLL*", "4"),
+        ("L*L*L", "2"),
+        ("LL*LL*L", "3"),
+        ("LLLL", "([1]*4)"),
+        ("*LLL", "([0]*1+[1]*3)"),
+        ("LL**", "([1]*2+[0]*2)"),
+    ],
+)
+def test_layers_are_told_by_their_distance_or_a_list(pattern: str, frequency: str) -> None:
+    model = with_pattern(pattern)
+    told = Flags((*words(linear_arguments(model)), "--num-layers", str(len(pattern))))
+    assert told.values["--linear-attention-freq"] == (frequency,)
+    assert read_linear_attention(told) == model.linear_attention
+
+
+def test_a_model_of_the_users_own_is_built_from_its_flags() -> None:
+    model = with_pattern("LL*L" * 3)
+    shape = words((*model_arguments(model, 4096), *moe_arguments(model, grouped_gemm=False)))
+    found = read_model(Flags((*shape, "--vocab-size", "77777", "--norm-epsilon", "1e-6")), [])
+    wanted = model.model_copy(update={"vocab_size": 77_777})
+    assert (found.linear_attention, found.output_gate) == (model.linear_attention, True)
+    assert total_parameters(found) == total_parameters(wanted)
+    without = [word for word in shape if word != "--apply-layernorm-1p"]
+    other = read_model(Flags((*without, "--vocab-size", "77777", "--norm-epsilon", "1e-6")), [])
+    assert "zero_centered_norms False, not True" in list(other_constants(other, wanted))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("([1]*3+[0]*1)*2", [1, 1, 1, 0, 1, 1, 1, 0]),
+        ("[0, 1]*2+[1]", [0, 1, 0, 1, 1]),
+        ("([0]+[1]*2)", [0, 1, 1]),
+        ("[]*10000000000", []),
+    ],
+)
+def test_lists_of_layers_are_read_as_python_does(text: str, numbers: list[int]) -> None:
+    assert layer_list(text) == numbers
+    assert layer_list(list_expression(numbers or [1])) == (numbers or [1])
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]*99999999999", "[1", "3", "[x]*2", "[[1]]", "[2]", "[True]", "__import__('os')", "[1]-[1]"]
+)
+def test_what_is_no_list_of_layers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        layer_list(text)
+
+
+BASE = "--num-layers 8 --experimental-attention-variant gated_delta_net"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--num-layers 8 --experimental-attention-variant dsa", "sparse attention"),
+        (BASE, "without --linear-attention-freq"),
+        (f"{BASE} --linear-attention-freq [1]*7", "names 7 layers of 8"),
+        (f"{BASE} --linear-attention-freq never", "is not understood"),
+        (f"{BASE} --linear-attention-freq 4 --linear-num-key-heads 24", "multiple of key_heads 24"),
+    ],
+)
+def test_what_megatron_would_not_build_is_refused(flags: str, said: str) -> None:
+    shape = "--hidden-size 1024 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+    with pytest.raises(InstanceError, match=said):
+        read_model(Flags([*flags.split(), *shape.split()]), [])
+
+
+def test_flags_of_linear_attention_alone_make_none() -> None:
+    flags = Flags(["--num-layers", "8", "--linear-attention-freq", "4", "--linear-num-key-heads", "8"])
+    assert read_linear_attention(flags) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"activation": "gelu", "gated_mlp": False}, "needs a gated silu"),
+        ({"linear_bias": "attention"}, "beside linear attention"),
+    ],
+)
+def test_a_network_that_megatron_builds_otherwise_is_refused(changes: dict[str, Any], said: str) -> None:
+    assert inexpressible(NEXT, builds_hybrids=True) == ()
+    changed = NEXT.model_copy(update=changes)
+    assert any(said in sentence for sentence in inexpressible(changed, builds_hybrids=True))
+
+
+def refused(plan: Plan, version: str, **changes: Any) -> str:
+    """What a version of core refuses of a plan for the shipped model with some changes."""
+    problem, _ = plans.linear_layers()
+    model = ModelSpec.model_validate(problem.model.model_dump() | changes)
+    return " ".join(version_violations(problem.model_copy(update={"model": model}), plan, version))
+
+
+def test_versions_of_core_build_what_they_have() -> None:
+    _, plan = plans.linear_layers()
+    _, halved = plans.linear_layers(context_parallel=2)
+    stages = tuple(stage.model_copy(update={"recompute": "selective"}) for stage in plan.stages)
+    norms = plan.model_copy(update={"stages": stages, "recompute_modules": ("gdn_norm_out",)})
+    assert "0.17 and newer, not 0.16" in refused(plan, "0.16")
+    assert "gates of attention" in refused(plan, "0.15", linear_attention=None)
+    assert "needs Megatron core 0.19 or newer" in refused(halved, "0.18")
+    assert "gdn_norm_out: of Megatron core 0.19" in refused(norms, "0.18")
+    assert "builds no predictions (mtp_num_layers 1)" in refused(plan, "0.19", mtp_num_layers=1)
+    for legal, version in ((plan, "0.17"), (halved, "0.19"), (norms, "0.19")):
+        assert refused(legal, version) == ""
+    assert refused(plan, "0.18", mtp_num_layers=1) == ""
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "flagscale"])
+def test_other_launchers_refuse_in_one_sentence(target: Any, tmp_path: Path) -> None:
+    problem, plan = plans.linear_layers()
+    plan = plans.without_recomputation(plan)
+    with pytest.raises(PlanRefusedError, match="linear attention, which is written for megatron-lm alone"):
+        export_plan(problem, plan.model_copy(update={"target": target}), target, tmp_path / "launch")
