@@ -31,7 +31,7 @@ from formulations.interleaved_windows import window_ends
 from formulations.virtual_classes_data import VirtualClassesData
 from planner.cost.prices import Bools, Floats, Ints
 from planner.search.virtual_passes import LeastPasses
-from planner.search.virtual_sums import LayerSums, Sums, joined, meet
+from planner.search.virtual_sums import LayerSums, Sums, joined, meet, pairs_meet
 from planner.search.virtual_ways import Ways
 
 ROUNDING = 1e-9
@@ -40,10 +40,11 @@ MOST_OF_STAGE = 5_000
 """Forwards and backwards of a stage beyond which they are not followed one by one. A guess."""
 MOST_COUNTS = 5_000
 """Numbers of stages by class beyond which no path is looked for. A guess."""
-MOST_WINDOWS = 3_000_000
-"""Windows of one width beyond which none are looked at, as they take memory. A guess."""
-PAIRS_AT_ONCE = 50_000
-"""Windows that are held against the sums of layers together. A guess."""
+MOST_PAIRS = 4_000_000
+"""Windows from one stage on that overlap with others beyond which they do not grow, as they take memory. A
+guess."""
+MOST_WORDS = 50_000_000
+"""Words of sums of layers that windows of one width may take, 0.4 GB, and as many again. A guess."""
 LOOKS, FALL = 4, 0.9
 """Looks at windows of one width, each with what the last has left, as long as it leaves so many of them at
 most. Guesses."""
@@ -66,6 +67,10 @@ class Windows:
     def only(self, keep: Bools) -> Windows:
         """Some of them, [window]."""
         return Windows(self.ways[keep], self.head[keep], self.tail[keep])
+
+
+class TooMuch(Exception):
+    """There are more windows than may be looked at."""
 
 
 class DealtPaths:
@@ -108,17 +113,12 @@ class DealtPaths:
         """
         if not self.is_small:
             return True
-        while self.width < self.num_stages and self._may_grow():
-            if not self._grow():
-                return False
-            for _ in range(1, LOOKS):
-                number = sum(map(len, self.windows))
-                if not self._may_look_at(number):
-                    break
-                if not self._look_again():
+        try:
+            while self.width < self.num_stages:
+                if not (self._grow() and self._look_again()):
                     return False
-                if sum(map(len, self.windows)) > FALL * number:
-                    break
+        except TooMuch:
+            pass
         return True
 
     @property
@@ -138,32 +138,25 @@ class DealtPaths:
         found: Ints = np.unique(self.windows[first].ways[:, s - first])
         return found
 
-    def _may_look_at(self, number: int, wider: int = 0) -> bool:
-        """Whether what is left to look at is enough for so many windows."""
-        pieces = number * (self.width + wider) * self._of_stage
-        return number <= MOST_WINDOWS and self.pieces + pieces <= self.most_pieces
-
-    def _may_grow(self) -> bool:
-        """Whether that is so for windows of a stage more."""
-        if not self.width:
-            return self._may_look_at(sum(map(len, self.ways)), 1)
-        number = 0
-        for one, other in pairwise(self.windows):
-            size = int(max(one.tail.max(), other.head.max())) + 1
-            number += int(np.bincount(other.head, minlength=size)[one.tail].sum())
-        return self._may_look_at(number, 1)
-
     def _grow(self) -> bool:
         """Look at windows of a stage more; whether any path is left."""
-        begun, sizes = self._first, [*map(len, self.windows)] if self.width else [1] * (self.num_stages + 1)
-        self.width += 1
-        return self._swept(begun, sizes, self._overlapping if self.width > 1 else self._single)
+        sizes = [*map(len, self.windows)] if self.width else [1] * (self.num_stages + 1)
+        of_width = self._overlapping if self.width else self._single
+        return self._swept(self.width + 1, self._first, sizes, of_width)
 
     def _look_again(self) -> bool:
         """Look at the same windows with what is known by now; whether any path is left."""
-        return self._swept(self._begun, self._sizes, lambda s, _: self.windows[s])
+        for _ in range(1, LOOKS):
+            number = sum(map(len, self.windows))
+            if not self._swept(self.width, self._begun, self._sizes, lambda s, _: self.windows[s]):
+                return False
+            if sum(map(len, self.windows)) > FALL * number:
+                break
+        return True
 
-    def _swept(self, begun: Sums, sizes: list[int], candidates: Callable[[int, Sums], Windows]) -> bool:
+    def _swept(
+        self, width: int, begun: Sums, sizes: list[int], candidates: Callable[[int, Sums], Windows]
+    ) -> bool:
         """Look at windows from the first to the last, and back; whether any path is left.
 
         Parameters
@@ -178,16 +171,26 @@ class DealtPaths:
         least, sends = LeastPasses(self._sums, left), self._sends(left)
         grown: list[Windows] = []
         reached: list[Sums] = []
-        sums = begun
-        for s in range(self.num_stages - self.width + 1):
+        sums, last, words = begun, self.num_stages - width, 0
+        for s in range(last + 1):
             windows = candidates(s, sums)
+            self._spend(len(windows) * width * self._of_stage, last - s)
             windows = windows.only(self._below(s, windows, least, sends))
-            behind = self._sums.behind(s + self.width - 1, sums[windows.head], *self._last(s, windows))
+            behind = self._sums.behind(s + width - 1, sums[windows.head], *self._last(s, windows))
+            words += behind.size
+            if words > MOST_WORDS:
+                raise TooMuch
             grown.append(windows)
             reached.append(behind)
             sums = joined(behind, windows.tail, sizes[s + 1])
-        self._begun, self._sizes = begun, sizes
+        self._begun, self._sizes, self.width = begun, sizes, width
         return self._strike(grown, reached)
+
+    def _spend(self, pieces: int, to_come: int) -> None:
+        """Take pieces out of what is left, where it seems to do for the stages to come as well."""
+        if self.pieces + pieces * (1 + to_come / 2) > self.most_pieces:
+            raise TooMuch
+        self.pieces += pieces
 
     def _single(self, s: int, _: Sums) -> Windows:
         """Every way of a stage as a window."""
@@ -212,12 +215,11 @@ class DealtPaths:
         order = np.argsort(other.head, kind="stable")
         first, end = (np.searchsorted(other.head[order], one.tail, side) for side in ("left", "right"))
         counts = end - first
+        if int(counts.sum()) > MOST_PAIRS:
+            raise TooMuch
         i = np.repeat(np.arange(len(one)), counts)
         j = order[np.arange(len(i)) + np.repeat(end - np.cumsum(counts), counts)]
-        pieces = [slice(at, at + PAIRS_AT_ONCE) for at in range(0, len(i), PAIRS_AT_ONCE)]
-        lead: Bools = np.zeros(len(i), dtype=np.bool_)
-        for some in pieces:
-            lead[some] = meet(sums[i[some]], ahead[j[some]])
+        lead = pairs_meet(sums, i, ahead, j)
         i, j = i[lead], j[lead]
         return Windows(np.concatenate([one.ways[i], other.ways[j][:, -1:]], axis=1), i, j)
 
@@ -251,12 +253,12 @@ class DealtPaths:
         if not len(windows):
             return np.zeros(0, dtype=np.bool_)
         data, m = self.data, self.data.sample.stage.num_microbatches
-        self.pieces += len(windows) * self.width * self._of_stage
+        width = windows.ways.shape[1]
         chosen = [one.only(at) for one, at in zip(self.ways[s:], windows.ways.T, strict=False)]
         classes = np.stack([one.of_class for one in chosen])
         hops = [data.hop_ms[here, there] for here, there in pairwise(classes)]
         layers = np.sum([one.layers for one in chosen], axis=0)
-        outside = least.of_windows(s, classes.T, layers).with_sends(s, s + self.width - 1, sends)
+        outside = least.of_windows(s, classes.T, layers).with_sends(s, s + width - 1, sends)
         end = window_ends(s, self.num_stages, [one.pieces for one in chosen], hops, outside, m)
         tail = self._tails_ms[classes[0]] if s == 0 else self._least_tail_ms
         follow = np.max([one.follow_ms for one in chosen], axis=0)

@@ -52,10 +52,10 @@ HALF_WAYS = 2
 """Times that a larger one goes half way up. A guess."""
 HALVINGS = 3
 """Cutoffs below the real one at which a part is looked at that the first look leaves open. A guess."""
-MOST_PIECES, MOST_PIECES_OF_MANY = 100_000_000, 400_000_000
-"""Pieces of work of one such look: a third of a second, and four times as much where classes are many, whose
-programs take longer. A guess."""
-PIECES_OF_WORK = 25
+MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 150_000_000, 300_000_000, 2_000_000_000
+"""Pieces of work of one such look: about a second, twice as much where classes are many, whose programs take
+longer, and far more for the step by which the cutoff of such a program rises. A guess."""
+PIECES_OF_WORK = 15
 """Pieces of `DealtPaths` that take as long as a unit of `Solution.work`: measured."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
@@ -79,6 +79,8 @@ class VirtualRelaxer(VirtualDiver):
         self._way_lists = WayLists()
         self._narrowed: dict[_PartKey, tuple[float, Bools]] = {}
         """By part: a cutoff, and the numbers of layers of all plans below it."""
+        self._undealt: set[_PartKey] = set()
+        """Parts whose whole layers are too many to look at any higher."""
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
         """By stages, micro-batches and virtual stages: rows (path) found, the last to count at the end."""
 
@@ -134,20 +136,24 @@ class VirtualRelaxer(VirtualDiver):
         )
 
     def _deal_part(self, bound_s: float, part: VirtualPart) -> None:
-        """Bound a part by whole layers of all chunks: at the cutoff, then at lower ones if need be."""
+        """Bound a part by whole layers of all chunks: at the cutoff, then at lower ones if need be.
+
+        Where that rises it, relaxations at lower cutoffs would hardly: its whole numbers are next.
+        """
         low_s, high_s = bound_s, self.cutoff_s
         looks = 1 + HALVINGS if low_s < high_s < np.inf else 0
         for look in range(looks):
             level_s = (low_s + high_s) / 2 if look else high_s
-            if self._may_deal(part, level_s):
+            if self._may_deal(part, level_s, MOST_PIECES_OF_MANY if part.rises else MOST_PIECES):
                 high_s = level_s
             else:
                 low_s = level_s
             if low_s >= high_s:
                 break
-        self._push(low_s, replace(part, looks=part.looks + 1))
+        is_next = part.rises and low_s > bound_s
+        self._push(low_s, replace(part, looks=part.whole_look if is_next else part.looks + 1))
 
-    def _may_deal(self, part: VirtualPart, cutoff_s: float) -> bool:
+    def _may_deal(self, part: VirtualPart, cutoff_s: float, most_pieces: int) -> bool:
         """Whether some way to deal whole layers may keep below a cutoff; never wrongly no."""
         data = self._classes_data(part, cutoff_s)
         if not data.fits.any(axis=(0, 2)).all():
@@ -155,7 +161,7 @@ class VirtualRelaxer(VirtualDiver):
         ways = None if data.sends_block else self._way_lists.of_part(_part_key(part)[:3], data)
         if ways is None:
             return True
-        paths = DealtPaths(data, ways, MOST_PIECES_OF_MANY if part.rises else MOST_PIECES)
+        paths = DealtPaths(data, ways, most_pieces)
         holds = paths.hold()
         self.work += paths.pieces // PIECES_OF_WORK
         if holds:
@@ -179,12 +185,29 @@ class VirtualRelaxer(VirtualDiver):
         level_s = bound_s + LEVEL * cutoff_s
         if not rises or level_s + LEVEL * cutoff_s >= cutoff_s:
             level_s = cutoff_s
+        if rises and (dealt_s := self._dealt_s(bound_s, part, level_s)) > bound_s:
+            self._push(dealt_s, part)
+            return
         if entries <= MOST_ENTRIES if rises else self._may_spend(entries):
             bound_s = self._look(bound_s, part, level_s, integral=True)
             if bound_s >= level_s:
                 self._push(bound_s, part)
                 return
         self._push(bound_s, replace(part, looks=part.looks + 1))
+
+    def _dealt_s(self, bound_s: float, part: VirtualPart, level_s: float) -> float:
+        """Bound of a part by whole layers of all chunks: a level, or half way up to it.
+
+        Where either takes too much it is not looked at again.
+        """
+        key = _part_key(part)
+        if key in self._undealt or not np.isfinite(level_s):
+            return bound_s
+        for one_s in (level_s, (bound_s + level_s) / 2):
+            if not self._may_deal(part, one_s, MOST_PIECES_OF_STEP):
+                return one_s
+        self._undealt.add(key)
+        return bound_s
 
     def _merged_s(self, bound_s: float, part: VirtualPart) -> float:
         """Bound of a part by the program in which classes that are much alike are one, at most the cutoff."""

@@ -16,6 +16,8 @@ from planner.cost.prices import Bools, Ints
 Sums = NDArray[np.uint64]
 """[..., numbers, word]"""
 WORD = 64
+WORDS_AT_ONCE = 60_000
+"""Words that are held together, 0.5 MB, so that they stay near the processor. A guess."""
 
 
 class LayerSums:
@@ -108,5 +110,16 @@ def joined(sums: Sums, group: Ints, num_groups: int) -> Sums:
 
 
 def meet(some: Sums, others: Sums) -> Bools:
-    """Whether two arrays have a sum in common, [...]."""
-    return np.asarray((some & others).any(axis=(-2, -1)))
+    """Whether each of some has a sum in common with the other, [item, numbers] -> [item]."""
+    both = (some & others).reshape(len(some), int(np.prod(some.shape[1:])))
+    return np.asarray(np.bitwise_or.reduce(both, axis=1) != 0)
+
+
+def pairs_meet(some: Sums, i: Ints, others: Sums, j: Ints) -> Bools:
+    """The same for pairs of them, [pair]."""
+    found: Bools = np.zeros(len(i), dtype=np.bool_)
+    at_once = max(WORDS_AT_ONCE // max(int(np.prod(some.shape[1:])), 1), 1)
+    for begin in range(0, len(i), at_once):
+        part = slice(begin, begin + at_once)
+        found[part] = meet(some[i[part]], others[j[part]])
+    return found
