@@ -9,6 +9,7 @@ from __future__ import annotations
 from planner.data.load import load_model, names
 from planner.data.model_spec import WITH_EXPERTS, ModelSpec
 from planner.data.stack import SoftwareStack
+from planner.launchers.linear_attention import linear_fields
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
     balances_by_bias,
@@ -62,6 +63,16 @@ _OVERRIDDEN = {"capacity_factor", "pad_to_capacity"}
 
 LAYER_SPEC = "partial(get_gpt_decoder_block_spec, use_transformer_engine=True)"
 """Layers as Megatron-LM builds them: each of its own kind, with latent attention where the model has it."""
+
+LINEAR_LAYER_SPEC = "get_transformer_block_with_experimental_attention_variant_spec"
+"""The same with linear attention in some layers."""
+
+MODULE_OF = {
+    LAYER_SPEC: "megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec",
+    LINEAR_LAYER_SPEC: "megatron.core.models.gpt.experimental_attention_variant_module_specs import "
+    f"(\n    {LINEAR_LAYER_SPEC},\n)",
+}
+"""Where layers come from, as a recipe imports them."""
 
 
 def recipe_of(model: ModelSpec) -> tuple[str, str] | None:
@@ -165,7 +176,9 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
     }
     if model.mtp_num_layers:
         fields["mtp_enabled"] = "True"
-    if model.mla is not None or model.moe is not None:
+    if model.linear_attention is not None:
+        fields |= linear_fields(model) | {"transformer_layer_spec": LINEAR_LAYER_SPEC}
+    elif model.mla is not None or model.moe is not None:
         # The provider's own layers are all alike: each with experts, none with latent attention.
         fields["transformer_layer_spec"] = LAYER_SPEC
     return fields | _constants(model) | _experts(model, grouped_gemm)

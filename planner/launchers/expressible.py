@@ -15,7 +15,10 @@ def check_expressible(problem: Problem) -> None:
     InstanceError
         With every feature that the launcher has no argument for.
     """
-    reasons = inexpressible(problem.model, builds_hybrids=problem.target == "megatron-lm")
+    target = problem.target
+    reasons = inexpressible(
+        problem.model, builds_hybrids=target == "megatron-lm", builds_linear=target != "flagscale"
+    )
     if reasons:
         raise InstanceError(
             f"target {problem.target} cannot run this model: {'; '.join(reasons)}; "

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from planner.data.attention_spec import FULL, LINEAR, LinearAttentionSpec
 from planner.data.model_spec import ModelSpec
+from planner.data.plan import Plan
+from planner.data.problem import Problem
 from planner.errors import InstanceError
 from planner.launchers.arguments import Arguments, option
 from planner.launchers.layer_lists import layer_list, list_expression
@@ -54,6 +56,35 @@ def linear_arguments(model: ModelSpec) -> Arguments:
         option("--linear-value-head-dim", linear.value_head_dim),
         option("--linear-num-key-heads", linear.key_heads),
         option("--linear-num-value-heads", linear.value_heads),
+    )
+
+
+def linear_fields(model: ModelSpec) -> dict[str, str]:
+    """The same as fields of Megatron-Bridge's model provider, whose names are those of the flags."""
+    fields = {}
+    for argument in linear_arguments(model):
+        value = argument.values[0]
+        if argument.flag == FREQUENCY and not value.isdecimal():
+            value = repr(layer_list(value))
+        name = argument.flag.removeprefix("--").replace("-", "_")
+        fields[name] = value if value[0] in "[0123456789" else repr(value)
+    return fields
+
+
+def linear_refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Where Megatron-Bridge would make predictions of the wrong layer, or none, beside linear attention.
+
+    It takes the last layer of the last stage for it (0.6.2, models/gpt_provider.py, `mtp_block_spec`).
+    """
+    linear = problem.model.linear_attention
+    if linear is None or not problem.model.mtp_num_layers or plan.target != "megatron-bridge":
+        return ()
+    first, last = plan.stages[-1].chunks[-1]
+    if linear.pattern.endswith(FULL) and first <= last:
+        return ()
+    return (
+        f"predictions of {problem.model.id} need a last layer of full attention, on the last stage; leave "
+        "them out (mtp_num_layers 0), or move a layer there",
     )
 
 

@@ -13,6 +13,7 @@ from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.stack import SelectiveModule
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.linear_attention import linear_refusals
 from planner.launchers.megatron_hybrid import PATTERN, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.narrow_weights import narrow_arguments, narrow_refusals
@@ -43,7 +44,8 @@ MIN_GROUPED_GEMM_CAPABILITY = 8.0
 
 def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """What of the problem or plan the arguments cannot state, each in a sentence."""
-    wrong = list(inexpressible(problem.model, builds_hybrids=plan.target == "megatron-lm"))
+    launcher = {"builds_hybrids": plan.target == "megatron-lm", "builds_linear": plan.target != "flagscale"}
+    wrong = [*inexpressible(problem.model, **launcher), *linear_refusals(problem, plan)]
     moe = problem.model.moe
     if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
         wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")

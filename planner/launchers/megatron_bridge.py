@@ -124,7 +124,8 @@ def _recipe_file(problem: Problem, plan: Plan) -> str:
 def _imports(fields: bridge_model.Fields) -> list[str]:
     """Lines that import what the fields of a provider name."""
     lines = []
-    if "transformer_layer_spec" in fields:
+    layers = fields.get("transformer_layer_spec", "")
+    if layers.startswith("partial"):
         lines.append("from functools import partial\n")
     function = fields["activation_func"]
     if function.startswith("torch."):
@@ -133,6 +134,6 @@ def _imports(fields: bridge_model.Fields) -> list[str]:
         lines.append("from megatron.core.activations import squared_relu")
     else:
         lines.append("from megatron.core.fusions.fused_bias_geglu import quick_gelu")
-    if "transformer_layer_spec" in fields:
-        lines.append("from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec")
+    if layers:
+        lines.append(f"from {bridge_model.MODULE_OF[layers]}")
     return lines

@@ -31,14 +31,17 @@ CONVOLUTION = 4
 """Width of the convolution in Megatron's Mamba-2 layers (core 0.19.2, `MambaMixer`); no argument sets it."""
 
 
-def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[str, ...]:
+def inexpressible(
+    model: ModelSpec, *, builds_hybrids: bool = False, builds_linear: bool = True
+) -> tuple[str, ...]:
     """Features of the network that no argument of Megatron-LM states, each in a sentence.
 
     Parameters
     ----------
     builds_hybrids
-        Whether the launcher may start another script than `pretrain_gpt.py` for Mamba layers, and states
-        linear attention.
+        Whether the launcher may start another script than `pretrain_gpt.py` for Mamba layers.
+    builds_linear
+        Whether the launcher states layers of linear attention.
     """
     wrong = []
     if model.hybrid is not None:
@@ -55,8 +58,10 @@ def inexpressible(model: ModelSpec, *, builds_hybrids: bool = False) -> tuple[st
             f"{model.id} has {model.norms_per_layer} norms in a block; Megatron-LM's GPT block has 2"
         )
     wrong += linear_attention_troubles(model)
-    if not builds_hybrids and model.linear_attention is not None:
-        wrong.append(f"{model.id} has linear attention, which is written for megatron-lm alone")
+    if not builds_linear and model.linear_attention is not None:
+        wrong.append(
+            f"{model.id} has linear attention, which FlagScale's heterogeneous mode was not seen to run"
+        )
     if not builds_hybrids and (model.repeated_prediction or model.routed_width != model.hidden_size):
         wrong.append(f"{model.id} has latent experts or repeated predictions, which megatron-lm alone builds")
     if model.gated_mlp and model.activation not in _SILU + _CLAMPED:

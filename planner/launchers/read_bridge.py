@@ -142,8 +142,9 @@ def _provider_words(recipe: Path, length: int) -> Iterator[str]:
     yield from ("--max-position-embeddings", str(length))
     if "num_query_groups" in values and values["num_query_groups"] != values["num_attention_heads"]:
         yield "--group-query-attention"
-    if "moe_layer_freq" in values:
-        yield from ("--moe-layer-freq", texts["moe_layer_freq"].replace(" ", ""))
+    for name in ("moe_layer_freq", "linear_attention_freq"):
+        if name in values:
+            yield from (f"--{name.replace('_', '-')}", texts[name].replace(" ", ""))
     if isinstance(window := values.get("window_size"), tuple):
         yield from ("--window-size", f"{window[0]},{window[1]}")
     switches = {

@@ -16,9 +16,11 @@ from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
 from planner.launchers.layer_lists import layer_list, list_expression
 from planner.launchers.linear_attention import linear_arguments, read_linear_attention
+from planner.launchers.megatron_arguments import refusals
 from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
 from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import Flags
+from planner.launchers.read_launch import read_launch
 from planner.launchers.read_megatron import read_script
 from planner.launchers.read_model import read_model
 from planner.rules.versions import version_violations
@@ -177,9 +179,39 @@ def test_versions_of_core_build_what_they_have() -> None:
     assert refused(plan, "0.18", mtp_num_layers=1) == ""
 
 
-@pytest.mark.parametrize("target", ["megatron-bridge", "flagscale"])
-def test_other_launchers_refuse_in_one_sentence(target: Any, tmp_path: Path) -> None:
+def test_flagscale_refuses_in_one_sentence(tmp_path: Path) -> None:
     problem, plan = plans.linear_layers()
-    plan = plans.without_recomputation(plan)
-    with pytest.raises(PlanRefusedError, match="linear attention, which is written for megatron-lm alone"):
-        export_plan(problem, plan.model_copy(update={"target": target}), target, tmp_path / "launch")
+    plan = plan.model_copy(update={"target": "flagscale"})
+    with pytest.raises(PlanRefusedError, match="has linear attention, which FlagScale's"):
+        export_plan(problem, plan, "flagscale", tmp_path / "launch")
+
+
+@pytest.mark.parametrize("pattern", ["LLL*" * 12, "*LL*LL*L" * 6])
+def test_a_recipe_of_megatron_bridge_reads_back(pattern: str, tmp_path: Path) -> None:
+    problem, plan = plans.linear_layers()
+    problem = problem.model_copy(update={"model": with_pattern(pattern)})
+    plan = plans.without_recomputation(plan).model_copy(update={"target": "megatron-bridge"})
+    out = export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
+    recipe = (out / "lib" / "recipe.py").read_text()
+    compile(recipe, "recipe.py", "exec")
+    for line in (
+        "transformer_layer_spec=get_transformer_block_with_experimental_attention_variant_spec,",
+        "experimental_attention_variant='gated_delta_net',",
+        "attention_output_gate=True,",
+        "layernorm_zero_centered_gamma=True,",
+    ):
+        assert f"        {line}" in recipe.splitlines()
+    back = read_launch(out, problem.cluster)
+    assert (back.plan, back.problem.model.linear_attention) == (plan, problem.model.linear_attention)
+    assert total_parameters(back.problem.model) == total_parameters(problem.model)
+    assert back.problem.model.constants == problem.model.constants
+    assert (back.unknown_flags, back.notes) == ((), ())
+
+
+def test_megatron_bridge_makes_predictions_of_the_last_layer(tmp_path: Path) -> None:
+    problem, plan = plans.linear_layers()
+    plan = plans.without_recomputation(plan).model_copy(update={"target": "megatron-bridge"})
+    for pattern, refused in (("LLL*" * 12, False), ("*LLL" * 12, True)):
+        model = with_pattern(pattern).model_copy(update={"mtp_num_layers": 1})
+        found = refusals(problem.model_copy(update={"model": model}), plan)
+        assert any("need a last layer of full attention" in said for said in found) == refused
