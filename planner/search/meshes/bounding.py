@@ -45,22 +45,16 @@ class Learned:
 def bound_by_walks(
     walks: MeshWalks, cutoff_ms: float, is_up: Callable[[], bool], halvings: int, learned: Learned
 ) -> tuple[Floats, tuple[Found, ...]]:
-    """Bounds over all pipelines of some lengths, up to the cutoff [ms], and pipelines that came up."""
+    """Bounds over all pipelines of some lengths, up to the cutoff [ms], and pipelines that came up.
+
+    Infinite where none holds all layers, however long that takes.
+    """
+    holds = most_layers(walks) >= walks.num_layers
+    if not holds.any():
+        return np.full(len(holds), np.inf), ()
     relaxed = relax(walks, cutoff_ms, is_up, halvings, learned.walks)
     learned.walks = relaxed.known
-    return relaxed.bound_ms, relaxed.found
-
-
-def bound_without_plan(
-    walks: MeshWalks, cutoff_ms: float, is_up: Callable[[], bool], learned: Learned
-) -> tuple[Floats, tuple[Found, ...]]:
-    """The same as long as no plan is known: times close nothing then, too little memory does.
-
-    So walks are only to come up with pipelines, and all lengths hold none where none holds all layers.
-    """
-    if (most_layers(walks) < walks.num_layers).all():
-        return np.full(len(walks.lengths), np.inf), ()
-    return bound_by_walks(walks, cutoff_ms, is_up, 0, learned)
+    return np.where(holds, relaxed.bound_ms, np.inf), relaxed.found
 
 
 def bound_lengths(

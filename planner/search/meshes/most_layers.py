@@ -20,23 +20,24 @@ NONE_HELD = -(2**40)
 
 def most_layers(walks: MeshWalks) -> Ints:
     """Most layers that pipelines hold, [number of stages]; -1 where there can be none."""
-    source, group = walks.units.source, walks.units.group
+    source = walks.units.source
     at = {int(p) - 1: i for i, p in enumerate(walks.lengths)}
     most = np.full(len(walks.lengths), -1, dtype=np.int64)
     # By point; the last, a dummy, is where too few chips are left.
     held = np.append(np.zeros(len(source), dtype=np.int64), NONE_HELD)
     for q, place in enumerate(walks.place.tolist()):
         if q in at:
-            with_first = _added(walks, walks.first.most[:, place], q, held[source[-1]][group])
+            with_first = held[source[-1]] + _of_groups(walks, walks.first.most[:, place], q)
             most[at[q]] = max(int(with_first.max()), -1)
-        with_inner = _added(walks, walks.inner.most[:, place], q, held[source][:, group])
+        with_inner = held[source] + _of_groups(walks, walks.inner.most[:, place], q)
         held = np.append(with_inner.max(axis=1), NONE_HELD)
     return most
 
 
-def _added(walks: MeshWalks, most: Ints, behind: int, held: Ints) -> Ints:
-    """Layers with a stage of each shape before those that are held, [..., shape]; it has `most`, [shape]."""
+def _of_groups(walks: MeshWalks, most: Ints, behind: int) -> Ints:
+    """Most layers of any shape of each group, [group], at a place with so many stages behind it."""
     usable = most > 0
     if walks.allowed is not None:
-        usable &= walks.allowed[::-1][behind]
-    return np.asarray(np.where(usable, held + most, NONE_HELD))
+        usable = usable & walks.allowed[::-1][behind]
+    held: Ints = np.where(usable, most, NONE_HELD)[walks.by_group]
+    return np.asarray(np.maximum.reduceat(held, walks.group_starts))

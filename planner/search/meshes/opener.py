@@ -21,7 +21,7 @@ from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes.assemble import assemble_meshes
-from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths, bound_without_plan
+from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths
 from planner.search.meshes.families import Family, found_in, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
@@ -110,11 +110,10 @@ class MeshOpener(Opener):
         stages, known_s = self._open_lengths(stages, known_s)
         if not len(stages):
             return
-        family = self.family(part.choice)
+        lengths, key, family = stages.tolist(), (part.choice, True), self.family(part.choice)
         if family is None:
             self.frontier.push(bound_s, part)
             return
-        lengths, key = stages.tolist(), (part.choice, True)
         # What one number of stages is closed by is found sooner by walks.
         halvings = FINE_HALVINGS if len(lengths) == 1 else COARSE_HALVINGS * (len(lengths) < MANY_LENGTHS)
         found_s, found = self._walked(
@@ -215,9 +214,10 @@ class MeshOpener(Opener):
             return made[-1]
 
         learned, is_up = self.learned.setdefault(key, Learned()), lambda: self.clock.is_up
-        if not np.isfinite(self.frontier.cutoff_s):
-            bound_ms, found = bound_without_plan(walks_of(lengths), cutoff_s / MS, is_up, learned)
-        elif key[1] and key[0] < self.num_wide:
+        # Without a plan times close nothing: walks are to come up with one.
+        has_plan = np.isfinite(self.frontier.cutoff_s)
+        if not has_plan or (key[1] and key[0] < self.num_wide):
+            halvings *= int(has_plan)
             bound_ms, found = bound_by_walks(walks_of(lengths), cutoff_s / MS, is_up, halvings, learned)
         else:
             limits = known_s / MS, cutoff_s / MS
