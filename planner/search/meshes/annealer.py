@@ -24,6 +24,8 @@ LONGER, MOST_STEPS = 2, 4000
 """How many times longer each annealing of a batch is than the one before, and the most steps. Guesses."""
 AGAIN = 0.004
 """By how much the best plan of a batch counts as slower for each time that it has been annealed. A guess."""
+WORTH_AGAIN = 0.02
+"""By how much that may be slower than the best of all for the batch to be annealed again. A guess."""
 MORE_STAGES = 6
 """Stages by which pipelines may grow."""
 MOST_FOUND, MOST_STARTS, MOST_KEPT = 5, 8, 2
@@ -76,6 +78,7 @@ class MeshAnnealer:
 
         One of every number of sequences at a time comes first: how many micro-batches are best shows soon.
         One with good plans may be closed: that takes no more than the gap, and any better plan closes others.
+        Once all have been annealed so often that none is near the best any more, there is nothing to do.
         """
         bounds_s, reached_s = promised_s(self._opener), self._opener.reached_s
         fresh = [choice for choice in bounds_s if choice not in self._done]
@@ -84,13 +87,16 @@ class MeshAnnealer:
         new = [choice for choice in fresh if batches[choice].sequences not in seen]
         if new:
             return min(new, key=lambda choice: (bounds_s[choice], choice))
-        if fresh and self._rounds % 2 == 0:
-            return min(fresh, key=lambda choice: (bounds_s[choice], choice))
 
         def counted_s(choice: int) -> float:
             return reached_s.get(choice, np.inf) * (1 + AGAIN * self._done[choice])
 
-        return min(self._done, key=counted_s, default=None)
+        again = min(self._done, key=counted_s, default=None)
+        step_s = self._opener.incumbent.step_s or np.inf
+        is_worth_it = again is not None and counted_s(again) <= (1 + WORTH_AGAIN) * step_s
+        if fresh and (self._rounds % 2 == 0 or not is_worth_it):
+            return min(fresh, key=lambda choice: (bounds_s[choice], choice))
+        return again if is_worth_it else None
 
     def _improve(self, choice: int, bound_s: float, steps: int) -> None:
         opener = self._opener

@@ -27,7 +27,9 @@ from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.bound_data import bound_data
 from planner.search.driver import Search
+from planner.search.items import Prefix
 from planner.search.kinds import check_kinds, layer_kinds
+from planner.search.meshes import sequences
 from planner.search.meshes.annealer import MeshAnnealer
 from planner.search.meshes.neighbours import Place, first_sequences, improve, sequence_of
 from planner.search.meshes.opener import MeshOpener
@@ -46,6 +48,8 @@ PATIENCE_OF_UNIFORM = 20, 1.0
 SHARE_OF_UNIFORM = 0.1
 """Share of the time limit that the search for equal degrees may take."""
 
+TOO_MANY = 3
+"""Batches with too many pipelines to list behind which no more are listed. A guess."""
 STALE_SETS = 800
 """Sets of pipelines and programs opened without a better plan after which the search ends with its bound."""
 NOTHING_FITS = "no plan fits; give chips with more memory, more of them, or fewer wishes"
@@ -108,11 +112,40 @@ class MeshSearch(Search):
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
         opener = self.make_opener()
         self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
-        lengths = list_lengths(self.pairs, opener.families[: opener.num_wide])
         opener.longest = longest_of(self.pairs)
+        is_left = ~np.isin(self.pairs.choice, self._list_few(opener))
+        self.pairs = Pairs(*(values[is_left] for values in vars(self.pairs).values()))
+        opener.longest = longest_of(self.pairs)
+        lengths = list_lengths(self.pairs, opener.families[: opener.num_wide])
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)
         return self._loop(opener) or self.is_stopped
+
+    def _list_few(self, opener: MeshOpener) -> list[int]:
+        """Queue all pipelines of the batches that have few; their numbers.
+
+        Once some have too many the others are left alone as well: on more chips all do.
+        """
+        few, most, many = list[int](), sequences.MOST_LISTED, 0
+        for number, longest in opener.longest.items():
+            mine = np.flatnonzero(self.pairs.choice == number)
+            listed: list[tuple[float, list[tuple[int, ...]]]] = []
+            for p, bound_s in zip(
+                self.pairs.stages[mine].tolist(), self.pairs.bound_s[mine].tolist(), strict=True
+            ):
+                places, part = opener.places.of(number, longest), Prefix(number, p, ())
+                found = sequences.list_sequences(self.problem, opener.batches[number], places, part, most)
+                if found is None or sum(len(orders) for _, orders in listed) > most:
+                    many += 1
+                    break
+                listed.append((bound_s, found))
+            else:
+                few.append(number)
+                for bound_s, orders in listed:
+                    opener.push_orders(bound_s, number, orders)
+            if many >= TOO_MANY or self.clock.is_up:
+                break
+        return few
 
     def make_opener(self) -> MeshOpener:
         """Price all degrees, and make what opens parts of them."""

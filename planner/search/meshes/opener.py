@@ -20,6 +20,7 @@ from planner.data.result import Evaluation
 from planner.search.bound_data import BoundData
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
+from planner.search.meshes import sequences
 from planner.search.meshes.assemble import assemble_meshes
 from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths
 from planner.search.meshes.families import Family, found_in, list_families, make_family
@@ -237,10 +238,9 @@ class MeshOpener(Opener):
         """Whether the classes have the hosts that the shapes take, and the user lets the order be."""
         if not length_is_allowed(self.problem.options, len(order)):
             return False
-        return can_be_placed(self.problem, self.batches[choice], order) and self._is_whole(choice, order)
-
-    def _is_whole(self, choice: int, order: tuple[int, ...]) -> bool:
-        """Whether first and last stage go together, and all classes that must be busy are."""
+        if not can_be_placed(self.problem, self.batches[choice], order):
+            return False
+        # First and last stage go together, and all classes that must be busy are.
         batch = self.batches[choice]
         used = {self.problem.cluster.classes[batch.shapes[k].node_class].name for k in order}
         return self.use <= used and ends_match(self.problem, batch, order[0], order[-1])
@@ -248,18 +248,17 @@ class MeshOpener(Opener):
     def _split(self, bound_s: float, part: Prefix) -> None:
         """Bound pipelines as well as can be, take the best one out, and cut the rest by where they differ."""
         self.sets_since_better += 1
-        batch, start = self.batches[part.choice], len(part.shapes)
-        if start == part.stages:
-            if self._is_whole(part.choice, part.shapes):
-                self.frontier.push(bound_s, Order(part.choice, part.shapes))
+        batch = self.batches[part.choice]
+        if len(part.shapes) == part.stages:
+            self.push_orders(bound_s, part.choice, [part.shapes])
             return
-        allowed = np.ones((part.stages, len(batch.shapes)), dtype=np.bool_)
-        for s, k in enumerate(part.shapes):
-            allowed[s] = np.arange(len(batch.shapes)) == k
-        allowed[start, list(part.banned)] = False
-        bounds_s, found = self._relaxed(
-            bound_s, part.choice, (part.stages,), FINE_WORK, FINE_HALVINGS, allowed
-        )
+        places = self.places.of(part.choice, self.longest[part.choice])
+        listed = sequences.list_sequences(self.problem, batch, places, part, sequences.MOST_LISTED)
+        if listed is not None and len(listed) <= sequences.FEW_LISTED:
+            self.push_orders(bound_s, part.choice, listed)
+            return
+        lengths, allowed = (part.stages,), sequences.allowed_shapes(batch, part)
+        bounds_s, found = self._relaxed(bound_s, part.choice, lengths, FINE_WORK, FINE_HALVINGS, allowed)
         bound_s = max(bound_s, float(bounds_s[0]))
         if bound_s >= self.frontier.cutoff_s:
             self.frontier.close(bound_s)
@@ -268,19 +267,19 @@ class MeshOpener(Opener):
         if self.clock.is_up:
             self.frontier.push(bound_s, part)
             return
-        order = found[0][0] if found else self._any_order(part)
-        if can_be_placed(self.problem, batch, order) and self._is_whole(part.choice, order):
-            self.frontier.push(bound_s, Order(part.choice, order))
-        for j in range(start, part.stages):
-            banned = (*(part.banned if j == start else ()), order[j])
-            child = Prefix(part.choice, part.stages, order[:j], tuple(sorted(banned)))
-            if len(banned) < len(batch.shapes) and (j == 0 or can_be_placed(self.problem, batch, order[:j])):
-                self.frontier.push(bound_s, child)
+        if listed is not None:
+            self.push_orders(bound_s, part.choice, listed)
+            return
+        order = found[0][0] if found else sequences.any_order(batch, part)
+        self.push_orders(bound_s, part.choice, [order])
+        for child in sequences.parts_beside(self.problem, batch, part, order):
+            self.frontier.push(bound_s, child)
 
-    def _any_order(self, part: Prefix) -> tuple[int, ...]:
-        """Some pipeline of a part."""
-        free = next(k for k in range(len(self.batches[part.choice].shapes)) if k not in part.banned)
-        return (*part.shapes, *(free for _ in range(part.stages - len(part.shapes))))
+    def push_orders(self, bound_s: float, choice: int, orders: Sequence[tuple[int, ...]]) -> None:
+        """Keep those pipelines open one by one that may be."""
+        for order in orders:
+            if self.is_allowed(choice, order):
+                self.frontier.push(bound_s, Order(choice, order))
 
     def _bound_order(self, bound_s: float, part: Order) -> tuple[float, tuple[int, ...] | None]:
         """The bound of the prefix that became it stands."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from planner.data.problem import Problem
+from planner.data.result import Result
+from planner.search.meshes import sequences
 from planner.search.meshes.driver import MeshSearch
 from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
+from tests.oracle_plans import Best
 from tests.random_problems import (
     random_problem,
     with_an_old_class,
@@ -33,7 +37,14 @@ def assert_search_finds_the_best(
     problem = with_deferred_sends(problem) if deferred else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
-    result = MeshSearch(problem, None).run()
+    # Pipelines that are few are listed; the bounds that close sets of them must not lose any either.
+    for most_listed in (sequences.MOST_LISTED, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sequences, "MOST_LISTED", most_listed)
+            assert_is_best(problem, MeshSearch(problem, None).run(), best, seed)
+
+
+def assert_is_best(problem: Problem, result: Result, best: Best, seed: int) -> None:
     if best.what == ():
         assert result.termination == "infeasible", f"seed {seed}"
         return
