@@ -71,7 +71,9 @@ def _sequences(problem: Problem, shapes: list[Shape], split: bool) -> Iterator[t
                 continue
             first, last = sequence[0], sequence[-1]
             if problem.model.tied_embeddings and (
-                first[1] != last[1] or (first[2] % last[2] and last[2] % first[2])
+                first[1] != last[1]
+                or (first[2] % last[2] and last[2] % first[2])
+                or any(tp % first[1] or dp % min(first[2], last[2]) for _, tp, dp in sequence)
             ):
                 continue
             if _fits_hosts(problem, sequence):

@@ -38,9 +38,11 @@ def hetero_config(problem: Problem, plan: Plan) -> HeteroConfig:
         distributed_optimizer=plan.dp_mode == "distopt",
         virtual_stages=plan.virtual_stages,
         world_size=plan.world_size,
-        expert_tensor_parallel=(plan.expert_tensor_parallel,) * len(plan.stages)
-        if problem.model.moe is not None
-        else None,
+        expert_tensor_parallel=tuple(
+            # Without experts Megatron would take that of the first mesh, into which others may not divide.
+            plan.expert_tensor_parallel if problem.model.moe is not None else stage.tensor_parallel
+            for stage in plan.stages
+        ),
         recompute_granularity=granularity,
         recompute_method="block" if lists else None,
         recompute_lists=lists,

@@ -191,7 +191,53 @@ def shared_embedding_fits(config: HeteroConfig) -> tuple[str, ...]:
             )
         if not config.partial_reduce:
             found.append("use_partial_reduce_for_shared_embedding: must be on where the two differ")
+    return tuple(found) or _pairs_of_the_embedding_are_right(config)
+
+
+def _pairs_of_the_embedding_are_right(config: HeteroConfig) -> tuple[str, ...]:
+    """Each rank of the first mesh is paired with the ranks of the last one that hold its part, and no other.
+
+    Source: parallel_context.py of Megatron-LM-FL, `build_global_process_groups`: every way of a micro-batch's
+    piece through the meshes makes a pair of its ends. A mesh that joins pieces which the first and the last
+    one hold apart leads from one piece to its neighbour, and the pair sums other rows of the vocabulary
+    (`setup_embeddings_and_output_layer`), or with the distributed optimizer other shares of the gradient
+    (`_allreduce_embedding_grad`).
+    """
+    first, last, between = config.meshes[0], config.meshes[-1], config.meshes[1:-1]
+    fewest = min(first[3], last[3])
+    shared = (
+        "with tied embeddings or multi-token prediction FlagScale then sums other parts of the embedding's"
+    )
+    found = [
+        f"mesh {i}: tensor parallel {mesh[0]} is no multiple of the first mesh's {first[0]}; {shared} rows"
+        for i, mesh in enumerate(between, start=1)
+        if mesh[0] % first[0]
+    ]
+    if config.distributed_optimizer:
+        found += [
+            f"mesh {i}: data parallel {mesh[3]} is no multiple of {fewest}, the fewer of the first and the "
+            f"last mesh's; {shared} gradient"
+            for i, mesh in enumerate(between, start=1)
+            if mesh[3] % fewest
+        ]
     return tuple(found)
+
+
+def the_gradient_is_measured_once(config: HeteroConfig) -> tuple[str, ...]:
+    """Without the distributed optimizer all meshes have as many replicas.
+
+    Source: `get_grad_norm_fp32` of Megatron-LM-FL (megatron/plugin/optimizer/clip_grads.py), which adds up
+    the sums over the model-parallel groups of a rank; where replicas meet others there are several. With
+    the distributed optimizer it is one sum over all ranks.
+    """
+    replicas = sorted({mesh[3] for mesh in config.meshes})
+    if config.distributed_optimizer or len(replicas) < 2:
+        return ()
+    return (
+        f"hetero_process_meshes: data parallel {' and '.join(map(str, replicas))} without the distributed "
+        "optimizer; FlagScale then counts parts of the gradient's norm several times, so use the distributed "
+        'optimizer (dp_mode "distopt")',
+    )
 
 
 def recompute_lists_add_up(config: HeteroConfig) -> tuple[str, ...]:
@@ -229,6 +275,7 @@ CONFIG_RULES = (
     degrees_agree,
     microbatches_divide,
     shared_embedding_fits,
+    the_gradient_is_measured_once,
     recompute_lists_add_up,
 )
 """All rules on a configuration, in the order in which they are reported."""

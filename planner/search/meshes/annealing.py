@@ -78,6 +78,8 @@ class MeshTimes:
     """[class]"""
     num_microbatches: int
     sends_block: bool
+    ends_share: bool
+    """Whether the pairs of ranks that share an embedding follow from the stages between (FlagScale)."""
 
     def values_ms(self, order: Ints, layers: Ints) -> Floats:
         """Step times, [walker, stage] -> [walker]; inf where one does not fit the chips or the hosts."""
@@ -94,6 +96,8 @@ class MeshTimes:
         fits, hops = self._laid(order, shape, real)
         head = np.take_along_axis(shape, np.minimum(stages - count, stages - 1)[:, None], axis=1)[:, 0]
         fits &= self.lengths[count] & self.match[head, shape[:, -1]]
+        if self.ends_share:
+            fits &= (self._nest(head, shape) | ~real).all(axis=1)
         fits &= (np.isfinite(backward) & (layers > 0) | ~real).all(axis=1)
         tables = self.forward_ms[at], backward, self.reduce_ms[at], self.follow_ms[at]
         forward, backward, reduction, follow = (np.where(real & fits[:, None], one, 0.0) for one in tables)
@@ -101,6 +105,13 @@ class MeshTimes:
         step = step_ms(forward, backward, hops, reduction, follow, m, MOST_WAVES, sends_block=blocks)
         constant = np.where(count > 1, self.tied_ms[head, shape[:, -1]], 0.0)
         return np.where(fits, step + constant, np.inf)
+
+    def _nest(self, head: Ints, shape: Ints) -> Bools:
+        """Whether stages join nothing that first and last one hold apart, [walker, stage]."""
+        replicas = self.chips // self.tensor
+        fewest = np.minimum(replicas[head], replicas[shape[:, -1]])
+        in_sequence = self.tensor[shape] % self.tensor[head][:, None] == 0
+        return np.asarray(in_sequence & (replicas[shape] % fewest[:, None] == 0))
 
     def _laid(self, order: Ints, shape: Ints, real: Bools) -> tuple[Bools, Floats]:
         """Whether the hosts hold whole tensor-parallel groups, and the hops, [walker, stage]."""
@@ -160,6 +171,7 @@ def mesh_times(problem: Problem, prices: Prices, batch: Batch, places: Places, l
         nodes=np.array([one.num_nodes for one in classes]),
         num_microbatches=batch.num_microbatches,
         sends_block=not problem.stack.p2p_overlap,
+        ends_share=problem.model.copies_embedding and problem.target == "flagscale",
     )
 
 

@@ -26,7 +26,7 @@ from planner.search.meshes.bounding import Learned, bound_by_walks, bound_length
 from planner.search.meshes.families import Family, found_in, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
-from planner.search.meshes.shapes import Batch, can_be_placed, ends_match
+from planner.search.meshes.shapes import Batch, can_be_placed, leads_to_its_end
 from planner.search.meshes.tables import MeshTables
 from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
@@ -243,7 +243,7 @@ class MeshOpener(Opener):
         # First and last stage go together, and all classes that must be busy are.
         batch = self.batches[choice]
         used = {self.problem.cluster.classes[batch.shapes[k].node_class].name for k in order}
-        return self.use <= used and ends_match(self.problem, batch, order[0], order[-1])
+        return self.use <= used and leads_to_its_end(self.problem, batch, order)
 
     def _split(self, bound_s: float, part: Prefix) -> None:
         """Bound pipelines as well as can be, take the best one out, and cut the rest by where they differ."""

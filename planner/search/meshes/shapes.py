@@ -137,8 +137,25 @@ def can_be_placed(problem: Problem, batch: Batch, sequence: tuple[int, ...]) -> 
 
 def ends_match(problem: Problem, batch: Batch, first: int, last: int) -> bool:
     """Whether first and last stage can share the gradient of weights that both hold."""
-    if not (problem.model.tied_embeddings or problem.model.mtp_num_layers > 0):
+    if not problem.model.copies_embedding:
         return True
     a, b = batch.shapes[first], batch.shapes[last]
     divides = a.data_parallel % b.data_parallel == 0 or b.data_parallel % a.data_parallel == 0
     return a.tensor_parallel == b.tensor_parallel and divides
+
+
+def leads_to_its_end(problem: Problem, batch: Batch, sequence: tuple[int, ...]) -> bool:
+    """Whether FlagScale pairs the ranks of first and last stage that hold the same part of such weights.
+
+    Source: `planner.rules.flagscale_config`: no stage between may join what the ends hold apart.
+    """
+    first, *between, last = (batch.shapes[k] for k in (sequence if len(sequence) > 1 else sequence * 2))
+    if not ends_match(problem, batch, sequence[0], sequence[-1]):
+        return False
+    if not problem.model.copies_embedding or problem.target != "flagscale":
+        return True
+    fewest = min(first.data_parallel, last.data_parallel)
+    return all(
+        shape.tensor_parallel % first.tensor_parallel == 0 and shape.data_parallel % fewest == 0
+        for shape in between
+    )

@@ -90,4 +90,4 @@ def _empty_an_end(rng: random.Random, layers: list[int]) -> None:
 
 def _recompute(rng: random.Random, layers: list[int]) -> tuple[Recompute, int]:
     kind: Recompute = rng.choice(["none", "selective", "full"])
-    return kind, rng.randint(1, min(n for n in layers if n)) if kind == "full" else 0
+    return kind, rng.randint(1, max(layers)) if kind == "full" else 0
