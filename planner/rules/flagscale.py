@@ -10,6 +10,9 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.rules.flagscale_config import HeteroConfig, StageValues, config_violations
 
+ROWS_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this times the tensor-parallel degree."""
+
 
 def hetero_config(problem: Problem, plan: Plan) -> HeteroConfig:
     """A plan in FlagScale's terms: one mesh a stage, each with a device type of its own."""
@@ -36,6 +39,8 @@ def hetero_config(problem: Problem, plan: Plan) -> HeteroConfig:
         global_batch_size=problem.workload.global_batch_size,
         tied_or_predicting=problem.model.copies_embedding,
         distributed_optimizer=plan.dp_mode == "distopt",
+        # It cuts the embedding's rows evenly among the replicas; where both ends have as many none need be.
+        partial_reduce=plan.stages[0].data_parallel != plan.stages[-1].data_parallel,
         virtual_stages=plan.virtual_stages,
         world_size=plan.world_size,
         expert_tensor_parallel=tuple(
@@ -73,6 +78,7 @@ def plan_violations(problem: Problem, plan: Plan) -> tuple[str, ...]:
             *different_cuts_need_sequence_parallelism(plan),
             *pieces_are_single_layers(plan),
             *parameters_are_whole(plan),
+            *shared_rows_divide(problem, plan),
         ]
     )
 
@@ -94,6 +100,34 @@ def parameters_are_whole(plan: Plan) -> tuple[str, ...]:
     if plan.dp_mode in ("ddp", "distopt"):
         return ()
     return (f'dp_mode {plan.dp_mode}: target flagscale shards no parameters; use "distopt" or "ddp"',)
+
+
+def shared_rows_divide(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Where first and last stage differ in replicas, those share the rows of a common embedding evenly.
+
+    Source: `_allreduce_embedding_grad` of Megatron-LM-FL (megatron/plugin/distributed/
+    finalize_model_grads.py), which stops in the first step where they do not.
+    """
+    first, last = plan.stages[0], plan.stages[-1]
+    if not problem.model.copies_embedding or plan.dp_mode != "distopt":
+        return ()
+    rows = shared_rows(problem.model.vocab_size, first.tensor_parallel)
+    if rows_divide(rows, first.data_parallel, last.data_parallel):
+        return ()
+    return (
+        f"data parallel of the first stage is {first.data_parallel}, of the last {last.data_parallel}: the "
+        f"{rows} rows of the embedding on a rank do not divide by both; take other numbers of replicas there",
+    )
+
+
+def shared_rows(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding that a rank holds, padding included."""
+    return -(-vocab_size // (ROWS_MULTIPLE * tp)) * ROWS_MULTIPLE
+
+
+def rows_divide(rows: int, first: int, last: int) -> bool:
+    """Whether replicas of the first and the last stage share the rows evenly, where they must."""
+    return first == last or rows % max(first, last) == 0
 
 
 def pieces_are_single_layers(plan: Plan) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from planner.cost.prices import Prices
 from planner.cost.resharding import StageShape
 from planner.data.problem import Problem
+from planner.rules.flagscale import rows_divide, shared_rows
 from planner.search.degrees import DegreeTable
 
 
@@ -155,7 +156,8 @@ def leads_to_its_end(problem: Problem, batch: Batch, sequence: tuple[int, ...]) 
     if not problem.model.copies_embedding or problem.target != "flagscale":
         return True
     fewest = min(first.data_parallel, last.data_parallel)
-    return all(
+    rows = shared_rows(problem.model.vocab_size, first.tensor_parallel)
+    return rows_divide(rows, first.data_parallel, last.data_parallel) and all(
         shape.tensor_parallel % first.tensor_parallel == 0 and shape.data_parallel % fewest == 0
         for shape in between
     )

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from planner.rules.flagscale import hetero_config
+from planner.rules.flagscale import hetero_config, plan_violations
 from planner.rules.flagscale_config import HeteroConfig, config_violations
 from tests.flagscale_groups import Rank, embedding_groups, neighbours, pipelines, rows_summed
 from tests.planner.launchers import plans
@@ -126,3 +126,19 @@ def test_replicas_of_different_number_need_the_distributed_optimizer() -> None:
     changes = {"stages": stages, "target": "flagscale", "microbatch_size": 2, "dp_mode": "ddp"}
     config = hetero_config(problem, plan.model_copy(update=changes))
     assert any("counts parts of the gradient's norm several times" in s for s in config_violations(config))
+
+
+@pytest.mark.parametrize(("replicas", "complaints"), [((4, 4), 0), ((1, 5), 1), ((2, 4), 0), ((5, 5), 0)])
+def test_rows_of_a_shared_embedding_divide_by_the_replicas_of_both_ends(
+    replicas: tuple[int, int], complaints: int
+) -> None:
+    """FlagScale cut them without a look at the rest where it need not, and stopped in the first step."""
+    problem, plan = plans.biases_and_learned_positions()
+    stages = tuple(
+        stage.model_copy(update={"data_parallel": dp})
+        for stage, dp in zip(plan.stages, replicas, strict=True)
+    )
+    plan = plan.model_copy(update={"stages": stages, "target": "flagscale"})
+    assert hetero_config(problem, plan).partial_reduce == (replicas[0] != replicas[1])
+    said = [line for line in plan_violations(problem, plan) if "rows of the embedding" in line]
+    assert len(said) == complaints
