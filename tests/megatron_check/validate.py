@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import os
 import sys
@@ -38,12 +39,29 @@ def read_arguments(arguments: Sequence[str], world_size: int, rank: int = 0) -> 
     """Parse and validate as rank `rank` of `world_size` would."""
     from megatron.training import arguments as megatron_arguments
 
+    _read_docstrings_once()
     os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank), LOCAL_RANK="0")
     sys.argv = ["pretrain_gpt.py", *arguments]
     with contextlib.redirect_stdout(io.StringIO()):
         args = megatron_arguments.parse_args()
         megatron_arguments.validate_args(args, {"tokenizer_type": "GPT2BPETokenizer"})
     return args
+
+
+@functools.cache
+def _read_docstrings_once() -> None:
+    """Megatron-LM reads the source of its settings for their help anew for each command line: most of the
+    time that parsing one takes."""
+    from megatron.training.argument_utils import ArgumentGroupFactory
+
+    read, known = ArgumentGroupFactory._get_field_docstrings, dict[type, dict[str, str]]()
+
+    def remembered(self: Any, settings: type) -> dict[str, str]:
+        if settings not in known:
+            known[settings] = read(self, settings)
+        return dict(known[settings])
+
+    ArgumentGroupFactory._get_field_docstrings = remembered
 
 
 def transformer_config(args: Namespace) -> Any:
