@@ -31,8 +31,10 @@ def outside_bytes(
         Stages of its pipeline; `at_least`: or any more, of which the least counts.
     """
     table = least_fixed_bytes(prices) if at_least else prices.fixed_bytes
-    length = np.minimum(num_stages, table.shape[2]) - 1
-    found: Floats = table[choice, node_class, length, np.asarray(is_end, dtype=np.int64)]
+    most = table.shape[2]
+    length = (min(num_stages, most) if isinstance(num_stages, int) else np.minimum(num_stages, most)) - 1
+    role = int(is_end) if isinstance(is_end, bool) else np.asarray(is_end, dtype=np.int64)
+    found: Floats = table[choice, node_class, length, role]
     return found
 
 

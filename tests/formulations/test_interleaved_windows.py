@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
