@@ -46,6 +46,9 @@ LAST_ROUND = (1, 3000)
 ROUND_BESIDE = (2, 200)
 """The same where a neighbour's search has left its best plan: what is new may hold a far better one. With it
 one more node gained 1.0% where it had gained nothing; all rounds, in 7.7 s instead of 3.5, find 1.5%."""
+ROUND_NEAR, NEAR_BY = (1, 200), 1.01
+"""The same where the bound is nearer, and the step of a part over the best one up to which it is annealed
+then. It took 0.3 s of 4 and made the plan of Qwen2.5 72B on 512 chips 0.5% quicker. A guess."""
 OF_USE = 0.005
 """Part of the best step that the last round must have spared for that. A guess."""
 FAR = 0.04
@@ -122,6 +125,9 @@ class VirtualDiver(VirtualSolver):
         if not self.may_anneal:
             return
         self.may_anneal = False
+        if bound_s >= (1 - FAR) * (self.frontier.incumbent.step_s or np.inf):
+            self._anneal_best(bound_s, *ROUND_NEAR, far=0.0, near=NEAR_BY)
+            return
         for most, steps in ROUNDS:
             before_s = self.frontier.incumbent.step_s or np.inf
             self._anneal_best(bound_s, most, steps)
@@ -146,14 +152,16 @@ class VirtualDiver(VirtualSolver):
             self.may_anneal_last = False
             self._anneal_best(bound_s, *LAST_ROUND)
 
-    def _anneal_best(self, bound_s: float, most: int, steps: int) -> None:
+    def _anneal_best(
+        self, bound_s: float, most: int, steps: int, far: float = FAR, near: float = NEAR_TO_ANNEAL
+    ) -> None:
         """Anneal orders and dealings of so many parts in so many steps."""
         best_s = self.frontier.incumbent.step_s or np.inf
-        if self.problem.options.keep_class_order or bound_s >= (1 - FAR) * best_s:
+        if self.problem.options.keep_class_order or bound_s >= (1 - far) * best_s:
             return
         ranked = sorted(self.good.items(), key=lambda one: (one[1][0], one[0]))
         for key, (value_s, _, _) in ranked[:most]:
-            if value_s < NEAR_TO_ANNEAL * best_s and not self.clock.is_late:
+            if value_s < near * best_s and not self.clock.is_late:
                 self._anneal(*key, steps)
 
     def _anneal(self, choice: int, virtual_stages: int, stages: int, steps: int) -> None:
