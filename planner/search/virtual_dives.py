@@ -7,7 +7,7 @@ looked at, never what is proven.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, islice
 
@@ -39,22 +39,38 @@ FRUITLESS_SWAPS = 12
 NEAR, NEAR_TO_ANNEAL = 1.05, 1.1
 """Step of an order, over the best one, up to which its stages are swapped, and up to which its part is
 annealed, which has made steps of long pipelines a tenth shorter. Guesses."""
-ROUNDS = (10, 200), (4, 700)
-"""Parts that are annealed, those of the best plans met, and in how many steps, round by round. A guess."""
-LAST_ROUND = (1, 3000)
-"""The same once relaxations have left the bound as far, where the last round was still of use. A guess."""
-ROUND_BESIDE = (2, 200)
-"""The same where a neighbour's search has left its best plan: what is new may hold a far better one. With it
-one more node gained 1.0% where it had gained nothing; all rounds, in 7.7 s instead of 3.5, find 1.5%."""
-ROUND_NEAR, NEAR_BY = (1, 200), 1.01
-"""The same where the bound is nearer, and the step of a part over the best one up to which it is annealed
-then. It took 0.3 s of 4 and made the plan of Qwen2.5 72B on 512 chips 0.5% quicker. A guess."""
-OF_USE = 0.005
-"""Part of the best step that the last round must have spared for that. A guess."""
 FAR = 0.04
-"""Gap from which on parts are annealed."""
+"""Gap from which on parts are annealed for longer."""
 FEW_ORDERS = 600
 """Orders of a part up to which it is not, as swaps reach them."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Parts that are annealed one after the other, those of the best plans met."""
+
+    parts: int
+    steps: int
+    gap: float = FAR
+    """Gap from which on that is done."""
+    near: float = NEAR_TO_ANNEAL
+    """Step of a part over the best one up to which it is."""
+    few_orders: int = FEW_ORDERS
+    """Orders of a part up to which it is not."""
+
+
+ROUNDS = Round(10, 200), Round(4, 700)
+"""Round by round. Guesses, as are those that follow."""
+LAST_ROUND = Round(1, 3000)
+"""Once relaxations have left the bound as far, where the last round was still of use."""
+ROUND_BESIDE = Round(2, 200)
+"""Where a neighbour's search has left its best plan: what is new may hold a far better one. With it one more
+node gained 1.0% where it had gained nothing; all rounds, in 7.7 s instead of 3.5, find 1.5%."""
+ROUND_NEAR = Round(1, 200, gap=0.0, near=1.01, few_orders=0)
+"""Where the bound is nearer, and at the end. It made plans of Qwen2.5 72B and of OPT-350M on 512 chips half a
+percent quicker, in 0.3 s and in one."""
+OF_USE = 0.005
+"""Part of the best step that the last round must have spared for the one that follows."""
 
 
 class VirtualDiver(VirtualSolver):
@@ -125,59 +141,57 @@ class VirtualDiver(VirtualSolver):
         if not self.may_anneal:
             return
         self.may_anneal = False
-        if bound_s >= (1 - FAR) * (self.frontier.incumbent.step_s or np.inf):
-            self._anneal_best(bound_s, *ROUND_NEAR, far=0.0, near=NEAR_BY)
-            return
-        for most, steps in ROUNDS:
-            before_s = self.frontier.incumbent.step_s or np.inf
-            self._anneal_best(bound_s, most, steps)
+        best_s = self.frontier.incumbent.step_s or np.inf
+        if bound_s < (1 - FAR) * best_s:
+            for one in ROUNDS:
+                before_s = self.frontier.incumbent.step_s or np.inf
+                self._anneal_best(bound_s, one)
             best_s = self.frontier.incumbent.step_s or np.inf
-        self.may_anneal_longer = best_s < (1 - OF_USE) * before_s and not self.anneals_late
+            self.may_anneal_longer = best_s < (1 - OF_USE) * before_s and not self.anneals_late
+        self._anneal_best(bound_s, ROUND_NEAR)
 
     def _anneal_beside(self, bound_s: float) -> None:
         """Anneal the very best parts met for a short while, once, behind the search of a neighbour."""
         if self.may_anneal_beside:
             self.may_anneal_beside = False
-            self._anneal_best(bound_s, *ROUND_BESIDE)
+            self._anneal_best(bound_s, ROUND_BESIDE)
 
     def _anneal_longer(self, bound_s: float) -> None:
         """Anneal what that left best for longer, once, where there still seems to be room for better."""
         if self.may_anneal_longer:
             self.may_anneal_longer = self.may_anneal_last = False
-            self._anneal_best(bound_s, *LAST_ROUND)
+            self._anneal_best(bound_s, LAST_ROUND)
 
     def _anneal_last(self, bound_s: float) -> None:
         """The same before the first program in whole numbers whose cutoff rises, which takes as long."""
         if self.may_anneal_last:
             self.may_anneal_last = False
-            self._anneal_best(bound_s, *LAST_ROUND)
+            self._anneal_best(bound_s, LAST_ROUND)
 
-    def _anneal_best(
-        self, bound_s: float, most: int, steps: int, far: float = FAR, near: float = NEAR_TO_ANNEAL
-    ) -> None:
-        """Anneal orders and dealings of so many parts in so many steps."""
+    def _anneal_best(self, bound_s: float, one: Round) -> None:
+        """Anneal orders and dealings of some parts."""
         best_s = self.frontier.incumbent.step_s or np.inf
-        if self.problem.options.keep_class_order or bound_s >= (1 - far) * best_s:
+        if self.problem.options.keep_class_order or bound_s >= (1 - one.gap) * best_s:
             return
-        ranked = sorted(self.good.items(), key=lambda one: (one[1][0], one[0]))
-        for key, (value_s, _, _) in ranked[:most]:
-            if value_s < near * best_s and not self.clock.is_late:
-                self._anneal(*key, steps)
+        ranked = sorted(self.good.items(), key=lambda entry: (entry[1][0], entry[0]))
+        for key, (value_s, _, _) in ranked[: one.parts]:
+            if value_s < one.near * best_s and not self.clock.is_late:
+                self._anneal(*key, one)
 
-    def _anneal(self, choice: int, virtual_stages: int, stages: int, steps: int) -> None:
+    def _anneal(self, choice: int, virtual_stages: int, stages: int, one: Round) -> None:
         """Anneal a part from the best dealing met; judge what comes of it."""
         tables = self.tables.of_classes(choice, virtual_stages, stages)
         times = DealingTimes(
             tables, self.table.max_stages.shape[1], sends_block=self._sends_block(virtual_stages)
         )
         most = np.minimum(self.table.max_stages[choice], stages).tolist()
-        if times.one.stage.lead.any() or sum(k > 0 for k in most) ** stages <= FEW_ORDERS:
+        if times.one.stage.lead.any() or sum(k > 0 for k in most) ** stages <= one.few_orders:
             return
         fewest = [int(c in self.table.busy) for c in range(len(most))]
         _, begun, choice_begun = self.good[choice, virtual_stages, stages]
         start = begun.order, choice_begun.layers
         seed = self.problem.options.seed
-        found = anneal_dealings(times, [start], fewest, most, steps, seed, lambda: self.clock.is_late)
+        found = anneal_dealings(times, [start], fewest, most, one.steps, seed, lambda: self.clock.is_late)
         for order, layers in found:
             if self.opener.is_allowed(choice, order):
                 self._judge_dealing(VirtualOrder(choice, virtual_stages, order), layers)
