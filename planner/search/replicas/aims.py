@@ -12,7 +12,9 @@ once that these do not suffice. Rows only say what prices are tried: what is pro
 closed at some.
 
 Deadlines rise, so that rows stay valid: the last one is tried at once, in case the first prices close it,
-then shares of it; between one that is closed and one that is not, the middle. The constants are guesses.
+then shares of it; between one that is closed and one that is not, the middle. Prices that do not close a
+deadline after some tries may close one before it: now and then the middle between it and the last one closed
+is looked at with them, of which all is closed that is for the later one. The constants are guesses.
 
 References
 ----------
@@ -35,6 +37,8 @@ PRICES = 60
 """Prices that are tried for one deadline."""
 SHARES = 0.9, 0.96, 1.0
 """Deadlines that are looked at in turn, as shares of the last one."""
+TRIES = 6
+"""Prices of a deadline between two looks at one before it."""
 NEAR = 2e-3
 """Relative distance between two deadlines below which no third one is looked at between them."""
 APART = 0.01
@@ -115,7 +119,7 @@ class Aims:
 
     def _closes(self, deadline_ms: float, most_prices: int) -> bool:
         """Whether some prices close a deadline."""
-        for _ in range(most_prices):
+        for tried in range(1, most_prices + 1):
             if self._look is None or deadline_ms > self._look.deadline_ms:
                 self._look = Deadlines(self.paths, self.price, self.is_up)
                 self.looks += 1
@@ -125,6 +129,10 @@ class Aims:
             if self.is_up():
                 return False
             self._learn(self._look)
+            if tried % TRIES == 0:
+                self._close_before(deadline_ms, self._look)
+                if self.is_up():
+                    return False
             rows = [row for row in self._rows if row.deadline_ms <= deadline_ms]
             before, (program, worth) = self.price, self.program(deadline_ms, rows)
             mixed = SMOOTHING * before + (1 - SMOOTHING) * program
@@ -132,6 +140,16 @@ class Aims:
             if worth >= self.batch or np.allclose(self.price, before, rtol=SAME):
                 return False
         return False
+
+    def _close_before(self, deadline_ms: float, look: Deadlines) -> None:
+        """Try a deadline before one that the prices of a look did not close."""
+        before_ms = (self.closed_ms + deadline_ms) / 2
+        if before_ms <= self.closed_ms * (1 + NEAR):
+            return
+        if look.closes(before_ms, list(self._first)):
+            self.closed_ms = before_ms
+        elif not self.is_up():
+            self._learn(look)
 
     def _learn(self, look: Deadlines) -> None:
         """Take what stayed open at a deadline."""

@@ -25,8 +25,8 @@ from planner.tolerances import COUNT_TOL
 
 MOST_OPEN, MOST_FIRST = 4, 8
 """Numbers of micro-batches that stay open at a deadline before a look ends, and of those looked at first."""
-HALVINGS, MORE_HALVINGS = 2, 3
-"""How often brackets are cut for several numbers of micro-batches or replicas, and for one."""
+HALVINGS, MORE_HALVINGS = 2, 5
+"""How often brackets are cut for several numbers of micro-batches, and for one."""
 WIDEST, WIDE, WIDER, LESS_WIDE = 2.0, 1.1, 1.5, 0.5
 """Ratio of the ends of several numbers at most and at first; what its excess is multiplied by as they
 close or not.
@@ -158,7 +158,8 @@ class Deadlines:
         """Pieces of a span that stays open, nothing where it is closed; None where it cannot be cut."""
         kind = self.chains.kinds[span.kind]
         is_one = span.least_m == span.most_m
-        halvings = MORE_HALVINGS if is_one and kind.is_single else HALVINGS
+        # Where more halvings close all replicas of a number at once, none of them is looked at alone.
+        halvings = MORE_HALVINGS if is_one else HALVINGS
         need = span.most_m * kind.microbatch_size * (1 + COUNT_TOL)
         found = self.holding.least(span.kind, span.least_m, deadline_ms, need, halvings, self.is_up)
         if found.worth >= need:

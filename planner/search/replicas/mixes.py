@@ -135,10 +135,11 @@ class Mixes:
     def improve_by_prices(self, most_s: float) -> float:
         """Raise the bound up to a time, by some boxes and then by deadlines [s].
 
-        Where a few boxes come nowhere near it, as where micro-batches are few, deadlines follow them at once.
+        Where a few boxes come nowhere near it, as where micro-batches are few, deadlines follow them at once,
+        and once they do no more boxes are priced here.
         """
         bound_s = self.bound_s
-        if not self.is_reached(most_s):
+        if not self.is_reached(most_s) and not self.aims.looks:
             bound_s = self.improve(most_s, FEW_BOXES)
             if FAR_OFF * most_s <= bound_s < most_s:
                 bound_s = self.improve(most_s, MOST_BOXES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.search.replicas.aims import APART, PRICES
+from planner.search.replicas.aims import APART, NEAR, PRICES, TRIES, Aims
 from planner.search.replicas.deadlines import MORE_HALVINGS, Deadlines
 from planner.search.replicas.holding import LeastWorth, _Line, _undominated
 from planner.search.replicas.holding_rows import SumBracket
@@ -79,15 +79,22 @@ def test_no_pipeline_that_runs_some_micro_batches_is_worth_less_than_said(seed: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_no_pair_of_pipelines_is_done_by_a_deadline_that_is_closed(seed: int) -> None:
-    """As by prices alone: either bound holds for the best pair, with any deadline to begin with."""
-    mixes, other = mixes_of(small_problem(seed)), mixes_of(small_problem(seed))
+def test_no_pair_of_pipelines_is_done_by_a_deadline_that_is_closed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by prices alone: either bound holds for the best pair, with any deadline to begin with.
+
+    Deadlines before it are looked at often, and as often as usually.
+    """
+    mixes, others = mixes_of(small_problem(seed)), [mixes_of(small_problem(seed)) for _ in range(2)]
     best = best_pair_s(mixes.problem)
     assert mixes.improve(2 * best) <= best * (1 + 1e-9)
-    for aim in (0.7, 1.0, 2.0):
-        assert min(other.improve_by_deadlines(aim * best), best) <= best * (1 + 1e-9)
-        assert other.bound_s <= best * (1 + 1e-9)
-    assert other.bound_s > 0.5 * best
+    for other, tries in zip(others, (TRIES, 1), strict=True):
+        monkeypatch.setattr("planner.search.replicas.aims.TRIES", tries)
+        for aim in (0.7, 1.0, 2.0):
+            assert min(other.improve_by_deadlines(aim * best), best) <= best * (1 + 1e-9)
+            assert other.bound_s <= best * (1 + 1e-9)
+        assert other.bound_s > 0.5 * best
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -161,6 +168,45 @@ def test_deadlines_rise_and_what_one_closes_is_kept() -> None:
     assert aims.closed_ms < 100.0 < aims.missed_ms < 100.0 * (1 + 2 * APART)
     assert aims.improve(0.0, 90.0) >= 99.0
     assert (aims.price == first).all()
+
+
+class _UpTo:
+    """A stand-in for looks that close every deadline before 100 ms at any prices."""
+
+    def __init__(self, *_: object) -> None:
+        self.deadline_ms, self.open_ones = 0.0, []  # type: ignore[var-annotated]
+
+    def closes(self, deadline_ms: float, first: object) -> bool:
+        self.deadline_ms = deadline_ms
+        return deadline_ms < 100.0
+
+    def columns(self) -> list[object]:
+        return []
+
+
+def test_prices_that_do_not_close_a_deadline_are_tried_for_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Now and then the middle, from the last one closed on: what a limit cuts is not lost."""
+    monkeypatch.setattr("planner.search.replicas.aims.Deadlines", _UpTo)
+    mixes, looks = mixes_of(small_problem(0)), [0]
+
+    def program(*_: object) -> tuple[np.ndarray, float]:
+        looks[0] += 1
+        return mixes.best_price * np.array([1 + 0.3 * (-1) ** looks[0], 1.0]), 0.0
+
+    def aims_of(most_looks: int) -> Aims:
+        looks[0] = 0
+        up = lambda: looks[0] > most_looks  # noqa: E731
+        return Aims(mixes.pricing.paths, mixes.best_price, program, lambda columns: None, up)
+
+    assert not aims_of(1000)._closes(110.0, TRIES - 1)
+    for tries, low in ((TRIES, 79.9), (2 * TRIES, 94.9), (3 * TRIES, 94.9), (8 * TRIES, 94.9)):
+        aims = aims_of(1000)
+        aims.closed_ms = 50.0
+        assert not aims._closes(110.0, tries)
+        assert low < aims.closed_ms < 100.0
+    assert aims_of(TRIES).improve(50.0, 110.0) >= 80.0 * (1 - NEAR)
 
 
 def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:

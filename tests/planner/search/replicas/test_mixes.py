@@ -455,6 +455,9 @@ def test_deadlines_follow_few_boxes_where_these_are_far_off() -> None:
         mixes.improve, mixes.improve_by_deadlines = improve, by_deadlines  # type: ignore
         assert mixes.improve_by_prices(2.0) == 2.0 * max(reached, 0.95)
         assert calls == asked
+        mixes.aims.looks, before = 1, len(calls)
+        assert mixes.improve_by_prices(2.0) == 2.0 * 0.95
+        assert calls[before:] == [0]
 
 
 def test_what_pipelines_exchange_is_never_less_than_the_floor() -> None:
