@@ -70,7 +70,9 @@ def test_no_pipeline_that_runs_some_micro_batches_is_worth_less_than_said(seed: 
                 ]
                 need = float(random.uniform(0.9, 1.6)) * min(own, default=1.0)
                 first = int(random.integers(max(m - 1, 1), m + 1))
-                found = holding.least(kind, first, deadline_s / MS, need, int(random.integers(0, 3)))
+                found = holding.least(
+                    kind, first, deadline_s / MS, need, int(random.integers(0, MORE_HALVINGS + 1))
+                )
                 if own and need > min(own) * (1 + 1e-9):
                     compared += 1
                     assert found.worth < need
