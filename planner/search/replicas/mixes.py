@@ -135,8 +135,7 @@ class Mixes:
     def improve_by_prices(self, most_s: float) -> float:
         """Raise the bound up to a time, by some boxes and then by deadlines [s].
 
-        Where a few boxes come nowhere near it, as where micro-batches are few, deadlines follow them at once,
-        and once they do no more boxes are priced here.
+        Where a few boxes come nowhere near it, deadlines follow them at once, and once they do only these.
         """
         bound_s = self.bound_s
         if not self.is_reached(most_s) and not self.aims.looks:
