@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.data import hf_hybrid, hf_linear
 from planner.data.explain import validated
+from planner.data.hf_common import common, gpt2, gpt_neox, nemotron, seed_oss, starcoder2
 from planner.data.hf_constants import constants, refuse_what_is_not_described
 from planner.data.model_spec import ModelSpec
 from planner.errors import InstanceError
@@ -105,39 +106,20 @@ _DEFAULTS: dict[str, Config] = {
     "deepseek_v3": _EXPERTS_APART,
     "glm4_moe": {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+    "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    "starcoder2": {"num_key_value_heads": 2},
     "nemotron_h": hf_hybrid.DEFAULTS,
     **hf_linear.DEFAULTS,
 }
-"""Sizes that a family has where none is said, if they are not what `_common` and `_routed` take."""
-
-
-def _common(config: Config) -> Config:
-    """What nearly all families have: RMS norms, gated SiLU, rotary positions, grouped keys and values."""
-    heads = config["num_attention_heads"]
-    biases = (bool(config.get("attention_bias")), bool(config.get("mlp_bias")))
-    return {
-        "num_layers": config["num_hidden_layers"],
-        "hidden_size": config["hidden_size"],
-        "ffn_hidden_size": config["intermediate_size"],
-        "num_attention_heads": heads,
-        "num_query_groups": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "vocab_size": config["vocab_size"],
-        "max_position_embeddings": config["max_position_embeddings"],
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "gated_mlp": True,
-        "activation": "silu",
-        "normalization": "rms",
-        "linear_bias": "all" if biases == (True, True) else "attention" if biases[0] else "none",
-    }
+"""Sizes that a family has where none is said, if they are not what `common` and `_routed` take."""
 
 
 def _qwen2(config: Config) -> Config:
-    return {**_common(config), "linear_bias": "qkv"}
+    return {**common(config), "linear_bias": "qkv"}
 
 
 def _qwen3(config: Config) -> Config:
-    return {**_common(config), "qk_norm": True}
+    return {**common(config), "qk_norm": True}
 
 
 def _mixtral(config: Config) -> Config:
@@ -146,11 +128,11 @@ def _mixtral(config: Config) -> Config:
         "top_k": config["num_experts_per_tok"],
         "ffn_hidden_size": config["intermediate_size"],
     }
-    return {**_common(config), **_window(config), "moe": moe}
+    return {**common(config), **_window(config), "moe": moe}
 
 
 def _windowed(config: Config) -> Config:
-    return {**_common(config), **_window(config)}
+    return {**common(config), **_window(config)}
 
 
 def _window(config: Config) -> Config:
@@ -206,7 +188,7 @@ def _deepseek(config: Config) -> Config:
         "v_head_dim": config["v_head_dim"],
     }
     return {
-        **_common(config),
+        **common(config),
         "num_query_groups": config["num_attention_heads"],
         "head_dim": plain + rotary,
         "mla": mla,
@@ -217,7 +199,7 @@ def _deepseek(config: Config) -> Config:
 
 def _glm(config: Config) -> Config:
     return {
-        **_common(config),
+        **common(config),
         "linear_bias": "qkv" if config.get("attention_bias") else "none",
         "qk_norm": bool(config.get("use_qk_norm")),
         "moe": _routed(config),
@@ -234,7 +216,7 @@ def _gpt_oss(config: Config) -> Config:
         "expert_bias": True,
     }
     return {
-        **_common(config),
+        **common(config),
         "activation": "swiglu-clamped",
         "linear_bias": "attention",
         "attention_sinks": True,
@@ -244,42 +226,20 @@ def _gpt_oss(config: Config) -> Config:
     }
 
 
-def _plain(config: Config) -> Config:
-    """GELU, layer norms and biases everywhere."""
-    return {"gated_mlp": False, "activation": "gelu", "normalization": "layer", "linear_bias": "all"}
-
-
-def _gpt2(config: Config) -> Config:
-    hidden, heads = config["n_embd"], config["n_head"]
-    return {
-        **_plain(config),
-        "num_layers": config["n_layer"],
-        "hidden_size": hidden,
-        "ffn_hidden_size": config.get("n_inner") or 4 * hidden,
-        "num_attention_heads": heads,
-        "num_query_groups": heads,
-        "head_dim": hidden // heads,
-        "vocab_size": config["vocab_size"],
-        "max_position_embeddings": config["n_positions"],
-        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
-        "position_embedding": "learned",
-    }
-
-
-def _gpt_neox(config: Config) -> Config:
-    return {**_common(config), **_plain(config)}
+def _starcoder2(config: Config) -> Config:
+    return {**starcoder2(config), **_window(config)}
 
 
 def _nemotron_h(config: Config) -> Config:
     # Its file need not count its layers, nor say how wide feed-forward layers would be that it has not.
     return {
-        **_common({"num_hidden_layers": 1, "intermediate_size": 0, **config}),
+        **common({"num_hidden_layers": 1, "intermediate_size": 0, **config}),
         **hf_hybrid.nemotron_h(config),
     }
 
 
 _FAMILIES: dict[str, Callable[[Config], Config]] = {
-    "llama": _common,
+    "llama": common,
     "mistral": _windowed,
     "phi3": _windowed,
     "qwen2": _qwen2,
@@ -292,8 +252,11 @@ _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "kimi_k2": _deepseek,
     "glm4_moe": _glm,
     "gpt_oss": _gpt_oss,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "seed_oss": seed_oss,
+    "starcoder2": _starcoder2,
+    "nemotron": nemotron,
     "nemotron_h": _nemotron_h,
     **dict.fromkeys(sorted(hf_linear.FAMILIES), _qwen_linear),
 }

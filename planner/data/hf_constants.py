@@ -18,6 +18,8 @@ Config = dict[str, Any]
 _ACTIVATIONS = {
     "gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
     "gpt_neox": ("hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
+    "starcoder2": ("hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
+    "nemotron": ("hidden_act", ("relu2",)),
     "nemotron_h": ("mlp_hidden_act", ("relu2",)),
 }
 """Field of the activation and the ones that we describe, by family; others have a gated SiLU."""
@@ -34,6 +36,9 @@ _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     "mistral": _NO_BIAS,
     "mixtral": _NO_BIAS,
     "phi3": _NO_BIAS,
+    "nemotron": _NO_BIAS,
+    "seed_oss": {"attention_out_bias": (False,)},
+    "starcoder2": {"use_bias": (True,)},
     "qwen2": {"use_sliding_window": (False,)},
     "qwen3": {"use_sliding_window": (False,)},
     "qwen2_moe": {"use_sliding_window": (False,), "qkv_bias": (True,)},
@@ -66,7 +71,9 @@ _EPSILONS = {
     "gpt_oss": 1e-5,
     "gpt2": 1e-5,
     "gpt_neox": 1e-5,
+    "nemotron": 1e-5,
     "nemotron_h": 1e-5,
+    "starcoder2": 1e-5,
 }
 """What norms add to the variance, of families whose default is not 1e-6."""
 _GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4)}
@@ -127,7 +134,7 @@ def constants(config: Config, where: str) -> Config:
     """Fields of `ModelConstants`: epsilon of norms, rotary positions, weights of experts."""
     family = str(config["model_type"])
     fields: Config = {"norm_epsilon": _epsilon(config, family)}
-    if family in hf_linear.FAMILIES:
+    if family in {*hf_linear.FAMILIES, "nemotron"}:
         fields["zero_centered_norms"] = True
     if family not in ("gpt2", "nemotron_h"):  # which have no rotary positions
         fields |= _positions(config, family, where)
@@ -137,7 +144,7 @@ def constants(config: Config, where: str) -> Config:
 
 
 def _epsilon(config: Config, family: str) -> object:
-    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
     return next((config[name] for name in names if name in config), _EPSILONS.get(family, 1e-6))
 
 
@@ -169,7 +176,7 @@ def _positions(config: Config, family: str, where: str) -> Config:
     base = config.get("rope_theta", config.get("rotary_emb_base", rope.get("rope_theta")))
     share = config.get("partial_rotary_factor", config.get("rotary_pct", rope.get("partial_rotary_factor")))
     base = _BASES.get(family, 10_000) if base is None else base
-    defaults = {"glm4_moe": 0.5, "gpt_neox": 0.25, **dict.fromkeys(hf_linear.FAMILIES, 0.25)}
+    defaults = {"glm4_moe": 0.5, "gpt_neox": 0.25, "nemotron": 0.5, **dict.fromkeys(hf_linear.FAMILIES, 0.25)}
     fields: Config = {
         "rotary_base": int(base) if isinstance(base, float) and base.is_integer() else base,
         "rotary_fraction": defaults.get(family) if share is None else share,

@@ -173,6 +173,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_nextn_predict_layers": 1,
     },
     "qwen3-next-80b-a3b": NEXT,
+    "nemotron-4-340b": LLAMA
+    | {
+        "model_type": "nemotron",
+        "num_hidden_layers": 96,
+        "hidden_size": 18432,
+        "intermediate_size": 73728,
+        "num_attention_heads": 96,
+        "vocab_size": 256000,
+        "max_position_embeddings": 4096,
+        "hidden_act": "relu2",
+        "norm_eps": 1e-5,
+    },
     "gpt2-xl": {
         "model_type": "gpt2",
         "n_layer": 48,
@@ -243,6 +255,9 @@ OTHER_NETWORKS: dict[str, dict[str, Any]] = {
     "layers_block_type 'moe' cannot be described": NANO | {"layers_block_type": "moe"},
     "hybrid.pattern": NANO | {"hybrid_override_pattern": "MEM*G"},
     "mamba_num_heads: must be a whole number above 0": NANO | {"mamba_num_heads": 0},
+    "attention_out_bias True": LLAMA | {"model_type": "seed_oss", "attention_out_bias": True},
+    "use_bias False": LLAMA | {"model_type": "starcoder2", "hidden_act": "gelu", "use_bias": False},
+    "hidden_act 'silu'": LLAMA | {"model_type": "nemotron", "hidden_act": "silu"},
     "layer_types 'sliding_attention'": NEXT | {"layer_types": ["sliding_attention"] * 48},
     "attn_output_gate False": NEXT | {"attn_output_gate": False},
     "linear_num_key_heads: must be a whole number above 0": NEXT | {"linear_num_key_heads": 0},
@@ -283,6 +298,27 @@ def test_sizes_that_are_left_out_are_the_family_s_own(tmp_path: Path) -> None:
     mistral = LLAMA | {"model_type": "mistral", "max_position_embeddings": 32768}
     assert load_model(written(tmp_path / "m", mistral)).sliding_window == 4096
     assert load_model(written(tmp_path / "n", mistral | {"sliding_window": None})).sliding_window is None
+
+
+def test_seed_oss_and_starcoder2_have_their_published_parameters(tmp_path: Path) -> None:
+    seed = LLAMA | {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 27648}
+    seed |= {"model_type": "seed_oss", "num_attention_heads": 80, "vocab_size": 155136}
+    read = load_model(written(tmp_path / "a", seed))
+    assert (read.linear_bias, read.head_dim) == ("qkv", 128)
+    assert total_parameters(read) == 36_151_104_512
+    sizes = {"num_hidden_layers": 30, "hidden_size": 3072, "intermediate_size": 12288, "vocab_size": 49152}
+    config = {
+        "model_type": "starcoder2",
+        "num_attention_heads": 24,
+        "max_position_embeddings": 16384,
+        **sizes,
+    }
+    star = load_model(written(tmp_path / "b", config | {"sliding_window": 4096, "norm_epsilon": 1e-5}))
+    # Biases on every map, layer norms, 24 heads of queries and 2 of keys and values, and one vocabulary.
+    attention = 2 * (3072 * 3072 + 3072) + 2 * (3072 * 256 + 256)
+    block = attention + 2 * 3072 * 12288 + 12288 + 3072 + 4 * 3072
+    assert total_parameters(star) == 30 * block + 49152 * 3072 + 2 * 3072
+    assert (star.sliding_window, star.tied_embeddings, star.normalization) == (4096, True, "layer")
 
 
 def test_linear_layers_are_told_by_their_distance_or_one_by_one(tmp_path: Path) -> None:
