@@ -268,8 +268,17 @@ def hybrid_layers(virtual: bool = False, model: str = "nemotron-h-8b", expert_pa
     return case(model, "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", 16, 4096, sketch)
 
 
-def linear_layers(virtual: bool = False, context_parallel: int = 1) -> Case:
+def few_experts(model: ModelSpec) -> ModelSpec:
+    """A model with 32 experts at most, which Megatron-LM builds one by one on the CPU."""
+    if model.moe is None or model.moe.num_experts <= 128:
+        return model
+    moe = model.moe.model_copy(update={"num_experts": 32})
+    return model.model_copy(update={"id": f"{model.id}-few-experts", "moe": moe})
+
+
+def linear_layers(virtual: bool = False, context_parallel: int = 1, *, few: bool = False) -> Case:
     """Linear and full attention with experts, more layers on the faster chips."""
+    model = load_model("qwen3-next-80b-a3b")
     counts = [[7, 8], [20, 13]] if virtual else [[15], [33]]
     sketch = Sketch(
         counts,
@@ -283,7 +292,7 @@ def linear_layers(virtual: bool = False, context_parallel: int = 1) -> Case:
         recompute={0: ("full", 5)},
     )
     cluster = "1x8 h100-sxm-80gb, 1x8 a100-sxm-80gb"
-    return case("qwen3-next-80b-a3b", cluster, 16, 4096, sketch)
+    return case(few_experts(model) if few else model, cluster, 16, 4096, sketch)
 
 
 HYBRIDS = [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8), ("nemotron-3-super-120b-a12b", 4)]

@@ -32,7 +32,7 @@ def random_case(seed: int, models: Sequence[str] = MODELS, version: str = NEWEST
 
 
 def _attempt(rng: random.Random, models: Sequence[str]) -> plans.Case | None:
-    model = load_model(rng.choice(models))
+    model = plans.few_experts(load_model(rng.choice(models)))
     chips_a_node = rng.choice([4, 8])
     tp = rng.choice([t for t in (1, 2, 4, 8) if t <= chips_a_node and tp_is_legal(model, t)])
     cp, dp, pp = rng.choice([1, 1, 1, 2]), rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 3, 4, 6, 8])
@@ -70,7 +70,7 @@ def _attempt(rng: random.Random, models: Sequence[str]) -> plans.Case | None:
         sequence_parallel=tp > 1 and (model.moe is not None or rng.random() < 0.7),
         recompute={s: _recompute(rng, by_stage[s]) for s in range(pp)},
     )
-    problem, plan = plans.case(model.id, cluster, batch, 2048, sketch)
+    problem, plan = plans.case(model, cluster, batch, 2048, sketch)
     return problem, plan.model_copy(update={"dp_mode": rng.choice(["distopt", "distopt", "ddp"])})
 
 

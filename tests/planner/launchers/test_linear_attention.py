@@ -60,7 +60,7 @@ def test_megatron_places_the_layers_and_counts_as_many_parameters(
     tmp_path: Path,
 ) -> None:
     """The real parser, layers and models; before core 0.19 there is no context parallelism for them."""
-    problem, plan = plans.linear_layers(virtual, context_parallel if version == "0.19" else 1)
+    problem, plan = plans.linear_layers(virtual, context_parallel if version == "0.19" else 1, few=True)
     out = write(tmp_path, problem, plan, version)
     options = ("--script", str(out / "launch.sh"), "--nodes", "2")
     expected = ("--expect", str(tmp_path / "expected.json"))
