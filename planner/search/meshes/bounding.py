@@ -23,11 +23,12 @@ FEW_LENGTHS, HALVINGS, MORE_HALVINGS, MOST_HALVINGS = 4, 0, 6, 16
 """Lengths up to which brackets are cut in two more often, and how often; the most for one alone: guesses."""
 MOST_LENGTHS = 32
 """Lengths beyond which a look is left to walks, until there are fewer: a guess."""
-LIMITS, LIMITS_OF_FAR, LIMITS_OF_ONE = (1.0, 0.5), (1.0, 0.5, 0.25), (0.5, 0.5)
+LIMITS, LIMITS_OF_FAR, LIMITS_OF_ONE, LIMITS_OF_FEW = (1.0, 0.5), (1.0, 0.5, 0.25), (0.5, 0.5), (0.5,)
 """Limits that lengths are held against, as shares of the way from their bound to the cutoff, where that is
-far, and where it is far for one by itself: what it keeps takes long to tell. Guesses."""
-FAR, FAR_OF_ONE = 0.08, 0.01
-"""Share of the cutoff from which it is far from a bound, and from that of one by itself: guesses."""
+far, where it is far for one by itself, and farther for that or a few: what they keep takes ten times as long
+to tell as what they do not, and that is better asked once nothing else lies below. Guesses."""
+FAR, FAR_OF_FEW, FAR_OF_ONE = 0.08, 0.03, 0.01
+"""Share of the cutoff from which it is far from a bound, and from that of a few and of one: guesses."""
 WORTH_A_LIMIT = 2e-3
 """Share of the cutoff that a limit short of it must add to a bound to be worth it: a guess."""
 
@@ -79,9 +80,12 @@ def bound_lengths(
     known_ms, cutoff_ms = edges_ms
     bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
     bound = np.maximum(bound, np.minimum(known_ms, cutoff_ms))
-    few = np.count_nonzero(bound < cutoff_ms) <= MOST_LENGTHS
-    limits = LIMITS if bound.min() > (1 - FAR) * cutoff_ms else LIMITS_OF_FAR
-    if len(lengths) == 1 and bound[0] < (1 - FAR_OF_ONE) * cutoff_ms:
+    number = np.count_nonzero(bound < cutoff_ms)
+    few = number <= MOST_LENGTHS
+    limits: tuple[float, ...] = LIMITS if bound.min() > (1 - FAR) * cutoff_ms else LIMITS_OF_FAR
+    if number <= FEW_LENGTHS and bound.min() < (1 - FAR_OF_FEW) * cutoff_ms:
+        limits = LIMITS_OF_FEW
+    elif len(lengths) == 1 and bound[0] < (1 - FAR_OF_ONE) * cutoff_ms:
         limits = LIMITS_OF_ONE
     for share in limits if few else ():
         still = np.flatnonzero(bound < cutoff_ms)

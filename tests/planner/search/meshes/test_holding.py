@@ -332,6 +332,7 @@ def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.Monke
         monkeypatch.setattr(bounding, "LIMITS", limits)
         monkeypatch.setattr(bounding, "LIMITS_OF_FAR", limits)
         monkeypatch.setattr(bounding, "LIMITS_OF_ONE", limits)
+        monkeypatch.setattr(bounding, "LIMITS_OF_FEW", limits)
         result = MeshSearch(problem, None).run()
         assert result.termination == "optimal" and result.evaluation is not None
         both.append(result.evaluation.step_s)
@@ -376,3 +377,44 @@ def test_finer_ticks_close_what_coarse_ones_gave_up(
     looks = iter([False, True])
     cut = close_lengths(walks, 0.9 * step_s / MS, lambda: next(looks, True), 8)
     assert not cut.closed[0] and cut.found == () and next(looks, None) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "shares"),
+    [
+        # A few far below the cutoff: half of the way alone, as to keep the cutoff takes long to tell.
+        ((90.0, 91.0, 92.0), (0.5,)),
+        ((90.0,), (0.5,)),
+        # Near it, or many: the cutoff first.
+        ((98.0, 98.5, 99.0), (1.0, 0.5)),
+        ((98.0,), (0.5, 0.5)),
+        ((93.0,) * 9, (1.0, 0.5)),
+        ((90.0,) * 9, (1.0, 0.5, 0.25)),
+    ],
+)
+def test_lengths_far_below_the_cutoff_are_first_asked_what_takes_little(
+    monkeypatch: pytest.MonkeyPatch, bounds: tuple[float, ...], shares: tuple[float, ...]
+) -> None:
+    """A few lengths were held against the cutoff at once: ten times as long, and none of them closed."""
+    asked = []
+
+    def close_none(walks: list[int], limit: float, *_: object) -> closing.Closed:
+        asked.append(limit)
+        return closing.Closed(np.zeros(len(walks), dtype=np.bool_), (), None)
+
+    monkeypatch.setattr(bounding, "bound_by_walks", lambda *_: (np.array(bounds), ()))
+    monkeypatch.setattr(bounding, "close_lengths", close_none)
+    lengths = list(range(1, len(bounds) + 1))
+    edges = np.zeros(len(bounds)), 100.0
+    learned = bounding.Learned()
+    bounding.bound_lengths(
+        lambda kept: kept,  # type: ignore[arg-type, return-value]
+        lengths,
+        edges,
+        lambda: False,
+        0,
+        learned,
+        is_whole=False,
+    )
+    least = min(bounds)
+    assert asked == pytest.approx([least + share * (100.0 - least) for share in shares])
