@@ -24,7 +24,7 @@ from planner.cost.layer_communication import (
     tensor_layer_s,
 )
 from planner.cost.linear_attention import exchanged_heads_s, mixer_s
-from planner.cost.networks import network_of
+from planner.cost.links import Network
 from planner.cost.operators import HALF
 from planner.cost.overlap import exposed_behind, partly_hidden
 from planner.cost.parameters import embedding_parameters, head_parameters, layer_parameters
@@ -32,7 +32,6 @@ from planner.cost.recomputation import launches_again, modules_of, products_agai
 from planner.cost.sharding import Sharding, Tensors
 from planner.cost.sizes import Sizes, context_levels
 from planner.cost.small_tensors import small_tensors
-from planner.cost.stacks import stacks_of
 from planner.cost.synchronisation import Synchronisation, synchronisation
 from planner.cost.traffic import ring_traffic, selective_traffic
 from planner.cost.userbuffers import PieceTimes, piece_times
@@ -40,6 +39,7 @@ from planner.cost.work import Piece, Routed, Work
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import WITH_ATTENTION, LayerKind
 from planner.data.problem import Problem
+from planner.data.stack import SoftwareStack
 
 EMBEDDING_RATE = 0.5
 """Rate of gathering and scattering rows over that of copies (guess)."""
@@ -62,19 +62,19 @@ class ClassPricing:
         problem: Problem,
         work: Work,
         times: MatmulTimes,
+        network: Network,
+        stack: SoftwareStack,
         sizes: Sizes,
         class_index: int,
         dp_mode: str,
     ) -> None:
         self.problem, self.work, self.sizes, self.vocab = problem, work, sizes, work.vocab
-        self.times = times
-        self.model, self.stack = problem.model, stacks_of(problem)[class_index]
+        self.times, self.model, self.stack = times, problem.model, stack
         self.layer_work = work.layers[self.stack.flash_attention]
         self.kinds, self.pieces = work.kinds, work.pieces
         chip = problem.chip_of(class_index)
         precision = problem.workload.precision
-        self.network = network_of(problem, class_index)
-        self.relative = self.network.relative
+        self.network, self.relative = network, network.relative
         self.factor = self.stack.time_factor.get(chip.id, 1.0)
         self.zero = sizes.zeros
         self.host = HostWaits(self.stack, chip, sizes)
@@ -160,13 +160,15 @@ class ClassPricing:
         if work.routed is not None:
             launched = maximum(launched, self._after_counting(piece, work.routed, total(ran), ep[0]))
         # FSDP keeps what it gathered for the recomputation until the backward is done, ZeRO-3 lets go of it.
-        again = dp[0] if self.sharding.releases_after_forward else 0.0
+        first = again = self.host.launched(parts_of(*ran, dp[0]), launched, reduced)
+        if self.sharding.gathers and not self.sharding.releases_after_forward:
+            again = self.host.launched(parts_of(*ran), launched, reduced)
         alone = parts_of(compute[1], tp[1], cp[1], ep[1], dp[1])
         return LayerTimes(
-            forward=self._launched(parts_of(*ran, dp[0]), launched, reduced),
+            forward=first,
             backward=self.host.launched(*work.launched_backward(alone)),
             selective=self._selective(kind, piece, core[0], cp[0], ep[0], alone),
-            full=self._launched(parts_of(*ran, again), launched, reduced),
+            full=again,
         )
 
     def _after_counting(self, piece: Piece, routed: Routed, all_s: Values, exchange_s: Values) -> Values:
@@ -215,10 +217,6 @@ class ClassPricing:
         parts = parts_of(compute, tp, cp if has_core else zero, ep if "moe" in modules else zero)
         launched = launches_again(self.model, self.stack, modules, self.sizes, narrow)
         return self.host.amid(parts, launched, self.layer_work[kind].launched_backward(backward), blocks)
-
-    def _launched(self, parts: Parts, layers: Values, reductions: int = 0) -> Parts:
-        """Parts with the time that the chip waits for its host."""
-        return self.host.launched(parts, layers, reductions)
 
     def embedding(self) -> tuple[Parts, Parts]:
         """Forward and backward of the embedding [s].
@@ -292,7 +290,9 @@ class ClassPricing:
             dp = self.sharding.head_s(counts, tensors, (forward, backward))
         of_forward = parts_of(forward, gather + loss, zero, zero, dp[0])
         of_backward = parts_of(backward, partly_hidden(behind, 1.0), zero, zero, dp[1])
-        return self._launched(of_forward, HEAD_LAUNCHES), self._launched(of_backward, 2 * HEAD_LAUNCHES)
+        return self.host.launched(of_forward, HEAD_LAUNCHES), self.host.launched(
+            of_backward, 2 * HEAD_LAUNCHES
+        )
 
 
 def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:

@@ -93,8 +93,8 @@ def by_choice(
         Where the choice stands in the array.
     """
     before, after = shape[:axis], shape[axis:]
-    if rows == 1 and not any(isinstance(value, np.ndarray) for value in values):
-        return np.array(values, dtype=np.float64).reshape(*before, 1, *after)
+    if rows == 1 and isinstance(values[0], float) and isinstance(values[-1], float):
+        return np.array(values).reshape(*before, 1, *after)
     found = np.empty((len(values), rows))
     for row, value in zip(found, values, strict=True):
         row[:] = value

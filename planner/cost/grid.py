@@ -126,6 +126,8 @@ class LogGrid:
 
     def latency_s(self, *sizes: ArrayLike) -> Values | Floats:
         """Latency at the given sizes [s]; the arguments broadcast, one an axis."""
+        if len(sizes) == 2 and type(sizes[0]) is float and type(sizes[1]) is float:  # most are
+            return self._remembered_point_s(*sizes)  # type: ignore[arg-type]
         for size in sizes:
             if not isinstance(size, float):
                 break

@@ -102,8 +102,10 @@ class HostWaits:
 
 def parts_of(compute: Values, tp: Values, cp: Values, ep: Values, dp: Values = 0.0) -> Parts:
     """A time in the order of PARTS, the host's part zero."""
-    assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "the order of parts is fixed here"
     return [compute, tp, cp, ep, dp, 0.0]
+
+
+assert PARTS == ("compute", "tp", "cp", "ep", "dp", "host"), "`parts_of` fixes the order of parts"
 
 
 def with_host_floor(parts: Parts, floor_s: Values) -> Parts:

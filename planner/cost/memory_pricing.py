@@ -68,11 +68,14 @@ def memory_prices(
         - kept,
         "pipeline_buffer_bytes": 2 * sizes.norm_tokens * model.hidden_size * HALF,
     }
+    whole = np.empty((len(of_choice), rows))
+    for filled, values in zip(whole, of_choice.values(), strict=True):
+        filled[:] = values
     return {
         **{f"layer_{name}_bytes": filled for name, filled in layer.items()},
         "layer_state_bytes": held[:num_kinds].transpose(1, 0, 2),
         **{f"{end}_state_bytes": held[num_kinds + i] for i, end in enumerate(ENDS)},
-        **{name: np.full(rows, values) for name, values in of_choice.items()},
+        **dict(zip(of_choice, whole, strict=True)),
         "head_activation_bytes": head_activation,
         "fixed_bytes": fixed_bytes(problem, sizes, rows, dp_mode),
     }

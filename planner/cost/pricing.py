@@ -16,7 +16,7 @@ from planner.cost.class_pricing import ClassPricing
 from planner.cost.elementwise import Values, by_choice
 from planner.cost.identity import remembered
 from planner.cost.memory_pricing import memory_prices
-from planner.cost.networks import network_of
+from planner.cost.networks import network_of, networks_of
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_copies,
@@ -34,6 +34,7 @@ from planner.cost.scales import agrees_on_scales, scale_reduction_s
 from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
 from planner.cost.small_tensors import parameter_tensors
+from planner.cost.stacks import stacks_of
 from planner.cost.states import rank_parameters
 from planner.cost.tied_embedding import tied_sync_s
 from planner.cost.work import Work
@@ -57,7 +58,8 @@ def price(problem: Problem, degrees: Degrees) -> Prices:
     else:
         work, counts = Work.of(problem, sizes, vocab), _parameters(problem, vocab)
         times = product_times(problem, work.products)
-    classes = [ClassPricing(problem, work, of, sizes, i, degrees.dp_mode) for i, of in enumerate(times)]
+    of_classes = zip(times, networks_of(problem), stacks_of(problem), strict=True)
+    classes = [ClassPricing(problem, work, *of, sizes, i, degrees.dp_mode) for i, of in enumerate(of_classes)]
     slowdown, given = classes[0].sync.slowdown, _given(problem)
     prices = Prices(
         kinds=classes[0].kinds,

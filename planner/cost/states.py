@@ -41,7 +41,7 @@ def state_bytes(
     *,
     narrow_shards: bool = False,
 ) -> Floats:
-    """Weights, main gradients and optimizer state of a piece, array [choice, state] in bytes.
+    """Weights, main gradients and optimizer state of a piece, array [..., choice, state] in bytes.
 
     Parameters
     ----------
@@ -70,14 +70,9 @@ def state_bytes(
         # head, stay gathered.
         weights = weights if narrow_shards else 0.0 * weights
         weights[-num_ends:] += WEIGHT_BYTES * dense[-num_ends:]
-    return np.stack(
-        [
-            weights,
-            gradient_bytes * (dense / g + expert / ge),
-            OPTIMIZER_BYTES * (dense / o + expert / oe),
-        ],
-        axis=-1,
-    )
+    gradients, optimizer = gradient_bytes * (dense / g + expert / ge), dense / o + expert / oe
+    states = np.array((weights, gradients, OPTIMIZER_BYTES * optimizer))
+    return states.transpose(*range(1, states.ndim), 0)
 
 
 def narrow_weight_bytes(
