@@ -30,7 +30,7 @@ def stages(prices: Prices, at: Position, kinds: list[int], recompute: str, layer
 
 
 @pytest.mark.parametrize(("stack", "sequence"), [("megatron-core", 512), ("megatron-bridge", 256)])
-@pytest.mark.parametrize(("first", "last"), product([True, False], repeat=2))
+@pytest.mark.parametrize(("first", "last"), list(product([True, False], repeat=2)))
 def test_runs_fit_where_the_referee_says_so(stack: str, sequence: int, first: bool, last: bool) -> None:
     """Short sequences, so that the embedding's gradient counts, and in Bridge the optimizer's step."""
     of = build_problem(
