@@ -93,7 +93,8 @@ def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
         if "model" not in rule:
             return dict(rule["traits"])
         named = load_model(rule["model"])
-        if named.hybrid is not None and named.num_layers != shape.num_layers:
+        in_order = named.hybrid is not None or named.linear_attention is not None
+        if in_order and named.num_layers != shape.num_layers:
             raise SkipRun("model shape: order of the kinds of layers unknown")
         values = named.model_dump(exclude={"published_params", "note", "verified"})
         values["named_vocab_size"] = named.vocab_size
@@ -114,7 +115,8 @@ def _experts(shape: RunModel, named: dict[str, Any]) -> dict[str, Any] | None:
     if shape.moe is None:
         return None
     experts = named.get("moe") or {}
-    biases = {key: experts.get(key, False) for key in ("router_bias", "expert_bias")}
+    traits = ("router_bias", "expert_bias", "shared_expert_gate")
+    biases = {key: experts.get(key, False) for key in traits}
     in_pattern = named.get("hybrid") is not None
     return {
         "num_experts": shape.moe.num_experts,

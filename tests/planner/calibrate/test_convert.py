@@ -67,7 +67,11 @@ def test_plain_run_becomes_its_problem_and_plan() -> None:
             {"model__name": "Nemotron 3 Ultra", "model__moe": MOE},
             "model shape: order of the kinds of layers unknown",
         ),
-        ({"model__name": "Qwen3-Next-80B-A3B", "model__moe": MOE}, "model shape: linear attention"),
+        ({"model__name": "Kimi-Linear-48B-A3B", "model__moe": MOE}, "model shape: linear attention"),
+        (
+            {"model__name": "Qwen3-Next-80B-A3B", "model__moe": MOE},  # 32 layers
+            "model shape: order of the kinds of layers unknown",
+        ),
         ({"workload__precision": "tf32"}, "precision: tf32 not modelled"),
         ({"workload__global_batch_size": 65}, "batch not divisible by data_parallel x microbatch_size"),
         ({"plan__pipeline_parallel": 8}, "layout: needs more chips than the run had"),
@@ -166,6 +170,14 @@ def test_order_of_a_hybrids_layers_and_windows_come_from_the_named_model() -> No
     ).problem.model
     assert (without.mtp_num_layers, without.kind_of_layer) == (0, latent.kind_of_layer)
     assert [latent.kind_of_layer.count(kind) for kind in ("mamba", "experts", "attention")] == [40, 40, 8]
+    linear = converted(
+        model__name="Qwen3-Next 80B-A3B",
+        model__num_layers=48,
+        model__moe={**MOE, "num_experts": 512, "top_k": 10, "shared_ffn_hidden_size": 512},
+        plan__pipeline_parallel=1,
+    ).problem.model
+    assert [linear.kind_of_layer.count(kind) for kind in ("linear_moe", "moe")] == [36, 12]
+    assert linear.moe is not None and linear.moe.shared_expert_gate
     windowed = converted(model__name="GPT-OSS-120B", model__head_dim=64).problem.model
     assert (windowed.sliding_window, windowed.global_layer_every) == (128, 2)
 
