@@ -161,16 +161,15 @@ def check_virtual(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [569, 600, 604, 637, 647, 664])
+@pytest.mark.parametrize("seed", [569, 600, 606, 637, 647, 664])
 def test_whole_numbers_at_rising_cutoffs_never_bound_above_the_best(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Step by step, as with many classes: what is below a step that holds no plan is given up for good."""
     monkeypatch.setattr(virtual_items, "FEW_CLASSES", 1)
     monkeypatch.setattr(virtual, "HALVINGS", 0)
-    monkeypatch.setattr(
-        virtual_relaxer, "MOST_PIECES_OF_MANY", 0
-    )  # whole layers along the pipeline come first
+    for limit in ("MOST_PIECES_OF_MANY", "MOST_PIECES_OF_STEP"):  # whole layers along the pipeline come first
+        monkeypatch.setattr(virtual_relaxer, limit, 0)
     monkeypatch.setattr(virtual_relaxer, "LEVEL", 5e-4)
     found: list[bool] = []
     relaxed = VirtualOpener._relaxed
@@ -219,13 +218,36 @@ def test_whole_layers_along_the_pipeline_never_bound_above_the_best(
     found: list[bool] = []
     may_deal = VirtualOpener._may_deal
 
-    def counted(self: VirtualOpener, part: VirtualPart, cutoff_s: float) -> bool:
-        found.append(may_deal(self, part, cutoff_s))
+    def counted(self: VirtualOpener, part: VirtualPart, cutoff_s: float, most_pieces: int) -> bool:
+        found.append(may_deal(self, part, cutoff_s, most_pieces))
         return found[-1]
 
     monkeypatch.setattr(VirtualOpener, "_may_deal", counted)
     check_virtual(seed)
     assert not all(found), "no limit was found out: the seed says nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [569, 664])
+def test_whole_layers_at_rising_cutoffs_never_bound_above_the_best(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step, as with many classes, where no first look at the cutoff has closed the part."""
+    monkeypatch.setattr(virtual_items, "FEW_CLASSES", 1)
+    monkeypatch.setattr(virtual, "HALVINGS", 0)
+    monkeypatch.setattr(virtual_relaxer, "MOST_PIECES_OF_MANY", 0)
+    monkeypatch.setattr(virtual_relaxer, "LEVEL", 5e-4)
+    found: list[bool] = []
+    dealt_s = VirtualOpener._dealt_s
+
+    def counted(self: VirtualOpener, bound_s: float, part: VirtualPart, level_s: float) -> float:
+        risen_s = dealt_s(self, bound_s, part, level_s)
+        found.append(risen_s > bound_s)
+        return risen_s
+
+    monkeypatch.setattr(VirtualOpener, "_dealt_s", counted)
+    check_virtual(seed)
+    assert any(found), "no step was closed: the seed says nothing"
 
 
 @pytest.mark.slow
