@@ -45,6 +45,8 @@ MOST_PAIRS = 4_000_000
 guess."""
 MOST_WORDS = 50_000_000
 """Words of sums of layers that windows of one width may take, 0.4 GB, and as many again. A guess."""
+BLOCK = 20_000_000
+"""Pieces of work between two looks at the clock: about 0.15 s."""
 LOOKS, FALL = 4, 0.9
 """Looks at windows of one width, each with what the last has left, as long as it leaves so many of them at
 most. Guesses."""
@@ -64,13 +66,13 @@ class Windows:
     def __len__(self) -> int:
         return len(self.ways)
 
-    def only(self, keep: Bools) -> Windows:
-        """Some of them, [window]."""
+    def only(self, keep: Bools | Ints) -> Windows:
+        """Some of them: whether or which, [window]."""
         return Windows(self.ways[keep], self.head[keep], self.tail[keep])
 
 
 class TooMuch(Exception):
-    """There are more windows than may be looked at."""
+    """There are more windows than may be looked at, or no time is left for them."""
 
 
 class DealtPaths:
@@ -80,10 +82,18 @@ class DealtPaths:
     ----------
     most_pieces
         Pieces of work, of all windows, that may be looked at.
+    is_up
+        Whether the time is up.
     """
 
-    def __init__(self, data: VirtualClassesData, ways: list[Ways], most_pieces: int) -> None:
-        self.data, self.ways, self.most_pieces = data, ways, most_pieces
+    def __init__(
+        self,
+        data: VirtualClassesData,
+        ways: list[Ways],
+        most_pieces: int,
+        is_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.data, self.ways, self.most_pieces, self.is_up = data, ways, most_pieces, is_up
         self.num_stages = data.sample.num_stages
         self.pieces = 0
         """Pieces of work looked at."""
@@ -166,6 +176,8 @@ class DealtPaths:
         sizes
             [first stage] windows that heads and tails speak of.
         """
+        if self.is_up():
+            raise TooMuch
         used = [self._used(s) for s in range(self.num_stages)]
         left = [one.only(at) for one, at in zip(self.ways, used, strict=True)]
         least, sends = LeastPasses(self._sums, left), self._sends(left)
@@ -249,9 +261,24 @@ class DealtPaths:
         return np.array(hops)
 
     def _below(self, s: int, windows: Windows, least: LeastPasses, sends: Floats) -> Bools:
-        """Whether windows that begin at a stage keep below the limit, [window]."""
-        if not len(windows):
-            return np.zeros(0, dtype=np.bool_)
+        """Whether windows that begin at a stage keep below the limit, [window]; a block at a time.
+
+        Raises
+        ------
+        TooMuch
+            When the time is up.
+        """
+        below: Bools = np.zeros(len(windows), dtype=np.bool_)
+        size = max(1, BLOCK // (windows.ways.shape[1] * self._of_stage))
+        for first in range(0, len(windows), size):
+            if self.is_up():
+                raise TooMuch
+            block = np.arange(first, min(first + size, len(windows)))
+            below[block] = self._block_below(s, windows.only(block), least, sends)
+        return below
+
+    def _block_below(self, s: int, windows: Windows, least: LeastPasses, sends: Floats) -> Bools:
+        """The same of windows that are few."""
         data, m = self.data, self.data.sample.stage.num_microbatches
         width = windows.ways.shape[1]
         chosen = [one.only(at) for one, at in zip(self.ways[s:], windows.ways.T, strict=False)]

@@ -55,6 +55,8 @@ HALVINGS = 3
 MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 150_000_000, 300_000_000, 2_000_000_000
 """Pieces of work of one such look: about a second, twice as much where classes are many, whose programs take
 longer, and far more for the step by which the cutoff of such a program rises. A guess."""
+LISTS_S = 0.6
+"""Time that ways of the stages of a part take to be listed, where there are thousands [s]: measured."""
 PIECES_OF_WORK = 15
 """Pieces of `DealtPaths` that take as long as a unit of `Solution.work`: measured."""
 MOST_PATHS = 80
@@ -154,14 +156,16 @@ class VirtualRelaxer(VirtualDiver):
         self._push(low_s, replace(part, looks=part.whole_look if is_next else part.looks + 1))
 
     def _may_deal(self, part: VirtualPart, cutoff_s: float, most_pieces: int) -> bool:
-        """Whether some way to deal whole layers may keep below a cutoff; never wrongly no."""
+        """Whether some way to deal whole layers may keep below a cutoff; never wrongly no, yes when late."""
+        if self.clock.is_up_behind(LISTS_S):
+            return True
         data = self._classes_data(part, cutoff_s)
         if not data.fits.any(axis=(0, 2)).all():
             return False
         ways = None if data.sends_block else self._way_lists.of_part(_part_key(part)[:3], data)
         if ways is None:
             return True
-        paths = DealtPaths(data, ways, most_pieces)
+        paths = DealtPaths(data, ways, most_pieces, lambda: self.clock.is_up)
         holds = paths.hold()
         self.work += paths.pieces // PIECES_OF_WORK
         if holds:

@@ -161,3 +161,26 @@ def test_what_takes_too_much_is_left_as_it_is() -> None:
     assert found.width == 0
     assert found.pieces == 0, "what is not looked at once used up the effort of all"
     assert (found.data.fits | ~found.fits).all()
+
+
+def test_no_time_leaves_a_limit_open_that_is_closed_otherwise_and_blocks_change_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ways of thousands of windows once took a second beyond the time limit of a search."""
+    closed = 0
+    for seed in range(25):
+        part = random_part(seed)
+        found = closed_above(part)
+        if found is None or not 0 < found[1] < 1:
+            continue
+        data = part.data(found[0] * found[1])
+        ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+        assert ways is not None
+        late = DealtPaths(data, ways, MOST, lambda: True)
+        assert late.hold() and late.width == 0
+        assert not DealtPaths(data, ways, MOST).hold()
+        with monkeypatch.context() as changed:
+            changed.setattr(virtual_dealings, "BLOCK", 1)  # a window at a time
+            assert not DealtPaths(data, ways, MOST).hold()
+        closed += 1
+    assert closed > 5
