@@ -24,6 +24,7 @@ from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
 from planner.launchers.directory import check_replaceable, check_writable, unstated
+from planner.launchers.stated_software import other_software
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,8 @@ def say_unstated(problem: Problem, target: str, version: str | None = None) -> N
     """Say what the launch files lack of the network: trained as they are, it would be another one."""
     for note in unstated(problem.model, target, version):
         screen.note(f"the launch files lack something of the model: {note}")
+    if (told := other_software(problem, target)) is not None:
+        screen.note(told)
 
 
 def say_written(directory: Path, *, to_stderr: bool = False, quiet: bool = False) -> None:

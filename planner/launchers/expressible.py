@@ -5,20 +5,24 @@ from __future__ import annotations
 from planner.data.problem import Problem
 from planner.errors import InstanceError
 from planner.launchers.megatron_model import inexpressible
+from planner.launchers.stated_software import software_refusals
 
 
 def check_expressible(problem: Problem) -> None:
-    """Refuse a network that no plan of the target could run.
+    """Refuse a network, or software, that no plan of the target could run.
 
     Raises
     ------
     InstanceError
-        With every feature that the launcher has no argument for.
+        With every feature that the launcher has no argument for, or what of the software it cannot run.
     """
     target = problem.target
     reasons = inexpressible(
         problem.model, builds_hybrids=target == "megatron-lm", builds_linear=target != "flagscale"
     )
+    software = software_refusals(problem)
+    if software and not reasons:
+        raise InstanceError(f"target {target} cannot run this: {'; '.join(software)}", problem.name)
     if reasons:
         raise InstanceError(
             f"target {problem.target} cannot run this model: {'; '.join(reasons)}; "

@@ -18,6 +18,7 @@ from planner.launchers.megatron_hybrid import PATTERN, hybrid_pattern
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.narrow_weights import narrow_arguments, narrow_refusals
 from planner.launchers.pipeline_layout import pipeline_layout
+from planner.launchers.stated_software import software_refusals
 from planner.rules.experts import exchange_cannot_hide
 from planner.rules.sequence import ranks_that_exchange_heads
 
@@ -66,6 +67,7 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
         *_sharing_refusals(problem, plan),
         *narrow_refusals(problem, plan),
         *exchange_cannot_hide(problem, plan),
+        *software_refusals(problem.model_copy(update={"target": plan.target})),
     )
 
 

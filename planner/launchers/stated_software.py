@@ -1,0 +1,73 @@
+"""What of a network and of the software that a plan was priced with the launch files of a target cannot state."""
+
+from __future__ import annotations
+
+from planner.data.load import names
+from planner.data.problem import Problem, TargetName
+
+NATIVE_LOSS_BYTES = 6.0
+"""Bytes of a logit in Megatron-LM's own loss, fused or not (core/tensor_parallel/cross_entropy.py)."""
+
+_FUSED_LOSS_BYTES = 4.0
+"""What a fused loss is priced at where the software says nothing (`loss_bytes_per_logit`)."""
+
+_WITH_OWN_LOSS: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
+"""Targets that start Megatron-LM's training script, which refuses Transformer Engine's loss (core 0.18.2 and
+0.19.2, `validate_args`: "disabled due to stability issues")."""
+
+_OTHER_SOFTWARE = frozenset(
+    {
+        *("amp-deepspeed", "deepspeed-zero", "fms-fsdp", "internevo", "jax", "jax-paxml", "llm-foundry"),
+        *("oneflow", "paddlenlp", "pytorch-one-chip", "sailor", "torchtitan"),
+    }
+)
+"""Shipped software that trains without Megatron's code."""
+
+
+def software_refusals(problem: Problem) -> list[str]:
+    """Why no plan of the target would run as it is priced, each in a sentence."""
+    found = [loss_is_another(problem), positions_are_fewer(problem)]
+    return [sentence for sentence in found if sentence is not None]
+
+
+def loss_is_another(problem: Problem) -> str | None:
+    """Megatron-LM's training script has its own loss alone, which takes more memory than others."""
+    stack = problem.stack
+    if problem.target not in _WITH_OWN_LOSS or not stack.fused_cross_entropy:
+        return None
+    priced = stack.loss_bytes_per_logit or _FUSED_LOSS_BYTES
+    if priced >= NATIVE_LOSS_BYTES:
+        return None
+    return (
+        f"software {stack.id} has a fused loss of {priced:g} bytes a logit (Transformer Engine's), which "
+        f"Megatron-LM refuses; its own takes {NATIVE_LOSS_BYTES:g}: take target megatron-bridge, or stack "
+        "megatron-core"
+    )
+
+
+def positions_are_fewer(problem: Problem) -> str | None:
+    """Megatron-Bridge makes as many learned positions as a sequence has tokens.
+
+    Source: megatron-bridge 0.6.2, models/gpt_provider.py (`max_sequence_length=self.seq_length`).
+    """
+    model, length = problem.model, problem.workload.seq_length
+    if problem.target != "megatron-bridge" or model.position_embedding != "learned":
+        return None
+    if length >= model.max_position_embeddings:
+        return None
+    return (
+        f"seq_length {length}: Megatron-Bridge makes so many learned positions, {model.id} has "
+        f"{model.max_position_embeddings}; take that length, or target megatron-lm"
+    )
+
+
+def other_software(problem: Problem, target: str) -> str | None:
+    """A sentence where the plan is priced for software that the launch files do not start."""
+    stack = problem.stack.id
+    if target == "unrestricted" or stack not in _OTHER_SOFTWARE or stack not in names("stacks"):
+        return None
+    started = "megatron-bridge" if target == "megatron-bridge" else "megatron-core"
+    return (
+        f"time and memory are those of software {stack}, which these files do not start: plan with "
+        f"--stack {started} for theirs"
+    )

@@ -1,0 +1,50 @@
+"""Plans that are priced for what their launch files cannot run are refused, or told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner import api
+from planner.data.load import load_stack, names
+from planner.data.problem import TargetName
+from planner.errors import InstanceError, PlanRefusedError
+from planner.launchers.directory import export_plan
+from planner.launchers.stated_software import _OTHER_SOFTWARE, other_software
+from tests.planner.launchers import plans
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "flagscale"])
+def test_a_loss_that_megatron_lm_refuses_is_refused(target: TargetName, tmp_path: Path) -> None:
+    """Files of a plan priced with Transformer Engine's loss ran Megatron-LM's, of three times its memory."""
+    problem, plan = plans.uniform()
+    problem = problem.model_copy(update={"stack": load_stack("megatron-bridge"), "target": target})
+    with pytest.raises(PlanRefusedError, match="loss of 2 bytes a logit"):
+        export_plan(problem, plan, target, tmp_path / "launch")
+    with pytest.raises(InstanceError, match="take target megatron-bridge, or stack megatron-core"):
+        api.plan(problem)
+    export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
+
+
+def test_learned_positions_that_megatron_bridge_does_not_make_are_refused(tmp_path: Path) -> None:
+    """It makes as many as a sequence has tokens: GPT-2 trained on 1,000 tokens lost 24 of its positions."""
+    problem, plan = plans.biases_and_learned_positions()
+    export_plan(problem, plan, "megatron-bridge", tmp_path / "whole")
+    shorter = problem.workload.model_copy(update={"seq_length": 1000})
+    problem = problem.model_copy(update={"workload": shorter})
+    with pytest.raises(PlanRefusedError, match="seq_length 1000: .* has 2048"):
+        export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
+    with pytest.raises(InstanceError, match="or target megatron-lm"):
+        api.plan(problem.model_copy(update={"target": "megatron-bridge"}))
+    export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+
+
+def test_software_that_the_files_do_not_start_is_told() -> None:
+    problem, _ = plans.uniform()
+    assert other_software(problem, "megatron-lm") is None
+    assert set(names("stacks")) >= _OTHER_SOFTWARE
+    problem = problem.model_copy(update={"stack": load_stack("torchtitan")})
+    said = other_software(problem, "megatron-bridge")
+    assert said is not None and "--stack megatron-bridge" in said
+    assert other_software(problem, "unrestricted") is None
