@@ -73,3 +73,8 @@ def nemotron(config: Config) -> Config:
     """Layer norms centred at zero, squared ReLU and no biases."""
     plain = {**_plain(config), "activation": "squared-relu", "linear_bias": "none"}
     return {**common(config), **plain}
+
+
+def arcee(config: Config) -> Config:
+    """Llama with squared ReLU in place of the gate."""
+    return {**common(config), "gated_mlp": False, "activation": "squared-relu"}

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.data import hf_hybrid, hf_linear
+from planner.data import hf_hybrid, hf_linear, hf_routed
 from planner.data.explain import validated
-from planner.data.hf_common import common, gpt2, gpt_neox, nemotron, seed_oss, starcoder2
+from planner.data.hf_common import arcee, common, gpt2, gpt_neox, nemotron, seed_oss, starcoder2
 from planner.data.hf_constants import constants, refuse_what_is_not_described
+from planner.data.hf_parts import WHY_NOT, text_part
 from planner.data.model_spec import ModelSpec
 from planner.errors import InstanceError
 
@@ -34,15 +35,17 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
     InstanceError
         Where the family is none that we describe, or a field is missing.
     """
-    where, family = str(path), str(config["model_type"])
-    if family not in _FAMILIES:
-        raise InstanceError(
-            f"model_type {family[:60]!r} cannot be read; known are {', '.join(sorted(_FAMILIES))}; a model "
-            "file of your own can describe others (`hetplan schema model`)",
-            where,
-        )
+    where = str(path)
     named = str(config.get("_name_or_path") or path.resolve().parent.name)
     name = re.sub(r"[^a-z0-9.\-]+", "-", named.rpartition("/")[2].lower())
+    config, left_out = text_part(config, where)
+    family = str(config["model_type"])
+    if family not in _FAMILIES:
+        raise InstanceError(
+            f"model_type {family[:60]!r} cannot be read{_why(family)}; a model file of your own can describe "
+            "others, or what comes closest (`hetplan schema model`)",
+            where,
+        )
     # What is left out is the family's default; null is none, as transformers takes it.
     config = {**_DEFAULTS.get(family, {}), **config}
     config = {name: value for name, value in config.items() if value is not None}
@@ -53,26 +56,32 @@ def model_from_hf_config(config: Config, path: Path) -> ModelSpec:
     except KeyError as error:
         raise InstanceError(f"{error.args[0]} is missing, which model_type {family!r} needs", where) from None
     given = {"id": name.strip("-.") or family.replace("_", "-"), "family": family, "source": where}
-    return validated(ModelSpec, {**given, **fields}, where)
+    return validated(ModelSpec, {**given, **fields, "left_out": left_out}, where)
+
+
+def _why(family: str) -> str:
+    """Why a family is not read, or which ones are."""
+    return f": {WHY_NOT[family]}" if family in WHY_NOT else f"; known are {', '.join(sorted(_FAMILIES))}"
 
 
 _SIZES = {
     "hidden_size", "moe_intermediate_size", "n_embd", "n_head", "num_attention_heads", "qk_nope_head_dim",
-    "qk_rope_head_dim", *hf_hybrid.SIZES, *hf_linear.SIZES,
+    "qk_rope_head_dim", "kv_lora_rank", "v_head_dim", *hf_hybrid.SIZES, *hf_linear.SIZES,
 }  # fmt: skip
 """Fields that we reckon with before the model is checked as a whole."""
 _COUNTS = {
-    "decoder_sparse_step", "first_k_dense_replace", "head_dim", "max_position_embeddings", "n_group",
-    "n_inner", "n_shared_experts", "num_key_value_heads", "num_mtp_layers", "num_nextn_predict_layers",
-    "q_lora_rank", "shared_expert_intermediate_size", "sliding_window", "topk_group", "mtp_num_hidden_layers",
+    "decoder_sparse_step", "first_k_dense_replace", "head_dim", "max_position_embeddings",
+    "max_window_layers", "n_inner", "num_key_value_heads", "num_mtp_layers", "num_nextn_predict_layers",
+    "q_lora_rank", "shared_expert_intermediate_size", "sliding_window", "mtp_num_hidden_layers",
+    *hf_routed.COUNTS,
 }  # fmt: skip
 """The same of numbers that may be 0, as some families write for none."""
 _FLAGS = {
-    "attention_bias", "mlp_bias", "norm_topk_prob", "qkv_bias", "tie_word_embeddings", "use_qk_norm",
-    "use_sliding_window",
+    "attention_bias", "mlp_bias", "norm_topk_prob", "qkv_bias", "rope_interleave", "tie_word_embeddings",
+    "use_bias", "use_qk_norm", "use_qkv_bias", "use_sliding_window",
 }  # fmt: skip
 """Fields that are true or false; text would count as true whatever it says."""
-_LISTS = {"layer_types", "mlp_only_layers"}
+_LISTS = {"layer_types", "mlp_layer_types", "mlp_only_layers"}
 _MOST = 10**9
 """More than any size of a model; beyond it a number is a slip."""
 
@@ -94,7 +103,6 @@ def _check_types(config: Config, where: str) -> None:
         raise InstanceError(f"{field}: {told}, got {str(value)[:60]!r}", where)
 
 
-_EXPERTS_APART: Config = {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3}
 _DEFAULTS: dict[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8},
@@ -102,16 +110,14 @@ _DEFAULTS: dict[str, Config] = {
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
     "qwen2_moe": {"num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
     "qwen3_moe": {"num_key_value_heads": 4},
-    "deepseek_v2": {**_EXPERTS_APART, "n_shared_experts": 2, "first_k_dense_replace": 0},
-    "deepseek_v3": _EXPERTS_APART,
-    "glm4_moe": {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
     "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
     "starcoder2": {"num_key_value_heads": 2},
     "nemotron_h": hf_hybrid.DEFAULTS,
     **hf_linear.DEFAULTS,
+    **hf_routed.DEFAULTS,
 }
-"""Sizes that a family has where none is said, if they are not what `common` and `_routed` take."""
+"""Sizes that a family has where none is said, if they are not what `common` takes."""
 
 
 def _qwen2(config: Config) -> Config:
@@ -160,53 +166,6 @@ def _qwen_linear(config: Config) -> Config:
     return {**base, **hf_linear.linear_layers(config)}
 
 
-def _routed(config: Config) -> Config:
-    """Experts as DeepSeek names them: shared ones, and leading dense layers."""
-    width = config["moe_intermediate_size"]
-    return {
-        "num_experts": config["n_routed_experts"],
-        "top_k": config["num_experts_per_tok"],
-        "ffn_hidden_size": width,
-        "shared_ffn_hidden_size": width * (config.get("n_shared_experts") or 0),
-        "first_dense_layers": config.get("first_k_dense_replace", 0),
-        "router_bias": config["model_type"] != "deepseek_v2",
-    }
-
-
-def _predicted(config: Config) -> int:
-    """Layers that predict tokens further ahead, by their name before and since transformers 5."""
-    return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
-
-
-def _deepseek(config: Config) -> Config:
-    plain, rotary = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-    mla = {
-        "q_lora_rank": config.get("q_lora_rank"),
-        "kv_lora_rank": config["kv_lora_rank"],
-        "qk_nope_head_dim": plain,
-        "qk_rope_head_dim": rotary,
-        "v_head_dim": config["v_head_dim"],
-    }
-    return {
-        **common(config),
-        "num_query_groups": config["num_attention_heads"],
-        "head_dim": plain + rotary,
-        "mla": mla,
-        "moe": _routed(config),
-        "mtp_num_layers": _predicted(config),
-    }
-
-
-def _glm(config: Config) -> Config:
-    return {
-        **common(config),
-        "linear_bias": "qkv" if config.get("attention_bias") else "none",
-        "qk_norm": bool(config.get("use_qk_norm")),
-        "moe": _routed(config),
-        "mtp_num_layers": _predicted(config),
-    }
-
-
 def _gpt_oss(config: Config) -> Config:
     moe = {
         "num_experts": config["num_local_experts"],
@@ -247,10 +206,7 @@ _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "mixtral": _mixtral,
     "qwen2_moe": _qwen_experts,
     "qwen3_moe": _qwen_experts,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "kimi_k2": _deepseek,
-    "glm4_moe": _glm,
+    "arcee": arcee,
     "gpt_oss": _gpt_oss,
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
@@ -258,6 +214,7 @@ _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "starcoder2": _starcoder2,
     "nemotron": nemotron,
     "nemotron_h": _nemotron_h,
+    **hf_routed.FAMILIES,
     **dict.fromkeys(sorted(hf_linear.FAMILIES), _qwen_linear),
 }
 """Fields of the model, by the `model_type` of the configuration."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.data import hf_linear
 from planner.data.hf_hybrid import LETTER_OF_TYPE, unknown_layers
+from planner.data.hf_routed import leading_dense
 from planner.errors import InstanceError
 
 Config = dict[str, Any]
@@ -21,11 +22,16 @@ _ACTIVATIONS = {
     "starcoder2": ("hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast")),
     "nemotron": ("hidden_act", ("relu2",)),
     "nemotron_h": ("mlp_hidden_act", ("relu2",)),
+    "arcee": ("hidden_act", ("relu2",)),
 }
 """Field of the activation and the ones that we describe, by family; others have a gated SiLU."""
 
 _NO_BIAS: dict[str, tuple[object, ...]] = {"attention_bias": (False,)}
-_DEEPSEEK = {**_NO_BIAS, "moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)}
+_LATENT = {**_NO_BIAS, "rope_interleave": (True,)}
+_SIGMOID: dict[str, tuple[object, ...]] = {
+    "moe_layer_freq": (1,), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,),
+}  # fmt: skip
+_DEEPSEEK = {**_LATENT, **_SIGMOID}
 _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     "gpt2": {
         "scale_attn_weights": (True,),
@@ -47,6 +53,18 @@ _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "glm4_moe": {"norm_topk_prob": (True,)},
+    "glm4_moe_lite": _DEEPSEEK,
+    "solar_open": {"norm_topk_prob": (True,)},
+    "dots1": {**_NO_BIAS, **_SIGMOID, "scoring_func": ("sigmoid", "noaux_tc")},
+    "bailing_moe_v2": {
+        **_SIGMOID,
+        "use_bias": (False,),
+        "score_function": ("sigmoid",),
+        "moe_router_enable_expert_bias": (True,),
+        "embedding_dropout": (0, 0.0),
+        "output_dropout": (0, 0.0),
+    },
+    "youtu": _LATENT,
     "nemotron_h": {
         **_NO_BIAS,
         "use_bias": (False,),
@@ -59,15 +77,21 @@ _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
 }
 """Values that fields must have where they are given, by family."""
 
-_NOT_DESCRIBED_BY_DEFAULT: dict[str, Config] = {"gpt_neox": {"use_parallel_residual": True}}
+_NOT_DESCRIBED_BY_DEFAULT: dict[str, Config] = {
+    "gpt_neox": {"use_parallel_residual": True},
+    "dots1": {"norm_topk_prob": False},
+}
 """Fields whose default is one that we cannot describe."""
 
-_BASES = {"mixtral": 1_000_000, "gpt_oss": 150_000}
+_BASES = {"mixtral": 1_000_000, "gpt_oss": 150_000, "solar_open": 1_000_000, "bailing_moe_v2": 600_000}
 """Rotary bases of families whose default is not 10,000."""
 _EPSILONS = {
     "mixtral": 1e-5,
     "phi3": 1e-5,
+    "arcee": 1e-5,
     "glm4_moe": 1e-5,
+    "glm4_moe_lite": 1e-5,
+    "solar_open": 1e-5,
     "gpt_oss": 1e-5,
     "gpt2": 1e-5,
     "gpt_neox": 1e-5,
@@ -76,7 +100,7 @@ _EPSILONS = {
     "starcoder2": 1e-5,
 }
 """What norms add to the variance, of families whose default is not 1e-6."""
-_GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4)}
+_GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4), "bailing_moe_v2": (8, 4)}
 """Groups of experts and how many a token visits, by default."""
 
 
@@ -108,6 +132,11 @@ def refuse_what_is_not_described(config: Config, where: str) -> None:
         raise _not_described("mlp_only_layers", dense, "leading layers with decoder_sparse_step 1", where)
     if family == "nemotron_h" and (strange := unknown_layers(config)) is not None:
         raise _not_described(*strange, f"layers of {', '.join(LETTER_OF_TYPE)}", where)
+    if "mlp_layer_types" in config and leading_dense(config) is None:
+        raise _not_described("mlp_layer_types", "of this order", "leading dense layers, then sparse", where)
+    window, whole = config.get("sliding_window"), config.get("max_window_layers", 62)
+    if family == "dots1" and window and whole < config.get("num_hidden_layers", 0):
+        raise _not_described("max_window_layers", whole, "as many as num_hidden_layers", where)
     kinds = config.get("layer_types")
     if kinds is not None and family in hf_linear.FAMILIES:
         if strange_kinds := sorted({str(kind) for kind in kinds} - {*hf_linear.KNOWN}):
@@ -219,7 +248,7 @@ def _first_length(config: Config, rope: Config) -> Config:
 def _routing(config: Config, family: str) -> Config:
     groups, visited = _GROUPS.get(family, (None, None))
     groups, visited = config.get("n_group", groups), config.get("topk_group", visited)
-    by_default = {"deepseek_v2": 1.0, "deepseek_v3": 2.5}
+    by_default = {"deepseek_v2": 1.0, "deepseek_v3": 2.5, "glm4_moe_lite": 1.8}
     fields: Config = {
         "routed_scale": config.get("routed_scaling_factor", by_default.get(family)),
         # Mixtral's and gpt-oss' weights always sum to 1, those of the others where norm_topk_prob says so.

@@ -126,6 +126,8 @@ class ModelSpec(Data):
     """Where the shape comes from."""
     note: str = ""
     """Anything a reader should know."""
+    left_out: tuple[str, ...] = ()
+    """Parts of the published network that are not described, such as `vision`."""
 
     @model_validator(mode="after")
     def _shape_is_possible(self) -> ModelSpec:

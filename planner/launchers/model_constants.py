@@ -82,6 +82,8 @@ def left_out(model: ModelSpec, version: str, *, by_fields: bool = False) -> tupl
     `by_fields`: whether they state it as fields of Megatron-Bridge, of which there are more than flags.
     """
     constants, notes = model.constants, []
+    if model.left_out:
+        notes.append(f"the {' and '.join(model.left_out)} part of {model.id}; text alone is trained")
     unstated = [] if constants.norm_epsilon else [f"norm epsilon {DEFAULT_EPSILON:g}"]
     if has_rotary_positions(model) and constants.rotary_base is None:
         unstated.insert(0, f"rotary base {DEFAULT_BASE}")

@@ -1,4 +1,4 @@
-"""What of a network and of the software that a plan was priced with the launch files of a target cannot state."""
+"""What of a network, and of the software that a plan is priced for, a target's launch files cannot state."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def problem_grid(problem: Problem) -> Table:
     model, work = problem.model, problem.workload
     grid = two_columns()
     grid.add_row("problem", problem.name)
-    grid.add_row(
-        "model", f"{model.id}: {words.count(total_parameters(model))} parameters, {model.num_layers} layers"
-    )
+    without = f", without its {' and '.join(model.left_out)} part" if model.left_out else ""
+    size = f"{words.count(total_parameters(model))} parameters, {model.num_layers} layers"
+    grid.add_row("model", f"{model.id}: {size}{without}")
     cluster = problem.cluster
     # A cluster given as nodes in short form bears that form as its id; it would be said twice.
     name = "" if " " in cluster.id else f"{cluster.id}: "

@@ -213,7 +213,9 @@ def test_a_configuration_is_the_model_that_is_shipped(name: str, tmp_path: Path)
 
 
 def test_unknown_families_and_missing_fields_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InstanceError, match="model_type 'bert' cannot be read; known are deepseek_v2"):
+    with pytest.raises(
+        InstanceError, match="model_type 'bert' cannot be read; known are arcee, bailing_moe_v2, deepseek_v2"
+    ):
         load_model(written(tmp_path, {"model_type": "bert"}))
     short = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
     with pytest.raises(InstanceError, match="hidden_size is missing"):

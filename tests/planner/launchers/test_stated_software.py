@@ -33,7 +33,7 @@ def test_learned_positions_that_megatron_bridge_does_not_make_are_refused(tmp_pa
     export_plan(problem, plan, "megatron-bridge", tmp_path / "whole")
     shorter = problem.workload.model_copy(update={"seq_length": 1000})
     problem = problem.model_copy(update={"workload": shorter})
-    with pytest.raises(PlanRefusedError, match="seq_length 1000: .* has 2048"):
+    with pytest.raises(PlanRefusedError, match=r"seq_length 1000: .* has 2048"):
         export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
     with pytest.raises(InstanceError, match="or target megatron-lm"):
         api.plan(problem.model_copy(update={"target": "megatron-bridge"}))
