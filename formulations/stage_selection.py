@@ -21,7 +21,7 @@ Data       L                              layers of the model
                                           the stages before it; else 0
            o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
-           e                              share of the last backward (first forward) that hides it
+           eta                            share of the last backward (first forward) that hides it
            N[s]                           most layers that s may hold, in the optimizer's step too
                                           (`most_layers`)
            l[s]                           layers of another kind that s begins with; the base terms hold how
@@ -59,9 +59,9 @@ Model      min  T + O + K
                 n[s] <= N[s] (1 - e[s])                                    (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
                 B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
-                Z[s] >= r[s] n[s] + r0[s] - e B[s],
+                Z[s] >= r[s] n[s] + r0[s] - eta B[s],
                 Z[s] >= rb[s] n[s] + rb0[s] - rt[s],  Z[s] >= 0            (reduction)
-                G[s] >= h[s] n[s] + h0[s] - e F[s],  G[s] >= 0             (gathering)
+                G[s] >= h[s] n[s] + h0[s] - eta F[s],  G[s] >= 0           (gathering)
                 O >= o[s] n[s] + o0[s] + G[s] + ht[s]                      (follow_up)
                 T >= sum_{i<s} (F[i] + c[i]) + row(F, B) + sum_{j<=i<s} (B[i] + c[i]) + Z[j] + rt[j]
                      for every j <= s and every row of s, added when violated; j = 0 alone for
@@ -75,7 +75,7 @@ Size       5p integers, 14p + 1 rows, and some ten to thirty rows of (pipeline) 
 Exact      for whole layers and a fixed class of every stage; the objective is a lower bound on the
            referee's step time (see `pipeline_rows`). Among plans with one n the least recomputation
            that fits is best for the referee too: a shorter backward ends every piece of work no later,
-           and what it no longer hides of the reduction is at most e < 1 of what it is shorter by.
+           and what it no longer hides of the reduction is at most eta < 1 of what it is shorter by.
            A stage that reduces in one bucket begins when its last backward has ended, so that rb n + rb0
            shows in full behind it, of which rt is counted with T.
            With A the stages may still differ between A and A'; the search splits that range.

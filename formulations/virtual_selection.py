@@ -25,7 +25,7 @@ Data       L                              layers of the model
            rb[s]                          r[s] where s reduces in one bucket, else 0
            o[s], o0[s]                    optimizer a layer; of all else, with what follows all stages
            h[s], h0[s], ht[s]             parameter gathering a layer; of embedding and head; tail
-           q                              share of the last backward (first forward) that hides it
+           eta                            share of the last backward (first forward) that hides it
            N                              most layers that a chunk may hold: every other one keeps its fewest
            N1[s]                          most layers with which the optimizer's step fits
            l                              layers of another kind that chunk 0 of stage 0 begins with; its base
@@ -62,9 +62,9 @@ Model      min  T + O
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
                      + l1[s,k] y[s], with u1[s] for u[s] in D                   (backward_time)
-                Z[s] >= r[s] sum_k n[s,k] + r0[s] - q sum_k B[s,k],
+                Z[s] >= r[s] sum_k n[s,k] + r0[s] - eta sum_k B[s,k],
                 Z[s] >= rb[s] n[s,0] - rt[s],  Z[s] >= 0                        (reduction)
-                G[s] >= h[s] sum_k n[s,k] + h0[s] - q sum_k F[s,k],  G[s] >= 0  (gathering)
+                G[s] >= h[s] sum_k n[s,k] + h0[s] - eta sum_k F[s,k],  G[s] >= 0 (gathering)
                 O >= o[s] sum_k n[s,k] + o0[s] + G[s] + ht[s]                   (follow_up)
                 I[s] >= row(F, B, c) and J[s] >= row(F, B, c) for the rows of W[s]
                 T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + Z[0] + rt[0]     (wait)
