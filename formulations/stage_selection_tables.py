@@ -78,17 +78,43 @@ def _fewest_in_full(data: StageSelectionData, n: Floats, need: Floats, room: Flo
     # Rounding in the division may leave the count one short.
     full = np.where(need - saves * full + peak > room, full + 1, full)
     full_ms = np.where((full <= n) & (saves > 0), data.full_ms[:, None] * np.minimum(full, n), np.inf)
-    for s in np.flatnonzero(data.lead):
-        # The first layers are of another kind, and are recomputed first: every count is tried.
-        count = n[0][:, None]
-        first = np.minimum(count, data.lead[s])
-        saved = data.full_saves_gib[s] * (count - first) + data.lead_full_saves_gib[s] * first
-        time = data.full_ms[s] * (count - first) + data.lead_full_ms[s] * first
-        passing = np.where(count > data.lead[s], data.full_peak_gib[s], data.lead_full_peak_gib[s])
-        fits = (need[s][None, :] - saved + passing <= room[s]) & (count <= n) & (count >= 1)
-        full[s] = np.argmax(fits, axis=0)
-        full_ms[s] = np.where(fits.any(axis=0), time[full[s].astype(np.int64), 0], np.inf)
+    led = np.flatnonzero(data.lead)
+    if len(led):
+        full[led], full_ms[led] = _fewest_with_lead(data, led, n, need[led], room[led])
     return full, full_ms
+
+
+def _fewest_with_lead(
+    data: StageSelectionData, led: NDArray[np.int64], n: Floats, need: Floats, room: Floats
+) -> tuple[Floats, Floats]:
+    """The same of stages `led`, whose first layers are of another kind and are recomputed first, [led, n].
+
+    More layers save more, but the first one behind the leading layers passes another peak: the fewest of
+    the leading layers, else the fewest beyond them.
+    """
+    lead = data.lead[led][:, None].astype(np.float64)
+    saves, lead_saves = data.full_saves_gib[led][:, None], data.lead_full_saves_gib[led][:, None]
+    peak, lead_peak = data.full_peak_gib[led][:, None], data.lead_full_peak_gib[led][:, None]
+
+    def fits(count: Floats) -> NDArray[np.bool_]:
+        first = np.minimum(count, lead)
+        saved = saves * (count - first) + lead_saves * first
+        there: NDArray[np.bool_] = need - saved + np.where(count > lead, peak, lead_peak) <= room
+        return there & (count <= n)
+
+    def fewest(least: Floats, each: Floats, short: Floats) -> Floats:
+        more = np.ceil(short / np.where(each > 0, each, 1.0) - 1e-12)
+        count = least + np.where((short > 0) & (each > 0), more, 0.0)
+        # Rounding in the division may leave the count one short.
+        return np.where(fits(count), count, count + 1)
+
+    first = fewest(np.ones_like(lead), lead_saves, need - lead_saves + lead_peak - room)
+    beyond = fewest(lead + 1, saves, need - lead_saves * lead - saves + peak - room)
+    in_lead = (first <= lead) & fits(first)
+    full = np.where(in_lead, first, np.where(fits(beyond), beyond, 0.0))
+    leading = np.minimum(full, lead)
+    time = data.full_ms[led][:, None] * (full - leading) + data.lead_full_ms[led][:, None] * leading
+    return full, np.where(full > 0, time, np.inf)
 
 
 def _at_least(

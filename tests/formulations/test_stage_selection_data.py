@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,55 @@ def test_least_recompute_equals_enumeration() -> None:
                     kind = "selective" if table.selective[s, n] else "full" if full else "none"
                     assert (kind, full) in recomputes_that_fit(data, s, n)
                     assert extra_ms(data, s, n, kind, full) == pytest.approx(min(ways), rel=1e-12)
+
+
+def with_leading_layers(seed: int) -> StageSelectionData:
+    """Layers of another kind first; sizes in eighths, so that some counts fit to the last bit."""
+    data, rng = small(seed), np.random.default_rng(seed)
+
+    def eighths(least: float, most: float) -> Floats:
+        return np.round(8 * rng.uniform(least, most, data.num_stages)) / 8
+
+    return replace(
+        data,
+        layer_gib=eighths(0.5, 1.5),
+        base_gib=eighths(0.0, 2.0),
+        limit_gib=eighths(0.0, 6.0),
+        full_saves_gib=eighths(0.0, 1.0),
+        full_peak_gib=eighths(0.0, 1.0),
+        lead=rng.integers(0, 4, data.num_stages),
+        lead_full_ms=rng.uniform(0, 2, data.num_stages),
+        lead_full_saves_gib=eighths(0.0, 1.5),
+        lead_full_peak_gib=eighths(0.0, 2.0),
+        # Core attention saves nothing here.
+        selective_saves_gib=np.zeros(data.num_stages),
+        lead_selective_saves_gib=np.zeros(data.num_stages),
+    )
+
+
+def test_fewest_whole_layers_with_leading_ones_equal_enumeration() -> None:
+    told_apart = 0
+    for data in map(with_leading_layers, range(300)):
+        table = least_recompute(data)
+        need = data.layer_gib[:, None] * np.arange(data.num_layers + 1) + data.base_gib[:, None]
+        for s, lead in enumerate(data.lead.tolist()):
+            for n in range(max(lead, 1), most_layers(data)[s] + 1):
+                if need[s, n] <= data.limit_gib[s]:
+                    continue
+                fitting = [
+                    count
+                    for count in range(1, n + 1)
+                    if need[s, n]
+                    - data.full_saves_gib[s] * max(count - lead, 0)
+                    - data.lead_full_saves_gib[s] * min(count, lead)
+                    + (data.full_peak_gib if count > lead else data.lead_full_peak_gib)[s]
+                    <= data.limit_gib[s]
+                ]
+                assert np.isfinite(table.extra_ms[s, n]) == bool(fitting)
+                if fitting:
+                    assert table.full_layers[s, n] == fitting[0]
+                    told_apart += 0 < lead < fitting[0] or 1 < fitting[0] <= lead
+    assert told_apart > 20
 
 
 def test_no_layer_at_all_is_never_a_stage() -> None:
