@@ -108,7 +108,7 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         changes["gradient_bytes"] = width
     if (width := widths.get(flags.text("--megatron-fsdp-grad-comm-dtype", ""))) is not None:
         changes["scattered_gradient_bytes"] = width
-    if "--tp-comm-overlap" in flags and not base.tp_userbuffers:
+    if "--tp-comm-overlap" in flags and not (base.tp_userbuffers or base.tp_overlap_fraction):
         changes["tp_userbuffers"] = True
         notes.append("tensor-parallel communication beside pieces of the products, for --tp-comm-overlap")
     return base.model_copy(update=changes)

@@ -31,6 +31,8 @@ def differences(found: ModelSpec, wanted: ModelSpec, *, vocabulary_is_known: boo
         leave_out |= {"num_query_groups", "head_dim", "qk_norm"}  # latent attention has its own
     if not WITH_ONE_MLP & {*found.layer_kinds, *wanted.layer_kinds}:
         leave_out.add("ffn_hidden_size")
+        if {found.linear_bias, wanted.linear_bias} == {"all", "attention"}:
+            leave_out.add("linear_bias")  # all maps of the network are attention's; experts state their own
     names = [name for name in _SHAPE if name not in leave_out]
     return tuple(_of_fields(found, wanted, names))
 

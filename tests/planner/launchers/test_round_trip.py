@@ -12,7 +12,7 @@ import pytest
 from planner.cli import main
 from planner.cost.parameters import total_parameters
 from planner.data.chip import Precision
-from planner.data.load import load_plan
+from planner.data.load import load_model, load_plan, load_stack, names
 from planner.data.model_constants import RotaryScaling
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
@@ -23,6 +23,7 @@ from planner.launchers.nearest import is_legal
 from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flagscale import read_flagscale
 from planner.launchers.read_launch import read_launch
+from planner.launchers.same_model import differences
 from planner.rules.versions import NEWEST
 from tests.planner.launchers import plans
 from tests.planner.launchers.random_plans import random_case
@@ -337,3 +338,40 @@ def test_replicas_without_a_distributed_optimizer_keep_no_narrow_weights(tmp_pat
     plan = plan.model_copy(update={"dp_mode": "ddp"})
     with pytest.raises(PlanRefusedError, match="use dp_mode distopt"):
         export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+
+
+def assert_is_the_same_network(name: str, target: TargetName, folder: Path) -> None:
+    """The exported directory of a shipped model, under a name of its own, trains that network."""
+    model = load_model(name).model_copy(update={"id": "ours"})
+    problem, plan = alike(plans.two_stages(model))
+    plan = plan.model_copy(update={"target": target})
+    if not is_legal(problem, plan):
+        return
+    out = export_plan(problem, plan, target, folder, force=True)
+    assert differences(read_launch(out, problem.cluster).problem.model, model) == (), name
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
+def test_a_network_of_experts_with_biases_is_the_same_one_read_back(
+    target: TargetName, tmp_path: Path
+) -> None:
+    """`predict --from-script DIR --model FILE` refused gpt-oss' own launch files as another model: without
+    dense blocks, biases everywhere are those of attention."""
+    assert_is_the_same_network("gpt-oss-20b", target, tmp_path / "launch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
+def test_every_shipped_network_is_the_same_one_read_back(target: TargetName, tmp_path: Path) -> None:
+    for name in names("models"):
+        assert_is_the_same_network(name, target, tmp_path / "launch")
+
+
+def test_overlapped_tensor_parallelism_is_that_of_the_software(tmp_path: Path) -> None:
+    """Read back under MindSpeed, which hides half of it otherwise, it became Transformer Engine's."""
+    problem, plan = plans.uniform()
+    problem = problem.model_copy(update={"stack": load_stack("mindspeed")})
+    out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+    assert "--tp-comm-overlap" in (out / "launch.sh").read_text()
+    stack = read_launch(out, problem.cluster, stack="mindspeed").problem.stack
+    assert (stack.tp_userbuffers, stack.tp_overlap_fraction) == (False, problem.stack.tp_overlap_fraction)
