@@ -101,11 +101,12 @@ def plan(
     if options is not None:
         problem = problem.model_copy(update={"options": options})
     check_target(problem.target, f"{problem.name}: target")
-    from planner.launchers.expressible import check_expressible
+    from planner.launchers.expressible import buildable, check_expressible
     from planner.leaving import check_again, with_problem_inside, with_remaining_time
     from planner.search.targets import load_search, search_target
 
     check_expressible(problem)
+    problem = buildable(problem)
     load_search(problem.target)
 
     elapsed_s += time.monotonic() - started_s
@@ -195,7 +196,8 @@ def export(
     problem
         The problem that the plan answers; the one inside the plan where absent.
     version
-        Version of Megatron core, such as "0.17", with target megatron-lm; the newest where absent.
+        Version of Megatron core, such as "0.17", with target megatron-lm; the newest that accepts the plan
+        where absent.
 
     Returns
     -------
@@ -211,7 +213,7 @@ def export(
     """
     from planner.launchers.directory import export_plan
 
-    problem, chosen, evaluation = _ready_for_export(result_or_plan, target, problem, version)
+    problem, chosen, evaluation, version = _ready_for_export(result_or_plan, target, problem, version)
     return export_plan(
         problem, chosen, chosen.target, out_dir, evaluation=evaluation, version=version, force=force
     )
@@ -233,15 +235,15 @@ def export_texts(
     """
     from planner.launchers.directory import files_of
 
-    problem, chosen, evaluation = _ready_for_export(result_or_plan, target, problem, version)
+    problem, chosen, evaluation, version = _ready_for_export(result_or_plan, target, problem, version)
     return files_of(problem, chosen, chosen.target, evaluation=evaluation, version=version)
 
 
 def _ready_for_export(
     result_or_plan: Result | Plan, target: str, problem: Problem | None, version: str | None
-) -> tuple[Problem, Plan, Evaluation | None]:
-    """Problem and plan for a target, and what the referee says of it where it prices such plans."""
-    from planner.launchers.ready import problem_inside, ready_for_export
+) -> tuple[Problem, Plan, Evaluation | None, str | None]:
+    """Problem and plan for a target, what the referee says of it, and the version of core to write for."""
+    from planner.launchers.ready import core_version, problem_inside, ready_for_export
     from planner.leaving import portable
     from planner.report.words import differences
 
@@ -252,4 +254,6 @@ def _ready_for_export(
     problem = problem if problem is not None else problem_inside(chosen)
     plan = chosen.model_copy(update={"target": target})
     evaluation = ready_for_export(problem, chosen, plan.target, version, in_words=differences)
-    return portable(problem), plan, evaluation
+    if plan.target == "megatron-lm":
+        version = core_version(problem, plan, version)
+    return portable(problem), plan, evaluation, version

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from planner import api
-from planner.commands.plan import check_out_dir, say_unstated, say_written
+from planner.commands.plan import check_out_dir, say_unstated, say_version, say_written
 from planner.commands.predict import problem_of
 from planner.commands.screen import ExitCode
 from planner.data import load
@@ -31,6 +31,8 @@ def run(
     if out is not None and not dry_run:
         check_out_dir(out, force=force)
     problem = problem_of(problem_name, plan, str(plan_path))
+    if version is None:
+        say_version(problem.model_copy(update={"target": target or plan.target}))
     if dry_run:
         _print_files(api.export_texts(plan, target or plan.target, problem=problem, version=version))
         return ExitCode.PLAN

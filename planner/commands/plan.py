@@ -25,6 +25,7 @@ from planner.data.result import Result
 from planner.errors import InstanceError
 from planner.launchers.directory import check_replaceable, check_writable, unstated
 from planner.launchers.stated_software import other_software
+from planner.rules.versions import newest_buildable
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def run(request: PlanRequest) -> ExitCode:
     problem = load(request)
     if request.out is not None:
         check_out_dir(request.out, force=request.force)
+    say_version(problem)
     today = baseline.read(request.baseline, problem)
     if request.objective is not None or request.reach_step_s is not None:
         from planner.commands import economy
@@ -249,6 +251,13 @@ def write(request: PlanRequest, problem: Problem, result: Result) -> None:
     api.export(result, problem.target, request.out, problem=problem, force=request.force)
     say_unstated(problem, problem.target)
     say_written(request.out, to_stderr=request.as_json, quiet=request.quiet and request.as_json)
+
+
+def say_version(problem: Problem) -> None:
+    """Say, before any search, which version of Megatron-LM files will need, if not the newest."""
+    found = newest_buildable(problem) if problem.target == "megatron-lm" else None
+    if found is not None:
+        screen.note(f"{found[1]}; launch files are written for core {found[0]}")
 
 
 def say_unstated(problem: Problem, target: str, version: str | None = None) -> None:

@@ -80,7 +80,7 @@ def export(
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option(help="Megatron core that will run it: 0.15 to 0.19. [default: 0.19]"),
+        typer.Option(help="Megatron core that will run it: 0.15 to 0.19. [default: the newest that does]"),
     ] = None,
     force: Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files, write nothing.")] = False,

@@ -6,6 +6,7 @@ from planner.data.problem import Problem
 from planner.errors import InstanceError
 from planner.launchers.megatron_model import inexpressible
 from planner.launchers.stated_software import software_refusals
+from planner.rules.versions import newest_buildable
 
 
 def check_expressible(problem: Problem) -> None:
@@ -29,3 +30,14 @@ def check_expressible(problem: Problem) -> None:
             "`predict` evaluates a plan of your own",
             f"{problem.name}: model",
         )
+
+
+def buildable(problem: Problem) -> Problem:
+    """The problem with options that some version of Megatron-LM can run together.
+
+    Linear attention runs over context-parallel ranks from core 0.19 on, beside predictions before it.
+    """
+    if problem.target != "megatron-lm" or newest_buildable(problem) is None:
+        return problem
+    options = problem.options.model_copy(update={"max_context_parallel": 1})
+    return problem.model_copy(update={"options": options})

@@ -10,8 +10,9 @@ from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import check_version
+from planner.launchers.flagscale import CORE_VERSION
 from planner.launchers.nearest import nearest_plan
-from planner.rules.versions import NEWEST, version_violations
+from planner.rules.versions import fitting_version, version_violations
 from planner.units import format_seconds
 
 
@@ -55,10 +56,23 @@ def ready_for_export(
     check_version(target, version)
     made_for = plan.model_copy(update={"target": target})
     evaluation = evaluate(problem, made_for)
-    broken = evaluation.violations + version_violations(problem, made_for, version or NEWEST)
+    core = core_version(problem, made_for, version)
+    broken = evaluation.violations + (version_violations(problem, made_for, core) if core is not None else ())
     if broken:
-        raise PlanRefusedError(_first_of(broken) + _way_out(problem, plan, target, version, in_words))
+        raise PlanRefusedError(_first_of(broken) + _way_out(problem, plan, target, core, in_words))
     return evaluation
+
+
+def core_version(problem: Problem, plan: Plan, version: str | None = None) -> str | None:
+    """Version of Megatron core that the files of a plan are written for; None where it is not ours to choose.
+
+    That of `version`, for Megatron-LM the newest that accepts the plan, for FlagScale its own.
+    """
+    if version is not None:
+        return version
+    if plan.target == "flagscale":
+        return CORE_VERSION
+    return fitting_version(problem, plan) if plan.target == "megatron-lm" else None
 
 
 def _first_of(broken: tuple[str, ...]) -> str:

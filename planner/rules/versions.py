@@ -34,6 +34,22 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
     return tuple(message for message in found if message is not None)
 
 
+def fitting_version(problem: Problem, plan: Plan) -> str:
+    """The newest version that accepts a plan for Megatron-LM; the newest of all where none does."""
+    return next((v for v in reversed(VERSIONS) if not version_violations(problem, plan, v)), NEWEST)
+
+
+def newest_buildable(problem: Problem) -> tuple[str, str] | None:
+    """The newest version of core that builds a network, and why no newer one; None where the newest does."""
+    model = problem.model
+    if model.linear_attention is None or not model.mtp_num_layers:
+        return None
+    return "0.18", (
+        f"Megatron core {NEWEST} builds no predictions (mtp_num_layers {model.mtp_num_layers}) beside the "
+        f"linear attention of {model.id}"
+    )
+
+
 def predictions_stay_with_the_loss(plan: Plan, version: str) -> str | None:
     """Multi-token-prediction layers may leave the stage of the loss from core 0.16 on.
 

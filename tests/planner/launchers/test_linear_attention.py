@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner import api
+from planner.cli import main
+from planner.commands.screen import ExitCode
 from planner.cost.parameters import total_parameters
-from planner.data.load import load_model
+from planner.data.load import load_model, load_plan
 from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
 from planner.errors import InstanceError, PlanRefusedError
@@ -215,3 +219,45 @@ def test_megatron_bridge_makes_predictions_of_the_last_layer(tmp_path: Path) -> 
         model = with_pattern(pattern).model_copy(update={"mtp_num_layers": 1})
         found = refusals(problem.model_copy(update={"model": model}), plan)
         assert any("need a last layer of full attention" in said for said in found) == refused
+
+
+PREDICTS: dict[str, Any] = {
+    "model_type": "qwen3_next", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 32000,
+    "max_position_embeddings": 32768, "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "mtp_num_hidden_layers": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
+def test_a_plan_with_predictions_is_written_for_the_version_that_builds_them(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`plan --out` refused to write what it had searched: for core 0.19, which builds none, whatever the
+    target; and its plans could run over context-parallel ranks, which no version does beside predictions."""
+    (tmp_path / "config.json").write_text(json.dumps(PREDICTS))
+    asked = ["plan", "--model", str(tmp_path / "config.json"), "--cluster", "1x8 h100-sxm-80gb"]
+    asked += ["--seq-length", "16384", "--global-batch-size", "4", "--gap", "0.3", "--target", target, "-q"]
+    out = tmp_path / "launch"
+    assert main([*asked, "--out", str(out)]) == ExitCode.PLAN
+    said = " ".join(capsys.readouterr().err.split())
+    older = "builds no predictions (mtp_num_layers 1) beside the linear attention"
+    assert (older in said) == (target == "megatron-lm")
+    plan = load_plan(out / "plan.yaml")
+    assert target != "megatron-lm" or plan.context_parallel == 1
+    if target == "megatron-lm":
+        assert "(core 0.18)" in (out / "README.md").read_text()
+        again = ["export", str(out / "plan.yaml"), "--out", str(tmp_path / "again"), "--version", "0.19"]
+        assert main(again) == ExitCode.WRONG_INPUT
+        assert "take version 0.17 or 0.18" in capsys.readouterr().err
+
+
+def test_a_plan_for_flagscale_is_held_to_the_version_of_core_that_it_follows() -> None:
+    """Scores by sqrtsoftplus, of core 0.18 on, were written for its 0.17, which does not know them."""
+    problem, plan = plans.experts()
+    constants = problem.model.constants.model_copy(update={"expert_scores": "sqrtsoftplus"})
+    model = problem.model.model_copy(update={"constants": constants})
+    problem = problem.model_copy(update={"model": model})
+    assert api.export_texts(plan, "megatron-lm", problem=problem)
+    with pytest.raises(PlanRefusedError, match=r"core 0\.17 does not score experts by sqrtsoftplus"):
+        api.export_texts(plan, "flagscale", problem=problem)
