@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from planner import api
-from planner.commands.plan import check_out_dir, say_unstated, say_version, say_written
+from planner.commands.plan import check_out_dir, say_crowded, say_unstated, say_version, say_written
 from planner.commands.predict import problem_of
 from planner.commands.screen import ExitCode
 from planner.data import load
@@ -40,6 +40,8 @@ def run(
         raise InstanceError("missing --out, or --dry-run to print the files", "command line")
     api.export(plan, target or plan.target, out, problem=problem, version=version, force=force)
     say_unstated(problem, target or plan.target, version)
+    if (target or plan.target) == "flagscale":
+        say_crowded(problem, plan.model_copy(update={"target": "flagscale"}), api.predict(problem, plan))
     say_written(out, quiet=quiet)
     return ExitCode.PLAN
 

@@ -20,6 +20,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import megatron_arguments as args
 from planner.launchers.arguments import Arguments
+from planner.launchers.crowded_groups import crowded_groups
 from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import model_arguments, moe_arguments
@@ -78,7 +79,12 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                 "hosts_step": hosts_step(problem, places, "hostfile"),
                 "signs": signs_of_life(problem, plan, evaluation, LOGS),
                 "stage_table": stage_table(problem, plan, places, evaluation),
-                "notes": notes_text(problem, plan, evaluation, left_out(problem.model, CORE_VERSION)),
+                "notes": notes_text(
+                    problem,
+                    plan,
+                    evaluation,
+                    (*left_out(problem.model, CORE_VERSION), *crowded_groups(problem, plan, evaluation)),
+                ),
             },
         ),
     }
