@@ -119,6 +119,21 @@ def test_experts_gradients_on_b200_wait_for_the_sums_they_add_to(
     assert float(found.wgrad_s[0]) > float(found.dgrad_s[0])
 
 
+@pytest.mark.parametrize("chip", ["gb200-186gb", "b200-180gb", "a100-sxm-80gb"])
+def test_one_expert_on_a_rank_is_a_product_as_any_other(chip: str) -> None:
+    # It was priced as grouped kernels of several are, though only one product is launched.
+    of = problem(cluster=f"1x8 {chip}")
+    relative = network_of(of, 0).relative
+
+    def times_s(experts: float, *, grouped: bool) -> list[float]:
+        products = Products([Matmul("expert1", 512.0, 2048.0, 2048.0, experts, grouped=grouped)])
+        found = matmul_times(relative, products, "bf16", of.stack)
+        return [float(found.forward_s[0]), float(found.dgrad_s[0])]
+
+    assert times_s(1.0, grouped=True) == times_s(1.0, grouped=False)
+    assert times_s(8.0, grouped=True) != times_s(8.0, grouped=False)
+
+
 def test_single_products_make_up_for_slow_grouped_kernels_where_those_were_measured() -> None:
     # On H100 one grouped kernel was timed, on B200 what Transformer Engine launches anyway.
     for chip, gains in (("h100-sxm-80gb", True), ("b200-180gb", False)):
