@@ -33,32 +33,16 @@ def model_of(run: Run) -> tuple[ModelSpec, tuple[str, ...]]:
         raise SkipRun("model shape: experts unknown")
     one_rank = run.plan.tensor_parallel or 1 if run.plan.shard_of_one_rank_only else 1
     with_mtp = not occurs(NO_MTP, f"{run.model.name} {run.notes or ''}")
-    return _model(run.model, run.workload.seq_length, one_rank, with_mtp, _variant(run))
-
-
-def _variant(run: Run) -> int | None:
-    """Which of the table's variants a run's software built, None where it built what the name says."""
-    name = _spelled(run.model.name)
-    for i, rule in enumerate(table("model_patterns")["variants"]):
-        if occurs(rule["software"], run.software) and occurs(rule["pattern"], name):
-            return i
-    return None
-
-
-def _spelled(name: str) -> str:
-    """The name of a model as the table's patterns have it."""
-    return name.lower().replace("_", "-")
+    return _model(run.model, run.workload.seq_length, one_rank, with_mtp)
 
 
 @lru_cache(maxsize=4096)
 def _model(
-    shape: RunModel, seq_length: int, shards: int, with_mtp: bool, variant: int | None
+    shape: RunModel, seq_length: int, shards: int, with_mtp: bool
 ) -> tuple[ModelSpec, tuple[str, ...]]:
     """Build the model of a shape; `shards` > 1 gives the part that one tensor-parallel rank computes."""
     assumptions: list[str] = []
     base = _family(shape, assumptions)
-    if variant is not None:
-        base.update(table("model_patterns")["variants"][variant]["traits"])
     vocab_size = shape.vocab_size or base.pop("named_vocab_size", None)
     ffn = shape.ffn_hidden_size
     if ffn is None:
@@ -100,7 +84,7 @@ def _model(
 
 def _family(shape: RunModel, assumptions: list[str]) -> dict[str, Any]:
     """Traits that the name implies; sizes of a named model under `named_...`."""
-    rules, name = table("model_patterns"), _spelled(shape.name)
+    rules, name = table("model_patterns"), shape.name.lower().replace("_", "-")
     for rule in rules["families"]:
         if not occurs(rule["pattern"], name):
             continue

@@ -9,7 +9,6 @@ import pytest
 from planner.calibrate.convert import Candidate, convert
 from planner.calibrate.layouts import layers_of_chunks, virtual_stages_of
 from planner.calibrate.patterns import SkipRun
-from planner.calibrate.shapes import model_of
 from planner.calibrate.stacks import family, memory_kind, stack_id, stack_of
 from planner.data.load import load_model
 from tests.planner.calibrate.rows import MOE, run
@@ -779,18 +778,6 @@ def test_llama_of_flagperf_on_40_gb_has_no_fused_norm() -> None:
 )
 def test_scripts_of_flagperf_that_name_no_dropout_have_it(software: str, model: str, dropout: bool) -> None:
     assert stack_of(run(software=software, model__name=model)).dropout == dropout
-
-
-def test_llama_3_of_flagperf_is_what_megatrons_defaults_make_of_its_script() -> None:
-    # It was read with rotary positions and a head of its own, whose memory plans on one stage do not have.
-    flagperf = {"software": "Megatron-Core 0.6.0 (FlagPerf)"}
-    for name in ("Llama3-8B", "Llama3-70B"):
-        found = model_of(run(**flagperf, model__name=name))[0]
-        assert found.position_embedding == "learned"
-        assert found.tied_embeddings and found.linear_bias == "all"
-    for words in ({**flagperf, "model__name": "Llama2-70B"}, {"model__name": "Llama3-8B"}):
-        found = model_of(run(**words))[0]
-        assert (found.position_embedding, found.tied_embeddings) == ("rope", False)
 
 
 def test_paddlenlp_of_flagperf_ran_before_flash_attention_2() -> None:
