@@ -145,8 +145,9 @@ class DealtPaths:
         if not self.windows:
             return np.arange(len(self.ways[s]))
         first = min(s, len(self.windows) - 1)
-        found: Ints = np.unique(self.windows[first].ways[:, s - first])
-        return found
+        is_used = np.zeros(len(self.ways[s]), dtype=np.bool_)
+        is_used[self.windows[first].ways[:, s - first]] = True
+        return np.flatnonzero(is_used)
 
     def _grow(self) -> bool:
         """Look at windows of a stage more; whether any path is left."""

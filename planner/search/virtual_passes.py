@@ -22,6 +22,10 @@ from planner.cost.prices import Floats, Ints
 from planner.search.virtual_sums import LayerSums
 from planner.search.virtual_ways import Ways
 
+MOST_KEYS = 2_000_000
+"""Numbers of stages by class and layers up to which windows are told apart by a table, 32 MB, rather than by
+sorting, which takes many times as long."""
+
 
 class LeastPasses:
     """Least passes over the stages outside of windows, by their classes and layers.
@@ -67,11 +71,10 @@ class LeastPasses:
         layers
             [window] of all its stages.
         """
-        keys, which = np.unique(
-            np.concatenate([np.sort(classes, axis=1), layers[:, None]], axis=1), axis=0, return_inverse=True
-        )
-        found = np.array([self._of_one(s, key[:-1], key[-1]) for key in keys.tolist()])
-        found = found.reshape(len(keys), -1)[which.ravel()].T
+        first, which = _alike(classes, layers)
+        kinds = zip(classes[first].tolist(), layers[first].tolist(), strict=True)
+        found = np.array([self._of_one(s, of_classes, n) for of_classes, n in kinds])
+        found = found.reshape(len(first), -1).T[:, which]
         return Passes(found[: self._v], found[self._v : -1], found[-1])
 
     def _of_one(self, s: int, classes: Sequence[int], layers: int) -> Floats:
@@ -94,6 +97,22 @@ class LeastPasses:
         both = before[at, some][:, :, self._first] + behind[to, then][:, :, self._second]
         least: Floats = both.min(axis=(0, 1))
         return least
+
+
+def _alike(classes: Ints, layers: Ints) -> tuple[Ints, Ints]:
+    """One of all windows of the same classes, in any order, and layers, and which one that is [window]."""
+    number, width = classes.shape
+    # Sums of powers say how many stages each class has.
+    power = (width + 1) ** np.arange(int(classes.max(initial=0)) + 1, dtype=np.int64)
+    key = power[classes].sum(axis=1) * (int(layers.max(initial=0)) + 1) + layers
+    size = int(key.max(initial=0)) + 1
+    if size > MOST_KEYS:
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        return first, which.ravel()
+    some = np.full(size, -1, dtype=np.int64)
+    some[key] = np.arange(number)
+    place = np.cumsum(some >= 0) - 1
+    return some[some >= 0], place[key]
 
 
 def _works(one: Ways) -> list[tuple[int, int, Floats]]:

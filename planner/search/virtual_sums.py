@@ -75,8 +75,18 @@ class LayerSums:
 
 def _alike(of_class: Ints, layers: Ints) -> list[tuple[int, int, Ints]]:
     """Classes and numbers of layers that occur, with the places where they do."""
-    pairs = np.unique(np.stack([of_class, layers], axis=1), axis=0).tolist()
-    return [(c, n, np.flatnonzero((of_class == c) & (layers == n))) for c, n in pairs]
+    width = int(layers.max(initial=0)) + 1
+    key = of_class * width + layers
+    order = _sorted(key, int(key.max(initial=0)))
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    rows = np.split(order, starts[1:]) if len(starts) else []
+    return [(*divmod(int(key[some[0]]), width), some) for some in rows]
+
+
+def _sorted(numbers: Ints, most: int) -> Ints:
+    """Places of numbers up to so many in their order; those of 16 bits are sorted several times faster."""
+    order: Ints = np.argsort(numbers.astype(np.uint16) if most < 1 << 16 else numbers, kind="stable")
+    return order
 
 
 def _raised(sums: Sums, n: int) -> Sums:
@@ -103,7 +113,7 @@ def joined(sums: Sums, group: Ints, num_groups: int) -> Sums:
     """The sums of all in a group together, [group, ...]."""
     found: Sums = np.zeros((num_groups, *sums.shape[1:]), dtype=np.uint64)
     if len(sums):
-        order = np.argsort(group, kind="stable")
+        order = _sorted(group, num_groups - 1)
         first = np.flatnonzero(np.diff(group[order], prepend=-1))
         found[group[order[first]]] = np.bitwise_or.reduceat(sums[order], first, axis=0)
     return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pytest
 
-from formulations.interleaved_windows import passes
+from formulations.interleaved_windows import Passes, passes
+from planner.search import virtual_passes
 from planner.search.virtual_passes import LeastPasses
 from planner.search.virtual_sums import LayerSums
 from planner.search.virtual_ways import Ways
@@ -68,3 +70,19 @@ def test_windows_that_no_plan_has_have_no_pass() -> None:
     found = least.of_windows(1, np.array([[0], [0]]), np.array([LAYERS, LAYERS + 5]))
     assert np.isinf(found.forward).all()
     assert np.isinf(found.after).all()
+
+
+def test_many_windows_at_once_have_the_passes_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    ways = [random_ways(rng) for _ in range(STAGES)]
+    least = LeastPasses(LayerSums(np.array([0, 0]), np.array([4, 4]), STAGES, LAYERS), ways)
+    classes, layers = rng.integers(2, size=(40, 2)), rng.integers(2, 9, size=40)
+
+    def as_one(found: Passes) -> np.ndarray:
+        return np.concatenate([found.forward, found.backward, found.after[None]])
+
+    alone = [as_one(least.of_windows(1, *one)) for one in zip(classes[:, None], layers[:, None], strict=True)]
+    assert np.isfinite(alone).any() and len(np.unique(alone, axis=0)) > 5
+    assert np.array_equal(as_one(least.of_windows(1, classes, layers)), np.concatenate(alone, axis=1))
+    monkeypatch.setattr(virtual_passes, "MOST_KEYS", 0)
+    assert np.array_equal(as_one(least.of_windows(1, classes, layers)), np.concatenate(alone, axis=1))
