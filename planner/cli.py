@@ -79,8 +79,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PLAN
     except OSError as refused:
+        if _was_interrupted(refused):
+            screen.error("interrupted")
+            return ExitCode.INTERRUPTED
         screen.error(f"{refused.filename or 'file system'}: {refused.strerror or refused}")
         return ExitCode.WRONG_INPUT
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an error came up while Ctrl-C was taking things down, such as a closed file descriptor."""
+    below = error.__context__
+    while below is not None:
+        if isinstance(below, KeyboardInterrupt):
+            return True
+        below = below.__context__
+    return False
 
 
 if __name__ == "__main__":

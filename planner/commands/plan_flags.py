@@ -79,7 +79,11 @@ def plan(
     ] = None,
     robust: Annotated[
         int | None,
-        typer.Option(help="Choose the plan with the least worst case over so many draws of the numbers."),
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Choose the plan with the least worst case over so many draws of the numbers.",
+        ),
     ] = None,
     compare_split: Annotated[
         bool, typer.Option("--compare-split", help="Compare with one job on each class of chips.")

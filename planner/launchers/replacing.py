@@ -49,7 +49,7 @@ def put_in_place(
             for name, text in files.items():
                 path = new / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                _write(path, text, out / name)
                 if name in executable:
                     path.chmod(0o755)
             if out.exists():
@@ -61,6 +61,15 @@ def put_in_place(
     for left in _left_over(out):
         if all([_hand_over(tree, out, ours) for tree in left.iterdir()]):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _write(path: Path, text: str, shown: Path) -> None:
+    """Write a file; a full disk is told with the path that the file would have had."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(shown)
+        raise
 
 
 def _replaced(new: Path, out: Path) -> Path:

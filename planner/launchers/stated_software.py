@@ -26,7 +26,7 @@ _OTHER_SOFTWARE = frozenset(
 
 def software_refusals(problem: Problem) -> list[str]:
     """Why no plan of the target would run as it is priced, each in a sentence."""
-    found = [loss_is_another(problem), positions_are_fewer(problem)]
+    found = [loss_is_another(problem), positions_are_fewer(problem), optimizer_is_shared_by_all(problem)]
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -42,6 +42,18 @@ def loss_is_another(problem: Problem) -> str | None:
         f"software {stack.id} has a fused loss of {priced:g} bytes a logit (Transformer Engine's), which "
         f"Megatron-LM refuses; its own takes {NATIVE_LOSS_BYTES:g}: take target megatron-bridge, or stack "
         "megatron-core"
+    )
+
+
+def optimizer_is_shared_by_all(problem: Problem) -> str | None:
+    """FlagScale's heterogeneous mode has one instance of the distributed optimizer, of all replicas."""
+    size = problem.stack.optimizer_shard_size
+    if problem.target != "flagscale" or size is None:
+        return None
+    return (
+        f"software {problem.stack.id} shares the optimizer's state among {size} ranks "
+        "(optimizer_shard_size), FlagScale among all replicas of a stage; leave it out, or take target "
+        "megatron-lm"
     )
 
 

@@ -213,6 +213,8 @@ BAD_FLAGS = [
     (["llama3-8b-h100-8", "--spare", "h100", "--use", "h100"], ["--use", "spared as well"]),
     (["llama3-8b-h100-8", "--reach-step-s", "nan"], ["--reach-step-s", "nan"]),
     (["llama3-8b-h100-8", "--reach-step-s", "0"], ["--reach-step-s", "above 0"]),
+    (["llama3-8b-h100-8", "--robust", "0"], ["--robust", "1"]),
+    (["llama3-8b-h100-8", "--robust", "10001"], ["--robust", "10000"]),
     (["one", "two"], ["two"]),
 ]
 
@@ -558,3 +560,19 @@ def test_letters_that_an_output_does_not_know_are_replaced() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert done.returncode == 0 and "virtual stages" in done.stdout
+
+
+def test_an_error_that_ctrl_c_left_behind_is_an_interruption(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a script was read closed a file twice: wrong input, said the exit code."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            os.close(os.open(os.devnull, os.O_RDONLY) + 1000)
+
+    monkeypatch.setattr("planner.commands.listing.run", interrupted)
+    assert main(["list", "targets"]) == 130
+    assert one_line_error(capsys).strip() == "hetplan: error: interrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,18 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".launch.new-link").symlink_to(tmp_path / ".other.new-1")
     put_in_place(out, {"launch.sh": "new"}, (), OURS)
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_full_disk_is_told_with_the_file_that_found_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hetplan: error: file system: File too large`, it said, of whatever file."""
+
+    def full(path: Path, text: str, encoding: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left") as told:
+        put_in_place(tmp_path / "launch", {"lib/a.sh": ""}, (), ())
+    assert told.value.filename == str(tmp_path / "launch" / "lib" / "a.sh")
+    assert list(tmp_path.iterdir()) == []

@@ -27,6 +27,16 @@ def test_a_loss_that_megatron_lm_refuses_is_refused(target: TargetName, tmp_path
     export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
 
 
+def test_flagscale_is_not_planned_with_several_instances_of_the_optimizer() -> None:
+    """Its files said nothing of them, so that other state was exchanged, and less kept, than was planned."""
+    problem, plan = plans.uniform()
+    stack = problem.stack.model_copy(update={"optimizer_shard_size": 2})
+    problem = problem.model_copy(update={"stack": stack, "target": "flagscale"})
+    with pytest.raises(InstanceError, match="FlagScale among all replicas of a stage"):
+        api.plan(problem)
+    assert api.export_texts(plan, "megatron-lm", problem=problem)
+
+
 def test_learned_positions_that_megatron_bridge_does_not_make_are_refused(tmp_path: Path) -> None:
     """It makes as many as a sequence has tokens: GPT-2 trained on 1,000 tokens lost 24 of its positions."""
     problem, plan = plans.biases_and_learned_positions()
