@@ -9,6 +9,7 @@ from __future__ import annotations
 from planner.data.load import load_model, names
 from planner.data.model_spec import WITH_EXPERTS, ModelSpec
 from planner.data.stack import SoftwareStack
+from planner.launchers.bridge_hybrid import hybrid_fields
 from planner.launchers.linear_attention import linear_fields
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
@@ -120,7 +121,7 @@ def shape_fields(model: ModelSpec) -> Fields:
         }
         if model.moe.shared_ffn_hidden_size:
             fields["moe_shared_expert_intermediate_size"] = model.moe.shared_ffn_hidden_size
-        if len(model.layer_kinds) > 1:
+        if len(model.layer_kinds) > 1 and model.hybrid is None:
             fields["moe_layer_freq"] = _layers_with_experts(model)
     if model.mtp_num_layers:
         fields["mtp_num_layers"] = model.mtp_num_layers
@@ -176,7 +177,9 @@ def provider_fields(model: ModelSpec, grouped_gemm: bool) -> Fields:
     }
     if model.mtp_num_layers:
         fields["mtp_enabled"] = "True"
-    if model.linear_attention is not None:
+    if model.hybrid is not None:
+        fields |= hybrid_fields(model.hybrid)
+    elif model.linear_attention is not None:
         fields |= linear_fields(model) | {"transformer_layer_spec": LINEAR_LAYER_SPEC}
     elif model.mla is not None or model.moe is not None:
         # The provider's own layers are all alike: each with experts, none with latent attention.
@@ -250,8 +253,9 @@ def _experts(model: ModelSpec, grouped_gemm: bool) -> Fields:
     moe = model.moe
     if moe is None:
         return {}
+    of_layers = {} if model.hybrid is not None else {"moe_layer_freq": repr(_layers_with_experts(model))}
     fields = {
-        "moe_layer_freq": repr(_layers_with_experts(model)),
+        **of_layers,
         "moe_token_dispatcher_type": repr("alltoall"),
         "moe_router_dtype": repr("fp32"),
         "moe_permute_fusion": "True",

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from planner.cost.parameters import padded_vocab
 from planner.data.chip import Precision
+from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
 from planner.launchers.dispatching import router_pads, sends_once
+from planner.launchers.megatron_hybrid import hybrid_pattern
 from planner.launchers.pipeline_layout import pipeline_layout
 
 MIXED_PRECISION: dict[Precision, str] = {
@@ -34,7 +36,6 @@ Overrides = dict[str, str]
 
 def overrides(problem: Problem, plan: Plan) -> Overrides:
     """Every decision of the plan, and null for what a recipe may have decided in its place."""
-    layout = pipeline_layout(plan, problem.model.mtp_num_layers)
     interleaved = plan.virtual_stages > 1
     fields: dict[str, object] = {
         "model.tensor_model_parallel_size": plan.tensor_parallel,
@@ -47,7 +48,7 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         if problem.model.moe is not None
         else None,
         "model.sequence_parallel": plan.sequence_parallel,
-        "model.pipeline_model_parallel_layout": f'"{layout}"',
+        **_layers_of_stages(problem.model, plan),
         "model.num_layers_in_first_pipeline_stage": None,
         "model.num_layers_in_last_pipeline_stage": None,
         "model.account_for_embedding_in_pipeline_split": False,
@@ -87,6 +88,14 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "comm_overlap": None,
     }
     return {key: _hydra(value) for key, value in fields.items()}
+
+
+def _layers_of_stages(model: ModelSpec, plan: Plan) -> dict[str, object]:
+    """The one field that says which layers a virtual stage holds."""
+    layout = "model.pipeline_model_parallel_layout"
+    if model.hybrid is not None:
+        return {layout: None, "model.hybrid_layer_pattern": f'"{hybrid_pattern(model, plan)}"'}
+    return {layout: f'"{pipeline_layout(plan, model.mtp_num_layers)}"'}
 
 
 def _mixed_precision(problem: Problem) -> str:

@@ -15,7 +15,7 @@ from planner.data.stack import SelectiveModule
 from planner.launchers.arguments import Argument, Arguments, option, switch
 from planner.launchers.linear_attention import linear_refusals
 from planner.launchers.megatron_hybrid import PATTERN, hybrid_pattern
-from planner.launchers.megatron_model import inexpressible
+from planner.launchers.megatron_model import builds, inexpressible
 from planner.launchers.narrow_weights import narrow_arguments, narrow_refusals
 from planner.launchers.pipeline_layout import pipeline_layout
 from planner.launchers.stated_software import software_refusals
@@ -45,8 +45,11 @@ MIN_GROUPED_GEMM_CAPABILITY = 8.0
 
 def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """What of the problem or plan the arguments cannot state, each in a sentence."""
-    launcher = {"builds_hybrids": plan.target == "megatron-lm", "builds_linear": plan.target != "flagscale"}
-    wrong = [*inexpressible(problem.model, **launcher), *linear_refusals(problem, plan)]
+    wrong = [*inexpressible(problem.model, **builds(plan.target)), *linear_refusals(problem, plan)]
+    if problem.model.hybrid is not None and plan.target == "megatron-bridge" and plan.virtual_stages > 1:
+        wrong.append(
+            f"virtual_stages {plan.virtual_stages}: Megatron-Bridge builds none of Mamba layers; use 1"
+        )
     moe = problem.model.moe
     if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
         wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")

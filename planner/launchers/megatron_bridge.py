@@ -13,6 +13,7 @@ from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
 from planner.launchers import bridge_model
 from planner.launchers import megatron_arguments as args
+from planner.launchers.bridge_hybrid import provider_of
 from planner.launchers.bridge_overrides import overrides
 from planner.launchers.model_constants import left_out
 from planner.launchers.narrow_weights import narrow_fields
@@ -101,8 +102,7 @@ def _train_values(problem: Problem, plan: Plan, recipe: tuple[str, str] | None) 
 def _recipe_file(problem: Problem, plan: Plan) -> str:
     model = problem.model
     fields = bridge_model.provider_fields(model, args.grouped_gemm_runs(problem, plan))
-    provider = "MLAModelProvider" if model.mla is not None else "GPTModelProvider"
-    module = "mla_provider" if model.mla is not None else "gpt_provider"
+    module, provider = provider_of(model)
     bare_module, bare = bridge_model.BARE_RECIPE
     imports = [
         *_imports(fields),

@@ -32,7 +32,11 @@ CONVOLUTION = 4
 
 
 def inexpressible(
-    model: ModelSpec, *, builds_hybrids: bool = False, builds_linear: bool = True
+    model: ModelSpec,
+    *,
+    builds_hybrids: bool = False,
+    builds_plain_hybrids: bool = False,
+    builds_linear: bool = True,
 ) -> tuple[str, ...]:
     """Features of the network that no argument of Megatron-LM states, each in a sentence.
 
@@ -40,13 +44,17 @@ def inexpressible(
     ----------
     builds_hybrids
         Whether the launcher may start another script than `pretrain_gpt.py` for Mamba layers.
+    builds_plain_hybrids
+        Whether it builds Mamba layers in models without predictions and latent experts.
     builds_linear
         Whether the launcher states layers of linear attention.
     """
     wrong = []
     if model.hybrid is not None:
-        if not builds_hybrids:
+        if not (builds_hybrids or builds_plain_hybrids):
             wrong.append(f"{model.id} has Mamba layers, which pretrain_gpt.py does not build")
+        elif not builds_hybrids and model.mtp_num_layers:
+            wrong.append(f"{model.id} predicts beside Mamba layers, which megatron-lm alone builds")
         if model.hybrid.pattern.startswith("-"):
             wrong.append(
                 f"{model.id} begins with a feed-forward layer; Megatron-LM takes its pattern for a flag"
@@ -78,6 +86,15 @@ def inexpressible(
             "outside latent attention, or none"
         )
     return tuple(wrong)
+
+
+def builds(target: str) -> dict[str, bool]:
+    """What a launcher builds, as `inexpressible` takes it."""
+    return {
+        "builds_hybrids": target == "megatron-lm",
+        "builds_plain_hybrids": target == "megatron-bridge",
+        "builds_linear": target != "flagscale",
+    }
 
 
 def _trouble_with_biases(model: ModelSpec) -> str | None:

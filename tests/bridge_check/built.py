@@ -24,7 +24,7 @@ _OF_GPT = (
     "share_embeddings_and_output_weights", "position_embedding_type", "rotary_percent", "rotary_base",
     "seq_len_interpolation_factor", "rope_scaling", "rope_scaling_factor", "vocab_size", "seq_length",
 )  # fmt: skip
-"""What a GPT takes beside its transformer configuration."""
+"""What a GPT takes beside its transformer configuration; a hybrid has no stretched positions."""
 _OF_THE_SCHEDULE = (
     "lr_decay_style", "lr_decay_steps", "lr_warmup_steps", "lr_warmup_init", "start_weight_decay",
     "end_weight_decay", "weight_decay_incr_style", "wd_incr_steps",
@@ -59,7 +59,7 @@ def by_megatron_lm(directory: Path) -> tuple[Built, Launch]:
     return {
         **_fields("model", config),
         **{f"model.{name}": gpt.get(name, getattr(args, name, None)) for name in _OF_GPT},
-        "model.layers": _layers(config.pipeline_model_parallel_layout),
+        "model.layers": _layers(config.pipeline_model_parallel_layout, args.hybrid_layer_pattern),
         **_fields("ddp", training.get_megatron_ddp_config(args)),
         **_fields("optimizer", optimizer),
         **{f"scheduler.{name}": schedule.get(name, getattr(args, name, None)) for name in _OF_THE_SCHEDULE},
@@ -94,8 +94,10 @@ def by_megatron_bridge(directory: Path, world_size: int) -> Built:
         sys.path[:], sys.argv = path, words
     return {
         **_fields("model", config.model),
-        **{f"model.{name}": _plain(getattr(config.model, name)) for name in _OF_GPT},
-        "model.layers": _layers(config.model.pipeline_model_parallel_layout),
+        **{f"model.{name}": _plain(getattr(config.model, name, False)) for name in _OF_GPT},
+        "model.layers": _layers(
+            config.model.pipeline_model_parallel_layout, getattr(config.model, "hybrid_layer_pattern", None)
+        ),
         **_fields("ddp", config.ddp),
         **_fields("optimizer", config.optimizer),
         **{f"scheduler.{name}": _plain(getattr(config.scheduler, name)) for name in _OF_THE_SCHEDULE},
@@ -128,8 +130,13 @@ def _fields(part: str, config: Any) -> Built:
     }
 
 
-def _layers(layout: Any) -> list[list[list[str]]]:
-    """Kinds of layers of every virtual stage of every pipeline rank, by the layout that was parsed."""
+def _layers(layout: Any, pattern: str | None) -> list[list[list[str]]]:
+    """Kinds of layers of every virtual stage of every pipeline rank, by the layout that was parsed.
+
+    Of a hybrid the letters of its pattern, which ends the stages.
+    """
+    if pattern is not None:
+        return [[list(stage)] for stage in pattern.split("|")]
     return [[[kind.name for kind in chunk] for chunk in rank] for rank in layout.layout]
 
 

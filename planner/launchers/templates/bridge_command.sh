@@ -22,16 +22,20 @@ command_of_node() {
 }
 
 check_plan() {
-    local virtual
+    local virtual layout
     virtual=$(override model.virtual_pipeline_model_parallel_size)
     if [[ ${virtual/null/1} != "$VIRTUAL_STAGES" ]]; then
         fail "model.virtual_pipeline_model_parallel_size is $virtual, the plan has $VIRTUAL_STAGES virtual stages a rank"
+    fi
+    layout=(--pipeline-model-parallel-layout "$(override model.pipeline_model_parallel_layout)")
+    if [[ ${layout[1]} == null ]]; then
+        layout=(--hybrid-layer-pattern "$(override model.hybrid_layer_pattern)")
     fi
     check_sums "$WORLD_SIZE_OF_PLAN" "$DATA_PARALLEL" "$NUM_MICROBATCHES" "$VIRTUAL_STAGES" \
         --tensor-model-parallel-size "$(override model.tensor_model_parallel_size)" \
         --pipeline-model-parallel-size "$(override model.pipeline_model_parallel_size)" \
         --context-parallel-size "$(override model.context_parallel_size)" \
-        --pipeline-model-parallel-layout "$(override model.pipeline_model_parallel_layout)" \
+        "${layout[@]}" \
         --num-layers "$NUM_LAYERS" --mtp-num-layers "$MTP_NUM_LAYERS" \
         --micro-batch-size "$(override train.micro_batch_size)" \
         --global-batch-size "$(override train.global_batch_size)"

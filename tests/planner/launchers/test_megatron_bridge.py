@@ -48,12 +48,24 @@ def test_every_override_is_a_field_of_the_wheel(name: str) -> None:
         assert field in FIELDS[section], key
 
 
-@pytest.mark.parametrize("name", [n for n in names("models") if not inexpressible(load_model(n))])
+BUILT = [n for n in names("models") if not inexpressible(load_model(n), builds_plain_hybrids=True)]
+"""Shipped models that Megatron-Bridge builds."""
+
+
+@pytest.mark.parametrize("name", BUILT)
 def test_every_field_of_a_recipe_file_is_a_field_of_the_wheel(name: str) -> None:
     fields = bridge_model.provider_fields(load_model(name), grouped_gemm=True)
-    assert set(fields) <= FIELDS["model"]
+    hybrid = load_model(name).hybrid is not None
+    assert set(fields) <= FIELDS["hybrid model" if hybrid else "model"]
     for value in fields.values():
         ast.parse(value, mode="eval")
+
+
+@pytest.mark.parametrize(("name", "expert_parallel"), plans.HYBRIDS[:2])
+def test_every_override_of_a_hybrid_is_a_field_of_its_provider(name: str, expert_parallel: int) -> None:
+    for key in overrides(*alike(plans.hybrid_layers(False, name, expert_parallel))):
+        section, _, field = key.rpartition(".")
+        assert field in FIELDS["hybrid model" if section == "model" else section], key
 
 
 def test_named_recipes_and_precisions_exist() -> None:

@@ -375,3 +375,19 @@ def test_overlapped_tensor_parallelism_is_that_of_the_software(tmp_path: Path) -
     assert "--tp-comm-overlap" in (out / "launch.sh").read_text()
     stack = read_launch(out, problem.cluster, stack="mindspeed").problem.stack
     assert (stack.tp_userbuffers, stack.tp_overlap_fraction) == (False, problem.stack.tp_overlap_fraction)
+
+
+@pytest.mark.parametrize(("model", "expert_parallel"), [("nemotron-h-8b", 1), ("nemotron-3-nano-30b-a3b", 8)])
+def test_a_hybrid_reads_back_from_megatron_bridge(model: str, expert_parallel: int, tmp_path: Path) -> None:
+    """Its own provider for Mamba layers, whose pattern ends the stages; virtual ones it does not build."""
+    problem, plan = plans.hybrid_layers(False, model, expert_parallel)
+    assert_reads_back(problem, recomputing_alike(plan), "megatron-bridge", tmp_path / "launch")
+    problem, plan = plans.hybrid_layers(True, model, expert_parallel)
+    with pytest.raises(PlanRefusedError, match="Megatron-Bridge builds none of Mamba layers"):
+        export_plan(problem, recomputing_alike(plan), "megatron-bridge", tmp_path / "virtual")
+
+
+def test_predictions_of_a_hybrid_are_megatron_lms_alone(tmp_path: Path) -> None:
+    problem, plan = plans.hybrid_layers(False, "nemotron-3-super-120b-a12b", 4)
+    with pytest.raises(PlanRefusedError, match="predicts beside Mamba layers, which megatron-lm alone"):
+        export_plan(problem, recomputing_alike(plan), "megatron-bridge", tmp_path / "launch")
