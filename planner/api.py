@@ -126,24 +126,23 @@ def plan_all(
 ) -> dict[TargetName, Result]:
     """The best plan for each launcher that plans are made for, the target of the problem aside.
 
-    A launcher that can run the plan of another never gets a worse one. Parameters and errors as `plan`;
-    a time limit holds for all of them together.
+    A launcher that can run the plan of another never gets a worse one; one that cannot build the network says
+    why. Parameters and errors as `plan`; a time limit holds for all of them together.
     """
     started_s = time.monotonic()
     if not isinstance(problem, Problem):
         problem = load_problem(problem)
     if options is not None:
         problem = problem.model_copy(update={"options": options})
-    from planner.launchers.expressible import check_expressible
+    from planner.launchers.each_target import search_each
     from planner.leaving import check_again, with_problem_inside, with_remaining_time
-    from planner.search.targets import PLANNED_TARGETS, load_search, search_all
+    from planner.search.targets import PLANNED_TARGETS, load_search
 
-    check_expressible(problem)
     for target in PLANNED_TARGETS:
         load_search(target)
     elapsed_s += time.monotonic() - started_s
     answers = {}
-    for target, result in search_all(with_remaining_time(problem, elapsed_s), on_progress).items():
+    for target, result in search_each(with_remaining_time(problem, elapsed_s), on_progress).items():
         asked = problem.model_copy(update={"target": target})
         check_again(asked, result)
         answers[target] = with_problem_inside(result, asked)

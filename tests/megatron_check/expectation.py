@@ -64,7 +64,8 @@ def stage_parameters(problem: Problem, plan: Plan, stage: int) -> int:
             counts += embedding_copies(own, vocab)
     if stage == (plan.pipeline_parallel - 1 if apart is None else apart):
         counts += mtp_parameters(model)
-    if model.mtp_num_layers:  # Megatron then keeps the final norm with the last of the model's layers
+    # Megatron then keeps the final norm with the last of the model's layers, but in hybrids with the loss.
+    if model.mtp_num_layers and model.hybrid is None:
         holder = next(
             s
             for s, own in enumerate(plan.stages)

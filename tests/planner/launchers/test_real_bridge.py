@@ -53,7 +53,8 @@ def halved(name: str) -> plans.Case:
         num_microbatches=2,
         sequence_parallel=tp > 1,
     )
-    length = min(1024, model.max_position_embeddings)
+    learned = model.position_embedding == "learned"  # of which Megatron-Bridge makes one for each token
+    length = model.max_position_embeddings if learned else min(1024, model.max_position_embeddings)
     return plans.case(model, "4x8 h100-sxm-80gb", 32 // tp, length, sketch)
 
 
