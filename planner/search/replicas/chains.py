@@ -26,7 +26,14 @@ from planner.search.coefficients import entry_coefficients
 from planner.search.degrees import DegreeTable
 from planner.search.entries import Entries
 from planner.search.meshes.places import following_ms
-from planner.search.replicas.items import held_levels, least_hops_s, least_prices, least_tied_ms, list_items
+from planner.search.replicas.items import (
+    StageTimes,
+    held_levels,
+    least_hops_s,
+    least_prices,
+    least_tied_ms,
+    list_items,
+)
 from planner.search.replicas.space import Ints, adapter_rates, exchange_floor_s, exchanged_bytes
 from planner.units import MS
 
@@ -47,33 +54,6 @@ class Kind:
     def is_single(self) -> bool:
         """Whether the degree is decided."""
         return self.end - self.first == 1
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """Stages of one place, arrays [..., item, n] in ms; inf where n layers do not fit."""
-
-    times: Floats
-    """Forward and backward of a micro-batch."""
-    after: Floats
-    """Least of what follows its last backward: exposed reduction, tied embeddings, update, gathering."""
-    forward: Floats
-    """[item, n] of a micro-batch; 0 where there is no such item."""
-    most_forward: Floats
-    """[item, n] the same at most, with a send to one side."""
-
-    def at(self, level: int) -> StageTimes:
-        """Of [level, item, n] those of one number of micro-batches held, numbered from 1."""
-        return replace(self, times=self.times[level - 1], after=self.after[level - 1])
-
-    def and_more(self, levels: StageTimes) -> StageTimes:
-        """Of [level, item, n] these levels and more."""
-        times, after = np.concatenate([self.times, levels.times]), np.concatenate([self.after, levels.after])
-        return replace(self, times=times, after=after)
-
-    def of(self, item: int, layers: int) -> tuple[float, float, float]:
-        """Time, what follows it, and forward of one stage."""
-        return tuple(float(v[item, layers]) for v in (self.times, self.after, self.forward))  # type: ignore
 
 
 @dataclass(frozen=True)
@@ -191,6 +171,21 @@ class Chains:
         """The most replicas of a pipeline of a kind."""
         kind = self.kinds[number]
         return self.replicas[kind.microbatch_size][kind.end - 1]
+
+    def replicas_of(self, number: int) -> tuple[int, ...]:
+        """Numbers of replicas of pipelines of a kind, ascending."""
+        kind = self.kinds[number]
+        return self.replicas[kind.microbatch_size][kind.first : kind.end]
+
+    def least_sequences(self, number: int) -> int:
+        """Sequences that the fewest replicas of a kind run at once."""
+        return self.kinds[number].microbatch_size * self.replicas_of(number)[0]
+
+    def singles(self, number: int) -> list[int]:
+        """Kinds with one number of replicas each that make up a kind."""
+        kind = self.kinds[number]
+        ends = range(kind.first, kind.end)
+        return [self.number(replace(kind, first=i, end=i + 1)) for i in ends]
 
     def least_times(self, number: int) -> Floats:
         """Least time of a stage of each item at any place, [item, n]."""

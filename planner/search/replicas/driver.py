@@ -27,7 +27,6 @@ from functools import cached_property
 
 import numpy as np
 
-from formulations.solvers import loading_s
 from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
@@ -36,26 +35,16 @@ from planner.search.bound_data import bound_data
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
-from planner.search.meshes.neighbours import sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.progress import Progress
 from planner.search.replicas.chains import Chains
-from planner.search.replicas.choosing import choose_mix
 from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.mixing import choose_mixes
 from planner.search.replicas.space import replica_batches, replica_degrees
-from planner.search.replicas.templates import (
-    Candidate,
-    assemble_mix,
-    chain_of_place,
-    chains_of,
-    list_candidates,
-    uniform_chains,
-)
 from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
 from planner.search.state import LEAST_SHARE_S
 from planner.search.wishes import keeps_wishes
-from planner.simulate.evaluate import evaluate
 
 SHARE_OF_PART = 0.4
 """Share of the time that is left that the search for one launcher, or that for mixes, may take."""
@@ -63,8 +52,6 @@ SHARE_OF_LAST = 0.8
 """The same where only mixes may go on after it. A guess."""
 SHARE_OF_LOOKS = 0.7
 """Share of that time after which mixes are chosen for the first time."""
-NUMBERS_OF_PIPELINES = (2, 3, 5, 1_000_000)
-"""Most pipelines of a mix: few large ones exchange less."""
 BEYOND = 1 + 1e-9
 """How far beyond the cutoff bounds are raised, so that rounding never leaves them short of the gap."""
 ROUNDS = 3
@@ -112,6 +99,7 @@ class ReplicaSearch(MeshSearch):
         self.whole_s = dict(self.proven_s)
         """The same for plans without virtual stages."""
         self.mixes: Mixes | None = None
+        self.mix_opener: MeshOpener | None = None
         self.share_up_s = 0.0
         """Time that mixes leave to what comes after them [s]."""
         self.cut_search: Search | None = None
@@ -146,6 +134,13 @@ class ReplicaSearch(MeshSearch):
         if self.mixes is None or mixes_s > min(self.proven_s.values()) or mixes_s >= most_s:
             return mixes_s
         self.share_up_s = 0.0
+        if self.mix_opener and self.mixes.are_few and not self.mixes.columns:
+            if self.mixes.close_by_rooms(most_s):
+                return most_s
+            # Good mixes are of chains that stay open at good prices.
+            self.mixes.improve_at_first(most_s)
+            choose_mixes(self, self.mix_opener, self.mixes)
+            most_s = self.frontier.cutoff_s * BEYOND
         return max(mixes_s, self.mixes.improve_further(most_s))
 
     def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
@@ -244,16 +239,16 @@ class ReplicaSearch(MeshSearch):
         mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), is_up)
         for best in self.incumbent.ranked()[:1]:
             mixes.begin_at(best.plan)
-        self.mixes = mixes
-        known = [sequence_of(self.problem, opener.batches, plan) for plan in self.seeds if not plan.pipelines]
-        places = [place for place in known if place is not None and opener.is_allowed(*place)]
-        least_s = self.work_s
+        self.mixes, self.mix_opener = mixes, opener
+        least_s, copies = self.work_s, 1
         for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = self.incumbent.step_s
             self.share_up_s = (1 - share * SHARE_OF_PART) * left_s
+            bound_s, is_first = least_s, mixes.are_few and before_s is not None and not copies > 1
             if before_s is None:
                 bound_s = max(least_s, mixes.improve_from(least_s))
-            else:
+            elif not is_first:
+                # Where chips are few rooms tell more in less time, unless it is plans that are missing.
                 bound_s = max(least_s, mixes.improve_at_first(self.frontier.cutoff_s * BEYOND))
             self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
             if before_s is None and not mixes.columns and not is_up():
@@ -263,34 +258,9 @@ class ReplicaSearch(MeshSearch):
             was_cut = is_up()
             if bound_s >= self.frontier.cutoff_s or (was_cut and share == 1):
                 break
-            for shared in dict.fromkeys(batch.shared for batch in opener.batches):
-                own = [
-                    chain_of_place(opener, place)
-                    for place in places
-                    if opener.batches[place[0]].shared == shared
-                ]
-                chains = [*own, *chains_of(mixes.chains, mixes.columns), *uniform_chains(opener, shared)]
-                candidates = list_candidates(opener, list(dict.fromkeys(chains)), shared)
-                for number in NUMBERS_OF_PIPELINES:
-                    if self._mix(opener, candidates, number) < number:
-                        break
+            copies = choose_mixes(self, opener, mixes)
+            if is_first and copies > 1:
+                continue
             if not was_cut and (self.incumbent.step_s is None or self.incumbent.step_s == before_s):
                 break
         return bound_s
-
-    def _mix(self, opener: MeshOpener, candidates: list[Candidate], most_pipelines: int) -> int:
-        """The best mix of some candidates, judged by the referee; its pipelines."""
-        if not candidates or self.clock.is_up_behind(loading_s(self.problem.options.solver)):
-            return 0
-        found = choose_mix(self.problem, candidates, most_pipelines, self.clock.left_s)
-        opener.programs += 1
-        if found is None:
-            return most_pipelines
-        plan = assemble_mix(self.problem, opener, candidates, found)
-        if plan is None or not set(self.use) <= {stage.node_class for stage in plan.stages}:
-            return sum(found.copies)
-        evaluation = evaluate(self.problem, plan)
-        opener.evaluated += 1
-        if not evaluation.violations:
-            self.incumbent.offer(plan, evaluation)
-        return sum(found.copies)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -112,3 +112,30 @@ def held_levels(most: int) -> list[int]:
         step = step if level < EVERY_HELD * step else 2 * step
         level += step
     return levels
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Stages of one place, arrays [..., item, n] in ms; inf where n layers do not fit."""
+
+    times: Floats
+    """Forward and backward of a micro-batch."""
+    after: Floats
+    """Least of what follows its last backward: exposed reduction, tied embeddings, update, gathering."""
+    forward: Floats
+    """[item, n] of a micro-batch; 0 where there is no such item."""
+    most_forward: Floats
+    """[item, n] the same at most, with a send to one side."""
+
+    def at(self, level: int) -> StageTimes:
+        """Of [level, item, n] those of one number of micro-batches held, numbered from 1."""
+        return replace(self, times=self.times[level - 1], after=self.after[level - 1])
+
+    def and_more(self, levels: StageTimes) -> StageTimes:
+        """Of [level, item, n] these levels and more."""
+        times, after = np.concatenate([self.times, levels.times]), np.concatenate([self.after, levels.after])
+        return replace(self, times=times, after=after)
+
+    def of(self, item: int, layers: int) -> tuple[float, float, float]:
+        """Time, what follows it, and forward of one stage."""
+        return tuple(float(v[item, layers]) for v in (self.times, self.after, self.forward))  # type: ignore

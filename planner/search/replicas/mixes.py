@@ -31,20 +31,17 @@ from planner.search.replicas.aims import Aims, Row
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.pricing import Pricing
+from planner.search.replicas.reach import first_reach
 from planner.search.replicas.shares import Shares
 from planner.search.replicas.space import shared_rows
 from planner.search.replicas.whole_rooms import WholeRooms, are_few
-from planner.search.replicas.work import work_of_chips
+from planner.search.replicas.work import speeds_of, work_of_chips
 from planner.units import MS
 
 ROUNDS = 60
 """Rounds of prices at most."""
-HALVINGS = 12
-"""Halvings of the interval in which fractions of the chains found first run the batch."""
 DOUBLINGS = 12
 """Doublings of a time in which any chains are looked for."""
-NO_SPEED = 1e-12
-"""Layers a second of a class that holds no chain."""
 LEAST_STEP_S = 1e-3
 """Step from which deadlines are doubled where nothing says more [s]."""
 SAME = 1e-4
@@ -72,13 +69,16 @@ class Mixes:
         self.exchange_ms = chains.exchange_ms
         self.batch = problem.workload.global_batch_size
         self.columns: list[Column] = []
-        self.speed = self._speed()
+        self.speed = speeds_of(chains)
         self.price = self.best_price = self._worth_the_batch(self.speed)
         """Prices to look at next, and those of the best bound so far."""
         self.bound_ms = 0.0
         """What chains bound, without the exchange."""
         self.reach_ms = np.inf
         """When fractions of the chains found first run the batch, without the exchange."""
+        self.open_ms = np.inf
+        """The earliest time that rooms were found not to close."""
+        self._parts: list[Mixes] = []
         self.looks = 0
         self.aims = Aims(self.pricing.paths, self.price, self._program, self._keep, is_up)
         """Deadlines; they begin at the first prices."""
@@ -118,7 +118,7 @@ class Mixes:
             self._keep(found.columns)
             if not self.columns or self.is_up():
                 break
-            self.reach_ms, program = self._reach(limit_ms)
+            self.reach_ms, program = first_reach(self._program, self.batch, self.bound_ms, limit_ms, NEAR / 4)
             if self.pricing.evaluated >= most_boxes:
                 # At the same prices the next look goes on where this one ended.
                 break
@@ -129,8 +129,12 @@ class Mixes:
 
     def improve_at_first(self, most_s: float) -> float:
         """The same, by few boxes alone where rooms tell more in less time [s]."""
-        few = are_few(self.chains)
-        return self.improve(most_s, FEW_BOXES) if few else self.improve_by_prices(most_s)
+        return self.improve(most_s, FEW_BOXES) if self.are_few else self.improve_by_prices(most_s)
+
+    @property
+    def are_few(self) -> bool:
+        """Whether whole chips are so few that they are told apart."""
+        return are_few(self.chains)
 
     def improve_by_prices(self, most_s: float) -> float:
         """Raise the bound up to a time, by some boxes and then by deadlines [s].
@@ -176,22 +180,38 @@ class Mixes:
     def improve_by_rooms(self, most_s: float) -> float:
         """The same by the whole chips that they take, where these are few [s]."""
         most_ms = most_s / MS - self.exchange_ms
-        if are_few(self.chains):
+        if self.are_few:
             rooms = WholeRooms(self.pricing, self.best_price, self.is_up)
-            self.bound_ms = rooms.improve(self.bound_ms, most_ms)
+            self.bound_ms = rooms.improve(self.bound_ms, most_ms, self.open_ms)
         return most_s if self.bound_ms >= most_ms else self.bound_s
 
     def improve_rooms_apart(self, most_s: float) -> float:
         """The same for each choice of what all pipelines share: the least of the choices holds [s]."""
-        parts = self.that_share()
-        hard = [part for part in parts if part.improve_by_rooms(most_s) < most_s]
+        return self._least_of(
+            [part for part in self.that_share() if part.improve_by_rooms(most_s) < most_s], most_s
+        )
+
+    def close_by_rooms(self, most_s: float) -> bool:
+        """Whether rooms close a time at once; else they are not asked for it again."""
+        most_ms = most_s / MS - self.exchange_ms
+        for part in self.that_share():
+            if part.bound_ms < most_ms:
+                if not WholeRooms(part.pricing, part.best_price, self.is_up).excludes(most_ms):
+                    part.open_ms = most_ms
+                    return False
+                part.bound_ms = most_ms
+        self.bound_ms = max(self.bound_ms, most_ms)
+        return True
+
+    def _least_of(self, hard: list[Mixes], most_s: float) -> float:
+        """The least bound of choices that are not closed up to a time, that time where all are [s]."""
         bound_ms = min((part.bound_ms for part in hard), default=most_s / MS - self.exchange_ms)
         self.bound_ms = max(self.bound_ms, bound_ms)
         return self.bound_s if hard else most_s
 
     def improve_further(self, most_s: float) -> float:
         """Raise the bound up to a time by all that tells anything [s]."""
-        bound_s = self.improve_rooms_apart(most_s) if are_few(self.chains) else self.bound_s
+        bound_s = self.improve_rooms_apart(most_s) if self.are_few else self.bound_s
         if bound_s < most_s:
             bound_s = max(bound_s, self.improve_by_prices(most_s))
         if bound_s < most_s and not self.is_reached(most_s):
@@ -200,13 +220,16 @@ class Mixes:
 
     def that_share(self) -> list[Mixes]:
         """Mixes by what all pipelines of one share, with the bound and the prices so far."""
-        parts, of = [], self.chains
-        for rows in shared_rows(self.problem, of.table).values():
-            part = Mixes(self.problem, Chains(self.problem, of.table, of.prices, rows), self.is_up)
-            part.price = part.best_price = self.best_price
-            part.bound_ms = self.bound_ms
-            parts.append(part)
-        return parts
+        of = self.chains
+        if not self._parts:
+            for rows in shared_rows(self.problem, of.table).values():
+                part = Mixes(self.problem, Chains(self.problem, of.table, of.prices, rows), self.is_up)
+                self._parts.append(part)
+        for part in self._parts:
+            if self.bound_ms >= part.bound_ms:
+                part.price = part.best_price = self.best_price
+                part.bound_ms = self.bound_ms
+        return self._parts
 
     def improve_apart(self, most_s: float) -> float:
         """Raise the bound up to a time for each choice of what all pipelines share, at last by whole ones.
@@ -221,9 +244,7 @@ class Mixes:
         least_s = min((part.bound_s for part in hard), default=most_s)
         for aim_s in (most_s,) if len(hard) == 1 else ((least_s + most_s) / 2, most_s):
             hard = [part for part in hard if part.improve_whole(aim_s) < most_s]
-        bound_ms = min((part.bound_ms for part in hard), default=most_s / MS - self.exchange_ms)
-        self.bound_ms = max(self.bound_ms, bound_ms)
-        return self.bound_s if hard else most_s
+        return self._least_of(hard, most_s)
 
     def improve_from(self, least_s: float) -> float:
         """The same without a plan: up to a time by which fractions of some chains run the batch [s]."""
@@ -243,24 +264,6 @@ class Mixes:
                 self.columns.append(column)
             elif column.most_m > self.columns[k].most_m:
                 self.columns[k] = column
-
-    def _reach(self, limit_ms: float) -> tuple[float, Floats]:
-        """When fractions of the chains found first run the batch, inf beyond a limit; prices before it."""
-        low, high = self.bound_ms, limit_ms
-        price, worth = self._program(limit_ms)
-        if worth < self.batch:
-            return np.inf, price
-        price, _ = self._program(low)
-        for _ in range(HALVINGS):
-            if high - low <= NEAR / 4 * high:
-                break
-            middle = (low + high) / 2
-            at, worth = self._program(middle)
-            if worth < self.batch:
-                low, price = middle, at
-            else:
-                high = middle
-        return high, price
 
     def _program(self, deadline_ms: float, more: Sequence[Row] = ()) -> tuple[Floats, float]:
         """Prices over the chains found at a deadline, and more rows, worth the batch.
@@ -286,15 +289,3 @@ class Mixes:
         """The same prices in proportion, all chips together worth the batch."""
         scaled: Floats = prices * self.batch / float(np.dot(prices, self.available))
         return scaled
-
-    def _speed(self) -> Floats:
-        """Layers a second of a chip of each class at its best, [class]."""
-        best, chains = np.full(len(self.available), NO_SPEED), self.chains
-        for size in chains.replicas:
-            number = chains.kind_of(size, 1)
-            if number is not None:
-                times = chains.least_times(number)[:, 1:]
-                n = np.arange(1, times.shape[1] + 1)
-                rate = np.where(np.isfinite(times), n / times, 0.0).max(axis=1) * size
-                np.maximum.at(best, chains.node_class, rate / chains.tensor_parallel)
-        return best

@@ -13,8 +13,9 @@ import numpy as np
 
 from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Boxes, Found, Picked
-from planner.search.replicas.chains import Chains, StageTimes
+from planner.search.replicas.chains import Chains
 from planner.search.replicas.columns import Least, found_chain
+from planner.search.replicas.items import StageTimes
 from planner.search.replicas.space import Ints
 from planner.search.replicas.steps import (
     AHEAD,

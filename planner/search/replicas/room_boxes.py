@@ -36,6 +36,7 @@ hold more micro-batches, or as many as the chain has at least.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,8 @@ from planner.search.replicas.columns import Least
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
 
+NUMBERS = 30_000
+"""Costs that are made at once."""
 ENDS = 2
 """Stages behind one from which on it has others on both sides, or is the first of them."""
 
@@ -74,6 +77,13 @@ class RoomBoxes:
         low, high, worth = self.low[rows], self.high[rows], self.worth[rows]
         return RoomBoxes(low, high, worth, self.least_m[rows], self.most_m[rows], once)
 
+    @staticmethod
+    def join(parts: Sequence[RoomBoxes]) -> RoomBoxes:
+        """All of several."""
+        low, high, worth = (np.concatenate([getattr(p, n) for p in parts]) for n in ("low", "high", "worth"))
+        least_m, most_m = (np.concatenate([getattr(p, n) for p in parts]) for n in ("least_m", "most_m"))
+        return RoomBoxes(low, high, worth, least_m, most_m)
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -84,18 +94,32 @@ class _Place:
     """Sends, and at the first stage what follows it."""
 
 
+def _tables(places: list[_Place]) -> tuple[Floats, Floats]:
+    """Times, and times with what comes beside them, [place, item, n]."""
+    times = np.array([place.times for place in places])
+    return times, times + np.array([place.more for place in places])
+
+
 class Places:
     """Stages of chains of one kind that run some number of micro-batches or more."""
 
-    def __init__(self, chains: Chains, least: Least, number: int, held: int, price: Floats) -> None:
+    def __init__(
+        self, chains: Chains, least: Least, number: int, held: int, price: Floats, levels: Ints | None = None
+    ) -> None:
+        """`levels` are the numbers of micro-batches held that are told apart, all by default.
+
+        Those between count as the one below, which takes no more memory and no more time.
+        """
         self.chains, self.number = chains, number
-        kind = chains.kinds[number]
-        self.size, self.replicas = kind.microbatch_size, chains.most_replicas(number)
+        kind, levels = chains.kinds[number], chains.held if levels is None else levels
+        self.size, self.replicas = kind.microbatch_size, chains.replicas_of(number)[0]
         self.num_layers = chains.num_layers
         self.longest = min(chains.longest, int((chains.available // self.replicas).sum()))
         self.worth: Floats = price[chains.node_class] * chains.tensor_parallel / self.size
         """[item] micro-batches that the chips of a stage are worth."""
-        self.rho = min(float(least.pace(np.zeros(1), np.full(1, np.inf))[0]), 0.5)
+        pace = float(least.pace(np.zeros(1), np.full(1, np.inf))[0])
+        # The forward may be more of the time with one number of replicas than of the least times of several.
+        self.rho = min(pace, 0.5) if kind.is_single else 0.5
         hop = chains.hops_ms(number)[:, None]
         self.place_of: list[int] = []
         """By the stages behind, number of what stands there."""
@@ -103,15 +127,17 @@ class Places:
         self.inner: list[_Place] = []
         last: tuple[int, int] | None = None
         for behind in range(self.longest):
-            most = min(held, behind + 1)
-            key = int(np.searchsorted(chains.held, most, side="right")), min(behind, ENDS)
+            level = int(levels[np.searchsorted(levels, min(held, behind + 1), side="right") - 1])
+            key = level, min(behind, ENDS)
             if key != last:
-                first, inner = chains.stages(number, behind, most)
+                first, inner = chains.stages(number, behind, level)
                 after = np.where(np.isfinite(first.times), first.after + hop * (behind > 0), np.inf)
                 self.first.append(_Place(first.times, after))
                 self.inner.append(_Place(inner.times, np.broadcast_to(hop * (1 + (behind > 0)), after.shape)))
                 last = key
             self.place_of.append(len(self.first) - 1)
+
+        self._first_tables, self._inner_tables = _tables(self.first), _tables(self.inner)
 
     def times_ms(self) -> Floats:
         """All times of stages at some place, ascending."""
@@ -149,9 +175,28 @@ class Places:
         costs: Floats = np.where(fits, own, np.inf)
         return costs
 
+    def least_costs(self, boxes: RoomBoxes, width: int, *, is_first: bool) -> Floats:
+        """The least of the costs over the items, [place, box, n]."""
+        times, own = self._first_tables if is_first else self._inner_tables
+        times, own = times[..., : width + 1], own[..., : width + 1]
+        found = np.empty((len(times), len(boxes), width + 1))
+        some = max(NUMBERS // times.size, 1)
+        for start in range(0, len(boxes), some):
+            rows = slice(start, start + some)
+            scale = 1 / boxes.low[rows][:, None, None, None]
+            costs = own * scale + self.worth[:, None]
+            if not boxes.once:
+                costs += np.minimum(times * scale - 1, 0.0)
+            costs[times > boxes.high[rows][:, None, None, None] * (1 + COUNT_TOL)] = np.inf
+            found[:, rows] = costs.min(axis=2).swapaxes(0, 1)
+        found[:, :, 0] = np.inf
+        return found - self.rho if boxes.once else found
+
     def less_late(self, boxes: RoomBoxes, behind: int) -> Floats:
         """What (twice) may take off a chain whose first stage has some others behind it, [box]."""
         if boxes.once:
             return np.zeros(len(boxes))
-        less: Floats = np.where(behind + 1 >= boxes.least_m, self.rho * (boxes.most_m - 1), 0.0)
+        less: Floats = np.where(
+            behind + 1 >= boxes.least_m, self.rho * (np.minimum(boxes.most_m, behind + 1) - 1), 0.0
+        )
         return less

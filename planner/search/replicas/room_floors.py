@@ -20,7 +20,7 @@ from planner.cost.prices import Floats
 from planner.search.replicas.room_boxes import Places, RoomBoxes
 from planner.tolerances import COUNT_TOL
 
-PRICES = 0.5, 0.7, 0.8, 0.9, 0.96, 1.0, 1.03, 1.08, 1.2, 1.5
+PRICES = 0.9, 1.0, 1.1
 """Prices of a layer, in times of the least cost of one. Any hold: guesses."""
 
 
@@ -30,13 +30,10 @@ class RoomFloors:
     def __init__(self, places: Places, boxes: RoomBoxes) -> None:
         self.places, self.boxes = places, boxes
         self.width = places.width(boxes)
-        self.first, self.inner = self._least(is_first=True), self._least(is_first=False)
+        self.first, self.inner = (
+            places.least_costs(boxes, self.width, is_first=is_first) for is_first in (True, False)
+        )
         """[place, box, n] least over the items, inf where there is none."""
-
-    def _least(self, *, is_first: bool) -> Floats:
-        places, numbers = self.places, range(self.places.num_places)
-        costs = (places.costs(self.boxes, number, self.width, is_first=is_first) for number in numbers)
-        return np.array([cost.min(axis=0) for cost in costs])
 
     @cached_property
     def by_stages(self) -> Floats:

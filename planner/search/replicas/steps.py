@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.cost.prices import Floats
 from planner.search.replicas.boxes import Bools, Boxes
-from planner.search.replicas.chains import StageTimes
+from planner.search.replicas.items import StageTimes
 from planner.search.replicas.space import Ints
 
 SHARES = (0.0, 1.0, 2.0)

@@ -7,7 +7,7 @@ micro-batches, with lines in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed, hosts_of_stages
 from planner.search.local import first_layers, improve_layers
 from planner.search.meshes.assemble import assemble_meshes
-from planner.search.meshes.neighbours import Place, most_stages
+from planner.search.meshes.neighbours import Place, most_stages, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
@@ -103,6 +103,18 @@ def chain_of_place(opener: MeshOpener, place: Place) -> Chain:
     return batch.sequences // shapes[0].data_parallel, tuple(
         (shape.node_class, shape.tensor_parallel) for shape in shapes
     )
+
+
+def chains_by_share(
+    opener: MeshOpener, plans: Sequence[Plan], chains: Chains, columns: Sequence[Column]
+) -> Iterator[tuple[list[Chain], Shared]]:
+    """By what all pipelines share: chains of plans at hand, those of columns, and uniform ones."""
+    known = [sequence_of(opener.problem, opener.batches, plan) for plan in plans if not plan.pipelines]
+    places = [place for place in known if place is not None and opener.is_allowed(*place)]
+    for shared in dict.fromkeys(batch.shared for batch in opener.batches):
+        own = [chain_of_place(opener, at) for at in places if opener.batches[at[0]].shared == shared]
+        found = [*own, *chains_of(chains, columns), *uniform_chains(opener, shared)]
+        yield list(dict.fromkeys(found)), shared
 
 
 def list_candidates(opener: MeshOpener, chains: Sequence[Chain], shared: Shared) -> list[Candidate]:

@@ -11,6 +11,10 @@ from planner.data.problem import Problem
 from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.kinds import layer_kinds
+from planner.search.replicas.chains import Chains
+
+NO_SPEED = 1e-12
+"""Layers a second of a class that holds no chain."""
 
 
 def work_bound_s(problem: Problem) -> float | None:
@@ -48,3 +52,16 @@ def work_of_chips(problem: Problem, plan: Plan) -> tuple[Floats, Floats]:
                 done[c] += stage.num_layers * sequences / stage.data_parallel
                 chips[c] += tensor_parallel * plan.context_parallel
     return done, chips
+
+
+def speeds_of(chains: Chains) -> Floats:
+    """Layers a second of a chip of each class at its best, [class]."""
+    best = np.full(len(chains.available), NO_SPEED)
+    for size in chains.replicas:
+        number = chains.kind_of(size, 1)
+        if number is not None:
+            times = chains.least_times(number)[:, 1:]
+            n = np.arange(1, times.shape[1] + 1)
+            rate = np.where(np.isfinite(times), n / times, 0.0).max(axis=1) * size
+            np.maximum.at(best, chains.node_class, rate / chains.tensor_parallel)
+    return best

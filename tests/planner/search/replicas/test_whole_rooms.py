@@ -11,10 +11,11 @@ from planner.data.load import load_problem
 from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed
 from planner.search.replicas.mixes import Mixes
-from planner.search.replicas.room_boxes import RoomBoxes
+from planner.search.replicas.room_boxes import Places, RoomBoxes
 from planner.search.replicas.room_floors import RoomFloors
+from planner.search.replicas.room_parts import ROUNDS, bounded, cut, joined, within
 from planner.search.replicas.room_walk import END, NONE, RoomWalk, _States
-from planner.search.replicas.whole_rooms import WholeRooms, _bounded, _intervals, are_few
+from planner.search.replicas.whole_rooms import WholeRooms, are_few
 from planner.simulate.pipeline import simulate
 from planner.units import MS
 from tests.planner.search.replicas.test_mixes import (
@@ -79,6 +80,12 @@ def test_no_pair_of_pipelines_is_done_before_the_bound(seed: int) -> None:
         cut = WholeRooms(mixes.pricing, price, lambda left=left: next(left, None) is None)  # type: ignore[misc]
         assert cut.improve(0.0, 1.5 * best_ms) <= best_ms
     assert (max(reached) + mixes.exchange_ms) * MS > 0.6 * best_s
+    # What rooms do not close at once is not asked for again, and still no bound is beyond it.
+    apart = mixes_of(problem)
+    assert not apart.close_by_rooms(best_s * (1 + 1e-6))
+    assert min(part.open_ms for part in apart.that_share()) == pytest.approx(best_ms)
+    assert apart.improve_rooms_apart(best_s * (1 + 1e-6)) <= best_s
+    assert mixes_of(problem).close_by_rooms(0.3 * best_s)
 
 
 @pytest.mark.slow
@@ -90,13 +97,22 @@ def test_pipelines_in_whole_rooms_are_done_later_than_fractions(seed: int) -> No
     assert mixes.improve_by_rooms(1.0) > fractional_s * 1.003
 
 
-def rooms_of_all(mixes: Mixes, price: np.ndarray, deadline_ms: float, ratio: float) -> np.ndarray:
+def single_kinds(rooms: WholeRooms) -> list[int]:
+    """Kinds with one number of replicas."""
+    return [one for kind in rooms._kinds() for one in rooms.chains.singles(kind)]
+
+
+def rooms_of_all(
+    mixes: Mixes, price: np.ndarray, deadline_ms: float, ratio: float, of_round: int
+) -> np.ndarray:
     """Most sequences by room with no pipeline left out for what it gains."""
-    rooms = WholeRooms(mixes.pricing, price)
+    rooms, all_times = WholeRooms(mixes.pricing, price), (np.zeros(1), np.full(1, np.inf))
     parts = [
         part
-        for number in rooms._kinds()
-        for part in rooms._parts(number, [(0.0, np.inf)], ratio, deadline_ms, 1e6)
+        for number in single_kinds(rooms)
+        for part in rooms._parts(
+            number, within(rooms._times_ms(number), all_times, ratio), deadline_ms, 1e6, of_round
+        )
     ]
     runs = rooms.most_runs(parts, np.full(mixes.batch + 1, 1e6), deadline_ms)
     assert runs is not None
@@ -116,7 +132,8 @@ def test_no_pipeline_runs_more_than_its_room_is_said_to(seed: int) -> None:
     compared = reached = 0
     for price in some_prices(mixes, random):
         deadline_ms = float(random.uniform(0.2, 1.0) * np.median(ends_ms))
-        runs = rooms_of_all(mixes, price, deadline_ms, float(random.choice([1.0, 1.01, 1.5])))
+        ratio, of_round = float(random.choice([1.0, 1.01, 1.5])), int(random.choice([0, len(ROUNDS) - 1]))
+        runs = rooms_of_all(mixes, price, deadline_ms, ratio, of_round)
         for timed in pipelines:
             sequences = timed.plan.data_parallel * timed.plan.microbatch_size
             done = [
@@ -157,7 +174,7 @@ def test_rows_of_boxes_hold_for_uneven_stages() -> None:
         rho = min(float(share.max()), 0.5)
         low = float(times.max()) / random.choice([1.0, 1.02, 1.3])
         most = m + int(random.integers(0, 3))
-        late = rho * (most - 1) * low if p >= m else 0.0
+        late = rho * (min(most, p) - 1) * low if p >= m else 0.0
         twice = (m - 1) * low + float(np.minimum(times, 2 * times - low).sum()) - late
         once = (m - 1 + rho) * low + float((times - rho * low).sum())
         assert max(twice, once) <= makespan * (1 + 1e-9)
@@ -170,7 +187,11 @@ def test_a_run_between_two_others_takes_its_host_whole() -> None:
     """By hand: stages of a chip each; amid a pipeline a class lends both chips of its host."""
     mixes = mixes_of(small_problem(0))
     rooms = WholeRooms(mixes.pricing, mixes.best_price)
-    places, nothing, whole = rooms._places_of(rooms._kinds()[0], 1), np.zeros(1), np.zeros(1, dtype=np.int64)
+    places, nothing, whole = (
+        rooms._places_of(single_kinds(rooms)[0], 1),
+        np.zeros(1),
+        np.zeros(1, dtype=np.int64),
+    )
     walk = RoomWalk(places, rooms.price, rooms.per_host)
     assert rooms.per_host.tolist() == [2, 2]
     chains = mixes.chains
@@ -189,20 +210,20 @@ def test_wide_intervals_hold_all_chains_that_narrow_ones_do() -> None:
     """The least cost of a wide box is no more than that of any narrow one within it."""
     mixes = mixes_of(small_problem(2))
     rooms = WholeRooms(mixes.pricing, mixes.best_price)
-    number = rooms._kinds()[0]
+    number = single_kinds(rooms)[0]
     places = rooms._places_of(number, 1)
     times = places.times_ms()
 
-    def bounded(low: float, high: float, *, once: bool) -> float:
+    def most_left(low: float, high: float, *, once: bool) -> float:
         one, whole = np.ones(1), np.ones(1, dtype=np.int64)
         boxes = RoomBoxes(low * one, high * one, 0 * one, whole, 4 * whole, once)
         return float((places.most(boxes, 1e3) - RoomFloors(places, boxes).of_chains(np.inf * one))[0])
 
     compared = 0
     for once in (False, True):
-        wide = bounded(float(times[0]), float(times[-1]), once=once)
+        wide = most_left(float(times[0]), float(times[-1]), once=once)
         for low, high in itertools.pairwise(times[:: max(len(times) // 12, 1)].tolist()):
-            narrow = bounded(low, high, once=once)
+            narrow = most_left(low, high, once=once)
             compared += np.isfinite(narrow)
             assert narrow <= wide * (1 + 1e-9)
     assert compared > 4
@@ -214,16 +235,16 @@ def test_boxes_hold_the_times_of_stages_at_every_place_whatever_they_hold() -> N
     mixes = mixes_of(problem.model_copy(update={"target": "unrestricted"}))
     chains = mixes.chains
     rooms = WholeRooms(mixes.pricing, mixes.best_price)
-    for number in rooms._kinds()[::7]:
+    for number in single_kinds(rooms)[::7]:
         times = rooms._times_ms(number)
         for behind, held in itertools.product((0, 1, 2, 5, 11, 30), (1, 2, 3, 6, 16, 31)):
             if held > behind + 1 or behind >= rooms._places_of(number, 1).longest:
                 continue
             for stages in chains.stages(number, behind, held):
                 assert np.isin(stages.times[np.isfinite(stages.times)], times).all()
-        low, high = _intervals(times, [(0.0, np.inf)], 1.01)
-        within = np.searchsorted(low, times, side="right") - 1
-        assert (times <= high[within]).all() and (high <= low * 1.01).all()
+        low, high = within(times, (np.zeros(1), np.full(1, np.inf)), 1.01)
+        box = np.searchsorted(low, times, side="right") - 1
+        assert (times <= high[box]).all() and (high <= low * 1.01).all()
 
 
 def least_cost_of(floors: RoomFloors, stages: int, box: int) -> float:
@@ -249,7 +270,7 @@ def test_floors_hold_for_chains_of_any_stages_and_layers(seed: int) -> None:
     mixes = mixes_of(small_problem(seed))
     rooms = WholeRooms(mixes.pricing, mixes.best_price)
     closest = np.inf
-    for number in rooms._kinds()[:6]:
+    for number in single_kinds(rooms)[:6]:
         places = rooms._places_of(number, int(random.integers(1, 6)))
         times, once = places.times_ms(), bool(random.integers(2))
         low = random.choice(times, 5)
@@ -274,15 +295,54 @@ def test_boxes_whose_layers_are_priced_gain_no_less() -> None:
     mixes = mixes_of(small_problem(3))
     rooms = WholeRooms(mixes.pricing, mixes.best_price)
     compared = 0
-    for number in rooms._kinds():
+    for number in single_kinds(rooms):
         places = rooms._places_of(number, 2)
         low = places.times_ms()[::3]
         few = np.full(len(low), 2)
         boxes = RoomBoxes(low, low * 1.1, 0 * low, few, few + 2)
         deadline_ms = 6 * float(np.median(low))
         loss = 0.1 * mixes.batch
-        exact, priced = (_bounded(places, boxes, deadline_ms, loss, is_exact=way) for way in (True, False))
-        open_ones = exact.gain >= -loss
+        exact, priced = (bounded(places, boxes, deadline_ms, loss, of_round) for of_round in (-1, 0))
+        open_ones = exact.left >= -loss / chains_sequences(places)
         compared += int(open_ones.sum())
-        assert (priced.gain >= np.where(open_ones, exact.gain, -np.inf) - 1e-9).all()
+        assert (priced.left >= np.where(open_ones, exact.left, -np.inf) - 1e-9).all()
     assert compared > 5
+
+
+def chains_sequences(places: Places) -> int:
+    """Sequences that all replicas run at once."""
+    return places.replicas * places.size
+
+
+def test_boxes_of_several_numbers_of_replicas_gain_no_less_than_those_of_each() -> None:
+    """Wide boxes of the first round, with few numbers of micro-batches held told apart."""
+    mixes = mixes_of(small_problem(3))
+    rooms, loss = WholeRooms(mixes.pricing, mixes.best_price), 1e6
+    chains, compared = mixes.chains, 0
+    for number in rooms._kinds():
+        least = rooms.paths.least(number)
+        low_ms = float(least.times_ms.min())
+        deadline_ms = 8 * low_ms
+        times = cut(low_ms, deadline_ms, 1.1)
+        all_of = rooms._parts(number, times, deadline_ms, loss, 0)
+        wide = {
+            float(low): float(left) for p in all_of for low, left in zip(p.boxes.low, p.left, strict=True)
+        }
+        for one in chains.singles(number):
+            for part in rooms._parts(one, times, deadline_ms, loss, len(ROUNDS) - 1):
+                for low, left in zip(part.boxes.low.tolist(), part.left.tolist(), strict=True):
+                    if np.isfinite(left):
+                        compared += len(chains.replicas_of(number)) > 1
+                        assert left <= wide[low] + 1e-9
+    assert compared > 20
+
+
+def test_pieces_leave_no_gap_and_intervals_that_touch_are_one() -> None:
+    """By hand."""
+    low, high = cut(2.0, 5.0, 1.1)
+    assert low[0] <= 2.0 and high[-1] >= 5.0
+    assert (low[1:] <= high[:-1]).all() and (high <= 1.1001 * low).all()
+    times = [(np.array([5.0, 1.0]), np.array([6.0, 2.0])), (np.array([1.5, 8.0]), np.array([3.0, 9.0]))]
+    assert [ends.tolist() for ends in joined(times)] == [[1.0, 5.0, 8.0], [3.0, 6.0, 9.0]]
+    inside = [(np.array([1.0, 2.0]), np.array([10.0, 3.0]))]
+    assert [ends.tolist() for ends in joined(inside)] == [[1.0], [10.0]]
