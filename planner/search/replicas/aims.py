@@ -7,9 +7,10 @@ are worth there: the worth of a pipeline is that of its chips, whatever a layer 
 leave the same time, no prices close the deadline at which they are worth less than m, and they are a row of
 `formulations.chip_prices`: a cutting plane of the relaxation itself, for this deadline and all later ones, as
 what is done by one is done by a later one. Where all rows together ask for more than the batch, no such
-prices are left. The chains that stayed open are looked at first at the next prices, which mostly shows at
-once that these do not suffice. Rows only say what prices are tried: what is proven is that a deadline is
-closed at some.
+prices are left. The next prices are in the midst of those that all rows leave (`planner.search.replicas.
+centres`). The chains that stayed open are looked at first there, those first whose rows leave least, which
+mostly shows at once that these do not suffice. Rows only say what prices are tried: what is proven is that a
+deadline is closed at some.
 
 Deadlines rise, so that rows stay valid: the last one is tried at once, in case the first prices close it,
 then shares of it; between one that is closed and one that is not, the middle. Prices that do not close a
@@ -45,8 +46,6 @@ APART = 0.01
 """The same between one that is closed and one that no prices close."""
 SAME = 2e-3
 """Relative distance between prices below which nothing new would come of them."""
-SMOOTHING = 0.5
-"""Share of the last prices in the next ones."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,8 @@ class Row:
     """By class."""
     sequences: float
     deadline_ms: float = 0.0
+    span: Span | None = None
+    """The chains that stayed open."""
 
 
 class Aims:
@@ -75,7 +76,8 @@ class Aims:
         Parameters
         ----------
         program
-            Least prices that keep all rows by a deadline, worth the batch, and what chips were worth before.
+            Prices amid those that keep all rows by a deadline, worth the batch, and what all chips are
+            worth at least, the batch or more where no prices keep them.
         keep
             Takes chains that came up.
         """
@@ -123,7 +125,7 @@ class Aims:
             if self._look is None or deadline_ms > self._look.deadline_ms:
                 self._look = Deadlines(self.paths, self.price, self.is_up)
                 self.looks += 1
-            if self._look.closes(deadline_ms, list(self._first)):
+            if self._look.closes(deadline_ms, self._in_turn()):
                 self._look = None
                 return True
             if self.is_up():
@@ -134,9 +136,8 @@ class Aims:
                 if self.is_up():
                     return False
             rows = [row for row in self._rows if row.deadline_ms <= deadline_ms]
-            before, (program, worth) = self.price, self.program(deadline_ms, rows)
-            mixed = SMOOTHING * before + (1 - SMOOTHING) * program
-            self.price, self._look = mixed * self.batch / float(mixed @ self.paths.chains.available), None
+            before, (self.price, worth) = self.price, self.program(deadline_ms, rows)
+            self._look = None
             if worth >= self.batch or np.allclose(self.price, before, rtol=SAME):
                 return False
         return False
@@ -146,7 +147,7 @@ class Aims:
         before_ms = (self.closed_ms + deadline_ms) / 2
         if before_ms <= self.closed_ms * (1 + NEAR):
             return
-        if look.closes(before_ms, list(self._first)):
+        if look.closes(before_ms, self._in_turn()):
             self.closed_ms = before_ms
         elif not self.is_up():
             self._learn(look)
@@ -158,6 +159,14 @@ class Aims:
             self._first.pop(one.span, None)
             self._first[one.span] = None
             if one.chips is not None:
-                self._rows.append(
-                    Row(tuple(one.chips.tolist()), float(look.sequences(one.span)), look.deadline_ms)
-                )
+                chips, sequences = tuple(one.chips.tolist()), float(look.sequences(one.span))
+                self._rows.append(Row(chips, sequences, look.deadline_ms, one.span))
+
+    def _in_turn(self) -> list[Span]:
+        """What stayed open at some price, those first whose chips are worth least now for what they run."""
+        worth = dict.fromkeys(self._first, 1.0)
+        for row in self._rows:
+            if row.span in worth:
+                now = float(np.dot(row.chips, self.price)) / row.sequences
+                worth[row.span] = min(worth[row.span], now)
+        return sorted(worth, key=worth.__getitem__)

@@ -23,7 +23,7 @@ from planner.search.replicas.holding_walk import Chain
 from planner.search.replicas.paths import Paths
 from planner.tolerances import COUNT_TOL
 
-MOST_OPEN, MOST_FIRST = 4, 8
+MOST_OPEN, MOST_FIRST = 4, 4
 """Numbers of micro-batches that stay open at a deadline before a look ends, and of those looked at first."""
 HALVINGS, MORE_HALVINGS = 2, 5
 """How often brackets are cut for several numbers of micro-batches, and for one."""

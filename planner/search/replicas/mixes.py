@@ -21,9 +21,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from formulations import chip_prices
-from formulations.chip_prices import ChipPricesData
-from formulations.options import SolveOptions
 from planner.cost.prices import Floats
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -32,6 +29,7 @@ from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.reach import first_reach
+from planner.search.replicas.row_prices import RowPrices
 from planner.search.replicas.shares import Shares
 from planner.search.replicas.space import shared_rows
 from planner.search.replicas.whole_rooms import WholeRooms, are_few
@@ -70,6 +68,7 @@ class Mixes:
         self.batch = problem.workload.global_batch_size
         self.columns: list[Column] = []
         self.speed = speeds_of(chains)
+        self.row_prices = RowPrices(problem, self.speed)
         self.price = self.best_price = self._worth_the_batch(self.speed)
         """Prices to look at next, and those of the best bound so far."""
         self.bound_ms = 0.0
@@ -80,7 +79,7 @@ class Mixes:
         """The earliest time that rooms were found not to close."""
         self._parts: list[Mixes] = []
         self.looks = 0
-        self.aims = Aims(self.pricing.paths, self.price, self._program, self._keep, is_up)
+        self.aims = Aims(self.pricing.paths, self.price, self._middle, self._keep, is_up)
         """Deadlines; they begin at the first prices."""
 
     @property
@@ -265,25 +264,18 @@ class Mixes:
             elif column.most_m > self.columns[k].most_m:
                 self.columns[k] = column
 
-    def _program(self, deadline_ms: float, more: Sequence[Row] = ()) -> tuple[Floats, float]:
-        """Prices over the chains found at a deadline, and more rows, worth the batch.
+    def _program(self, deadline_ms: float) -> tuple[Floats, float]:
+        """Prices over the chains found at a deadline, worth the batch, and what they were worth before."""
+        return self.row_prices.raised(self._rows(deadline_ms))
 
-        Beside them stands what chips were worth before they were raised to it.
-        """
+    def _middle(self, deadline_ms: float, more: Sequence[Row] = ()) -> tuple[Floats, float]:
+        """Prices amid those that keep what chains found do by a deadline, and more rows."""
+        return self.row_prices.middle(self._rows(deadline_ms, more))
+
+    def _rows(self, deadline_ms: float, more: Sequence[Row] = ()) -> list[Row]:
+        """What the chains found do by a deadline, and more rows."""
         done = [Row(column.chips, float(column.sequences(deadline_ms))) for column in self.columns]
-        rows = [*(row for row in done if row.sequences > 0), *more]
-        prices = np.zeros(len(self.available))
-        if rows:
-            data = ChipPricesData(
-                tuple(self.available.tolist()),
-                tuple(row.chips for row in rows),
-                tuple(row.sequences for row in rows),
-            )
-            solver = "highs" if self.problem.options.solver == "cp_sat" else self.problem.options.solver
-            prices = np.array(chip_prices.solve(data, SolveOptions(solver=solver, gap=0.0)))
-        worth = float(np.dot(prices, self.available))
-        missing = max(self.batch - worth, 0.0)
-        return prices + missing * self.speed / float(np.dot(self.speed, self.available)), worth
+        return [*(row for row in done if row.sequences > 0), *more]
 
     def _worth_the_batch(self, prices: Floats) -> Floats:
         """The same prices in proportion, all chips together worth the batch."""
