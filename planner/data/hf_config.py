@@ -65,7 +65,8 @@ def _why(family: str) -> str:
 
 
 _SIZES = {
-    "hidden_size", "moe_intermediate_size", "n_embd", "n_head", "num_attention_heads", "qk_nope_head_dim",
+    "hidden_size", "moe_intermediate_size", "n_embd", "n_head", "num_attention_heads", "num_hidden_layers",
+    "qk_nope_head_dim",
     "qk_rope_head_dim", "kv_lora_rank", "v_head_dim", *hf_hybrid.SIZES, *hf_linear.SIZES,
 }  # fmt: skip
 """Fields that we reckon with before the model is checked as a whole."""

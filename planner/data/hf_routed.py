@@ -143,5 +143,6 @@ def leading_dense(config: Config) -> int | None:
         leading: int = config.get("first_k_dense_replace", 0)
         return leading
     dense = kinds.index("sparse") if "sparse" in kinds else len(kinds)
-    alike = ["dense"] * dense + ["sparse"] * (config["num_hidden_layers"] - dense)
-    return dense if kinds == alike else None
+    in_order = all(kind == "dense" for kind in kinds[:dense]) and all(k == "sparse" for k in kinds[dense:])
+    whole = len(kinds) == config.get("num_hidden_layers", len(kinds))
+    return dense if in_order and whole else None

@@ -115,6 +115,9 @@ def test_experts_of_the_new_families_are_scored_by_a_sigmoid_in_the_groups_of_th
         ("dots1", "sliding_window", 4096),  # of the layers behind max_window_layers
         ("glm4_moe_lite", "rope_interleave", False),
         ("glm4_moe_lite", "mlp_layer_types", ["sparse", "dense"] + 45 * ["sparse"]),
+        ("glm4_moe_lite", "mlp_layer_types", ["dense"] + 45 * ["sparse"]),  # a layer too few
+        ("glm4_moe_lite", "num_hidden_layers", None),
+        ("glm4_moe_lite", "num_hidden_layers", "47"),
         ("bailing_moe_v2", "use_bias", True),
         ("bailing_moe_v2", "score_function", "softmax"),
     ],
