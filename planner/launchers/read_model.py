@@ -134,6 +134,8 @@ def _hybrid(flags: Flags) -> HybridSpec | None:
     pattern, *predictions = flags.text(PATTERN).replace(STAGE_END, "").split(PREDICTION)
     if len(set(predictions)) > 1:
         raise InstanceError(f"{PATTERN}: its predictions differ, which Megatron-LM refuses", flags.where)
+    if not pattern or not all(predictions):
+        raise InstanceError(f"{PATTERN} {flags.text(PATTERN)!r} names no layer", flags.where)
     strange = set(pattern).union(*predictions) - KIND_OF_LETTER.keys()
     if strange:
         raise InstanceError(

@@ -95,6 +95,8 @@ def test_a_hybrid_of_the_users_own_is_built_from_its_flags(hybrid: tuple[str, in
     [
         ("--hybrid-layer-pattern M-G*", "G cannot be read back"),
         ("--hybrid-layer-pattern M-M* --spec my.specs stack", "layers of one's own"),
+        ("--hybrid-layer-pattern=||", "names no layer"),
+        ("--hybrid-layer-pattern M*/", "names no layer"),
         ("--spec my.specs stack", "Mamba models can with --hybrid-layer-pattern"),
     ],
 )
