@@ -100,7 +100,7 @@ class Pipeline(Data):
     """Stages of it; in the plan's list they follow those of the pipeline before."""
     microbatch_size: int = Field(ge=1)
     """Sequences of a micro-batch."""
-    num_microbatches: int = Field(ge=1)
+    num_microbatches: int = Field(ge=1, le=MOST_SEQUENCES)
     """Micro-batches of a step on each of its replicas."""
 
 
@@ -121,7 +121,7 @@ class Plan(Data):
     """Replicas of every stage."""
     microbatch_size: int = Field(ge=1, le=MOST_SEQUENCES)
     """Sequences of a micro-batch."""
-    num_microbatches: int = Field(ge=1)
+    num_microbatches: int = Field(ge=1, le=MOST_SEQUENCES)
     """Micro-batches of a step on one replica."""
     virtual_stages: int = Field(default=1, ge=1)
     """Virtual stages of each pipeline rank."""
@@ -155,6 +155,10 @@ class Plan(Data):
                     f"stages[{i}] has {len(stage.chunks)} layer ranges, "
                     f"virtual_stages is {self.virtual_stages}"
                 )
+        if self.prediction_stage is not None and self.prediction_stage >= len(self.stages):
+            raise ValueError(
+                f"prediction_stage {self.prediction_stage}: there are {len(self.stages)} stages, from 0 on"
+            )
         return self
 
     @model_validator(mode="after")

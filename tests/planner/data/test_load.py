@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from pydantic import ValidationError
 
 from planner.data.chip import Chip
 from planner.data.load import (
@@ -22,6 +23,7 @@ from planner.data.load import (
 from planner.data.plan import Plan, Stage
 from planner.data.save import to_yaml
 from planner.errors import InstanceError
+from tests.planner.launchers import plans
 
 PROBLEM = """
 schema: hetplan/problem/v1
@@ -344,3 +346,17 @@ def test_links_that_nothing_would_read_are_refused(links: str, complaint: str, l
     text = PROBLEM.replace("model: llama3-8b", f"{second}  links: [{links}]\nmodel: llama3-8b")
     with pytest.raises(InstanceError, match=complaint):
         load_text(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prediction_stage": 2}, "prediction_stage 2: there are 2 stages"),
+        ({"num_microbatches": 10**30}, "num_microbatches"),
+    ],
+)
+def test_decisions_that_no_plan_can_hold_are_one_message(changes: dict[str, int], said: str) -> None:
+    """Predicting such a plan ended in a traceback."""
+    _, plan = plans.uniform()
+    with pytest.raises(ValidationError, match=said):
+        Plan.model_validate(plan.model_dump() | changes)
