@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,8 +77,7 @@ class Dealings:
     """[way, chunk]"""
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A piece of one of the stages, in an order in which none waits for a later one."""
 
     stage: int

@@ -32,7 +32,7 @@ from formulations.virtual_classes_data import VirtualClassesData
 from planner.cost.prices import Bools, Floats, Ints
 from planner.search.virtual_passes import LeastPasses
 from planner.search.virtual_sums import LayerSums, Sums, joined, meet, pairs_meet
-from planner.search.virtual_ways import Ways
+from planner.search.virtual_ways import Spare, Ways
 
 ROUNDING = 1e-9
 """Part of the limit by which a step may exceed it, as sums of times are rounded."""
@@ -93,20 +93,22 @@ class DealtPaths:
         most_pieces: int,
         is_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.data, self.ways, self.most_pieces, self.is_up = data, ways, most_pieces, is_up
+        self.data, self.most_pieces, self.is_up = data, most_pieces, is_up
         self.num_stages = data.sample.num_stages
         self.pieces = 0
         """Pieces of work looked at."""
         self.width = 0
         """Stages of the windows that were looked at."""
+        self.windows: list[Windows] = []
+        """[first stage]"""
         self._of_stage = 2 * data.sample.stage.num_microbatches * data.sample.virtual_stages
         most = np.minimum(data.most, self.num_stages)
         self.is_small = int(np.prod(most + 1)) <= MOST_COUNTS and self._of_stage <= MOST_OF_STAGE
-        if not self.is_small:
+        self._spare = Spare(ways, data.sample.num_layers)
+        self.ways = self._spare.ways
+        if not (self.is_small and self._spare.fit):
             return
-        self._sums = LayerSums(data.fewest, data.most, self.num_stages, data.sample.num_layers)
-        self.windows: list[Windows] = []
-        """[first stage]"""
+        self._sums = LayerSums(data.fewest, data.most, self.num_stages, self._spare.num_layers)
         self._first = self._sums.nothing[None]
         """Sums behind the first windows, [window, numbers]."""
         self._ahead: list[Sums] = []
@@ -114,15 +116,15 @@ class DealtPaths:
         self._tails_ms = np.zeros(len(data.most))
         for c, one in data.classes.items():
             self._tails_ms[c] = one.stage.reduce_tail_ms[0]
-        self._least_tail_ms = self._tails_ms[np.unique(ways[0].of_class)].min()
+        self._least_tail_ms = self._tails_ms[np.unique(self.ways[0].of_class)].min()
 
     def hold(self) -> bool:
         """Whether some path may hold all layers below the limit; never wrongly no.
 
         Windows grow as long as no more has to be looked at than may be.
         """
-        if not self.is_small:
-            return True
+        if not (self.is_small and self._spare.fit):
+            return self._spare.fit
         try:
             while self.width < self.num_stages:
                 if not (self._grow() and self._look_again()):
@@ -137,7 +139,7 @@ class DealtPaths:
         fits: Bools = np.zeros_like(self.data.fits)
         for s, one in enumerate(self.ways):
             used = self._used(s)
-            fits[one.of_class[used], s, one.layers[used]] = True
+            fits[one.of_class[used], s, self._spare.layers(s, one.layers[used])] = True
         return fits
 
     def _used(self, s: int) -> Ints:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
@@ -47,6 +47,34 @@ class Ways:
     def pieces(self) -> Dealings:
         """Their forwards and backwards."""
         return Dealings(self.forward_ms, self.backward_ms)
+
+
+class Spare:
+    """Ways with their layers counted beyond the fewest of their stage, or those short of its most.
+
+    All stages together hold the layers of the model if and only if they hold so many beyond the sum of their
+    fewest, or are so many short of that of their most. The smaller number is taken, which makes sums short.
+    """
+
+    def __init__(self, ways: Sequence[Ways], num_layers: int) -> None:
+        fewest, most = (np.array([end(one.layers) for one in ways]) for end in (np.min, np.max))
+        beyond, short = num_layers - int(fewest.sum()), int(most.sum()) - num_layers
+        self._start, self._sign = (most, -1) if short < beyond else (fewest, 1)
+        self.num_layers = min(beyond, short)
+        """Of all stages, counted so."""
+        counted = [
+            replace(one, layers=self._sign * (one.layers - start))
+            for one, start in zip(ways, self._start.tolist(), strict=True)
+        ]
+        self.ways = [one.only(one.layers <= self.num_layers) for one in counted]
+        """Those that some plan may have, counted so."""
+        self.fit = all(map(len, self.ways))
+        """Whether any stage has one."""
+
+    def layers(self, s: int, counted: Ints) -> Ints:
+        """Layers of ways of a stage that are counted so."""
+        found: Ints = self._start[s] + self._sign * counted
+        return found
 
 
 def compositions(total: int, fewest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

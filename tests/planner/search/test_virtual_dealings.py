@@ -9,7 +9,7 @@ from formulations.virtual_selection_data import choices, objective_ms, recomputa
 from formulations.virtual_selection_tables import fewest_layers
 from planner.search import virtual_dealings
 from planner.search.virtual_dealings import DealtPaths
-from planner.search.virtual_ways import WayLists, compositions
+from planner.search.virtual_ways import Spare, WayLists, compositions
 from tests.formulations.interleaved_instances import Part, random_part
 from tests.formulations.test_virtual_classes import best_of_order, dealings
 
@@ -161,6 +161,49 @@ def test_what_takes_too_much_is_left_as_it_is() -> None:
     assert found.width == 0
     assert found.pieces == 0, "what is not looked at once used up the effort of all"
     assert (found.data.fits | ~found.fits).all()
+
+
+def test_pipelines_too_large_for_paths_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left of their layers was asked for all the same, and ended the search with an error."""
+    part = next(one for one in map(random_part, range(25)) if closed_above(one) is not None)
+    data = part.data(1e9)
+    ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+    assert ways is not None
+    for name in ("MOST_COUNTS", "MOST_OF_STAGE"):
+        with monkeypatch.context() as changed:
+            changed.setattr(virtual_dealings, name, 0)
+            found = DealtPaths(data, ways, MOST)
+            assert found.hold() and found.width == 0
+            assert (found.data.fits | ~found.fits).all()
+
+
+def test_layers_are_counted_from_either_end_of_what_stages_hold() -> None:
+    """Plans are the same paths; a way of more layers than all stages have beside their fewest is in none."""
+    counted = set()
+    for seed in range(25):
+        part = random_part(seed)
+        data = part.data(1e9)
+        ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+        if ways is None:
+            continue
+        for num_layers in range(sum(int(one.layers.max()) for one in ways) + 2):
+            spare = Spare(ways, num_layers)
+            layers = [spare.layers(s, one.layers) for s, one in enumerate(spare.ways)]
+            fewest = sum(int(one.layers.min()) for one in ways)
+            most = sum(int(one.layers.max()) for one in ways)
+            assert spare.fit == (fewest <= num_layers <= most)
+            if not spare.fit:
+                continue
+            counted.add((spare.num_layers == num_layers - fewest, spare.num_layers == most - num_layers))
+            for s, one in enumerate(ways):
+                rest = fewest - int(one.layers.min()), most - int(one.layers.max())
+                can = one.layers[(rest[0] + one.layers <= num_layers) & (rest[1] + one.layers >= num_layers)]
+                assert set(can.tolist()) <= set(layers[s].tolist()) <= set(one.layers.tolist())
+            picks = [int(np.argmin(one.layers)) for one in spare.ways]
+            of_all = sum(int(one.layers[i]) for one, i in zip(spare.ways, picks, strict=True))
+            real = sum(int(one[i]) for one, i in zip(layers, picks, strict=True))
+            assert (of_all == spare.num_layers) == (real == num_layers)
+    assert len(counted) > 1
 
 
 def test_no_time_leaves_a_limit_open_that_is_closed_otherwise_and_blocks_change_no_answer(
