@@ -50,7 +50,7 @@ HALVINGS = 3
 EFFORT = 100_000_000
 """Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s), whatever the gap: a
 wider one closes parts sooner. A guess."""
-LOWEST = 5.0
+LOWEST = 8.0
 """So many times as much where classes are many, for parts below all that were given up: what raises their
 bounds raises that of all. Few classes would take as long for next to nothing. A guess."""
 NEIGHBOUR = 0.05

@@ -57,11 +57,13 @@ class Round:
     """Step of a part over the best one up to which it is."""
     few_orders: int = FEW_ORDERS
     """Orders of a part up to which it is not."""
+    spare: float | None = None
+    """Part of the time limit before whose end it is done; None where it is done as soon as it is late."""
 
 
 ROUNDS = Round(10, 200), Round(4, 700)
 """Round by round. Guesses, as are those that follow."""
-LAST_ROUND = Round(1, 3000)
+LAST_ROUND = Round(1, 3000, spare=0.35)
 """Once relaxations have left the bound as far, where the last round was still of use."""
 ROUND_BESIDE = Round(2, 200)
 """Where a neighbour's search has left its best plan: what is new may hold a far better one. With it one more
@@ -191,10 +193,17 @@ class VirtualDiver(VirtualSolver):
         _, begun, choice_begun = self.good[choice, virtual_stages, stages]
         start = begun.order, choice_begun.layers
         seed = self.problem.options.seed
-        found = anneal_dealings(times, [start], fewest, most, one.steps, seed, lambda: self.clock.is_late)
+        found = anneal_dealings(times, [start], fewest, most, one.steps, seed, lambda: self._ends(one))
         for order, layers in found:
             if self.opener.is_allowed(choice, order):
                 self._judge_dealing(VirtualOrder(choice, virtual_stages, order), layers)
+
+    def _ends(self, one: Round) -> bool:
+        """Whether no time is left for a round that has begun."""
+        limit_s = self.clock.limit_s
+        if one.spare is None or limit_s is None:
+            return self.clock.is_late
+        return self.clock.is_up_behind(one.spare * limit_s)
 
     def _judge_dealing(self, part: VirtualOrder, layers: tuple[tuple[int, ...], ...]) -> None:
         """Judge a dealing as it is, where it is worth it."""

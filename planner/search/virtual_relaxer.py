@@ -31,10 +31,12 @@ from planner.units import MS
 
 FIRST_ROUNDS, RAISING_ROUNDS = 2, 6
 """Rounds of rows (path) of the relaxation of a part, at the cutoff that counts and at lower ones. A guess."""
-LEVEL = 0.005
-"""Part of the cutoff by which the cutoff of a program in whole numbers rises. A guess."""
-MOST_ENTRIES = 260
-"""Most chunks, by class, of such a program that rises. A guess."""
+LEVEL, LEAST_LEVEL = 0.005, 0.001
+"""Part of the cutoff by which the cutoff of a program in whole numbers rises at first; half of it where that
+is too much, as long as it is so much at least. Guesses."""
+MOST_ENTRIES, MOST_RISING = 260, 200
+"""Most chunks, by class, of such a program with classes taken together, and of one that rises: with 240 none
+was closed in twenty seconds. Guesses."""
 STEP_NODES = 200
 """Nodes of a program in whole numbers whose cutoff rises, unless an exact answer is asked for. A guess."""
 MOST_RISE = 0.005
@@ -52,12 +54,12 @@ HALF_WAYS = 2
 """Times that a larger one goes half way up. A guess."""
 HALVINGS = 3
 """Cutoffs below the real one at which a part is looked at that the first look leaves open. A guess."""
-MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 150_000_000, 300_000_000, 2_000_000_000
+MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 250_000_000, 500_000_000, 4_000_000_000
 """Pieces of work of one such look: about a second, twice as much where classes are many, whose programs take
 longer, and far more for the step by which the cutoff of such a program rises. A guess."""
 LISTS_S = 0.6
 """Time that ways of the stages of a part take to be listed, where there are thousands [s]: measured."""
-PIECES_OF_WORK = 15
+PIECES_OF_WORK = 25
 """Pieces of `DealtPaths` that take as long as a unit of `Solution.work`: measured."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
@@ -81,6 +83,8 @@ class VirtualRelaxer(VirtualDiver):
         self._way_lists = WayLists()
         self._narrowed: dict[_PartKey, tuple[float, Bools]] = {}
         """By part: a cutoff, and the numbers of layers of all plans below it."""
+        self._levels: dict[_PartKey, float] = {}
+        """By part: part of the cutoff by which its cutoff rises, where that is less than at first."""
         self._undealt: set[_PartKey] = set()
         """Parts whose whole layers are too many to look at any higher."""
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
@@ -150,6 +154,9 @@ class VirtualRelaxer(VirtualDiver):
                 high_s = level_s
             else:
                 low_s = level_s
+            if look == 0 and part.rises and low_s < high_s:
+                self._anneal_longer(bound_s)  # it will take long
+                high_s = min(high_s, self.cutoff_s)
             if low_s >= high_s:
                 break
         is_next = part.rises and low_s > bound_s
@@ -176,7 +183,8 @@ class VirtualRelaxer(VirtualDiver):
         """Bound a part by the program in whole classes and layers, where that is not too large.
 
         With more than a few classes that takes the longer the further the cutoff lies above the bound: it
-        rises in steps. Where no plan lies below a step that is a bound on all; else what the program proves.
+        rises in steps, of half the length where one was too long. Where no plan lies below a step that is a
+        bound on all; else what the program proves.
         """
         entries, cutoff_s = part.stages * part.virtual_stages * part.num_classes, self.cutoff_s
         rises = part.rises and not self.is_exact
@@ -186,15 +194,20 @@ class VirtualRelaxer(VirtualDiver):
         if rises:
             self._anneal_last(bound_s)
             cutoff_s = self.cutoff_s
-        level_s = bound_s + LEVEL * cutoff_s
-        if not rises or level_s + LEVEL * cutoff_s >= cutoff_s:
+        level = self._levels.get(_part_key(part), LEVEL)
+        level_s = bound_s + level * cutoff_s
+        if not rises or level_s + level * cutoff_s >= cutoff_s:
             level_s = cutoff_s
         if rises and (dealt_s := self._dealt_s(bound_s, part, level_s)) > bound_s:
             self._push(dealt_s, part)
             return
-        if entries <= MOST_ENTRIES if rises else self._may_spend(entries):
+        if entries <= MOST_RISING if rises else self._may_spend(entries):
             bound_s = self._look(bound_s, part, level_s, integral=True)
             if bound_s >= level_s:
+                self._push(bound_s, part)
+                return
+            if rises and level / 2 >= LEAST_LEVEL:
+                self._levels[_part_key(part)] = level / 2
                 self._push(bound_s, part)
                 return
         self._push(bound_s, replace(part, looks=part.looks + 1))
