@@ -31,15 +31,15 @@ class Ascent:
                 setattr(self, name, values[rows])
         self._planes = [planes for planes, kept in zip(self._planes, rows.tolist(), strict=True) if kept]
 
-    def learn(self, value: Floats, slope: Floats) -> None:
-        """Take the values at `prices` and their subgradients, and choose where to look next."""
-        better = value > self.best
-        self.best = np.where(better, value, self.best)
-        self.best_at = np.where(better[:, None], self.prices, self.best_at)
-        self.prices = np.stack(
-            [
-                planes.next_point(point, float(reached), along)
-                for planes, point, reached, along in zip(self._planes, self.prices, value, slope, strict=True)
-            ]
-        )
-        self.rise = np.array([planes.rise for planes in self._planes])
+    def learn(self, value: Floats, slope: Floats, asked: NDArray[np.bool_] | None = None) -> None:
+        """Take the values at `prices` and their subgradients, and choose where to look next.
+
+        Rows that were not asked stay as they are.
+        """
+        rows = np.flatnonzero(np.ones(len(value)) if asked is None else asked)
+        better = rows[value[rows] > self.best[rows]]
+        self.best[better], self.best_at[better] = value[better], self.prices[better]
+        for row in rows.tolist():
+            planes = self._planes[row]
+            self.prices[row] = planes.next_point(self.prices[row].copy(), float(value[row]), slope[row])
+            self.rise[row] = planes.rise

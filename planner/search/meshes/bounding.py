@@ -23,7 +23,7 @@ FEW_LENGTHS, HALVINGS, MORE_HALVINGS, MOST_HALVINGS = 4, 0, 6, 16
 """Lengths up to which brackets are cut in two more often, and how often; the most for one alone: guesses."""
 MOST_LENGTHS = 32
 """Lengths beyond which a look is left to walks, until there are fewer: a guess."""
-LIMITS, LIMITS_OF_FAR, LIMITS_OF_ONE, LIMITS_OF_FEW = (1.0, 0.5), (1.0, 0.5, 0.25), (0.5, 0.5), (0.5,)
+LIMITS, LIMITS_OF_FAR, LIMITS_OF_ONE, LIMITS_OF_FEW = (1.0, 0.5), (1.0, 0.5, 0.25), (0.7, 0.7), (0.5,)
 """Limits that lengths are held against, as shares of the way from their bound to the cutoff, where that is
 far, where it is far for one by itself, and farther for that or a few: what they keep takes ten times as long
 to tell as what they do not, and that is better asked once nothing else lies below. Guesses."""
@@ -78,8 +78,12 @@ def bound_lengths(
         Whether all pipelines of the lengths are looked at, so that limits kept by one will be again.
     """
     known_ms, cutoff_ms = edges_ms
-    bound, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
-    bound = np.maximum(bound, np.minimum(known_ms, cutoff_ms))
+    bound, found = np.minimum(known_ms, cutoff_ms), tuple[Found, ...]()
+    # What is far from the cutoff still, walks of more lengths have not brought nearer.
+    far = learned.sums is not None and bound.min() < (1 - FAR_OF_ONE) * cutoff_ms
+    if not far or len(lengths) > FEW_LENGTHS:
+        reached, found = bound_by_walks(walks_of(lengths), cutoff_ms, is_up, halvings, learned)
+        bound = np.maximum(bound, reached)
     number = np.count_nonzero(bound < cutoff_ms)
     few = number <= MOST_LENGTHS
     limits: tuple[float, ...] = LIMITS if bound.min() > (1 - FAR) * cutoff_ms else LIMITS_OF_FAR
@@ -94,9 +98,11 @@ def bound_lengths(
         least = float(bound[still].min())
         kept = learned.kept_ms.get(lengths[still[0]], np.inf) if is_whole and len(still) == 1 else np.inf
         limit = least + share * (cutoff_ms - least)
+        if cutoff_ms - limit < WORTH_A_LIMIT * cutoff_ms:
+            limit = cutoff_ms
         if limit >= kept * (1 - WORTH_A_LIMIT):
             limit = (least + kept) / 2
-        if limit - least < WORTH_A_LIMIT * cutoff_ms:
+        if limit - least < WORTH_A_LIMIT * cutoff_ms and limit < cutoff_ms:
             break
         still = still[bound[still] < limit]
         walks = walks_of([lengths[i] for i in still.tolist()])

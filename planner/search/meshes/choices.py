@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from planner.cost.prices import Floats
 from planner.search.meshes.lines import Lines
 from planner.search.meshes.places import Ints
 from planner.search.meshes.walks import MeshWalks
+
+if TYPE_CHECKING:
+    from planner.search.meshes.windows import Window
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class Choices:
     """Its reduction wherever it is; the least of those that count as one."""
     most_reduce: Floats
     """The most of them."""
+    number: Ints
+    """[shape, layers] as which choice a stage counts; -1 for none."""
+    behind: tuple[Ints, Ints] | None
+    """[choice, row] fewest and most ticks behind it, in those of `planner.search.meshes.windows`."""
 
     def worth(self, paid: Floats) -> Floats:
         """Layers less the price of the shares, [row, choice]; `paid` is [row, shape]."""
@@ -44,9 +52,16 @@ class Choices:
 
 
 def list_choices(
-    walks: MeshWalks, lines: Lines, q: int, limit_ms: float, tick_ms: float, *, is_first: bool
+    walks: MeshWalks,
+    lines: Lines,
+    q: int,
+    limit_ms: float,
+    tick_ms: float,
+    window: Window | None = None,
+    *,
+    is_first: bool,
 ) -> Choices:
-    """What keeps the row of its own work with q stages behind it.
+    """What keeps the row of its own work with q stages behind it, and is left in a window.
 
     Stages of one class, as many chips and as many ticks count as one that is best in all: that only lets more
     pipelines be.
@@ -58,6 +73,8 @@ def list_choices(
     usable &= m * np.where(usable, times, 0.0) + lines.follow[:, place] <= limit_ms
     if walks.allowed is not None:
         usable &= walks.allowed[::-1][q][:, None]
+    if window is not None:
+        usable &= window.usable()
     shape, layers = np.nonzero(usable)
     time = times[shape, layers]
     forward = lines.forward[shape, place] * layers + lines.base_forward[shape, place]
@@ -77,6 +94,11 @@ def list_choices(
         return found
 
     best = order[starts]
+    number = np.full(usable.shape, -1, dtype=np.int64)
+    number[shape[order], layers[order]] = np.repeat(
+        np.arange(len(starts)), np.diff(np.append(starts, len(order)))
+    )
+    ticks_behind = window.of_groups(shape[order], layers[order], starts) if window is not None else None
     return Choices(
         shape[best],
         layers[best],
@@ -93,4 +115,6 @@ def list_choices(
         least(reduce),
         least(lines.reduce[shape, place, layers]),
         -least(-lines.reduce[shape, place, layers]),
+        number,
+        ticks_behind,
     )

@@ -2,10 +2,11 @@
 
 The sums of all stages are cut into brackets, each with prices of its own that are found by cutting planes;
 lengths share them, and each is closed once all brackets have closed it (`planner.search.meshes.holding`).
-Brackets that stay open are cut in two, by the measure of the pipeline that holds most which tells most of it:
-in the middle of the sums, or just below the longest of what follows it or its slowest stage, so that it
-leaves one part and loses time for many of its stages in the other. The constants are guesses: they say what
-is looked at, never what is proven.
+What no plan has at the prices of a bracket is left out of it and of its parts
+(`planner.search.meshes.windows`). Brackets that stay open are cut in two, by the measure of the pipeline
+that holds most which tells most of it: in the middle of the sums, or just below the longest of what follows
+it or its slowest stage, so that it leaves one part and loses time for many of its stages in the other. The
+constants are guesses: they say what is looked at, never what is proven.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM, Brackets
-from planner.search.meshes.holding import Holding
+from planner.search.meshes.holding import NUM_LAYERS, Holding
 from planner.search.meshes.measures import Measured
+from planner.search.meshes.places import Ints
 from planner.search.meshes.relaxation import MAX_FOUND, Found, Known, share_scale
 from planner.search.meshes.walks import MeshWalks
+from planner.search.meshes.windows import Windows, leave_out, windows_of
 from planner.tolerances import COUNT_TOL
 
 Bools = NDArray[np.bool_]
 
-BRACKETS, MOST_BRACKETS = 20, 40
+BRACKETS, MOST_BRACKETS = 20, 100
 """Brackets of the sum at first, and from which they are not halved any more. A guess."""
 TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
@@ -40,10 +43,15 @@ BY_SUM = 0.5
 pipeline in the middle of it loses. A guess."""
 OFF = 0.5
 """How much larger what ticks hide may be than what brackets do before there are finer ones. A guess."""
-MOST_WORK = 24_000_000
-"""Shapes times brackets times ticks beyond which brackets are not halved any more. A guess."""
+MOST_WAYS = 12_000_000
+"""Ways of the parts of all brackets beyond which they are not halved any more. A guess."""
+MOST_VALUES = 60_000_000
+"""Points of all places and brackets from which there are no finer ticks, and beyond which brackets are not
+halved any more: half a gigabyte."""
 ROUNDS, LEAST_ROUNDS = 40, 5
 """Rounds of prices on one set of brackets, at most and before they may be given up. A guess."""
+LEFT_OUT = 0, 3, 8, 16
+"""Rounds in which what no plan has is left out. A guess."""
 FIRST_PRICE = 0.8
 """Share of the layers that all chips are worth at first. A guess."""
 
@@ -75,8 +83,9 @@ def close_lengths(
     prices = known.at(highs) if known is not None else first_prices(walks, len(highs))
     found: dict[Found, int] = {}
     ticks = float(TICKS)
+    windows: Windows | None = None
     for halving in range(halvings + 1):
-        holding = Holding(walks, limit, brackets, limit / ticks, is_up)
+        holding = Holding(walks, limit, brackets, limit / ticks, is_up, windows)
         if holding.is_cut:
             break
         rows = _Sums(walks, holding, is_open, prices)
@@ -85,13 +94,18 @@ def close_lengths(
         if halving == 0:
             known = rows.known(highs)
         is_open, prices = rows.is_open, rows.ascent.best_at
-        work = PARTS * len(left) * FINER * ticks * len(walks.batch.shapes)
-        too_many = len(left) > MOST_BRACKETS or work > MOST_WORK
+        values = PARTS * len(left) * NUM_LAYERS * walks.longest * ticks
+        too_many = len(left) > MOST_BRACKETS or values > MOST_VALUES
         if halving == halvings or not len(left) or too_many or is_up():
             break
-        if (walks.longest - 1) * limit / ticks > OFF * np.median(rows.gain):
+        windows = rows.windows().repeated(PARTS)
+        if PARTS * holding.num_ways > MOST_WAYS or is_up():
+            break
+        measure, cut, gain = rows.cuts()
+        is_off = (walks.longest - 1) * limit / ticks > OFF * np.median(gain)
+        if is_off and FINER * values <= MOST_VALUES:
             ticks *= FINER
-        brackets = brackets.some(left).cut(rows.measure, rows.cut)
+        brackets = brackets.some(left).cut(measure, cut)
         is_open, prices = np.repeat(is_open, PARTS, axis=1), np.repeat(prices, PARTS, axis=0)
     ranked = sorted(found, key=lambda key: found[key])[:MAX_FOUND]
     return Closed(np.asarray(~is_open.any(axis=1)), tuple(ranked), known)
@@ -111,13 +125,11 @@ class _Sums:
         most = np.concatenate([[np.inf], np.full(len(walks.shares.room), np.inf)])
         self.ascent, self.best = Ascent(prices, most, ()), prices.copy()
         self.scale = share_scale(walks)
-        low, high = holding.brackets.edges[SUM]
-        self.measure, self.cut, self.gain = (
-            np.zeros(len(low), dtype=np.int64),
-            np.sqrt(low * high),
-            high - low,
-        )
-        """[bracket] where it is cut, by the pipeline that held most last, and what that tells of it [ms]."""
+        low = holding.brackets.edges[SUM, 0]
+        self.rests = np.zeros(len(low), dtype=np.bool_)
+        """[bracket] what no prices are thought to close."""
+        self.looked_at: list[Found | None] = [None] * len(low)
+        """[bracket] the pipeline that held most last."""
 
     def run(self, is_up: Callable[[], bool], found: dict[Found, int], *, is_last: bool) -> None:
         """Rounds of prices; brackets that no length can hold are closed.
@@ -128,32 +140,41 @@ class _Sums:
         enough = walks.num_layers * (1 - COUNT_TOL)
         for turn in range(ROUNDS):
             price = self.ascent.prices[:, 1:] * self.scale
-            most = self.holding.held(price) + price @ walks.shares.room
-            self.is_open &= most >= enough
+            most = self.holding.held(price, ~self.rests) + price @ walks.shares.room
+            self.is_open &= (most >= enough) | self.rests
             # What is closed counts no more; where nothing is left any value does.
             given_up = self.hopeless.any(axis=1, keepdims=True) if is_last else self.hopeless
-            asked = self.is_open & ~given_up
-            if not asked.any():
+            is_asked = self.is_open & ~given_up & ~self.rests
+            if not is_asked.any():
                 self._keep(np.asarray(self.is_open.any(axis=0)))
                 return
-            held = np.where(asked, most, -np.inf)
+            held = np.where(is_asked, most, -np.inf)
             worst, reached = held.argmax(axis=0), held.max(axis=0)
-            slope = np.zeros_like(self.ascent.prices)
-            for row in np.flatnonzero(asked.any(axis=0)).tolist():
+            slope, asked = np.zeros_like(self.ascent.prices), np.asarray(is_asked.any(axis=0))
+            for row in np.flatnonzero(asked).tolist():
                 slope[row, 1:] = self._looked_at(row, int(worst[row]), price, found)
-            self.ascent.learn(np.where(np.isfinite(reached), -reached, 0.0), slope)
-            self._keep(np.asarray(self.is_open.any(axis=0)))
-            if not len(self.left) or turn + 1 == ROUNDS or is_up():
-                return
+            if turn in LEFT_OUT:
+                leave_out(self.holding, price, self.is_open, enough, asked)
+            self.ascent.learn(-reached, slope, asked)
             # Brackets that the planes give no hope for are better halved first.
-            if turn >= LEAST_ROUNDS and (-self.ascent.best - self.ascent.rise > enough).all():
+            if turn >= LEAST_ROUNDS:
+                self.rests |= ~asked | (-self.ascent.best - self.ascent.rise > enough)
+            self._keep(np.asarray(self.is_open.any(axis=0)))
+            if not len(self.left) or self.rests.all() or turn + 1 == ROUNDS or is_up():
                 return
+
+    def windows(self) -> Windows:
+        """What is left of all choices at the best prices."""
+        price = self.ascent.best_at[:, 1:] * self.scale
+        self.holding.held(price)
+        leave_out(self.holding, price, self.is_open, self.walks.num_layers * (1 - COUNT_TOL))
+        return windows_of(self.holding)
 
     def _looked_at(self, row: int, length: int, price: Floats, found: dict[Found, int]) -> Floats:
         """How the most layers fall with each price; remembers the pipeline that holds them."""
         walks = self.walks
         order, split = self.holding.traced(row, length, price)
-        self._choose_cut(row, order, split)
+        self.looked_at[row] = order, split
         taken = walks.shares.taken[list(order)].sum(axis=0)
         if (taken <= walks.shares.room).all():
             missing = walks.num_layers - sum(split)
@@ -163,14 +184,21 @@ class _Sums:
         slope: Floats = (taken - walks.shares.room) * self.scale
         return slope
 
-    def _choose_cut(self, row: int, order: tuple[int, ...], split: tuple[int, ...]) -> None:
-        """Cut a bracket in the middle of its sums, or just below another measure of a pipeline."""
-        pipeline, edges = Measured(self.walks, order, split), self.holding.brackets.edges[:, :, row]
-        cuts, gains = pipeline.cuts_ms(edges, self.holding.tick)
-        gains[SUM] = BY_SUM * (edges[SUM, 1] - edges[SUM, 0])
-        cuts[SUM] = np.sqrt(edges[SUM, 0] * edges[SUM, 1])
-        measure = max(MEASURES, key=lambda one: gains[one])
-        self.measure[row], self.gain[row], self.cut[row] = measure, gains[measure], cuts[measure]
+    def cuts(self) -> tuple[Ints, Floats, Floats]:
+        """Measures that brackets are cut by and where, and what that tells of them, [bracket] [ms].
+
+        In the middle of the sums, or just below another measure of the pipeline that held most last.
+        """
+        low, high = self.holding.brackets.edges[SUM]
+        measure, cut, gain = np.full(len(low), SUM), np.sqrt(low * high), high - low
+        for row, pipeline in enumerate(self.looked_at):
+            if pipeline is not None:
+                edges = self.holding.brackets.edges[:, :, row]
+                cuts, gains = Measured(self.walks, *pipeline).cuts_ms(edges, self.holding.tick)
+                gains[SUM], cuts[SUM] = BY_SUM * gain[row], cut[row]
+                measure[row] = max(MEASURES, key=lambda one: gains[one])
+                gain[row], cut[row] = gains[measure[row]], cuts[measure[row]]
+        return measure, cut, gain
 
     def known(self, high: Floats) -> Known:
         """The best prices of all brackets, the closed ones too."""
@@ -184,8 +212,8 @@ class _Sums:
         self.best[self.left] = self.ascent.best_at
         self.ascent.keep(rows)
         self.holding.keep(rows)
-        self.left, self.measure = self.left[rows], self.measure[rows]
-        self.cut, self.gain = self.cut[rows], self.gain[rows]
+        self.left, self.rests = self.left[rows], self.rests[rows]
+        self.looked_at = [self.looked_at[row] for row in np.flatnonzero(rows).tolist()]
         self.is_open, self.hopeless = self.is_open[:, rows], self.hopeless[:, rows]
 
 

@@ -45,7 +45,7 @@ GAP_OF_UNIFORM = 0.01
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
 PATIENCE_OF_UNIFORM = 20, 1.0
 """`Search.patience` of it: a guess."""
-SHARE_OF_UNIFORM = 0.1
+SHARE_OF_UNIFORM = 0.06
 """Share of the time limit that the search for equal degrees may take."""
 
 TOO_MANY = 3

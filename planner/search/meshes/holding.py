@@ -65,6 +65,7 @@ from planner.search.meshes.places import Ints
 from planner.search.meshes.spans import least_behind_excess, least_behind_slow, spans_of
 from planner.search.meshes.walks import MeshWalks
 from planner.search.meshes.ways import Bools, Few, RowWays, few, list_ways, most_within
+from planner.search.meshes.windows import Windows
 from planner.tolerances import BOUND_TOL
 
 SLOW_FIRST, EXCESS_FIRST, TO_EXCESS, TO_SLOW, PASSED = range(5)
@@ -94,12 +95,14 @@ class Holding:
         brackets: Brackets,
         tick_ms: float,
         is_up: Callable[[], bool] = lambda: False,
+        windows: Windows | None = None,
     ) -> None:
         """Pipelines of each bracket, [row]; `limit_ms` is without what every plan adds.
 
-        Once `is_up` no more is listed, and nothing may be asked of it.
+        Once `is_up` no more is listed, and nothing may be asked of it. `windows` are what is left of choices.
         """
         self.walks, self.limit, self.tick = walks, limit_ms * (1 + BOUND_TOL), tick_ms
+        self.windows = windows
         self.brackets, self.least, self.most = brackets, brackets.least, brackets.most
         self.width = int(self.most(SUM).max() / tick_ms) + 2
         """Ticks that are told apart: points from there on have passed the slowest stage."""
@@ -115,7 +118,7 @@ class Holding:
         self.pace = walks.least_longer_pass_ms(self.least(SLOWEST), self.most(SLOWEST))
         """[row] least time of the longer pass of the slowest stage."""
         self.lengths = walks.lengths
-        self._length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
+        self.length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
         self.inner: list[Choices] = []
         self.ways: list[list[RowWays]] = []
         """[place][row] ways of inner stages."""
@@ -125,6 +128,8 @@ class Holding:
         stage, then each behind which that has been passed."""
         self.is_cut = self._list_ways(is_up)
         self._held: list[Floats] = []
+        self._ended: dict[int, Floats] = {}
+        """By place, the most behind each first stage with its own, [2 choices, row]."""
 
     @property
     def num_ways(self) -> int:
@@ -148,11 +153,11 @@ class Holding:
         for q in range(walks.longest):
             if is_up():
                 return True
-            if q in self._length_at:
-                self.first[q] = list_choices(walks, walks.first, q, self.limit, self.tick, is_first=True)
+            if q in self.length_at:
+                self.first[q] = self._choices_of(q, is_first=True)
                 self.ends[q] = self._ends_of(self.first[q], q)
             if q + 1 < walks.longest:
-                self.inner.append(list_choices(walks, walks.inner, q, self.limit, self.tick, is_first=False))
+                self.inner.append(self._choices_of(q, is_first=False))
                 listed.append(self._ways_of(self.inner[q], q, reached))
                 reached = np.zeros_like(reached)
                 for row in rows:
@@ -169,6 +174,14 @@ class Holding:
             if q in self.ends:
                 useful[:, -2 * self.width :] |= _within(*self.ends[q], 2 * self.width)
         return False
+
+    def _choices_of(self, q: int, *, is_first: bool) -> Choices:
+        """Choices of a place that keep their own rows and are left."""
+        walks, window = self.walks, None
+        if self.windows is not None:
+            window = self.windows.first[q] if is_first else self.windows.inner[q]
+        lines = walks.first if is_first else walks.inner
+        return list_choices(walks, lines, q, self.limit, self.tick, window, is_first=is_first)
 
     def _ways_of(self, choices: Choices, q: int, reached: Bools) -> list[list[Few]]:
         """Choices of all ways of a place, points behind them and ahead, by row."""
@@ -211,38 +224,46 @@ class Holding:
         passed = np.where(low <= high, high + self.width, 0)
         return np.concatenate([low, low + self.width]), np.concatenate([np.where(is_slow, high, 0), passed])
 
-    def held(self, price: Floats) -> Floats:
-        """Most layers less the price of their shares, [length, row]; `price` is [row, kind] of a share."""
+    def held(self, price: Floats, asked: Bools | None = None) -> Floats:
+        """Most layers less the price of their shares, [length, row]; `price` is [row, kind] of a share.
+
+        Rows that are not asked hold -inf.
+        """
         paid = price @ self.walks.shares.taken.T
         rows = len(self.brackets)
         ends = np.full((len(self.lengths), rows), -np.inf)
         held = np.full((rows, len(self.layers) * self.width), -np.inf)
-        held[:, :: self.width] = np.where(self.begins, 0.0, -np.inf)
+        every = np.flatnonzero(np.ones(rows) if asked is None else asked).tolist()
+        held[every, :: self.width] = np.where(self.begins[every], 0.0, -np.inf)
         self._held = [held]
-        self.walks.work += OF_A_WAY * self.num_ways
         for q in range(self.walks.longest):
             if q in self.ends:
                 most = most_within(held[:, -2 * self.width :], *self.ends[q])
-                worth = np.tile(self.first[q].worth(paid).T, (2, 1)) + most
-                ends[self._length_at[q]] = worth.max(axis=0, initial=-np.inf)
+                most += np.tile(self.first[q].worth(paid).T, (2, 1))
+                ends[self.length_at[q]] = most.max(axis=0, initial=-np.inf)
+                self._ended[q] = most
             if q < len(self.ways):
                 worth, before = self.inner[q].worth(paid), held
                 held = np.full_like(before, -np.inf)
-                for row, ways in enumerate(self.ways[q]):
+                for row in every:
+                    ways = self.ways[q][row]
                     ways.best(before[row], worth[row], held[row])
+                    self.walks.work += OF_A_WAY * len(ways.choice)
                 self._held.append(held)
         return ends
+
+    def held_at(self, q: int) -> Floats:
+        """The most that lies behind a stage with q stages behind it, as found last, [row, point]."""
+        return self._held[q]
 
     def traced(self, row: int, length: int, price: Floats) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes and layers of the pipeline that holds most, of a length by its number, first stage first."""
         last = int(self.lengths[length]) - 1
-        paid = price[row : row + 1] @ self.walks.shares.taken.T
-        low, high = (edge[:, row : row + 1] for edge in self.ends[last])
+        paid = self.walks.shares.taken @ price[row]
         before = self._held[last].shape[1] - 2 * self.width
         held, first = self._held[last][row, before:], self.first[last]
-        worth = np.tile(first.worth(paid)[0], 2) + most_within(held[None], low, high)[:, 0]
-        chosen = int(np.argmax(worth))
-        begin, end = int(low[chosen, 0]), int(high[chosen, 0])
+        chosen = int(np.argmax(self._ended[last][:, row]))
+        begin, end = (int(edge[chosen, row]) for edge in self.ends[last])
         at = before + begin + int(np.argmax(held[begin : end + 1]))
         chosen %= len(first.shape)
         order, split = [int(first.shape[chosen])], [int(first.layers[chosen])]
@@ -250,7 +271,8 @@ class Holding:
             choices, ways = self.inner[q], self.ways[q][row]
             here = ways.into(at)
             choice, behind = ways.choice[here], ways.behind[here]
-            best = int(np.argmax(self._held[q][row, behind] + choices.worth(paid)[0][choice]))
+            worth = choices.layers[choice] - paid[choices.shape[choice]]
+            best = int(np.argmax(self._held[q][row, behind] + worth))
             at = int(behind[best])
             order.append(int(choices.shape[choice[best]]))
             split.append(int(choices.layers[choice[best]]))

@@ -44,6 +44,9 @@ def spans_of(
     high = np.minimum(high / holding.tick, holding.most(SUM) / holding.tick - ticks)
     least = np.ceil(np.maximum(low / holding.tick, 0.0) - COUNT_TOL)
     most = np.floor(np.minimum(high, float(holding.width)) + COUNT_TOL)
+    if holding.windows is not None:
+        fewest, longest = holding.windows.behind(choices, q, holding.tick)
+        least, most = np.maximum(least, fewest), np.minimum(most, longest)
     keeps = keeps & reached & (least <= most)
     return np.where(keeps, least, 1).astype(np.int64), np.where(keeps, most, 0).astype(np.int64)
 

@@ -51,6 +51,18 @@ class RowWays:
             found += worth.take(self.choice)
             ahead[self.points] = np.maximum.reduceat(found, self.first)
 
+    def ahead(self, value: Floats) -> Floats:
+        """Values, [point], at the point that each way leads to."""
+        counts = np.diff(np.append(self.first, len(self.choice)))
+        return np.asarray(np.repeat(value[self.points], counts))
+
+    def some(self, kept: Bools) -> RowWays:
+        """Those of the ways that are kept, [way]."""
+        counts = np.add.reduceat(kept, self.first, dtype=np.int64) if len(self.first) else self.first
+        reached = counts > 0
+        first = (np.cumsum(counts) - counts)[reached]
+        return RowWays(self.choice[kept], self.behind[kept], first, self.points[reached])
+
     def into(self, ahead: int) -> slice:
         """The ways to a point that some way leads to."""
         number = int(np.searchsorted(self.points, ahead))
@@ -82,6 +94,24 @@ def list_ways(spans: tuple[Ints, Ints], reached: Bools) -> tuple[Few, Few]:
 def few(count: int) -> type[np.unsignedinteger]:
     """The type of least size that holds numbers below `count`."""
     return np.uint16 if count <= np.iinfo(np.uint16).max else np.uint32
+
+
+def most_covering(worth: Floats, low: Ints, high: Ints, points: int) -> Floats:
+    """Largest worth of the spans that hold each point, [row, point]; all are [choice, row].
+
+    -inf where none does. Two spans of 1, 2, 4 .. points in a row cover any; each hands on to its halves.
+    """
+    choice, row = np.nonzero(low <= high)
+    first, last, worth = low[choice, row], high[choice, row], worth[choice, row]
+    level = np.log2(np.maximum(last - first + 1, 1)).astype(np.int64)
+    tables = np.full((int(level.max(initial=0)) + 1, low.shape[1], points), -np.inf)
+    np.maximum.at(tables, (level, row, first), worth)
+    np.maximum.at(tables, (level, row, last - 2**level + 1), worth)
+    for longer in range(len(tables) - 1, 0, -1):
+        half, shorter = 2 ** (longer - 1), tables[longer - 1]
+        np.maximum(shorter, tables[longer], out=shorter)
+        np.maximum(shorter[:, half:], tables[longer][:, : points - half], out=shorter[:, half:])
+    return np.asarray(tables[0])
 
 
 def most_within(value: Floats, low: Ints, high: Ints) -> Floats:

@@ -16,7 +16,7 @@ from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM, Bracket
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.closing import close_lengths, least_sum
 from planner.search.meshes.driver import MeshSearch
-from planner.search.meshes.holding import Holding
+from planner.search.meshes.holding import NUM_LAYERS, Holding
 from planner.search.meshes.measures import Measured
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.pairs import list_pairs, longest_of
@@ -379,6 +379,27 @@ def test_finer_ticks_close_what_coarse_ones_gave_up(
     assert not cut.closed[0] and cut.found == () and next(looks, None) is None
 
 
+def test_ticks_grow_no_finer_than_memory_lets_them(
+    searched: MeshOpener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bracket that a plan keeps open asked for finer ticks with each halving, up to all memory."""
+    values = list[float]()
+
+    def made(walks: MeshWalks, limit: float, brackets: Brackets, tick: float, *more: object) -> Holding:
+        values.append(len(brackets) * NUM_LAYERS * walks.longest * limit / tick)
+        return Holding(walks, limit, brackets, tick, *more)  # type: ignore[arg-type]
+
+    most = 200_000
+    monkeypatch.setattr(closing, "MOST_VALUES", most)
+    monkeypatch.setattr(closing, "OFF", 0.0)
+    monkeypatch.setattr(closing, "Holding", made)
+    assert searched.best is not None
+    step_s, number, order = searched.best
+    at_ms = step_s / MS * (1 + 1e-9)
+    assert not close_lengths(walks_of(searched, number, [len(order)]), at_ms, lambda: False, 30).closed[0]
+    assert len(values) > 3 and max(values[1:]) <= most < closing.FINER ** len(values) * values[0]
+
+
 @pytest.mark.parametrize(
     ("bounds", "shares"),
     [
@@ -387,7 +408,9 @@ def test_finer_ticks_close_what_coarse_ones_gave_up(
         ((90.0,), (0.5,)),
         # Near it, or many: the cutoff first.
         ((98.0, 98.5, 99.0), (1.0, 0.5)),
-        ((98.0,), (0.5, 0.5)),
+        ((98.0,), (0.7, 0.7)),
+        # Short of it there is nothing to gain.
+        ((99.7,), (1.0, 1.0)),
         ((93.0,) * 9, (1.0, 0.5)),
         ((90.0,) * 9, (1.0, 0.5, 0.25)),
     ],
