@@ -41,7 +41,7 @@ def run(
     api.export(plan, target or plan.target, out, problem=problem, version=version, force=force)
     say_unstated(problem, target or plan.target, version)
     if (target or plan.target) == "flagscale":
-        say_crowded(problem, plan.model_copy(update={"target": "flagscale"}), api.predict(problem, plan))
+        say_crowded(plan.model_copy(update={"target": "flagscale"}))
     say_written(out, quiet=quiet)
     return ExitCode.PLAN
 

@@ -22,7 +22,7 @@ from planner.commands.screen import ExitCode
 from planner.data.explanation import Robustness, SplitComparison
 from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.data.result import Evaluation, Result
+from planner.data.result import Result
 from planner.errors import InstanceError
 from planner.launchers.directory import check_replaceable, check_writable, unstated
 from planner.launchers.stated_software import other_software
@@ -252,7 +252,7 @@ def write(request: PlanRequest, problem: Problem, result: Result) -> None:
     api.export(result, problem.target, request.out, problem=problem, force=request.force)
     say_unstated(problem, problem.target)
     if result.plan is not None:
-        say_crowded(problem, result.plan, result.evaluation)
+        say_crowded(result.plan)
     say_written(request.out, to_stderr=request.as_json, quiet=request.quiet and request.as_json)
 
 
@@ -263,12 +263,12 @@ def say_version(problem: Problem) -> None:
         screen.note(f"{found[1]}; launch files are written for core {found[0]}")
 
 
-def say_crowded(problem: Problem, plan: Plan, evaluation: Evaluation | None) -> None:
-    """Say where the process groups of FlagScale may take more memory, or time, than a plan counts."""
+def say_crowded(plan: Plan) -> None:
+    """Say where making the process groups of FlagScale takes long."""
     if plan.target == "flagscale":
         from planner.launchers.crowded_groups import crowded_groups
 
-        for note in crowded_groups(problem, plan, evaluation, tight_only=True):
+        for note in crowded_groups(plan):
             screen.note(f"warning: {note}")
 
 

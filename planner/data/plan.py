@@ -236,7 +236,12 @@ class Plan(Data):
     def degrees_differ(self) -> bool:
         """Whether a stage has another tensor- or data-parallel degree than the plan."""
         own = (self.tensor_parallel, self.data_parallel)
-        return any((stage.tensor_parallel, stage.data_parallel) != own for stage in self.stages)
+        return any(of_stage != own for of_stage in self.stage_degrees)
+
+    @property
+    def stage_degrees(self) -> list[tuple[int, int]]:
+        """Tensor and data parallelism of every stage."""
+        return [(stage.tensor_parallel, stage.data_parallel) for stage in self.stages]
 
     @property
     def pipeline_parallel(self) -> int:

@@ -83,7 +83,7 @@ def launch_files(problem: Problem, plan: Plan, evaluation: Evaluation | None) ->
                     problem,
                     plan,
                     evaluation,
-                    (*left_out(problem.model, CORE_VERSION), *crowded_groups(problem, plan, evaluation)),
+                    (*left_out(problem.model, CORE_VERSION), *crowded_groups(plan)),
                 ),
             },
         ),

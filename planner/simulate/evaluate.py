@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.cost.flop import model_flop_per_step
+from planner.cost.mesh_groups import further_communicator_bytes
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
 from planner.cost.remembered import remembered_price
@@ -124,6 +125,8 @@ def evaluate_stages(
         memory_bytes(prices, choices[s], content, in_flight[s], len(contents))
         for s, content in enumerate(contents)
     ]
+    for terms, further in zip(memory, further_communicator_bytes(problem, plan.stage_degrees), strict=True):
+        terms["context"] += further
     limits = [problem.memory_limit_bytes(content.node_class) for content in contents]
     events = _timeline(times, schedulable_group(plan)) if timeline else None
     peak_flop_per_s = sum(

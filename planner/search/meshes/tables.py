@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.stage_selection_data import StageSelectionData
+from planner.cost.mesh_groups import further_communicator_bytes
 from planner.cost.prices import Floats, Prices
 from planner.cost.resharding import mesh_hops_s
 from planner.data.problem import Problem
@@ -15,7 +16,7 @@ from planner.search.coefficients import entry_coefficients
 from planner.search.entries import Entries
 from planner.search.meshes.shapes import Batch
 from planner.search.tables import Start, start_of
-from planner.units import MS
+from planner.units import GIB, MS
 
 
 class MeshTables:
@@ -25,7 +26,10 @@ class MeshTables:
         self.problem, self.prices, self.batches = problem, prices, batches
 
     def data(self, choice: int, order: Sequence[int]) -> StageSelectionData:
-        """Coefficients of one pipeline: batch number `choice`, the shape of every stage."""
+        """Coefficients of one pipeline: batch number `choice`, the shape of every stage.
+
+        Only here, where all shapes are known, do the communicators of all its pipeline groups count.
+        """
         batch = self.batches[choice]
         shapes = [batch.shapes[k] for k in order]
         hops = mesh_hops_s(self.problem, self.prices, shapes)
@@ -39,7 +43,15 @@ class MeshTables:
         returning = np.concatenate([[0.0], hops[:-1]])
         data = entry_coefficients(self.problem, self.prices, entries, batch.num_microbatches, hops, returning)
         tied = float(tied_ms(self.prices, batch)[order[0], order[-1]]) if len(order) > 1 else 0.0
-        return with_mode(replace(data, constant_ms=tied), batch.selective)
+        degrees = [(shape.tensor_parallel, shape.data_parallel) for shape in shapes]
+        further = np.array(further_communicator_bytes(self.problem, degrees)) / GIB
+        data = replace(
+            data,
+            constant_ms=tied,
+            base_gib=data.base_gib + further,
+            step_base_gib=data.step_base_gib + further,
+        )
+        return with_mode(data, batch.selective)
 
     def start(self, choice: int, order: Sequence[int]) -> Start:
         """Coefficients of one pipeline, and what follows from them before any layer is placed."""
