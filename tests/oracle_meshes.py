@@ -7,8 +7,10 @@ recomputation that FlagScale can state. The enumeration and the cuts between sta
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -134,12 +136,52 @@ def _hops(
     return hops
 
 
+def _further_bytes(problem: Problem, sequence: tuple[Shape, ...]) -> list[float]:
+    """Communicators of all pipelines, and pairs for a common embedding, beyond one on every rank, [stage]."""
+    if len({shape[1:] for shape in sequence}) < 2:
+        return [0.0] * len(sequence)
+    lanes = [_pipelines(tuple(shape[i] for shape in sequence)) for i in (1, 2)]
+    one = problem.stack.communicator_gib * 2**30
+    two = one * 544 / 688
+    most = [
+        math.prod(max(Counter(way[s] for way in ways).values()) for ways in lanes)
+        for s in range(len(sequence))
+    ]
+    further = [(count - 1) * (one if len(sequence) > 2 else two) for count in most]
+    if problem.model.tied_embeddings:
+        for here in (0, -1):
+            pairs = [{(way[here], way[-1 - here]) for way in ways} for ways in lanes]
+            met = math.prod(max(Counter(a for a, _ in of_lane).values()) for of_lane in pairs)
+            further[here] += (met - 1) * two
+    return further
+
+
+@cache
+def _pipelines(degrees: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every choice of one part a stage such that neighbours overlap, counted on a fine grid."""
+    grid = 840
+    parts = [[range(i * grid // n, (i + 1) * grid // n) for i in range(n)] for n in degrees]
+    ways = [(i,) for i in range(degrees[0])]
+    for s in range(1, len(degrees)):
+        ways = [
+            (*way, i)
+            for way in ways
+            for i, part in enumerate(parts[s])
+            if max(part[0], parts[s - 1][way[-1]][0]) <= min(part[-1], parts[s - 1][way[-1]][-1])
+        ]
+    return ways
+
+
 def _score(problem, prices, stage, num_microbatches, together, sequence, best) -> None:  # type: ignore[no-untyped-def]
-    p = len(sequence)
+    p, further = len(sequence), _further_bytes(problem, sequence)
     for selective in (False, True):
         options = [
-            [o for o in stage(shape, s, p) if o.fits and (o.recompute == "selective") == selective]
-            for s, shape in enumerate(sequence)
+            [
+                o
+                for o in stage(shape, s, p)
+                if o.room_bytes >= more and (o.recompute == "selective") == selective
+            ]
+            for s, (shape, more) in enumerate(zip(sequence, further, strict=True))
         ]
         if not all(options):
             continue

@@ -77,7 +77,12 @@ class Option:
     backward_s: float
     reduce_s: float
     follow_s: float
-    fits: bool
+    room_bytes: float
+    """What is left of the memory, as far as rounding counts; below 0 where it does not fit."""
+
+    @property
+    def fits(self) -> bool:
+        return self.room_bytes >= 0
 
 
 @dataclass
@@ -296,7 +301,7 @@ def _options_of_run(
                 backward,
                 exposed_reduce_s(prices, 0, content, backward),
                 follow + exposed_gather_s(prices, 0, content, forward),
-                memory <= problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES,
+                problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES - memory,
             )
         )
     return found

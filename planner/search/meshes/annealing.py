@@ -6,7 +6,8 @@ stages of one shape another shape, cuts one in two, joins two, hands over a laye
 filled up at the front with stages that hold nothing and take no time: their forwards are over at once, so
 that nothing behind them waits, and places count from the last stage.
 
-Whatever comes of it the referee judges.
+Whatever comes of it the referee judges; what the communicators of further pipeline groups take
+(`planner.cost.mesh_groups`) is left out here.
 """
 
 from __future__ import annotations

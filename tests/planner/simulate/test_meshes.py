@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.cost.communicators import TWO_RANKS
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
 from planner.cost.resharding import StageShape, hop_between_s, message_latency_s, most_overlaps, num_messages
@@ -52,8 +53,12 @@ def test_each_stage_costs_what_it_costs_among_its_like(problem: Problem) -> None
     first = evaluate(problem, meshes(problem, [(8, 2), (8, 2)], 2))
     second = evaluate(problem, meshes(problem, [(4, 4), (4, 4)], 1))
     assert mixed.violations == ()
+    # A rank is in two pipelines: one of stage 0 meets two replicas, one of stage 1 two halves of a layer.
+    one_more = problem.stack.communicator_gib * TWO_RANKS
     for s, alike in ((0, first), (1, second)):
-        assert mixed.stages[s].peak_memory_gib == alike.stages[s].peak_memory_gib
+        assert mixed.stages[s].peak_memory_gib == pytest.approx(
+            alike.stages[s].peak_memory_gib + one_more, rel=1e-12
+        )
     # Nothing leaves stage 0 after its backward, nor stage 1 after its forward: no hop stands in these.
     assert mixed.stages[0].backward_s == pytest.approx(first.stages[0].backward_s)
     assert mixed.stages[1].forward_s == pytest.approx(second.stages[1].forward_s)
