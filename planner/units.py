@@ -39,7 +39,9 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_gib(size_bytes: float) -> str:
-    """Bytes in GiB with one decimal: `61.4 GiB`."""
+    """Bytes in GiB with one decimal, `61.4 GiB`; in MiB where that would be nothing, `12.5 MiB`."""
+    if 0 < abs(size_bytes) < 0.05 * GIB:
+        return f"{size_bytes / MIB:.1f} MiB"
     return f"{size_bytes / GIB:.1f} GiB"
 
 

@@ -16,7 +16,7 @@ from planner.search.degrees import DegreeTable
 from planner.search.no_degrees import stages_of_rows, why_no_degrees, why_no_stages
 from planner.search.orders import block_orders
 from planner.search.tables import Tables
-from planner.units import GIB
+from planner.units import GIB, format_gib
 
 MAX_LAYOUTS = 100
 """Layouts tried for the least shortage; the ones on most chips come first."""
@@ -50,8 +50,8 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
     return (
         f"{problem.model.id} does not fit, even with every layer recomputed. {_too_few_chips(problem)}"
         f"The closest layout (tensor parallel {tp}, {stages}, data parallel {dp}, micro-batch size {mbs}) "
-        f"is {short_gib:.1f} GiB short on each chip: stage {stage} (chip {chip}) may use {limit_gib:.1f} "
-        "GiB. Add chips, or chips with more memory, or lower the memory reserve "
+        f"is {format_gib(short_gib * GIB)} short on each chip: stage {stage} (chip {chip}) may use "
+        f"{limit_gib:.1f} GiB. Add chips, or chips with more memory, or lower the memory reserve "
         "(`hetplan explain` finds the least change)"
     )
 

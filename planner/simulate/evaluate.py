@@ -255,10 +255,10 @@ def _memory_violations(plan: Plan, memory: list[dict[str, float]], limits: list[
     for s, (stage, terms, limit) in enumerate(zip(plan.stages, memory, limits, strict=True)):
         needed = sum(terms.values())
         if needed > limit + MEMORY_TOL_BYTES:
-            found.append(
-                f"stage {s} (chip {stage.chip}): needs {format_gib(needed)}, may use {format_gib(limit)}; "
-                f"try {_way_out(plan, s)}"
-            )
+            needs, may_use = format_gib(needed), f"may use {format_gib(limit)}"
+            if needs == format_gib(limit):
+                may_use = f"{format_gib(needed - limit)} more than it may use"
+            found.append(f"stage {s} (chip {stage.chip}): needs {needs}, {may_use}; try {_way_out(plan, s)}")
     return tuple(found)
 
 

@@ -175,6 +175,15 @@ def test_a_stage_that_does_not_fit_is_named_with_the_way_out(mixed: Problem) -> 
     )
 
 
+def test_what_is_short_by_little_is_told_in_mib(mixed: Problem) -> None:
+    """A stage was said to need 76.0 GiB and to be let have 76.0 GiB."""
+    plan, prices = packed_plan(mixed, [(1, 16), (0, 16)]), prices_of(mixed)
+    stage = evaluate_with_prices(mixed, plan, prices).stages[0]
+    more = (stage.limit_gib - stage.peak_memory_gib) * GIB + 20 * 2**20
+    found = evaluate_with_prices(mixed, plan, prices_of(mixed, fixed_bytes=prices.fixed_bytes + more))
+    assert f"needs {stage.limit_gib:.1f} GiB, 20.0 MiB more than it may use" in found.violations[0]
+
+
 def test_mfu_counts_the_chips_that_the_plan_uses(mixed: Problem) -> None:
     from planner.cost.flop import model_flop_per_step
 
