@@ -156,6 +156,7 @@ def test_a_class_that_must_not_idle_is_among_the_nodes(reach_s: float | None) ->
         assert result is not None and node_class.name in found.nodes
 
 
+@pytest.mark.slow
 def test_a_step_time_between_bound_and_plan_is_settled_or_left_open() -> None:
     """It was taken for out of reach where the gap alone hid whether it is."""
     problem = priced(1)

@@ -146,6 +146,7 @@ def test_an_interrupt_of_the_search_within_ends_all_of_it(
     assert list(found) == begun == ["megatron-bridge", "megatron-lm"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [False, True])
 def test_spare_time_of_mixes_closes_what_a_share_of_it_had_cut(
     stops: bool, monkeypatch: pytest.MonkeyPatch

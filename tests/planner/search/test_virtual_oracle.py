@@ -130,6 +130,7 @@ def test_ends_without_a_layer_equal_brute_force_however_long_the_others_are(
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
 
 
+@pytest.mark.slow
 def test_embedding_and_head_of_llama_3_have_a_virtual_stage_to_themselves() -> None:
     """126 layers in 128 virtual stages, as the model was trained on 16 pipeline ranks.
 

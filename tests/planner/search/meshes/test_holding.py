@@ -350,6 +350,7 @@ def searched() -> MeshOpener:
     return search.opener
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), (SUM, EXCESS), closing.MEASURES])
 def test_brackets_cut_by_any_measures_close_no_best_plan(
     searched: MeshOpener, measures: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -363,6 +364,7 @@ def test_brackets_cut_by_any_measures_close_no_best_plan(
     assert close_lengths(walks, 0.9 * step_s / MS, lambda: False, 12).closed[0]
 
 
+@pytest.mark.slow
 def test_finer_ticks_close_what_coarse_ones_gave_up(
     searched: MeshOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,6 +381,7 @@ def test_finer_ticks_close_what_coarse_ones_gave_up(
     assert not cut.closed[0] and cut.found == () and next(looks, None) is None
 
 
+@pytest.mark.slow
 def test_ticks_grow_no_finer_than_memory_lets_them(
     searched: MeshOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
