@@ -45,6 +45,8 @@ def centre(rows: Floats, inside: Floats, middle: Floats) -> Floats:
         Any x without zeros, sum 1, towards which `inside` is moved, [class].
     """
     spare = float((rows @ inside).min(initial=np.inf)) - 1
+    if spare <= 0:  # rounding of a solver: any prices bound
+        return inside
     part = INWARD * min(spare / (1 + spare), 1.0) if np.isfinite(spare) else INWARD
     x = (1 - part) * inside + part * middle
     for _ in range(STEPS):
@@ -55,7 +57,7 @@ def centre(rows: Floats, inside: Floats, middle: Floats) -> Floats:
         both = np.linalg.solve(hessian, np.stack([gradient, np.ones_like(x)], axis=1))
         step = both[:, 1] * (both[:, 0].sum() / both[:, 1].sum()) - both[:, 0]
         promised = -float(gradient @ step)
-        if promised < NEAR:
+        if not promised >= NEAR:  # or no number, where rounding left no room
             break
         length, now = 1.0, _barrier(rows, x)
         while not _barrier(rows, x + length * step) <= now - DESCENT * length * promised:

@@ -71,3 +71,9 @@ def test_prices_amid_rows_keep_them_all_and_none_are_left_where_rows_ask_for_too
     assert shares[0] == pytest.approx(best, abs=1e-3)
     assert mixes._middle(0.0, [*rows, Row(chips, 2 * batch)])[1] >= batch
     assert mixes._middle(0.0, [])[1] == 0.0
+
+
+def test_a_corner_that_rounding_put_beyond_a_row_stays_as_it_is() -> None:
+    """From there on the way led to prices below nothing."""
+    rows, corner = np.array([[1.0, 0.5], [0.2, 3.0]]), np.array([1.0 - 1e-9, 0.0])
+    assert centre(rows, corner, np.full(2, 0.5)).tolist() == corner.tolist()
