@@ -119,3 +119,21 @@ class Result(Data):
     """Next-best plans."""
     statistics: dict[str, float] = Field(default_factory=dict)
     """Counts of the search: choices enumerated, closed by bound, opened; programs solved."""
+
+    @classmethod
+    def without_plan(
+        cls, problem: str, termination: Termination, reason: str, solver: str, version: str = ""
+    ) -> Result:
+        """The answer where nothing was searched; `reason` says why, in a sentence."""
+        return cls(
+            problem=problem,
+            plan=None,
+            evaluation=None,
+            bound_s=None,
+            gap=None,
+            termination=termination,
+            reason=reason,
+            seconds=0.0,
+            solver=solver,
+            version=version,
+        )

@@ -161,15 +161,4 @@ def first_plan(problem: Problem, time_limit_s: float | None) -> Result:
     try:
         return api.plan(problem, options)
     except InstanceError as refusal:
-        return Result(
-            problem=problem.name,
-            plan=None,
-            evaluation=None,
-            bound_s=None,
-            gap=None,
-            termination="no_solution_found",
-            reason=str(refusal),
-            seconds=0.0,
-            solver=options.solver,
-            version="",
-        )
+        return Result.without_plan(problem.name, "no_solution_found", str(refusal), options.solver)

@@ -7,9 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
+import planner
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
+from planner.errors import InstanceError
 from planner.search.floors import Floors
 from planner.search.progress import Progress
 from planner.search.state import LEAST_SHARE_S, Clock
@@ -86,25 +88,53 @@ def search_target(
 
 
 def search_all(
-    problem: Problem, on_progress: Callable[[Progress], None] | None = None
+    problem: Problem,
+    on_progress: Callable[[Progress], None] | None = None,
+    prepare: Callable[[Problem], Problem] = lambda asked: asked,
 ) -> dict[TargetName, Result]:
     """The best plan for each launcher; a wider one begins with the plans of the narrower.
 
-    The time that is left is shared evenly between those that are still to come.
+    The time that is left is shared evenly between those that are still to come. The result of a launcher
+    that is refused has no plan, and the reason.
+
+    Parameters
+    ----------
+    prepare
+        What is searched of the problem as a launcher has it; may refuse it by an `InstanceError`.
+
+    Raises
+    ------
+    InstanceError
+        Where every launcher is refused.
     """
     clock = Clock(problem.options.time_limit_s)
     results: dict[TargetName, Result] = {}
+    refused: dict[TargetName, InstanceError] = {}
     for number, target in enumerate(PLANNED_TARGETS):
         left_s = clock.left_s
         share_s = None if left_s is None else max(left_s / (len(PLANNED_TARGETS) - number), LEAST_SHARE_S)
         options = problem.options.model_copy(update={"time_limit_s": share_s})
         asked = problem.model_copy(update={"target": target, "options": options})
-        seeds = [result.plan for result in results.values() if result.plan is not None]
-        proven_s = {
-            name: np.inf if result.termination == "infeasible" else result.bound_s or 0.0
-            for name, result in results.items()
-        }
-        results[target] = search_target(asked, on_progress, seeds, proven_s)
+        searched = {name: result for name, result in results.items() if name not in refused}
+        seeds = [result.plan for result in searched.values() if result.plan is not None]
+        try:
+            results[target] = search_target(prepare(asked), on_progress, seeds, _proven_s(searched))
+        except InstanceError as cannot:
+            refused[target] = cannot
+            reason = str(cannot).removeprefix(f"{cannot.where}: ")
+            results[target] = Result.without_plan(
+                problem.name, "infeasible", reason, problem.options.solver, planner.__version__
+            )
         if results[target].stopped:
             break
+    if len(refused) == len(results):
+        raise refused.get("megatron-lm", next(iter(refused.values())))
     return results
+
+
+def _proven_s(results: Mapping[TargetName, Result]) -> dict[TargetName, float]:
+    """What no plan of the launchers that were searched is faster than [s]."""
+    return {
+        name: np.inf if result.termination == "infeasible" else result.bound_s or 0.0
+        for name, result in results.items()
+    }
