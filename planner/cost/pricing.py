@@ -98,10 +98,11 @@ def _given(problem: Problem) -> _Given:
     classes = range(len(problem.cluster.classes))
     limits = np.array([problem.memory_limit_bytes(i) for i in classes])
     limits.setflags(write=False)
-    kinds = problem.model.layer_kinds
+    model, kinds = problem.model, problem.model.layer_kinds
+    predicted = model.prediction_kinds if model.mtp_num_layers else kinds[:1]
     return _Given(
         limits,
-        tuple(kinds.index(kind) for kind in problem.model.prediction_kinds),
+        tuple(kinds.index(kind) for kind in predicted),
         max(error_band(problem.chip_of(i), problem.stack, problem.model) for i in classes),
         assumptions(problem, [network_of(problem, i).relative for i in classes]),
     )

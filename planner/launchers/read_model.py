@@ -16,7 +16,7 @@ from planner.data.attention_spec import LinearAttentionSpec, MlaSpec
 from planner.data.experts_spec import MoeSpec
 from planner.data.explain import explained
 from planner.data.model_constants import ModelConstants
-from planner.data.model_spec import KIND_OF_LETTER, HybridSpec, LayerKind, ModelSpec
+from planner.data.model_spec import KIND_OF_LETTER, HybridSpec, ModelSpec
 from planner.errors import InstanceError
 from planner.launchers.linear_attention import read_linear_attention
 from planner.launchers.megatron_hybrid import PATTERN, PREDICTION, SPECS, STAGE_END
@@ -83,7 +83,7 @@ def _as_stated(
         "family": "read from a launch script",
         "num_layers": flags.number("--num-layers"),
         "hidden_size": hidden,
-        "ffn_hidden_size": _ffn(flags, moe),
+        "ffn_hidden_size": _ffn(flags, moe, hybrid),
         "num_attention_heads": heads,
         "num_query_groups": flags.number("--num-query-groups", 1)
         if "--group-query-attention" in flags
@@ -155,11 +155,13 @@ def _hybrid(flags: Flags) -> HybridSpec | None:
     )
 
 
-def _ffn(flags: Flags, moe: MoeSpec | None) -> int:
+def _ffn(flags: Flags, moe: MoeSpec | None, hybrid: HybridSpec | None) -> int:
     hidden = flags.number("--hidden-size")
     # Megatron shrinks the default block of a gated unit to two thirds, in whole multiples of 64.
     default = int(4 * hidden * 2 / 3) // 64 * 64 if "--swiglu" in flags else 4 * hidden
     width = flags.number("--ffn-hidden-size", default)
+    if hybrid is not None:
+        return width if moe is None or "-" in hybrid.pattern else 0
     every_layer_has_experts = moe is not None and moe.first_dense_layers == 0 and moe.layer_freq == 1
     return 0 if every_layer_has_experts else width
 
@@ -288,9 +290,8 @@ def _spacing(pattern: Sequence[bool], notes: list[str]) -> tuple[int, int]:
     dense = pattern.index(True) if True in pattern else len(pattern)
     rest = pattern[dense:]
     every = next((i for i in range(1, len(rest)) if rest[i]), 1)
-    kinds: list[LayerKind] = [
-        "moe" if i >= dense and (i + 1) % every == 0 else "dense" for i in range(len(pattern))
-    ]
-    if [kind == "moe" for kind in kinds] != list(pattern):
-        notes.append("layers with experts are spread otherwise than our models say; their number may differ")
+    for leading in (0, dense):
+        if all(has == (i >= leading and (i + 1) % every == 0) for i, has in enumerate(pattern)):
+            return leading, every
+    notes.append("layers with experts are spread otherwise than our models say; their number may differ")
     return dense if every == 1 else 0, every

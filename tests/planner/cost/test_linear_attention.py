@@ -55,6 +55,15 @@ def test_a_layer_of_predictions_makes_the_published_checkpoint() -> None:
     assert total_parameters(predicting) + mtp_parameters(predicting).total == 81_324_862_720
 
 
+def test_linear_attention_in_every_layer_is_priced() -> None:
+    """Without a layer of full attention, of which predictions would be; once an error of ours."""
+    assert NEXT.linear_attention is not None
+    linear = NEXT.linear_attention.model_copy(update={"pattern": "L" * NEXT.num_layers})
+    alone = ModelSpec.model_validate(NEXT.model_dump() | {"linear_attention": linear.model_dump()})
+    priced = prices(problem(model="qwen3-next-80b-a3b").model_copy(update={"model": alone}))
+    assert priced.kinds == ("linear_moe",) and (priced.layer_forward_s.sum() > 0).all()
+
+
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("normalization", ["rms", "layer"])
 def test_tensors_of_a_rank_are_its_parameters(normalization: str, tp: int) -> None:

@@ -90,6 +90,31 @@ def test_a_hybrid_of_the_users_own_is_built_from_its_flags(hybrid: tuple[str, in
     assert total_parameters(found) == total_parameters(model)
 
 
+@pytest.mark.parametrize("spread", [(3, 2), (2, 2), (0, 2), (4, 3), (5, 1)])
+def test_experts_behind_leading_dense_layers_are_read_where_they_are(spread: tuple[int, int]) -> None:
+    """Behind three dense layers, with experts in every second one, the second was read with experts."""
+    model = load_model("mixtral-8x7b")
+    assert model.moe is not None
+    places = {"first_dense_layers": spread[0], "layer_freq": spread[1]}
+    model = model.model_copy(update={"id": "spread", "moe": model.moe.model_copy(update=places)})
+    shape = (*model_arguments(model, 4096), *moe_arguments(model, grouped_gemm=True))
+    notes: list[str] = []
+    back = read_model(Flags((*words(shape), "--vocab-size", "32000")), notes)
+    assert (back.kind_of_layer, notes) == (model.kind_of_layer, [])
+
+
+def test_a_hybrid_of_experts_and_feed_forward_layers_is_read() -> None:
+    """Its feed-forward layers were read without any width, and the script was refused."""
+    problem, plan = plans.hybrid_layers(False, "nemotron-3-nano-30b-a3b", 8)
+    assert problem.model.hybrid is not None
+    hybrid = problem.model.hybrid.model_copy(update={"pattern": problem.model.hybrid.pattern[:-1] + "-"})
+    model = problem.model.model_copy(update={"hybrid": hybrid, "ffn_hidden_size": 3712, "id": "both"})
+    shape = (*model_arguments(model, 4096), *moe_arguments(model, False), *hybrid_arguments(model, "0.19"))
+    pattern = ("--hybrid-layer-pattern", hybrid_pattern(model, plan), "--vocab-size", str(model.vocab_size))
+    back = read_model(Flags((*words(shape), *pattern)), [])
+    assert total_parameters(back) == total_parameters(model)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
