@@ -136,10 +136,11 @@ def kernels(model: ModelSpec, stack: SoftwareStack) -> dict[str, object]:
     stage has sent on is kept until its backward, and gradients are made before they are added (latent
     attention); CUDA graphs (Qwen3-30B-A3B) hold buffers of their own for every micro-batch in flight.
     """
-    if model.gated_mlp:
+    if model.gated_mlp and model.activation != "swiglu-clamped":
         activation = True
     else:
-        activation = model.activation != "squared-relu" and model.linear_bias == "all"
+        everywhere = model.linear_bias == "all" or (model.moe is not None and model.moe.expert_bias)
+        activation = model.activation != "squared-relu" and everywhere
     fields: dict[str, object] = {
         "bias_activation_fusion": activation,
         "bias_dropout_fusion": True,

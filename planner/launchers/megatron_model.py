@@ -59,6 +59,11 @@ def inexpressible(
             wrong.append(
                 f"{model.id} begins with a feed-forward layer; Megatron-LM takes its pattern for a flag"
             )
+        if model.norms_per_layer != 1:
+            wrong.append(
+                f"{model.id} has {model.norms_per_layer} norms in a block; each block of Megatron-LM's "
+                "hybrids has 1 (norms_per_layer: 1)"
+            )
         if model.hybrid.conv != CONVOLUTION:
             wrong.append(f"{model.id} convolves {model.hybrid.conv} tokens; Megatron-LM's Mamba layers, 4")
     elif model.norms_per_layer != 2:

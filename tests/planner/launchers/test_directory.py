@@ -175,6 +175,12 @@ def test_a_hybrid_that_megatron_would_misread_is_refused(change: dict[str, Any],
     assert any(complaint in said for said in inexpressible(changed, builds_hybrids=True))
 
 
+def test_a_hybrid_counted_with_two_norms_a_layer_is_refused() -> None:
+    """What is counted for models whose layers are of two blocks, unless told otherwise."""
+    model = load_model("nemotron-h-8b").model_copy(update={"norms_per_layer": 2})
+    assert any("norms_per_layer: 1" in said for said in inexpressible(model, builds_hybrids=True))
+
+
 def shape_only(model: str) -> tuple[Problem, Plan]:
     """A model on one chip, with a sequence of 2,048."""
 

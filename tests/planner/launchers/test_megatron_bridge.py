@@ -266,6 +266,11 @@ def test_pointwise_operators_are_fused_as_they_are_priced() -> None:
     assert fused["nemotron-4-340b"]["bias_activation_fusion"] is False  # no such kernel
     assert fused["deepseek-v3"]["apply_rope_fusion"]  # priced so, and off in providers of latent attention
     assert overrides(*alike(plans.uniform()))["model.bias_activation_fusion"] == "true"
+    clamped = load_model("gpt-oss-20b")
+    assert fused["gpt-oss-20b"]["bias_activation_fusion"] and clamped.moe is not None
+    # Megatron-LM fuses the clamped unit with biases alone.
+    bare = {"linear_bias": "none", "moe": clamped.moe.model_copy(update={"expert_bias": False})}
+    assert not bridge_model.kernels(clamped.model_copy(update=bare), stack)["bias_activation_fusion"]
 
 
 def test_no_recipe_keeps_more_in_memory_than_is_priced() -> None:
