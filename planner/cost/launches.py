@@ -169,7 +169,7 @@ def backward_launches(
     if kind in WITH_ATTENTION and not stack.flash_attention:
         modules["attn"] += 2.0
     if kind in WITH_EXPERTS and model.moe is not None:
-        chosen = max(routing_launches(model, stack) - ROUTING_BACKWARD_LAUNCHES, 0.0)
+        chosen = maximum(_routing_launches(model, stack, sizes) - ROUTING_BACKWARD_LAUNCHES, 0.0)
         modules["moe_router"] -= chosen
         local = maximum(model.moe.num_experts / sizes.ep, 1.0)
         modules["experts"] += _expert_launches(stack, narrow)[1] * local
@@ -231,9 +231,10 @@ def _module_of(product: str) -> str:
     return "moe_router" if product.startswith(("router", "latent", "shared")) else "attn"
 
 
-def routing_launches(model: ModelSpec, stack: SoftwareStack) -> float:
+def _routing_launches(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
     """Launches of a router and of the way of tokens to experts and back."""
-    return _router_launches(model, stack) + sum(_dispatch_launches(stack))
+    counting, exchange = _dispatch_launches(stack, sizes)
+    return _router_launches(model, stack) + counting + exchange
 
 
 def _router_launches(model: ModelSpec, stack: SoftwareStack) -> float:
@@ -243,11 +244,16 @@ def _router_launches(model: ModelSpec, stack: SoftwareStack) -> float:
     return router * (FUSED_ROUTER_SHARE if stack.moe_router_fusion else 1.0) + DROP_LAUNCHES * drops
 
 
-def _dispatch_launches(stack: SoftwareStack) -> tuple[float, float]:
-    """Launches of counting the tokens of each expert, and of their exchange."""
-    if stack.moe_dispatcher == "deduplicating":
-        return 1.0, EXCHANGE_LAUNCHES - HALF_OF_SORTING
-    return COUNT_LAUNCHES, EXCHANGE_LAUNCHES
+def _dispatch_launches(stack: SoftwareStack, sizes: Sizes) -> tuple[Values, Values]:
+    """Launches of counting the tokens of each expert, and of their exchange.
+
+    A dispatcher that sends a token once to each rank needs several ranks to send to: the flex dispatcher of
+    Megatron-LM refuses to run without (`MoEFlexTokenDispatcher`, transformer/moe/token_dispatcher.py).
+    """
+    if stack.moe_dispatcher != "deduplicating":
+        return COUNT_LAUNCHES, EXCHANGE_LAUNCHES
+    sends = sizes.ep * sizes.etp > 1
+    return where(sends, 1.0, COUNT_LAUNCHES), EXCHANGE_LAUNCHES - where(sends, HALF_OF_SORTING, 0.0)
 
 
 def _expert_launches(stack: SoftwareStack, narrow: bool) -> tuple[float, float]:
@@ -281,7 +287,7 @@ def _nodes(stack: SoftwareStack, sizes: Sizes, count: float) -> Values:
 def _moe_modules(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, narrow: bool) -> Modules:
     moe = model.moe
     assert moe is not None
-    counting, exchange = _dispatch_launches(stack)
+    counting, exchange = _dispatch_launches(stack, sizes)
     local = maximum(moe.num_experts / sizes.ep, 1.0)
     nodes = _nodes(stack, sizes, NODE_LAUNCHES[0])
     shared = SHARED_LAUNCHES if moe.shared_ffn_hidden_size else 0.0

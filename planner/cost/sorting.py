@@ -27,10 +27,11 @@ PADDING_BYTES = 4 * HALF
 twice, and their gradients as well (quantization_padding of TEGroupedMLP, transformer/moe/experts.py)."""
 
 
-def pads_experts(stack: SoftwareStack) -> bool:
-    """Whether narrow products' rows are padded by kernels of their own; HybridEP pads as it sorts them."""
+def _padding_bytes(stack: SoftwareStack, s: Sizes) -> Values:
+    """What kernels of their own move to pad narrow products' rows; HybridEP pads as it sorts them."""
     hybrid = stack.moe_dispatcher == "deduplicating" and stack.dispatcher_library == "hybridep"
-    return stack.pads_narrow_experts and not hybrid
+    padding = PADDING_BYTES if stack.pads_narrow_experts else 0.0
+    return where(s.ep * s.etp > 1, 0.0, padding) if hybrid else padding
 
 
 def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool) -> Values:
@@ -40,13 +41,14 @@ def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool
     sent = s.norm_tokens * moe.top_k * model.routed_width
     own = s.norm_tokens * model.routed_width
     received = s.expert_rows(moe.top_k) * model.routed_width
-    sorted_again = where((moe.num_experts > s.ep) & (s.ep * s.etp > 1), 4 * HALF, 0.0)
+    parted = s.ep * s.etp > 1
+    sorted_again = where((moe.num_experts > s.ep) & parted, 4 * HALF, 0.0)
     permute = HALF * (own + sent) * (2.0 if stack.moe_permute_fusion else 1.0 + UNFUSED_PERMUTE_FACTOR)
     if stack.moe_permute_fusion and stack.moe_permute_loops:
         permute = maximum(permute, 2.0 * LOOP_BYTES * moe.num_experts * own)
     if stack.moe_dispatcher == "deduplicating":
         # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
-        permute = where(s.ep * s.etp > 1, HALF * own * 2.0, permute)
-    padding = PADDING_BYTES if narrow and pads_experts(stack) else 0.0
+        permute = where(parted, HALF * own * 2.0, permute)
+    padding = _padding_bytes(stack, s) if narrow else 0.0
     moved: Values = permute + received * (sorted_again + padding)
     return moved

@@ -138,7 +138,7 @@ def _experts(problem: Problem, plan: Plan) -> dict[str, object]:
         "model.moe_deepep_num_sms": None,
         "model.moe_hybridep_num_sms": None,
         # Two names of one switch, of which recipes set either: the older one may only turn it on.
-        "model.moe_router_padding_for_quantization": router_pads(problem),
+        "model.moe_router_padding_for_quantization": router_pads(problem, plan),
         "model.moe_router_padding_for_fp8": False,
         "model.overlap_moe_expert_parallel_comm": problem.stack.ep_overlap and plan.expert_parallel > 1,
         "model.moe_grouped_gemm": args.grouped_gemm_runs(problem, plan),

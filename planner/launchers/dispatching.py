@@ -22,14 +22,14 @@ def dispatch_arguments(problem: Problem, plan: Plan) -> Arguments:
         arguments.append(switch("--moe-permute-fusion"))
     if stack.moe_router_fusion:
         arguments.append(switch("--moe-router-fusion"))
-    if router_pads(problem):
+    if router_pads(problem, plan):
         arguments.append(switch("--moe-router-padding-for-fp8"))
     if stack.ep_overlap and plan.expert_parallel > 1:
         arguments.append(switch("--overlap-moe-expert-parallel-comm"))
     return tuple(arguments)
 
 
-def router_pads(problem: Problem) -> bool:
+def router_pads(problem: Problem, plan: Plan) -> bool:
     """Whether the router fills up each expert's tokens for narrow products, as nothing behind it is to do so.
 
     With a capacity that is the number of tokens already. The switch is one for all number formats: newer
@@ -38,7 +38,7 @@ def router_pads(problem: Problem) -> bool:
     """
     moe, stack = problem.model.moe, problem.stack
     narrow = problem.workload.precision in INPUT_BYTES
-    own = stack.moe_dispatcher == "deduplicating" and stack.dispatcher_library == "hybridep"
+    own = sends_once(problem, plan) and stack.dispatcher_library == "hybridep"
     return (
         narrow and moe is not None and moe.capacity_factor is None and not (stack.pads_narrow_experts or own)
     )

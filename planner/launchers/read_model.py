@@ -290,8 +290,8 @@ def _spacing(pattern: Sequence[bool], notes: list[str]) -> tuple[int, int]:
     dense = pattern.index(True) if True in pattern else len(pattern)
     rest = pattern[dense:]
     every = next((i for i in range(1, len(rest)) if rest[i]), 1)
-    for leading in (0, dense):
-        if all(has == (i >= leading and (i + 1) % every == 0) for i, has in enumerate(pattern)):
-            return leading, every
+    for spacing in ((0, every), (dense, every), (0, dense + 1)):  # the last where one layer alone has them
+        if all(has == (i >= spacing[0] and (i + 1) % spacing[1] == 0) for i, has in enumerate(pattern)):
+            return spacing
     notes.append("layers with experts are spread otherwise than our models say; their number may differ")
     return dense if every == 1 else 0, every

@@ -68,6 +68,22 @@ def test_deduplicating_dispatcher_sends_less_across_nodes_and_sorts_less() -> No
     assert once.layer_forward_s[0, moe, 0, 0] < plain.layer_forward_s[0, moe, 0, 0]
 
 
+@pytest.mark.parametrize("library", ["deepep", "hybridep"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_deduplicating_dispatcher_is_none_where_all_experts_are_on_one_rank(
+    library: str, precision: str
+) -> None:
+    """Launch files then start the other one, of which the host launches more."""
+    of = problem(model="qwen3-30b-a3b", precision=precision)
+    assert of.stack.host_layer_floor_ms > 0
+    once, plain = (
+        on_stack(of, ep=1, moe_dispatcher=kind, dispatcher_library=library)
+        for kind in ("deduplicating", "alltoall")
+    )
+    assert np.array_equal(once.layer_forward_s, plain.layer_forward_s)
+    assert np.array_equal(once.layer_backward_s, plain.layer_backward_s)
+
+
 def test_layers_with_experts_need_more_launches_and_more_with_more_local_experts() -> None:
     of = deepseek()
     few, many = (

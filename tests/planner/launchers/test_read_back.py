@@ -90,7 +90,7 @@ def test_a_hybrid_of_the_users_own_is_built_from_its_flags(hybrid: tuple[str, in
     assert total_parameters(found) == total_parameters(model)
 
 
-@pytest.mark.parametrize("spread", [(3, 2), (2, 2), (0, 2), (4, 3), (5, 1)])
+@pytest.mark.parametrize("spread", [(3, 2), (2, 2), (0, 2), (4, 3), (5, 1), (0, 20)])
 def test_experts_behind_leading_dense_layers_are_read_where_they_are(spread: tuple[int, int]) -> None:
     """Behind three dense layers, with experts in every second one, the second was read with experts."""
     model = load_model("mixtral-8x7b")
