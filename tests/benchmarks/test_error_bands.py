@@ -11,11 +11,13 @@ import pytest
 
 from benchmarks.error_bands import (
     COVERAGE,
+    WIDER_RUNS,
     Error,
     bands,
     coverage,
     errors,
     least_percentiles,
+    loss,
     weighted_percentile,
 )
 
@@ -26,6 +28,51 @@ GROUP = ("h100-sxm-80gb", "megatron-core", "dense", True)
 def runs(source: str, values: list[float]) -> list[Error]:
     """Runs of one group with these errors."""
     return [Error(source, GROUP, (value, value)) for value in values]
+
+
+ELSEWHERE = ("a100-sxm-80gb", *GROUP[1:])
+
+
+def test_a_group_counts_by_its_own_runs() -> None:
+    """Runs at 30% here, those of another source at 10% on another chip: of all runs, these weigh half."""
+
+    def band(num_runs: int) -> float:
+        here = [Error("here", GROUP, (0.3, 0.3))] * num_runs
+        found = here + [Error("there", ELSEWHERE, (0.1, 0.1))] * 100
+        return bands(found, (40, 40), 80)[GROUP][0]
+
+    assert band(5) == 0.1  # little more than half of the weight lies at 30%
+    assert band(400) == 0.3  # 400 / 480 and more
+
+
+def test_a_band_of_few_runs_is_steady() -> None:
+    """Five runs, the last of them as exact as the others or far off, beside many of other chips."""
+    rng = np.random.default_rng(1)
+    wide = [
+        Error(f"s{s}", ELSEWHERE, (float(e), float(e)))
+        for s in range(9)
+        for e in rng.exponential(0.05, size=50)
+    ]
+
+    def jump(percentile: float, wider_runs: float) -> float:
+        exact, off = (
+            bands(wide + runs("few", [0.02, 0.03, 0.04, 0.05, last]), (percentile,) * 2, wider_runs)[GROUP][0]
+            for last in (0.04, 0.4)
+        )
+        return off / exact
+
+    assert jump(87, 0) == 8.0
+    assert 1.0 <= jump(87, WIDER_RUNS) < 1.25
+
+
+def test_loss_is_least_at_the_quantile_asked_for() -> None:
+    """Two alike sources: of the bands of one for the other the 80th percentile is the best."""
+    values = [float(x) for x in np.linspace(0.0, 0.1, 101)]
+    found = runs("a", values) + runs("b", values)
+    by_percentile = {p: loss(found, p, 0)["a"][0] for p in (60, 70, 80, 90, 99)}
+    assert min(by_percentile, key=lambda p: by_percentile[p]) == 80
+    # Half of the runs are 0.1 within, half 0.1 beyond: (0.2 + 0.8) * 0.1 / 2.
+    assert loss(runs("a", [0.0, 0.2]) + runs("b", [0.1] * 5), 80, 0)["a"][0] == pytest.approx(0.05)
 
 
 def test_a_source_of_many_runs_weighs_no_more_than_one_of_few() -> None:
