@@ -14,6 +14,7 @@ Data       a[j,c]        chips           chips of class c that a copy of j takes
            N[c]          available       chips of class c
            S             sequences       sequences of a step
            G             most_pipelines  most copies in all, as all of them exchange their gradients
+           E             latest_ms       D < E: mixes that are done later are of no use
 Variables  y[j]          0 .. U[j]       copies of j
            x[j]          >= 0            micro-batches of all copies of j together
 Model      min  - sum_j b[j] x[j]
@@ -65,6 +66,8 @@ class ReplicaMixData:
     sequences: int
     most_pipelines: int = 1_000_000
     """No limit by default."""
+    latest_ms: float = float("inf")
+    """A mix that is not done before is not looked for."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def add_pipelines(model: pulp.LpProblem, data: ReplicaMixData, y: list[pulp.LpVa
 
 
 def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
-    """The mix that is done first; None where no mix runs the whole batch.
+    """The mix that is done first; None where no mix runs the whole batch before the latest time.
 
     A time limit holds for each program: one that it cuts counts as if no mix were done by then, so that the
     mix found runs the whole batch but need not be the first to do so.
@@ -157,7 +160,8 @@ def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
 
 def earliest(data: ReplicaMixData, within: Callable[[float], Counts | None]) -> ReplicaMix | None:
     """Bisect over the times at which a template finishes; `within` does most sequences by one of them."""
-    times = sorted({time for template in data.templates for time in template.times_ms})
+    found = {time for template in data.templates for time in template.times_ms}
+    times = sorted(time for time in found if time < data.latest_ms)
 
     def whole(deadline_ms: float) -> Counts | None:
         counts = within(deadline_ms)

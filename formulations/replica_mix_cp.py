@@ -83,7 +83,7 @@ def add_pipelines(model: cp_model.CpModel, data: ReplicaMixData, y: list[Any]) -
 
 
 def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
-    """The mix that is done first; None where no mix runs the whole batch."""
+    """The mix that is done first; None where no mix runs the whole batch before the latest time."""
 
     def within(deadline_ms: float) -> Counts | None:
         model, (y, x) = build(data, deadline_ms)

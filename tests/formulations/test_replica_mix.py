@@ -32,6 +32,15 @@ def test_a_slow_pipeline_takes_what_it_finishes_in_time() -> None:
         assert found.copies == (1, 1) and found.microbatches == (7, 3)
 
 
+def test_a_mix_that_is_done_too_late_is_none() -> None:
+    """The same: done after 7 ms, which is before 7.5 ms, and not before 7 ms."""
+    templates = Template((1, 0), 1, affine(0, 1, 10)), Template((0, 1), 1, affine(0, 2, 10))
+    for form in (replica_mix, replica_mix_cp):
+        found = form.solve(ReplicaMixData(templates, (1, 1), 10, latest_ms=7.5), OPTIONS)
+        assert found is not None and found.deadline_ms == 7
+        assert form.solve(ReplicaMixData(templates, (1, 1), 10, latest_ms=7), OPTIONS) is None
+
+
 def test_the_batch_is_kept_where_micro_batches_do_not_divide_it() -> None:
     """7 sequences in twos and threes: 2 x 2 + 3; neither kind alone makes seven."""
     data = ReplicaMixData((Template((1,), 2, affine(0, 1, 9)), Template((1,), 3, affine(0, 1, 9))), (2,), 7)

@@ -15,11 +15,16 @@ MOST_PROGRAMS = 40
 
 
 def choose_mix(
-    problem: Problem, candidates: Sequence[Candidate], most_pipelines: int, left_s: float | None
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    most_pipelines: int,
+    latest_ms: float,
+    left_s: float | None,
 ) -> ReplicaMix | None:
     """The mix of at most so many pipelines that ends first, without what they exchange.
 
-    None where none is found. `left_s` is the time that is left [s], None without a limit.
+    None where none is found that ends before `latest_ms`. `left_s` is the time that is left [s], None without
+    a limit.
     """
     options = problem.options
     data = ReplicaMixData(
@@ -27,6 +32,7 @@ def choose_mix(
         tuple(node_class.num_chips for node_class in problem.cluster.classes),
         problem.workload.global_batch_size,
         most_pipelines,
+        latest_ms,
     )
     solver_options = SolveOptions(
         solver=options.solver,

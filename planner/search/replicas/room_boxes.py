@@ -48,8 +48,6 @@ from planner.search.replicas.columns import Least
 from planner.search.replicas.space import Ints
 from planner.tolerances import COUNT_TOL
 
-NUMBERS = 30_000
-"""Costs that are made at once."""
 ENDS = 2
 """Stages behind one from which on it has others on both sides, or is the first of them."""
 
@@ -138,6 +136,14 @@ class Places:
             self.place_of.append(len(self.first) - 1)
 
         self._first_tables, self._inner_tables = _tables(self.first), _tables(self.inner)
+        self._rough_tables = tuple(
+            (times.min(axis=0)[None], own.min(axis=0)[None])
+            for times, own in (self._first_tables, self._inner_tables)
+        )
+        """The least of all places, as if they were one."""
+        least_of_both = [times.min(axis=(0, 1)) for times, _ in self._rough_tables]
+        self._least_times: Floats = np.minimum(*least_of_both)
+        """[n]"""
 
     def times_ms(self) -> Floats:
         """All times of stages at some place, ascending."""
@@ -146,12 +152,15 @@ class Places:
 
     def width(self, boxes: RoomBoxes) -> int:
         """Most layers of a stage of any box."""
-        highest = float(boxes.high.max()) * (1 + COUNT_TOL)
-        widest = [
-            int(np.flatnonzero((place.times <= highest).any(axis=0)).max(initial=0))
-            for place in (*self.first, *self.inner)
-        ]
-        return max(widest)
+        return int(self._widths(self._least_times[None], float(boxes.high.max()) * (1 + COUNT_TOL))[0])
+
+    @staticmethod
+    def _widths(times: Floats, highest: float) -> Ints:
+        """Most layers that take a time or less, [item, n] -> [item]."""
+        fits = times <= highest
+        fits[:, 0] = False
+        widths: Ints = np.where(fits.any(axis=1), times.shape[1] - 1 - np.argmax(fits[:, ::-1], axis=1), 0)
+        return widths
 
     def most(self, boxes: RoomBoxes, deadline_ms: float) -> Floats:
         """What the micro-batches and the costs of a chain's stages are by a deadline at most, [box]."""
@@ -175,28 +184,39 @@ class Places:
         costs: Floats = np.where(fits, own, np.inf)
         return costs
 
-    def least_costs(self, boxes: RoomBoxes, width: int, *, is_first: bool) -> Floats:
-        """The least of the costs over the items, [place, box, n]."""
-        times, own = self._first_tables if is_first else self._inner_tables
-        times, own = times[..., : width + 1], own[..., : width + 1]
-        found = np.empty((len(times), len(boxes), width + 1))
-        some = max(NUMBERS // times.size, 1)
-        for start in range(0, len(boxes), some):
-            rows = slice(start, start + some)
-            scale = 1 / boxes.low[rows][:, None, None, None]
-            costs = own * scale + self.worth[:, None]
+    def least_costs(
+        self, boxes: RoomBoxes, width: int, *, is_first: bool, num_places: int | None = None
+    ) -> Floats:
+        """The least of the costs over the items, [place, box, n].
+
+        Of the first `num_places`, or of all places as one where it is None: a cost rises with the time of a
+        stage and with what comes beside it, so that the least of both is no more than at any place.
+        """
+        if num_places is None:
+            times, own = self._rough_tables[0 if is_first else 1]
+        else:
+            times, own = self._first_tables if is_first else self._inner_tables
+        times, own = times[:num_places, ..., : width + 1], own[:num_places, ..., : width + 1]
+        found = np.full((len(times), len(boxes), width + 1), np.inf)
+        scale, high = 1 / boxes.low[:, None], boxes.high[:, None] * (1 + COUNT_TOL)
+        for item, most in enumerate(self._widths(times.min(axis=0), float(high.max())).tolist()):
+            # Most items have far fewer layers than the widest.
+            passes, beside = times[:, item, None, 1 : most + 1], own[:, item, None, 1 : most + 1]
+            costs = beside * scale
+            costs += self.worth[item]
             if not boxes.once:
-                costs += np.minimum(times * scale - 1, 0.0)
-            costs[times > boxes.high[rows][:, None, None, None] * (1 + COUNT_TOL)] = np.inf
-            found[:, rows] = costs.min(axis=2).swapaxes(0, 1)
-        found[:, :, 0] = np.inf
+                costs += np.minimum(passes * scale - 1, 0.0)
+            costs[passes > high] = np.inf
+            least = found[:, :, 1 : most + 1]
+            np.minimum(least, costs, out=least)
         return found - self.rho if boxes.once else found
 
-    def less_late(self, boxes: RoomBoxes, behind: int) -> Floats:
-        """What (twice) may take off a chain whose first stage has some others behind it, [box]."""
+    def less_late(self, boxes: RoomBoxes, behind: Ints) -> Floats:
+        """What (twice) may take off chains whose first stage has some others behind it, [behind, box]."""
         if boxes.once:
-            return np.zeros(len(boxes))
+            return np.zeros((len(behind), len(boxes)))
+        stages = behind[:, None] + 1
         less: Floats = np.where(
-            behind + 1 >= boxes.least_m, self.rho * (np.minimum(boxes.most_m, behind + 1) - 1), 0.0
+            stages >= boxes.least_m, self.rho * (np.minimum(boxes.most_m, stages) - 1), 0.0
         )
         return less

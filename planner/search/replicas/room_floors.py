@@ -27,11 +27,18 @@ PRICES = 0.9, 1.0, 1.1
 class RoomFloors:
     """Least costs of the chains of some boxes."""
 
-    def __init__(self, places: Places, boxes: RoomBoxes) -> None:
+    def __init__(
+        self, places: Places, boxes: RoomBoxes, longest: int | None = None, *, is_rough: bool = False
+    ) -> None:
+        """Of chains of up to `longest` stages, by default any; if rough, as if all places were one."""
         self.places, self.boxes = places, boxes
+        longest = places.longest if longest is None else longest
         self.width = places.width(boxes)
+        self._place_of = [0] * longest if is_rough else places.place_of[:longest]
+        count = None if is_rough else self._place_of[-1] + 1
         self.first, self.inner = (
-            places.least_costs(boxes, self.width, is_first=is_first) for is_first in (True, False)
+            places.least_costs(boxes, self.width, is_first=is_first, num_places=count)
+            for is_first in (True, False)
         )
         """[place, box, n] least over the items, inf where there is none."""
 
@@ -42,7 +49,7 @@ class RoomFloors:
         of_layer = np.minimum(self.first, self.inner)[:, :, 1:] / n[1:]
         least = of_layer.min(axis=(0, 2), initial=np.inf)
         least = np.where(np.isfinite(least), np.abs(least), 0.0)
-        place_of = np.array(places.place_of)
+        place_of = np.array(self._place_of)
         floors = np.full((len(place_of), len(self.boxes)), -np.inf)
         for price in PRICES:
             layers = (price * least)[:, None] * n
@@ -50,7 +57,7 @@ class RoomFloors:
             behind = np.vstack([np.zeros_like(inner[:1]), np.cumsum(inner, axis=0)[:-1]])
             first = (self.first - layers).min(axis=2)[place_of]
             np.maximum(floors, first + behind + price * least * places.num_layers, out=floors)
-        return floors - [places.less_late(self.boxes, behind) for behind in range(len(place_of))]
+        return floors - places.less_late(self.boxes, np.arange(len(place_of)))
 
     def most_stages(self, most: Floats) -> int:
         """Most stages of a chain of any box that may cost so much at most, [box]; 0 where there is none."""
@@ -71,11 +78,11 @@ class RoomFloors:
             Most stages of the chains that are looked at.
         """
         places, num_layers, found = self.places, self.places.num_layers, list[Floats]()
+        all_late = places.less_late(self.boxes, np.arange(longest))
         for behind in range(longest - 1, -1, -1):
-            number = places.place_of[behind]
+            number = self._place_of[behind]
             least = np.full((len(self.boxes), num_layers + 1), np.inf)
-            late = places.less_late(self.boxes, behind)[:, None]
-            least[:, : self.width + 1] = self.first[number] - late
+            least[:, : self.width + 1] = self.first[number] - all_late[behind][:, None]
             if found:
                 _add_stages(least, found[-1], self.inner[number])
             # Each of the stages behind has a layer or more.

@@ -15,8 +15,10 @@ from planner.search.replicas.boxes import Bools
 from planner.search.replicas.room_boxes import Places, RoomBoxes
 from planner.search.replicas.room_floors import RoomFloors
 from planner.search.replicas.space import Ints
-from planner.tolerances import ROUNDING_TOL
+from planner.tolerances import COUNT_TOL, ROUNDING_TOL
 
+MANY_PLACES = 12
+"""Places from which on they are looked at as one first. A guess."""
 TOGETHER = 100
 """Boxes that are bounded together, and whose rooms are found together."""
 
@@ -90,20 +92,29 @@ def bounded(places: Places, boxes: RoomBoxes, deadline_ms: float, loss: float, o
         Number of the round, from 0.
     """
     sequences = places.replicas * places.size
+    loss_m = loss / sequences
 
     def most(boxes: RoomBoxes) -> Floats:
-        floors, most = RoomFloors(places, boxes), places.most(boxes, deadline_ms)
-        least = (
-            floors.of_chains(most + loss / sequences)
-            if ROUNDS[of_round].is_exact
-            else floors.by_stages.min(axis=0)
-        )
-        left: Floats = most - least
+        most, longest, open_ones = places.most(boxes, deadline_ms), places.longest, np.arange(len(boxes))
+        left = np.full(len(boxes), np.inf)
+        if places.num_places >= MANY_PLACES:
+            rough = RoomFloors(places, boxes, is_rough=True)
+            # Longer chains lose more.
+            longest = rough.most_stages(most + loss_m + COUNT_TOL * boxes.most_m)
+            left = most - rough.by_stages.min(axis=0)
+            open_ones = np.flatnonzero(left >= -loss_m)
+        if len(open_ones):
+            own, at_most = boxes.at(open_ones, once=boxes.once), most[open_ones]
+            floors = RoomFloors(places, own, longest)
+            least = floors.by_stages.min(axis=0)
+            if ROUNDS[of_round].is_exact:
+                least = np.maximum(least, floors.of_chains(at_most + loss_m))
+            left[open_ones] = np.minimum(left[open_ones], at_most - least)
         return left
 
     left, once = most(boxes), np.zeros(len(boxes), dtype=np.bool_)
     # Where there are more micro-batches than stages and (twice) says little, stages are hardly uneven.
-    rows = np.flatnonzero((left > -loss / sequences) & (boxes.least_m <= places.longest))
+    rows = np.flatnonzero((left > -loss_m) & (boxes.least_m <= places.longest))
     if len(rows):
         other = most(boxes.at(rows, once=True))
         once[rows] = other < left[rows]

@@ -14,7 +14,7 @@ there are, so that what they gain at the prices of all of these is 0 or more in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class RoomWalk:
         most = places.most(boxes, deadline_ms) - least_gain / self.sequences + COUNT_TOL * boxes.most_m
         floors, width, num = RoomFloors(places, boxes), places.width(boxes), len(boxes)
         longest, classes = floors.most_stages(most), len(self.price)
-        ahead = floors.ahead(longest)
+        ahead, late = floors.ahead(longest), places.less_late(boxes, np.arange(longest))
         whole = np.zeros(num, dtype=np.int64)
         none = np.zeros((num, classes), dtype=np.int64)
         states = _States(np.arange(num), whole, none, whole + NONE, whole + END, np.zeros(num))
@@ -88,11 +88,10 @@ class RoomWalk:
         for behind in range(longest):
             number = places.place_of[behind]
             first = places.costs(boxes, number, width, is_first=True)
-            less = places.less_late(boxes, behind)
             ending = states.at(num_layers - states.layers <= width)
             for item in range(len(first)):
                 left = num_layers - ending.layers
-                own = first[item][ending.box, left] - less[ending.box]
+                own = first[item][ending.box, left] - late[behind][ending.box]
                 done = self._with(ending, item, left, own)
                 found.append(done.at(done.cost <= most[done.box]))
             if behind + 1 == longest:
@@ -132,17 +131,17 @@ class RoomWalk:
         """Ways with an inner stage more, the cheapest to each place."""
         num_layers, moved = self.places.num_layers, []
         for item, costs in enumerate(inner):
+            counts = np.flatnonzero(np.isfinite(costs).any(axis=0))
+            if not len(counts):
+                continue
             own = self._with(states, item, 0, np.zeros(len(states.box)))
-            for n in np.flatnonzero(np.isfinite(costs).any(axis=0)).tolist():
-                left = num_layers - n - own.layers
-                cost = own.cost + costs[own.box, n]
-                goes_on = np.flatnonzero(left > 0)
-                rows = own.box[goes_on], left[goes_on]
-                goes_on = goes_on[cost[goes_on] + ahead[rows] <= most[rows[0]]]
-                part = own.at(goes_on)
-                moved.append(
-                    _States(part.box, part.layers + n, part.chips, part.run, part.taken, cost[goes_on])
-                )
+            # [way, number of layers]
+            left = num_layers - own.layers[:, None] - counts
+            cost = own.cost[:, None] + costs[own.box[:, None], counts]
+            box = np.broadcast_to(own.box[:, None], left.shape)
+            way, number = np.nonzero((left > 0) & (cost + ahead[box, left] <= most[box]))
+            part = own.at(way)
+            moved.append(replace(part, layers=part.layers + counts[number], cost=cost[way, number]))
         joined = _join([states.at(np.zeros(0, dtype=np.int64)), *moved])
         return joined.at(self._cheapest(joined))
 

@@ -10,6 +10,7 @@ import pytest
 from planner.data.load import load_problem
 from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed
+from planner.search.replicas import room_parts
 from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.room_boxes import Places, RoomBoxes
 from planner.search.replicas.room_floors import RoomFloors
@@ -254,7 +255,7 @@ def least_cost_of(floors: RoomFloors, stages: int, box: int) -> float:
     for behind in range(stages):
         is_first = behind == stages - 1
         costs = (floors.first if is_first else floors.inner)[places.place_of[behind]][box]
-        late = float(places.less_late(floors.boxes, behind)[box]) if is_first else 0.0
+        late = float(places.less_late(floors.boxes, np.array([behind]))[0, box]) if is_first else 0.0
         ahead: dict[int, float] = {}
         for left, cost in state.items():
             for n in range(1, min(left, floors.width) + 1):
@@ -279,7 +280,8 @@ def test_floors_hold_for_chains_of_any_stages_and_layers(seed: int) -> None:
         floors = RoomFloors(places, boxes)
         for box in range(len(boxes)):
             exact = np.array([least_cost_of(floors, p + 1, box) for p in range(places.longest)])
-            assert (floors.by_stages[:, box] <= exact + 1e-9).all()
+            for some in (floors, RoomFloors(places, boxes, is_rough=True), RoomFloors(places, boxes, 1)):
+                assert (some.by_stages[:, box] <= exact[: len(some.by_stages)] + 1e-9).all()
             known = np.isfinite(exact)
             apart = exact[known] - floors.by_stages[known, box]
             closest = min(closest, float(apart.min(initial=np.inf)))
@@ -290,7 +292,7 @@ def test_floors_hold_for_chains_of_any_stages_and_layers(seed: int) -> None:
     assert closest < 0.05
 
 
-def test_boxes_whose_layers_are_priced_gain_no_less() -> None:
+def test_boxes_whose_layers_are_priced_gain_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """What closes a box before layers are told apart closes it then too."""
     mixes = mixes_of(small_problem(3))
     rooms = WholeRooms(mixes.pricing, mixes.best_price)
@@ -305,6 +307,11 @@ def test_boxes_whose_layers_are_priced_gain_no_less() -> None:
         exact, priced = (bounded(places, boxes, deadline_ms, loss, of_round) for of_round in (-1, 0))
         open_ones = exact.left >= -loss / chains_sequences(places)
         compared += int(open_ones.sum())
+        monkeypatch.setattr(room_parts, "MANY_PLACES", 1)
+        for of_round in (-1, 0):
+            rough = bounded(places, boxes, deadline_ms, loss, of_round).left
+            assert (rough >= np.where(open_ones, exact.left, -np.inf) - 1e-9).all()
+        monkeypatch.undo()
         assert (priced.left >= np.where(open_ones, exact.left, -np.inf) - 1e-9).all()
     assert compared > 5
 
