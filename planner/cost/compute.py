@@ -100,6 +100,8 @@ def in_pieces(
         )
         for x in matmuls
     ]
+    if not parts:
+        return MatmulTimes([], [], [])
     return matmul_times(relative, Products(parts), precision, stack)
 
 

@@ -44,6 +44,8 @@ class Judge:
         """Whether the classes have the hosts that an order takes, and the user lets it be."""
         if self.problem.options.keep_class_order and list(order) != sorted(order):
             return False
+        if not set(self.table.busy) <= set(order):
+            return False
         classes = self.problem.cluster.classes
         needed = hosts_needed(
             order, int(self.table.stage_size[choice]), [node_class.chips_per_node for node_class in classes]

@@ -122,3 +122,15 @@ def test_where_the_batch_is_the_outermost_dimension_gathers_and_scatters_copy() 
     whole = layout | {"sequence_parallel": False}
     a, b = (prices(x, **whole).layer_forward_s for x in (of, copied))
     np.testing.assert_array_equal(a, b)
+
+
+def test_layers_of_routed_experts_alone_have_no_products_to_part() -> None:
+    """A hybrid's layers without shared experts, which were once an error of ours."""
+    of = problem(model="nemotron-3-nano-30b-a3b")
+    assert of.model.moe is not None
+    routed = of.model.moe.model_copy(update={"shared_ffn_hidden_size": 0})
+    of = of.model_copy(update={"model": of.model.model_copy(update={"moe": routed})})
+    degrees = {"tensor_parallel": 2, "sequence_parallel": True}
+    found = prices(on_stack(of, tp_userbuffers=True), **degrees)
+    kind = found.kinds.index("experts")
+    assert found.layer_forward_s[0, kind] == pytest.approx(prices(of, **degrees).layer_forward_s[0, kind])

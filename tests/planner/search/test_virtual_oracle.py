@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from formulations.virtual_classes_data import VirtualClassesResult
+from planner.cost.prices import Degrees
 from planner.data.load import load_problem
+from planner.data.problem import Problem
 from planner.search import driver, empty, virtual, virtual_items, virtual_programs, virtual_relaxer
 from planner.search.virtual import VirtualOpener
 from planner.search.virtual_items import VirtualPart
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
+from tests import oracle_plans, oracle_virtual
 from tests.oracle_plans import brute_force
 from tests.oracle_virtual import brute_force_virtual
 from tests.random_problems import (
@@ -93,6 +97,28 @@ def test_programs_alone_equal_brute_force(seed: int, monkeypatch: pytest.MonkeyP
     """With no dealing tried by enumeration every order goes through the mixed-integer program."""
     monkeypatch.setattr(virtual_programs, "MAX_SPLITS", 0)
     assert_search_finds_the_best(seed, most_virtual=2, only=True, experts=seed % 3 == 0)
+
+
+@pytest.mark.parametrize("seed", [17, *(pytest.param(s, marks=pytest.mark.slow) for s in (27, 62, 75, 153))])
+def test_a_class_that_must_not_idle_does_not(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that a relaxation brought up was judged without a look at it, and won."""
+    problem = random_interleaved_problem(seed, most_virtual=2)
+    forbid = (*problem.options.forbid, "stages=empty", "vp=1")
+    options = problem.options.model_copy(update={"use": ("class1",), "forbid": forbid})
+    problem = problem.model_copy(update={"options": options})
+
+    def using(problem: Problem, degrees: Degrees) -> Iterator[tuple[int, ...]]:
+        return (order for order in oracle_plans.orders_of(problem, degrees) if 1 in order)
+
+    monkeypatch.setattr(oracle_virtual, "orders_of", using)
+    best, result = brute_force_virtual(problem, 2), driver.search(problem)
+    if not best.what:
+        assert result.termination == "infeasible"
+        return
+    assert result.plan is not None and result.bound_s is not None
+    assert "class1" in {stage.node_class for stage in result.plan.stages}
+    assert evaluate(problem, result.plan).step_s == pytest.approx(best.step_s, rel=REL)
+    assert result.bound_s <= best.step_s * (1 + REL)
 
 
 @pytest.mark.slow
