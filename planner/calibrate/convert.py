@@ -13,17 +13,16 @@ from typing import cast, get_args
 from planner.calibrate.layouts import stages_of, virtual_stages_of
 from planner.calibrate.nodes import cluster_of
 from planner.calibrate.patterns import SkipRun
+from planner.calibrate.profiled import with_measured_layers
 from planner.calibrate.runs import Run, RunGroup
 from planner.calibrate.shapes import model_of
 from planner.calibrate.stacks import stack_id, stack_of
 from planner.cost.checkpointing import policy_of
 from planner.data.chip import Chip, Precision
 from planner.data.experts_spec import MoeSpec
-from planner.data.layer_profile import LayerProfile
 from planner.data.options import Options
 from planner.data.plan import DpMode, Plan, Recompute
 from planner.data.problem import Problem
-from planner.data.profiles import profiled_model, shipped_profiles
 from planner.data.workload import Workload
 
 NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
@@ -31,9 +30,6 @@ NO_RECOMPUTE_STACKS = ("megatron-deepspeed", "sailor", "amp-deepspeed")
 
 NORMS_AGAIN_STACKS = ("internevo",)
 """Stacks whose layers compute their norms again in the backward unless all of a layer is checkpointed."""
-
-PROFILED_STACKS = ("sailor",)
-"""Stacks on which the shipped layer times were measured."""
 
 NO_WHOLE_LAYER_STACKS = ("megatron-bridge",)
 """Stacks whose recipes recompute modules or move activations to the host, and never whole layers (all recipes
@@ -121,30 +117,9 @@ def convert(run: Run) -> Candidate:
         options=NO_RESERVE,
     )
     plans = _plans(run, problem, assumptions)
-    profiles = _profiles(run, problem, plans[0])
-    if profiles:
-        problem = problem.model_copy(update={"profiles": profiles})
-        assumptions.append("layer times from a profile")
+    problem, layer_notes = with_measured_layers(run, problem, plans[0])
+    assumptions += layer_notes
     return Candidate(problem, plans, stack_id(run), alone, tuple(assumptions))
-
-
-def _profiles(run: Run, problem: Problem, plan: Plan) -> tuple[LayerProfile, ...]:
-    """Shipped layer times of the run's model, where its software measured them and every point is there."""
-    name = profiled_model(run.model.name) if stack_id(run) in PROFILED_STACKS else None
-    if name is None:
-        return ()
-    shipped = {profile.chip: profile for profile in shipped_profiles(name)}
-    found: dict[str, LayerProfile] = {}
-    for stage in plan.stages:
-        chips = [chip for _, chip, _ in stage.places]
-        for chip, tp in zip(chips, stage.tensor_parallel_degrees, strict=False):
-            profile = shipped.get(chip)
-            if profile is None or not profile.covers(tp, plan.microbatch_size):
-                return ()
-            if profile.seq_length != run.workload.seq_length or plan.context_parallel > 1:
-                return ()
-            found[chip] = profile
-    return tuple(found.values())
 
 
 def _refuse_what_cannot_be_scored(run: Run) -> None:

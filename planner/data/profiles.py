@@ -10,6 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from planner.data.base import Data
 from planner.data.chip import Chip
 from planner.data.explain import validated
 from planner.data.find import existing_path, file_values, find_chip
@@ -81,6 +84,23 @@ def _read(
 _TABLES = files("planner.instances").joinpath("tables")
 
 
+class ProfiledModel(Data):
+    """A model whose layer times are shipped."""
+
+    name: str
+    """Its name among the profiles."""
+    num_layers: int = Field(ge=1)
+    """Layers that were timed."""
+    hidden_size: int = Field(ge=1)
+    """Width."""
+    seq_length: int = Field(ge=1)
+    """Tokens of a sequence."""
+    spellings: tuple[str, ...]
+    """Beginnings of its name in other people's words, letters and digits alone."""
+    over_operators: dict[str, float]
+    """Forward and backward of a layer over the operator model's, by chip."""
+
+
 @cache
 def _shipped_facts() -> dict[str, Any]:
     """What the shipped profiles have in common, and of which models they are."""
@@ -90,33 +110,38 @@ def _shipped_facts() -> dict[str, Any]:
     return values
 
 
+@cache
+def profiled_models() -> tuple[ProfiledModel, ...]:
+    """The models whose layer times are shipped."""
+    models = _shipped_facts()["models"]
+    return tuple(ProfiledModel.model_validate({"name": name, **facts}) for name, facts in models.items())
+
+
 def shipped_profile_names() -> tuple[str, ...]:
     """Names of the models whose layer times are shipped."""
-    return tuple(_shipped_facts()["models"])
+    return tuple(model.name for model in profiled_models())
 
 
-def profiled_model(name: str) -> str | None:
-    """Shipped profiles of a model by its name in other people's words; None where there are none."""
+def profiled_model(name: str) -> ProfiledModel | None:
+    """The model with shipped profiles by its name in other people's words; None where there are none."""
     plain = "".join(c for c in name.lower() if c.isalnum())
-    for model, facts in _shipped_facts()["models"].items():
-        if any(plain.startswith(spelling) for spelling in facts["spellings"]):
-            return str(model)
-    return None
+    fitting = (model for model in profiled_models() if plain.startswith(model.spellings))
+    return next(fitting, None)
 
 
 @cache
 def shipped_profiles(name: str) -> tuple[LayerProfile, ...]:
     """Shipped profiles of a model, one a chip."""
     facts = _shipped_facts()
-    model = facts["models"][name]
+    (model,) = (model for model in profiled_models() if model.name == name)
     with _TABLES.joinpath("layer_profiles.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == name]
     return tuple(
         LayerProfile(
             chip=chip,
             model=name,
-            seq_length=model["seq_length"],
-            num_layers=model["num_layers"],
+            seq_length=model.seq_length,
+            num_layers=model.num_layers,
             value_bytes=facts["value_bytes"],
             points=tuple(
                 _shipped_point(int(tp), int(mbs), list(pieces))

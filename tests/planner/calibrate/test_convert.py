@@ -359,33 +359,6 @@ def test_replicas_of_a_mixed_run_give_its_tensor_parallel_degree() -> None:
     assert plan.world_size == 6
 
 
-def test_run_of_the_profiled_software_takes_its_measured_layers() -> None:
-    changes = {
-        "software": "Sailor runtime on Megatron-DeepSpeed",
-        "cluster": {"groups": [{"chip": "gh200-96gb", "num_chips": 4, "chips_per_node": 4}]},
-        "model": {
-            "name": "OPT-350M",
-            "num_layers": 24,
-            "hidden_size": 1024,
-            "ffn_hidden_size": 4096,
-            "num_attention_heads": 16,
-            "vocab_size": 50272,
-            "moe": None,
-        },
-        "workload": {"seq_length": 2048, "global_batch_size": 32, "precision": "fp16"},
-        "plan__tensor_parallel": 4,
-        "plan__pipeline_parallel": 1,
-        "plan__data_parallel": 1,
-    }
-    profiled = converted(**changes, plan__microbatch_size=2)
-    assert [profile.chip for profile in profiled.problem.profiles] == ["gh200-96gb"]
-    assert "layer times from a profile" in profiled.assumptions
-    # Other software has other layers, and a sequence length that nobody measured has none.
-    assert converted(**{**changes, "software": "NeMo"}, plan__microbatch_size=2).problem.profiles == ()
-    longer = {**changes, "workload": {**changes["workload"], "seq_length": 4096}}  # type: ignore[dict-item]
-    assert converted(**longer, plan__microbatch_size=2).problem.profiles == ()
-
-
 def test_shard_of_one_rank_is_a_smaller_model_on_one_chip() -> None:
     alone = {"groups": [{"chip": "h100-sxm-80gb", "num_chips": 1, "chips_per_node": 1}]}
     one_rank = {
