@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from planner.data.model_spec import HybridSpec, ModelSpec
 
+PLAIN_SOFTMAX = {"attention_softmax_in_fp32": "False", "masked_softmax_fusion": "True"}
+"""What Megatron-LM has for every model, and providers of hybrids and of latent attention otherwise: scores
+in 32 bits, and their softmax in several kernels, which keep more."""
+
 
 def hybrid_fields(spec: HybridSpec) -> dict[str, str]:
     """Layers of several kinds, as Python text; overrides cut the pattern into stages.
 
-    The last four are what Megatron-LM has for such a model, and this provider otherwise.
+    The last fields are what Megatron-LM has for such a model, and this provider otherwise.
     """
     return {
         "hybrid_layer_pattern": repr(spec.pattern),
@@ -22,8 +26,7 @@ def hybrid_fields(spec: HybridSpec) -> dict[str, str]:
         "mamba_num_groups": repr(spec.groups),
         "is_hybrid_model": "True",
         "mtp_num_layers": "None",
-        "attention_softmax_in_fp32": "False",
-        "masked_softmax_fusion": "True",
+        **PLAIN_SOFTMAX,
         "apply_rope_fusion": "False",
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner.data.load import load_model, names
 from planner.data.model_spec import WITH_EXPERTS, ModelSpec
 from planner.data.stack import SoftwareStack
-from planner.launchers.bridge_hybrid import hybrid_fields
+from planner.launchers.bridge_hybrid import PLAIN_SOFTMAX, hybrid_fields
 from planner.launchers.linear_attention import linear_fields
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
@@ -240,7 +240,7 @@ def _attention(model: ModelSpec) -> Fields:
     if model.qk_norm or model.mla is not None:
         fields["qk_layernorm"] = "True"
     if model.mla is not None:
-        fields["multi_latent_attention"] = "True"
+        fields |= {"multi_latent_attention": "True", **PLAIN_SOFTMAX}
     if model.attention_sinks:
         fields["softmax_type"] = repr("learnable")
     if model.sliding_window is not None:

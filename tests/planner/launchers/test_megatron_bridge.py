@@ -247,6 +247,13 @@ def test_layers_of_a_recipe_file_are_each_of_their_own_kind(name: str) -> None:
     assert "transformer_layer_spec" not in bridge_model.provider_fields(load_model("llama2-70b"), True)
 
 
+def test_scores_of_latent_attention_are_kept_in_16_bits_as_they_are_priced() -> None:
+    """The provider of such models keeps them in 32 bits where no flash attention spares them."""
+    problem, _ = plans.latent_attention_and_prediction()
+    fields = bridge_model.provider_fields(problem.model, grouped_gemm=True)
+    assert (fields["attention_softmax_in_fp32"], fields["masked_softmax_fusion"]) == ("False", "True")
+
+
 def test_the_vocabulary_is_padded_as_the_plan_counts_it() -> None:
     # A size that a provider states is never padded: 50,257 entries stopped the start on two ranks.
     problem, plan = alike(plans.uniform())
