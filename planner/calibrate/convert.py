@@ -126,6 +126,8 @@ def _refuse_what_cannot_be_scored(run: Run) -> None:
     """Raise SkipRun for runs whose source leaves out what no rule can fill in."""
     if run.measured.failed:
         raise SkipRun("failed")
+    if run.unstated:
+        raise SkipRun(f"not stated: {', '.join(run.unstated)}")
     if run.measured.step_s is None and run.measured.peak_memory_gib is None:
         raise SkipRun("nothing measured")
     moe = run.model.moe

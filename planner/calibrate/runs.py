@@ -1,8 +1,9 @@
 """Measured training runs as they stand in a file: one JSON object a line, read but not interpreted.
 
 What a missing value means is decided in `convert.py`; here a value is only checked for its type, so
-that a broken file is refused with its line number. Keys that we do not know are ignored on purpose:
-the files are other people's, and grow.
+that a broken file is refused with its line number, while a run with a null where a number must stand is
+kept, to be skipped with the reason. Keys that we do not know are ignored on purpose: the files are other
+people's, and grow.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.data.checks import MAX_CHIPS, MAX_LAYERS
 from planner.data.explain import explained
@@ -25,9 +26,17 @@ MAX_FILE_BYTES = 512 * MIB
 
 
 class Read(BaseModel):
-    """A frozen record of someone else's file: unknown keys are ignored."""
+    """A frozen record of someone else's file: unknown keys are ignored, null says what an absent key says."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {key: value for key, value in values.items() if value is not None or key not in optional}
 
 
 class RunGroup(Read):
@@ -218,6 +227,8 @@ class Run(Read):
     """What the memory figure counts: allocated, reserved, device; null where the source does not say."""
     notes: str | None = None
     """What else the source says."""
+    unstated: tuple[str, ...] = ()
+    """Fields that must be known and are null; placeholders stand in their place."""
 
     @property
     def text(self) -> str:
@@ -260,7 +271,27 @@ def _parse(line: str, where: str) -> Run:
         raise InstanceError("is nested too deeply", where) from None
     if not isinstance(record, dict):
         raise InstanceError(f"is a JSON {type(record).__name__}, expected an object", where)
+    record.pop("unstated", None)
     try:
         return Run.model_validate(record)
     except ValidationError as error:
-        raise explained(Run, error, where) from None
+        nulls = [e for e in error.errors() if e["input"] is None and e["type"] in PLACEHOLDERS]
+        for null in nulls:
+            _put(record, null["loc"], PLACEHOLDERS[null["type"]])
+        record["unstated"] = [".".join(map(str, null["loc"])) for null in nulls]
+        try:
+            return Run.model_validate(record)
+        except ValidationError:
+            raise explained(Run, error, where) from None
+
+
+PLACEHOLDERS = {"int_type": 1, "string_type": "unstated"}
+"""What stands for a number or a word that is null."""
+
+
+def _put(record: Any, location: tuple[int | str, ...], value: Any) -> None:
+    """Put a value where an error was found."""
+    *parents, last = location
+    for parent in parents:
+        record = record[parent]
+    record[last] = value

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from planner.calibrate.runs import read_runs
+from planner.calibrate.accuracy import score
+from planner.calibrate.runs import Run, read_runs
 from planner.errors import InstanceError
 from tests.planner.calibrate.rows import row, write
 
@@ -77,3 +79,42 @@ def test_missing_file_directory_and_binary_file_are_refused(tmp_path: Path) -> N
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InstanceError, match="is no text: zero byte at offset 2"):
         read_runs(binary)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"software": None},
+        {"quality": None},
+        {"plan__shard_of_one_rank_only": None},
+        {"measured": {"step_s": 1.0, "failed": None}},
+        {"model__moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 8, "first_dense_layers": None}},
+        {"plan__stages": [{"num_layers": 32, "embedding": None, "head": None}]},
+    ],
+)
+def test_null_says_what_an_absent_key_says(tmp_path: Path, changes: dict) -> None:
+    (read,) = read_runs(write(tmp_path / "runs.jsonl", row(**changes)))
+
+    def without_nulls(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without_nulls(v) for v in value]
+        if isinstance(value, dict):
+            return {k: without_nulls(v) for k, v in value.items() if v is not None}
+        return value
+
+    assert read == Run.model_validate(without_nulls(row(**changes)))
+
+
+def test_run_whose_source_leaves_a_size_out_does_not_cost_the_others(tmp_path: Path) -> None:
+    unknown = row(id="b", model__num_attention_heads=None, workload__seq_length=None)
+    path = write(tmp_path / "runs.jsonl", row(id="a"), unknown)
+    assert [run.unstated for run in read_runs(path)] == [
+        (),
+        ("model.num_attention_heads", "workload.seq_length"),
+    ]
+    first, second = score(path, rows=True)["rows"]
+    assert first["predicted_step_s"] > 0 and first["skipped"] is None
+    assert second["skipped"] == "not stated: model.num_attention_heads, workload.seq_length"
+    groups = {"groups": [{"chip": None, "num_chips": 16, "chips_per_node": 8}]}
+    (row_of_no_chip,) = score(write(path, row(cluster=groups)), rows=True)["rows"]
+    assert row_of_no_chip["skipped"] == "not stated: cluster.groups.0.chip"
