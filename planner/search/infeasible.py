@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import ceil
 
@@ -19,7 +20,7 @@ from planner.search.tables import Tables
 from planner.units import GIB, format_gib
 
 MAX_LAYOUTS = 100
-"""Layouts tried for the least shortage; the ones on most chips come first."""
+"""Layouts tried for the least shortage; of each tensor and context parallelism those on most chips first."""
 
 CUT = "no plan was found before the search was cut; give it more time"
 """The reason where a limit ended a search without a plan."""
@@ -42,18 +43,30 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
     if best is None:
         return "the model has fewer layers than any legal number of stages"
     short_gib, choice, order, stage = best
-    tp, dp = table.degrees.tensor_parallel[choice], table.degrees.data_parallel[choice]
-    mbs = table.degrees.microbatch_size[choice]
+    degrees = table.degrees
+    tp, dp, cp = (
+        int(x[choice]) for x in (degrees.tensor_parallel, degrees.data_parallel, degrees.context_parallel)
+    )
+    mbs = degrees.microbatch_size[choice]
     chip = problem.cluster.classes[order[stage]].chip
     limit_gib = problem.memory_limit_bytes(order[stage]) / GIB
     stages = "1 stage" if len(order) == 1 else f"{len(order)} stages"
+    stages = stages if cp == 1 else f"context parallel {cp}, {stages}"
     return (
         f"{problem.model.id} does not fit, even with every layer recomputed. {_too_few_chips(problem)}"
         f"The closest layout (tensor parallel {tp}, {stages}, data parallel {dp}, micro-batch size {mbs}) "
         f"is {format_gib(short_gib * GIB)} short on each chip: stage {stage} (chip {chip}) may use "
-        f"{limit_gib:.1f} GiB. Add chips, or chips with more memory, or lower the memory reserve "
-        "(`hetplan explain` finds the least change)"
+        f"{limit_gib:.1f} GiB. {_ways_out(problem)} (`hetplan explain` finds the least change)"
     )
+
+
+def _ways_out(problem: Problem) -> str:
+    """What may give a plan; wishes that rule plans out come first."""
+    options = problem.options
+    pinned = [f"{name}={value}" for name, value in options.pin.items()]
+    ruled_out = [*pinned, *(wish for wish in options.forbid if wish.startswith("recompute="))]
+    ways = "Add chips, or chips with more memory, or lower the memory reserve"
+    return ways if not ruled_out else f"Lift {' or '.join(ruled_out)}. {ways}"
 
 
 def _too_few_chips(problem: Problem) -> str:
@@ -76,9 +89,9 @@ def _too_few_chips(problem: Problem) -> str:
 
 
 def _layouts(problem: Problem, table: DegreeTable) -> list[tuple[int, tuple[int, ...]]]:
-    """Rows of degrees with the most stages that they may have."""
+    """Rows of degrees with the most stages that they may have, the smallest micro-batch first."""
     allowed = stages_of_rows(problem, table)
-    found = []
+    degrees, found, known = table.degrees, [], Counter[tuple[int, ...]]()
     for choice in range(len(table)):
         if not allowed[choice]:
             continue
@@ -87,8 +100,13 @@ def _layouts(problem: Problem, table: DegreeTable) -> list[tuple[int, tuple[int,
             counts.append(min(int(limit), left))
             left -= counts[-1]
         chips = sum(counts) * int(table.stage_size[choice])
-        found.append((-chips, choice, tuple(counts)))
-    return [(choice, counts) for _, choice, counts in sorted(found)[:MAX_LAYOUTS]]
+        found.append((int(degrees.microbatch_size[choice]), -chips, choice, tuple(counts)))
+    ranked = []
+    for _, _, choice, stages in sorted(found):
+        group = int(degrees.tensor_parallel[choice]), int(degrees.context_parallel[choice])
+        ranked.append((known[group], choice, stages))
+        known[group] += 1
+    return [(choice, stages) for _, choice, stages in sorted(ranked)[:MAX_LAYOUTS]]
 
 
 def _shortage_gib(tables: Tables, choice: int, order: tuple[int, ...]) -> tuple[float, int]:

@@ -407,6 +407,20 @@ def test_seventy_billion_on_two_chips_say_how_many_it_takes() -> None:
     assert "does not fit" in reason(asked("deepseek-v3", "1x2 h200-sxm-141gb"))
 
 
+def test_the_closest_layout_is_the_closest_and_pins_may_be_lifted() -> None:
+    """Layouts of tensor parallelism 2 alone were looked at: there are so many of them."""
+    problem = build_problem(
+        cluster="4x8 a40-48gb", model="llama3-70b", seq_length=131_072, global_batch_size=8
+    )
+    said = reason(problem)
+    assert "tensor parallel 8, 4 stages, data parallel 1" in said and "Lift" not in said
+    options = problem.options.model_copy(update={"pin": {"tp": 2, "pp": 8}})
+    pinned = reason(problem.model_copy(update={"options": options}))
+    assert "Lift tp=2 or pp=8. Add chips" in pinned
+    short = [float(text.split(" GiB short")[0].split()[-1]) for text in (said, pinned)]
+    assert short[0] < short[1]
+
+
 def test_a_pinned_degree_that_no_node_holds_is_named_with_the_devices() -> None:
     # flagos-ai/FlagScale#845.
     said = reason(asked("llama3-8b", "1x2 h100-sxm-80gb", tp=4))
