@@ -84,6 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return ExitCode.INTERRUPTED
         screen.error(f"{refused.filename or 'file system'}: {refused.strerror or refused}")
         return ExitCode.WRONG_INPUT
+    except Exception as fault:
+        # While pydantic builds a class, Ctrl-C comes out as an error of that class, with its name in words.
+        if type(fault).__name__ != "SchemaError" or "KeyboardInterrupt" not in str(fault):
+            raise
+        screen.error("interrupted")
+        return ExitCode.INTERRUPTED
 
 
 def _was_interrupted(error: BaseException) -> bool:

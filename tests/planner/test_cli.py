@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import SchemaError
 
 from planner.cli import main
 from planner.data.load import problem_file
@@ -576,3 +577,21 @@ def test_an_error_that_ctrl_c_left_behind_is_an_interruption(
     monkeypatch.setattr("planner.commands.listing.run", interrupted)
     assert main(["list", "targets"]) == 130
     assert one_line_error(capsys).strip() == "hetplan: error: interrupted"
+
+
+@pytest.mark.parametrize(("words", "code"), [("KeyboardInterrupt: ", 130), ("unknown type", None)])
+def test_ctrl_c_while_pydantic_builds_a_class_is_an_interruption(
+    words: str, code: int | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes out as an error of the class, and left a traceback; any other such error still does."""
+
+    def building(*_: object, **__: object) -> None:
+        raise SchemaError(f'Field "chip":\n  SchemaError: Error building "literal" validator:\n  {words}')
+
+    monkeypatch.setattr("planner.commands.listing.run", building)
+    if code is None:
+        with pytest.raises(SchemaError):
+            main(["list", "targets"])
+    else:
+        assert main(["list", "targets"]) == code
+        assert one_line_error(capsys).strip() == "hetplan: error: interrupted"
