@@ -24,6 +24,7 @@ J. E. Kelley, "The cutting-plane method for solving convex programs", Journal of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -94,10 +95,16 @@ class Aims:
         self._look: Deadlines | None = None
         """A look that was cut."""
 
-    def improve(self, least_ms: float, most_ms: float) -> float:
-        """The latest deadline up to a last one that was closed, or what is known already [ms]."""
+    def improve(self, least_ms: float, most_ms: float, most_aims: int | None = None) -> float:
+        """The latest deadline up to a last one that was closed, or what is known already [ms].
+
+        Parameters
+        ----------
+        most_aims
+            Deadlines that are looked at, by default all that may tell anything.
+        """
         self.closed_ms = max(self.closed_ms, least_ms)
-        for aim_ms, prices in self._aims(most_ms):
+        for aim_ms, prices in itertools.islice(self._aims(most_ms), most_aims):
             if self.is_up() or self.closed_ms >= most_ms * (1 - NEAR):
                 break
             if not self.closed_ms * (1 + NEAR) < aim_ms < self.missed_ms:

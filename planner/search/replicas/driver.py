@@ -7,8 +7,9 @@ after the other, each run of stages of a class from the start of a host on. The 
 three parts, each searched by itself: the searches for both launchers, which begin with the best plan and so
 close what cannot beat it, and `planner.search.replicas.mixes`, at last by what all pipelines share and with
 whole ones (`planner.search.replicas.shares`; where chips are few, before any prices,
-`planner.search.replicas.whole_rooms`) where that part is the least. Where a part was cut, what its search
-could prove stands.
+`planner.search.replicas.whole_rooms`) where that part is the least; models with experts from the start for
+each spread of the experts (`planner.search.replicas.choices`). Where a part was cut, what its search could
+prove stands.
 
 The plans of both launchers are legal here, so that the answer is never worse. Mixes of the chains that the
 bound was found with are chosen by `formulations.replica_mix`, whose deadline leaves out what the pipelines

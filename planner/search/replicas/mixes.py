@@ -27,11 +27,12 @@ from planner.data.problem import Problem
 from planner.search.replicas.aims import Aims, Row
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
+from planner.search.replicas.choices import are_many, improve_each
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.reach import first_reach
 from planner.search.replicas.row_prices import RowPrices
 from planner.search.replicas.shares import Shares
-from planner.search.replicas.space import shared_rows
+from planner.search.replicas.space import Shared, shared_rows
 from planner.search.replicas.whole_rooms import WholeRooms, are_few
 from planner.search.replicas.work import speeds_of, work_of_chips
 from planner.units import MS
@@ -77,7 +78,9 @@ class Mixes:
         """When fractions of the chains found first run the batch, without the exchange."""
         self.open_ms = np.inf
         """The earliest time that rooms were found not to close."""
-        self._parts: list[Mixes] = []
+        self.shares = Shares(self.pricing, is_up)
+        self.parts: dict[Shared, Mixes] = {}
+        """Mixes by what all pipelines of one share, once they are looked at apart."""
         self.looks = 0
         self.aims = Aims(self.pricing.paths, self.price, self._middle, self._keep, is_up)
         """Deadlines; they begin at the first prices."""
@@ -128,7 +131,9 @@ class Mixes:
 
     def improve_at_first(self, most_s: float) -> float:
         """The same, by few boxes alone where rooms tell more in less time [s]."""
-        return self.improve(most_s, FEW_BOXES) if self.are_few else self.improve_by_prices(most_s)
+        if self.are_few:
+            return self.improve(most_s, FEW_BOXES)
+        return improve_each(self, most_s) if are_many(self) else self.improve_by_prices(most_s)
 
     @property
     def are_few(self) -> bool:
@@ -147,21 +152,25 @@ class Mixes:
                 bound_s = self.improve(most_s, MOST_BOXES)
         return bound_s if bound_s >= most_s else max(bound_s, self.improve_by_deadlines(most_s))
 
-    def improve_by_deadlines(self, most_s: float) -> float:
+    def improve_by_deadlines(self, most_s: float, most_aims: int | None = None) -> float:
         """Raise the bound up to a time, by deadlines by which no chain runs what its chips are worth [s].
 
         Where fractions of all chains found run the batch by a deadline no prices close it. Near that time
-        only whole pipelines tell more.
+        only whole pipelines tell more. `most_aims` is as in `Aims.improve`.
         """
         most_ms = most_s / MS - self.exchange_ms
         if self.reach_ms <= most_ms and self.bound_ms >= self.reach_ms * (1 - FAR):
             return self.bound_s
         before_ms, looks = self.bound_ms, self.aims.looks
-        self.bound_ms = max(before_ms, self.aims.improve(before_ms, min(most_ms, self.reach_ms)))
+        self.bound_ms = max(before_ms, self.aims.improve(before_ms, min(most_ms, self.reach_ms), most_aims))
         self.looks += self.aims.looks - looks
         if self.bound_ms > before_ms:
             self.best_price = self.aims.price
         return most_s if self.bound_ms >= most_ms else self.bound_s
+
+    def is_closed(self, most_s: float) -> bool:
+        """Whether the bound is known up to a time."""
+        return self.bound_ms >= most_s / MS - self.exchange_ms
 
     def is_reached(self, most_s: float) -> bool:
         """Whether fractions of the chains found run the batch by a time: prices prove nothing beyond it."""
@@ -169,11 +178,13 @@ class Mixes:
 
     def improve_whole(self, most_s: float) -> float:
         """Raise the bound up to a time by pipelines that are whole [s]."""
+        whole_s = self.improve_by_rooms(most_s)
+        return whole_s if whole_s >= most_s else self.improve_by_shares(most_s)
+
+    def improve_by_shares(self, most_s: float) -> float:
+        """The same by the shares of the batch that they run alone [s]."""
         most_ms = most_s / MS - self.exchange_ms
-        if self.improve_by_rooms(most_s) >= most_s:
-            return most_s
-        shares = Shares(self.pricing, self.is_up)
-        self.bound_ms = shares.improve(self.best_price, self.bound_ms, most_ms)
+        self.bound_ms = self.shares.improve(self.best_price, self.bound_ms, most_ms)
         return most_s if self.bound_ms >= most_ms else self.bound_s
 
     def improve_by_rooms(self, most_s: float) -> float:
@@ -186,7 +197,7 @@ class Mixes:
 
     def improve_rooms_apart(self, most_s: float) -> float:
         """The same for each choice of what all pipelines share: the least of the choices holds [s]."""
-        return self._least_of(
+        return self.least_of(
             [part for part in self.that_share() if part.improve_by_rooms(most_s) < most_s], most_s
         )
 
@@ -202,7 +213,7 @@ class Mixes:
         self.bound_ms = max(self.bound_ms, most_ms)
         return True
 
-    def _least_of(self, hard: list[Mixes], most_s: float) -> float:
+    def least_of(self, hard: list[Mixes], most_s: float) -> float:
         """The least bound of choices that are not closed up to a time, that time where all are [s]."""
         bound_ms = min((part.bound_ms for part in hard), default=most_s / MS - self.exchange_ms)
         self.bound_ms = max(self.bound_ms, bound_ms)
@@ -211,6 +222,8 @@ class Mixes:
     def improve_further(self, most_s: float) -> float:
         """Raise the bound up to a time by all that tells anything [s]."""
         bound_s = self.improve_rooms_apart(most_s) if self.are_few else self.bound_s
+        if bound_s < most_s and are_many(self):
+            return max(bound_s, improve_each(self, most_s))
         if bound_s < most_s:
             bound_s = max(bound_s, self.improve_by_prices(most_s))
         if bound_s < most_s and not self.is_reached(most_s):
@@ -220,15 +233,17 @@ class Mixes:
     def that_share(self) -> list[Mixes]:
         """Mixes by what all pipelines of one share, with the bound and the prices so far."""
         of = self.chains
-        if not self._parts:
-            for rows in shared_rows(self.problem, of.table).values():
+        if not self.parts:
+            for shared, rows in shared_rows(self.problem, of.table).items():
                 part = Mixes(self.problem, Chains(self.problem, of.table, of.prices, rows), self.is_up)
-                self._parts.append(part)
-        for part in self._parts:
+                self.parts[shared] = part
+        for part in self.parts.values():
             if self.bound_ms >= part.bound_ms:
                 part.price = part.best_price = self.best_price
                 part.bound_ms = self.bound_ms
-        return self._parts
+                if not part.aims.looks:
+                    part.aims.price = self.best_price
+        return list(self.parts.values())
 
     def improve_apart(self, most_s: float) -> float:
         """Raise the bound up to a time for each choice of what all pipelines share, at last by whole ones.
@@ -243,7 +258,7 @@ class Mixes:
         least_s = min((part.bound_s for part in hard), default=most_s)
         for aim_s in (most_s,) if len(hard) == 1 else ((least_s + most_s) / 2, most_s):
             hard = [part for part in hard if part.improve_whole(aim_s) < most_s]
-        return self._least_of(hard, most_s)
+        return self.least_of(hard, most_s)
 
     def improve_from(self, least_s: float) -> float:
         """The same without a plan: up to a time by which fractions of some chains run the batch [s]."""

@@ -23,7 +23,7 @@ def choose_mixes(search: MeshSearch, opener: MeshOpener, mixes: Mixes) -> int:
     The most pipelines of a mix that is done before the best plan, one where there is none.
     """
     most = 1
-    for chains in chains_by_share(opener, search.seeds, mixes.chains, mixes.columns):
+    for chains in chains_by_share(opener, search.seeds, mixes):
         candidates = list_candidates(opener, *chains)
         copies = _mix(search, opener, candidates, ANY_NUMBER)
         for number in FEWER:

@@ -42,7 +42,7 @@ MOST_ROUNDS = 30
 MOST_PRICES = 6
 """Prices that are tried for a deadline."""
 MOST_BOXES = 20_000
-"""Boxes that are evaluated in all."""
+"""Boxes that are evaluated in one go."""
 TILT = 0.01
 """How far prices move from one look to the next."""
 SHARE_OF_WAY = 0.4
@@ -63,11 +63,14 @@ class Shares:
         self.pricing, self.chains, self.is_up = pricing, pricing.chains, is_up
         self.batch = self.chains.batch
         self.evaluated = 0
+        self._most_boxes = MOST_BOXES
         self.leaves: list[Leaves] = []
         """By price."""
 
     def improve(self, price: Floats, least_ms: float, most_ms: float) -> float:
         """The latest time, up to a last one, by which it was proven that no mix is done [ms].
+
+        At the price of an earlier look its boxes are refined further.
 
         Parameters
         ----------
@@ -78,8 +81,10 @@ class Shares:
         """
         if self.batch > MOST_SEQUENCES or self.is_up():
             return least_ms
-        self._first, self._after = self._first_boxes()
-        self.leaves = [Leaves(self._first, self._after, price, self.pricing)]
+        self._most_boxes = self.evaluated + MOST_BOXES
+        if not self.leaves or not np.array_equal(self.leaves[0].price, price):
+            self._first, self._after = self._first_boxes()
+            self.leaves = [Leaves(self._first, self._after, price, self.pricing)]
         bound_ms, way = least_ms, SHARE_OF_WAY
         while bound_ms < most_ms and not self._is_over:
             step_ms = max(way * (most_ms - bound_ms), LEAST_WAY * bound_ms)
@@ -94,7 +99,7 @@ class Shares:
 
     @property
     def _is_over(self) -> bool:
-        return self.is_up() or self.evaluated >= MOST_BOXES
+        return self.is_up() or self.evaluated >= self._most_boxes
 
     def _first_boxes(self) -> tuple[Boxes, Floats]:
         """Boxes of every number of replicas of a pipeline beside another, and what follows them at least."""

@@ -24,6 +24,7 @@ from planner.search.meshes.neighbours import Place, most_stages, sequence_of
 from planner.search.meshes.opener import MeshOpener
 from planner.search.replicas.boxes import Column
 from planner.search.replicas.chains import Chains
+from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.space import Shared
 
 MOST_TEMPLATES = 150
@@ -106,14 +107,15 @@ def chain_of_place(opener: MeshOpener, place: Place) -> Chain:
 
 
 def chains_by_share(
-    opener: MeshOpener, plans: Sequence[Plan], chains: Chains, columns: Sequence[Column]
+    opener: MeshOpener, plans: Sequence[Plan], mixes: Mixes
 ) -> Iterator[tuple[list[Chain], Shared]]:
-    """By what all pipelines share: chains of plans at hand, those of columns, and uniform ones."""
+    """By what all pipelines share: chains of plans at hand, those of bounds, and uniform ones."""
     known = [sequence_of(opener.problem, opener.batches, plan) for plan in plans if not plan.pipelines]
     places = [place for place in known if place is not None and opener.is_allowed(*place)]
     for shared in dict.fromkeys(batch.shared for batch in opener.batches):
         own = [chain_of_place(opener, at) for at in places if opener.batches[at[0]].shared == shared]
-        found = [*own, *chains_of(chains, columns), *uniform_chains(opener, shared)]
+        bounded = mixes.parts.get(shared, mixes)
+        found = [*own, *chains_of(bounded.chains, bounded.columns), *uniform_chains(opener, shared)]
         yield list(dict.fromkeys(found)), shared
 
 

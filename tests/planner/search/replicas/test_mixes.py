@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from planner.data.problem import Problem
 from planner.search.degrees import list_degrees
 from planner.search.replicas.boxes import Boxes, Column
 from planner.search.replicas.chains import Chains, Kind
+from planner.search.replicas.choices import are_many, improve_each
 from planner.search.replicas.columns import Least
 from planner.search.replicas.items import held_levels
 from planner.search.replicas.mixes import FEW_BOXES, MOST_BOXES, Mixes
@@ -50,9 +51,9 @@ def small_problem(seed: int) -> Problem:
     return problem.model_copy(update={"model": model, "options": options})
 
 
-def mixes_of(problem: Problem) -> Mixes:
+def mixes_of(problem: Problem, is_up: Callable[[], bool] = lambda: False) -> Mixes:
     table = replica_degrees(problem, list_degrees(problem))
-    return Mixes(problem, Chains(problem, table, price(problem, table.degrees)))
+    return Mixes(problem, Chains(problem, table, price(problem, table.degrees)), is_up)
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,26 @@ def test_each_choice_of_what_pipelines_share_bounds_its_own_pairs(seed: int) -> 
         assert together_s <= apart_s[-1] <= best_s[split] * (1 + 1e-9)
     whole_s = mixes.improve_apart(2 * min(best_s.values()))
     assert min(apart_s) * (1 - 1e-9) <= whole_s <= min(best_s.values()) * (1 + 1e-9)
+    # All looks in turn, as where experts make the choices many; whenever time is up.
+    each_s = improve_each(mixes_of(problem), 2 * min(best_s.values()))
+    assert min(apart_s) * (1 - 1e-3) <= each_s <= min(best_s.values()) * (1 + 1e-9)
+    for looks in (0, 5, 50):
+        left = iter(range(looks))
+        cut = mixes_of(problem, lambda left=left: next(left, None) is None)  # type: ignore[misc]
+        assert improve_each(cut, 2 * min(best_s.values())) <= min(best_s.values()) * (1 + 1e-9)
+    assert improve_each(mixes_of(problem), together_s / 2) == together_s / 2
+
+
+def test_experts_make_the_choices_of_what_pipelines_share_many() -> None:
+    """Every mix belongs to one of them, and each is bounded no lower than all chains together are."""
+    problem = load_problem("mixtral-8x7b-h100-64")
+    mixes = mixes_of(problem.model_copy(update={"target": "unrestricted"}))
+    assert are_many(mixes) and not are_many(mixes_of(small_problem(0)))
+    rows = {row for shared in shared_rows(problem, mixes.chains.table).values() for row in shared}
+    assert rows == set(range(len(mixes.chains.table)))
+    most_s = 2 * mixes.improve(0.5)
+    together_s = mixes.improve(most_s, 100)
+    assert improve_each(mixes, most_s) >= together_s
 
 
 def test_choices_of_what_pipelines_share_hold_all_rows_that_go_together() -> None:
