@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.search.meshes.brackets import PACE, SLOWEST, Brackets
 from planner.search.meshes.lines import Lines
 from planner.search.meshes.places import Ints
 from planner.search.meshes.walks import MeshWalks
+
+Bools = NDArray[np.bool_]
 
 if TYPE_CHECKING:
     from planner.search.meshes.windows import Window
@@ -28,6 +32,8 @@ class Choices:
     time: Floats
     most_time: Floats
     """The most of those that count as one."""
+    most_longer: Floats
+    """The most of their longer passes."""
     forward: Floats
     backward: Floats
     follow: Floats
@@ -44,6 +50,15 @@ class Choices:
     """[shape, layers] as which choice a stage counts; -1 for none."""
     behind: tuple[Ints, Ints] | None
     """[choice, row] fewest and most ticks behind it, in those of `planner.search.meshes.windows`."""
+
+    def slow(self, brackets: Brackets) -> tuple[Bools, Bools]:
+        """Whether any, and whether each, of those that count as one is among the slowest, [choice, row]."""
+        time, longer = brackets.least(SLOWEST), brackets.least(PACE)
+        any_is = (self.most_time[:, None] >= time) & (self.most_longer[:, None] >= longer)
+        least_longer = np.maximum(self.forward, self.backward)[:, None]
+        each_is = (self.time[:, None] >= time) & (least_longer >= longer)
+        known = brackets.knows_slow()
+        return np.asarray(any_is & known), np.asarray(each_is & known)
 
     def worth(self, paid: Floats) -> Floats:
         """Layers less the price of the shares, [row, choice]; `paid` is [row, shape]."""
@@ -107,6 +122,7 @@ def list_choices(
         ticks[best],
         least(time),
         -least(-time),
+        -least(-np.maximum(forward, time - forward)),
         least(forward),
         least(time - forward),
         least(lines.follow[shape, place, layers]),

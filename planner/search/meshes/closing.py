@@ -5,8 +5,8 @@ lengths share them, and each is closed once all brackets have closed it (`planne
 What no plan has at the prices of a bracket is left out of it and of its parts
 (`planner.search.meshes.windows`). Brackets that stay open are cut in two, by the measure of the pipeline
 that holds most which tells most of it: in the middle of the sums, or just below the longest of what follows
-it or its slowest stage, so that it leaves one part and loses time for many of its stages in the other. The
-constants are guesses: they say what is looked at, never what is proven.
+it, its slowest stage or the longer pass of that, so that it leaves one part and loses time for many of its
+stages in the other. The constants are guesses: they say what is looked at, never what is proven.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
-from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM, Brackets
+from planner.search.meshes.brackets import EXCESS, FOLLOW, PACE, SLOWEST, SUM, Brackets
 from planner.search.meshes.holding import NUM_LAYERS, Holding
 from planner.search.meshes.measures import Measured
 from planner.search.meshes.places import Ints
@@ -36,7 +36,7 @@ TICKS, FINER = 1000, 1.6
 """Ticks of a limit at first, and how many times more there are with each halving. A guess."""
 PARTS = 2
 """Parts that a bracket is cut into."""
-MEASURES = SUM, FOLLOW, SLOWEST, EXCESS
+MEASURES = SUM, FOLLOW, SLOWEST, EXCESS, PACE
 """Measures of pipelines that brackets are cut by; each but the first can be left out."""
 BY_SUM = 0.5
 """Share of the width of a bracket of the sum that counts against what cutting what follows takes away: what a
@@ -194,7 +194,9 @@ class _Sums:
         for row, pipeline in enumerate(self.looked_at):
             if pipeline is not None:
                 edges = self.holding.brackets.edges[:, :, row]
-                cuts, gains = Measured(self.walks, *pipeline).cuts_ms(edges, self.holding.tick)
+                cuts, gains = Measured(self.walks, *pipeline).cuts_ms(
+                    edges, self.holding.tick, self.holding.limit
+                )
                 gains[SUM], cuts[SUM] = BY_SUM * gain[row], cut[row]
                 measure[row] = max(MEASURES, key=lambda one: gains[one])
                 gain[row], cut[row] = gains[measure[row]], cuts[measure[row]]

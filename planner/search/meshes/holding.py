@@ -37,10 +37,15 @@ The longest of what follows, O = max_s o[s], is in every step beside each of the
 before. Sums are cut into brackets, and so are O, E and the time tau = max_s t[s] of the slowest stage; within
 S1 <= S < S2 the rows are asked with S1, and within O1 <= O <= O2 with max(o[s], O1) in the place of o[s], of
 stages with o[s] <= O2 alone. Within tau1 <= tau <= tau2 no stage takes longer than tau2 and one no less than
-tau1: those behind it keep (slow) with tau1, and (paced) with the least longer pass of any such stage, so
-that points before and behind it are told apart. Within E1 <= E <= E2 all keep S2 - x - t >= r - E2, and where
-E1 > 0 one has r - (S1 - x - t) >= E1: those behind it keep their rows with E1, and points before and behind
-it are told apart as well.
+tau1; of all that take no less, let pi be the longest of the longer passes. Within pi1 <= pi <= pi2 none of
+them has a longer one than pi2, and one takes no less than tau1 with a pass of no less than pi1. Let K be the
+first such stage: those behind it keep (slow) and (paced) with the least time and the least longer pass of
+any stage with both between the edges, and none before it is such a stage. Where tau1 rises pi1 is forgotten,
+as the stage that has that pass may be faster; pi2 holds for the slower ones as well.
+
+Within E1 <= E <= E2 all keep S2 - x - t >= r - E2, and where E1 > 0 one has r - (S1 - x - t) >= E1. Let J be
+the first one with r - Z >= E1: those behind it keep their rows with E1, those before it S2 - x - t >= r - E1.
+Points before and behind K and J are told apart.
 
 D is counted in whole ticks, each stage rounded down: with e = q ticks D lies between its count and e above
 it. The first row, as a function of D, falls, then stands, then rises: its least is where it begins to rise,
@@ -59,12 +64,12 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.meshes.brackets import EXCESS, SLOWEST, SUM, Brackets
+from planner.search.meshes.brackets import EXCESS, PACE, SLOWEST, SUM, Brackets
 from planner.search.meshes.choices import Choices, list_choices
 from planner.search.meshes.places import Ints
 from planner.search.meshes.spans import least_behind_excess, least_behind_slow, spans_of
 from planner.search.meshes.walks import MeshWalks
-from planner.search.meshes.ways import Bools, Few, RowWays, few, list_ways, most_within
+from planner.search.meshes.ways import Bools, Few, RowWays, few, list_ways, most_within, within
 from planner.search.meshes.windows import Windows
 from planner.tolerances import BOUND_TOL
 
@@ -72,6 +77,8 @@ SLOW_FIRST, EXCESS_FIRST, TO_EXCESS, TO_SLOW, PASSED = range(5)
 """Layers of points, from the last stage on: the slowest stage is still to come and the one with the excess
 with it or later, or sooner; only the one with the excess is; only the slowest; neither."""
 NUM_LAYERS, WAITS, BEHIND_EXCESS = 5, (SLOW_FIRST, EXCESS_FIRST, TO_SLOW), (TO_SLOW, PASSED)
+BEFORE_SLOW = TO_EXCESS, PASSED
+"""Layers of points before the slowest stage."""
 TURNS = {
     SLOW_FIRST: (SLOW_FIRST, TO_EXCESS, PASSED),
     EXCESS_FIRST: (EXCESS_FIRST, TO_SLOW),
@@ -106,7 +113,7 @@ class Holding:
         self.brackets, self.least, self.most = brackets, brackets.least, brackets.most
         self.width = int(self.most(SUM).max() / tick_ms) + 2
         """Ticks that are told apart: points from there on have passed the slowest stage."""
-        knows_slow, knows_excess = self.least(SLOWEST) > 0, self.least(EXCESS) > 0
+        knows_slow, knows_excess = brackets.knows_slow(), self.least(EXCESS) > 0
         begins = np.zeros((NUM_LAYERS, len(brackets)), dtype=np.bool_)
         begins[SLOW_FIRST] = begins[EXCESS_FIRST] = knows_slow & knows_excess
         begins[TO_EXCESS], begins[TO_SLOW] = knows_excess & ~knows_slow, knows_slow & ~knows_excess
@@ -115,8 +122,10 @@ class Holding:
         """Layers of points that are told apart."""
         self.begins = begins[self.layers].T
         """[row, layer] where pipelines begin; where nothing is known of a stage it counts as passed."""
-        self.pace = walks.least_longer_pass_ms(self.least(SLOWEST), self.most(SLOWEST))
-        """[row] least time of the longer pass of the slowest stage."""
+        edges = (np.stack([self.least(one), self.most(one)], axis=1) for one in (SLOWEST, PACE))
+        found = [walks.least_slow_ms(*both) for both in zip(*edges, strict=True)]
+        self.slowest, self.pace = np.array(found).reshape(-1, 2).T
+        """[row] least time of the slowest stage, and of its longer pass."""
         self.lengths = walks.lengths
         self.length_at = {int(p) - 1: i for i, p in enumerate(self.lengths)}
         self.inner: list[Choices] = []
@@ -172,7 +181,7 @@ class Holding:
                 for row in rows:
                     useful[row, self.ways[q][row].behind] = True
             if q in self.ends:
-                useful[:, -2 * self.width :] |= _within(*self.ends[q], 2 * self.width)
+                useful[:, -2 * self.width :] |= within(*self.ends[q], 2 * self.width)
         return False
 
     def _choices_of(self, q: int, *, is_first: bool) -> Choices:
@@ -187,19 +196,26 @@ class Holding:
         """Choices of all ways of a place, points behind them and ahead, by row."""
         width, number = self.width, few(len(self.layers) * self.width)
         ticks, layers = choices.ticks.astype(number), self.layers.tolist()
-        least_slow, least_excess, listed = self.least(SLOWEST), self.least(EXCESS), []
+        least_excess, listed = self.least(EXCESS), []
+        can_be_slow, must_be_slow = choices.slow(self.brackets)
         excesses = (least_excess, 0.0) if len(layers) == NUM_LAYERS else (0.0, 0.0)
-        spans = [spans_of(self, choices, q, excess, is_first=False) for excess in excesses]
+        before_excess = np.where(least_excess > 0, least_excess, self.most(EXCESS))
+        spans = [
+            spans_of(self, choices, q, excesses[0], is_first=False),
+            spans_of(self, choices, q, excesses[1], before_excess, is_first=False),
+        ]
         slow = [least_behind_slow(self, choices, q, excess) for excess in excesses]
         late = least_behind_excess(self, choices, q)
         for row in range(len(self.brackets)):
-            is_slow, ways = choices.most_time >= least_slow[row], []
+            is_slow, is_fast, ways = can_be_slow[:, row], ~must_be_slow[:, row], []
             for layer in layers:
                 begin = (layer - layers[0]) * width
                 seen = reached[row, begin : begin + width]
                 if not seen.any():
                     continue
                 low, high = (edge[:, row] for edge in spans[layer in BEHIND_EXCESS])
+                if layer in BEFORE_SLOW:
+                    high = np.where(is_fast, high, -1)
                 for to in TURNS[layer]:
                     least, most = low, high
                     if layer in WAITS and to in WAITS:
@@ -219,9 +235,8 @@ class Holding:
     def _ends_of(self, choices: Choices, q: int) -> tuple[Ints, Ints]:
         """Between which points first stages may end a pipeline, [2 choices, row]."""
         low, high = spans_of(self, choices, q, is_first=True)
-        knows_slow = self.least(SLOWEST) > 0
-        is_slow = (choices.most_time[:, None] >= self.least(SLOWEST)) & knows_slow
-        passed = np.where(low <= high, high + self.width, 0)
+        is_slow, must_be_slow = choices.slow(self.brackets)
+        passed = np.where((low <= high) & ~must_be_slow, high + self.width, 0)
         return np.concatenate([low, low + self.width]), np.concatenate([np.where(is_slow, high, 0), passed])
 
     def held(self, price: Floats, asked: Bools | None = None) -> Floats:
@@ -277,12 +292,3 @@ class Holding:
             order.append(int(choices.shape[choice[best]]))
             split.append(int(choices.layers[choice[best]]))
         return tuple(order), tuple(split)
-
-
-def _within(low: Ints, high: Ints, points: int) -> Bools:
-    """Points within any of the spans, [row, point]; spans are [choice, row]."""
-    choice, row = np.nonzero(low <= high)
-    edges = np.zeros((low.shape[1], points + 1), dtype=np.int64)
-    np.add.at(edges, (row, low[choice, row]), 1)
-    np.add.at(edges, (row, high[choice, row] + 1), -1)
-    return np.asarray(np.cumsum(edges, axis=1)[:, :-1] > 0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.cost.prices import Floats
-from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM
+from planner.search.meshes.brackets import EXCESS, FOLLOW, PACE, SLOWEST, SUM
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.places import Ints
 from planner.search.ways_down import first_way_ms, inner_ways_ms
@@ -25,21 +25,30 @@ if TYPE_CHECKING:
 
 
 def spans_of(
-    holding: Holding, choices: Choices, q: int, excess: Floats | float = 0.0, *, is_first: bool
+    holding: Holding,
+    choices: Choices,
+    q: int,
+    excess: Floats | float = 0.0,
+    most_excess: Floats | None = None,
+    *,
+    is_first: bool,
 ) -> tuple[Ints, Ints]:
     """First and last count of ticks behind each choice at which it keeps its rows, [choice, row].
 
-    The first is the larger one where there is none. `excess` is what the rows of inner stages count more.
+    The first is the larger one where there is none. `excess` is what the rows of inner stages count more, and
+    `most_excess` by how much their reductions may exceed what lies before them, if not by that of the bracket.
     """
+    most_excess = holding.most(EXCESS) if most_excess is None else most_excess
     t, f, b = (values[:, None] for values in (choices.time, choices.forward, choices.backward))
     passes = t, np.minimum(f, b), np.maximum(f, b)
     least_follow, most_follow, slowest = holding.least(FOLLOW), holding.most(FOLLOW), holding.most(SLOWEST)
-    reached = (choices.follow[:, None] <= most_follow) & (t <= slowest)
+    is_paced = (t < holding.least(SLOWEST)) | (np.maximum(f, b) <= holding.most(PACE))
+    reached = (choices.follow[:, None] <= most_follow) & (t <= slowest) & is_paced
     left = holding.limit - np.maximum(choices.follow[:, None], least_follow)
     if is_first:
         low, high, keeps = _first(holding, choices, q, left - choices.reduce[:, None], passes)
     else:
-        low, high, keeps = _inner(holding, choices, q, (left, left - excess), passes)
+        low, high, keeps = _inner(holding, choices, q, (left, left - excess), most_excess, passes)
     ticks = choices.ticks[:, None]
     high = np.minimum(high / holding.tick, holding.most(SUM) / holding.tick - ticks)
     least = np.ceil(np.maximum(low / holding.tick, 0.0) - COUNT_TOL)
@@ -59,13 +68,13 @@ def least_behind_slow(holding: Holding, choices: Choices, q: int, excess: Floats
     m, t = holding.walks.num_microbatches, choices.time[:, None]
     left = holding.limit - np.maximum(choices.follow[:, None], holding.least(FOLLOW)) - excess
     begun = holding.least(SUM) - choices.most_hop[:, None] + max(m - 1 - q, 0) * t
-    least = begun + min(q, m - 1) * holding.least(SLOWEST) - left - q * holding.tick
+    least = begun + min(q, m - 1) * holding.slowest - left - q * holding.tick
     ticks = np.ceil(np.maximum(least / holding.tick, 0.0) - COUNT_TOL)
     if m >= q + 2:
         # Row (paced) does not ask how long the way down is.
         breaks = holding.least(SUM) + (m - 1 - q) * t + q * holding.pace > left
         ticks = np.where(breaks, float(holding.width), ticks)
-    return ticks.astype(np.int64)
+    return np.asarray(ticks.astype(np.int64))
 
 
 def least_behind_excess(holding: Holding, choices: Choices, q: int) -> Ints:
@@ -82,6 +91,7 @@ def _inner(
     choices: Choices,
     q: int,
     lefts: tuple[Floats, Floats],
+    most_excess: Floats,
     passes: tuple[Floats, Floats, Floats],
 ) -> tuple[Floats, Floats, np.ndarray]:
     """Least and most time behind a stage that has others before it, and whether there is any."""
@@ -90,7 +100,7 @@ def _inner(
     sums = low, low - more + hop
     shortest, longest, keeps = inner_ways_ms(holding.walks.num_microbatches, q, sums, less, passes)
     # What lies before it is no less than its reduction, but for the excess.
-    reduced = np.maximum(choices.own_reduce[:, None] - holding.most(EXCESS), 0.0)
+    reduced = np.maximum(choices.own_reduce[:, None] - most_excess, 0.0)
     longest = np.minimum(longest, holding.most(SUM) - choices.time[:, None] - reduced)
     # Row (own): as if it were the first stage.
     alone, reduces = first_way_ms(

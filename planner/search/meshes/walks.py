@@ -122,13 +122,13 @@ class MeshWalks:
         order = np.argsort(times, kind="stable")
         return times[order], longer[order]
 
-    def least_longer_pass_ms(self, low_ms: Floats, high_ms: Floats) -> Floats:
-        """Least of the longer pass of stages that take a time between two edges; 0 where there are none."""
+    def least_slow_ms(self, time_ms: Floats, longer_ms: Floats) -> tuple[float, float]:
+        """Least time, and least longer pass, of stages that have both between two edges; 0 for none."""
         times, longer = self._longer_passes
-        begin, end = np.searchsorted(times, low_ms), np.searchsorted(times, high_ms, side="right")
-        return np.array(
-            [longer[i:j].min() if i < j else 0.0 for i, j in zip(begin.tolist(), end.tolist(), strict=True)]
-        )
+        begin, end = np.searchsorted(times, time_ms[0]), np.searchsorted(times, time_ms[1], side="right")
+        times, longer = times[begin:end], longer[begin:end]
+        kept = (longer >= longer_ms[0]) & (longer <= longer_ms[1])
+        return (float(times[kept].min()), float(longer[kept].min())) if kept.any() else (0.0, 0.0)
 
     def bracket(self, low_ms: Floats, high_ms: Floats) -> Bracket:
         """Stages where the slowest one takes a time between two edges, arrays [row]."""

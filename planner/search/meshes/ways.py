@@ -132,3 +132,12 @@ def most_within(value: Floats, low: Ints, high: Ints) -> Floats:
     end = np.clip(high - 2**level + 1, 0, points - 1)
     found = np.maximum(table[level, row, begin], table[level, row, end])
     return np.where(low <= high, found, -np.inf)
+
+
+def within(low: Ints, high: Ints, points: int) -> Bools:
+    """Points within any of the spans, [row, point]; spans are [choice, row]."""
+    choice, row = np.nonzero(low <= high)
+    edges = np.zeros((low.shape[1], points + 1), dtype=np.int64)
+    np.add.at(edges, (row, low[choice, row]), 1)
+    np.add.at(edges, (row, high[choice, row] + 1), -1)
+    return np.asarray(np.cumsum(edges, axis=1)[:, :-1] > 0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.data.problem import Problem
 from planner.search.meshes import bounding, closing, sequences
-from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, SUM, Brackets
+from planner.search.meshes.brackets import EXCESS, FOLLOW, PACE, SLOWEST, SUM, Brackets
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.closing import close_lengths, least_sum
 from planner.search.meshes.driver import MeshSearch
@@ -29,6 +29,7 @@ from planner.units import MS
 from tests.random_problems import random_problem, with_deferred_sends
 
 TICKS = 4000
+SUMS = 40
 
 
 def opener_of(problem: Problem) -> MeshOpener:
@@ -169,7 +170,8 @@ def test_a_pipeline_keeps_rows_with_the_longer_pass_of_a_slow_stage_and_with_a_l
 def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) -> None:
     """Of all sequences of a few shapes none that keeps the limit holds more, and one about as much.
 
-    In all brackets of what follows and of the slowest stage together, each of them with its lower edge.
+    In all brackets of what follows, of the slowest stage and of its longer pass together, each of them with
+    its lower edge, also where a slower stage is asked for once a pass is known.
     """
     problem = random_problem(seed, most_layers=4).model_copy(update={"target": "flagscale"})
     opener = opener_of(with_deferred_sends(problem) if deferred else problem)
@@ -189,26 +191,26 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
                         slow, times = slow_rows_ms(walks, order, layers)
                         worth, events = sum(layers) - float(paid), events_ms(walks, order, layers)
                         assert max(rows) <= events[0] * (1 + 1e-9)
-                        pipelines.append((rows, follows, worth, slow, times, *events))
+                        longer = Measured(walks, order, layers).longer.tolist()
+                        pipelines.append((rows, follows, worth, slow, times, *events, longer))
             if not pipelines:
                 continue
             limit = float(np.median([max(rows) + max(follows) for rows, follows, *_ in pipelines]))
-            edges = np.linspace(0.0, limit, 61)
+            edges = np.linspace(0.0, limit, SUMS + 1)
             brackets, cuts = Brackets.of_sums(edges[:-1], edges[1:]), {}
-            for measure, at in ((FOLLOW, [0.3, 0.6]), (SLOWEST, [0.4]), (EXCESS, [0.7])):
-                of_all = [
-                    one[6] if measure == EXCESS else max(one[1] if measure == FOLLOW else one[4])
-                    for one in pipelines
-                ]
+            cut_by = (FOLLOW, [0.3, 0.6]), (PACE, [0.5]), (SLOWEST, [0.4]), (PACE, [0.5]), (EXCESS, [0.7])
+            for measure, at in cut_by:
+                number_of = {FOLLOW: 1, SLOWEST: 4, EXCESS: 6, PACE: 7}[measure]
+                of_all = [one[6] if measure == EXCESS else max(one[number_of]) for one in pipelines]
                 cuts[measure] = np.concatenate([[0.0], np.unique(np.quantile(of_all, at)), [np.inf]])
                 for cut in cuts[measure][1:-1].tolist():
                     brackets = brackets.cut(np.full(len(brackets), measure), np.full(len(brackets), cut))
             holding = Holding(walks, limit, brackets, limit / TICKS)
             held = float(holding.held(np.tile(price, (len(brackets), 1))).max())
             # Within a bracket the time before a stage is that of its edge, and each stage is off by a tick.
-            loose = limit * (1 + 1 / 60 + 2 * p / TICKS)
+            loose = limit * (1 + 1 / SUMS + 2 * p / TICKS)
             most, about = -np.inf, -np.inf
-            for rows, follows, worth, slow, times, end, _ in pipelines:
+            for rows, follows, worth, slow, times, end, _, longer in pipelines:
                 assert max(row(max(times[: i + 1])) for i, row in enumerate(slow)) <= end * (1 + 1e-9)
                 if end + max(follows) <= limit:
                     most = max(most, worth)
@@ -216,9 +218,15 @@ def test_what_is_held_is_the_most_of_all_pipelines(seed: int, deferred: bool) ->
                     cuts[measure][max(int(np.searchsorted(cuts[measure], max(of_all))) - 1, 0)]
                     for measure, of_all in ((FOLLOW, follows), (SLOWEST, times))
                 )
-                # Only behind the last stage that may be the slowest the edge of its bracket counts.
-                last = max(i for i, time in enumerate(times) if time >= slowest)
-                rows = [max(row, slow[i](slowest)) if i > last else row for i, row in enumerate(rows)]
+                # Behind the first stage that may be the slowest the edge of its bracket counts.
+                pace = max(one for time, one in zip(times, longer, strict=True) if time >= slowest)
+                pace = cuts[PACE][max(int(np.searchsorted(cuts[PACE], pace)) - 1, 0)]
+                first = next(
+                    i
+                    for i, (time, one) in enumerate(zip(times, longer, strict=True))
+                    if time >= slowest and one >= pace
+                )
+                rows = [max(row, slow[i](slowest)) if i > first else row for i, row in enumerate(rows)]
                 if max(row + max(follow, least) for row, follow in zip(rows, follows, strict=True)) <= loose:
                     about = max(about, worth)
             assert most - 1e-9 <= held <= about + 1e-9, (number, p)
@@ -278,7 +286,7 @@ def test_a_choice_keeps_its_rows_on_one_span_of_ticks(seed: int) -> None:
         follows = between, np.array([np.inf, 0.05, np.inf, 0.1, 0.03]) * limit
         slowest = np.tile([[0.0], [np.inf]], 5)
         excess = np.zeros(5), np.array([np.inf, 0.02, np.inf, 0.0, 0.05]) * limit
-        brackets = Brackets(np.stack([[edges[:-1], edges[1:]], follows, slowest, excess]))
+        brackets = Brackets(np.stack([[edges[:-1], edges[1:]], follows, slowest, excess, slowest]))
         holding = Holding(walks, limit, brackets, limit / 97)
         for q in range(walks.longest):
             for choices in (holding.first[q], *holding.inner[q : q + 1]):
@@ -351,7 +359,9 @@ def searched() -> MeshOpener:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), (SUM, EXCESS), closing.MEASURES])
+@pytest.mark.parametrize(
+    "measures", [(SUM,), (SUM, FOLLOW), (SUM, SLOWEST), (SUM, EXCESS), (SUM, PACE), closing.MEASURES]
+)
 def test_brackets_cut_by_any_measures_close_no_best_plan(
     searched: MeshOpener, measures: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.cost.prices import Floats
-from planner.search.meshes.brackets import EXCESS, FOLLOW, SLOWEST, Brackets
+from planner.search.meshes.brackets import EXCESS, FOLLOW, PACE, SLOWEST, Brackets
 from planner.search.meshes.holding import Holding
 from planner.search.meshes.walks import MeshWalks
 from planner.search.meshes.ways import most_covering
@@ -73,7 +73,7 @@ def test_only_what_no_plan_has_is_left_out(seed: int, deferred: bool) -> None:
         leave_out(holding, price, is_open, enough - 1e-9 + float(first @ walks.shares.room))
         left = float(holding.held(np.array(every)).max())
         assert after - 1e-9 <= left <= before + 1e-9
-        measure = rng.choice([FOLLOW, SLOWEST, EXCESS], size=BRACKETS)
+        measure = rng.choice([FOLLOW, SLOWEST, EXCESS, PACE], size=BRACKETS)
         cut = holding.brackets.cut(measure, rng.random(BRACKETS) * limit / 3)
         windows = windows_of(holding).repeated(2)
         for ticks in (TICKS, 1.6 * TICKS, 0.7 * TICKS):
