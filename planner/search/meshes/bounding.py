@@ -29,6 +29,9 @@ far, where it is far for one by itself, and farther for that or a few: what they
 to tell as what they do not, and that is better asked once nothing else lies below. Guesses."""
 FAR, FAR_OF_FEW, FAR_OF_ONE = 0.08, 0.03, 0.01
 """Share of the cutoff from which it is far from a bound, and from that of a few and of one: guesses."""
+LITTLE_WORK = 150_000_000
+"""Numbers gone through up to which a length by itself is closed with little, so that the cutoff is next:
+half a second, measured in 2026."""
 WORTH_A_LIMIT = 2e-3
 """Share of the cutoff that a limit short of it must add to a bound to be worth it: a guess."""
 
@@ -41,6 +44,8 @@ class Learned:
     sums: Known | None = None
     kept_ms: dict[int, float] = field(default_factory=dict)
     """Least limit that a length by itself was held against in vain."""
+    took_little: bool = False
+    """Whether the last length by itself that was closed took little."""
 
 
 def bound_by_walks(
@@ -98,6 +103,8 @@ def bound_lengths(
         least = float(bound[still].min())
         kept = learned.kept_ms.get(lengths[still[0]], np.inf) if is_whole and len(still) == 1 else np.inf
         limit = least + share * (cutoff_ms - least)
+        if is_whole and len(still) == 1 and learned.took_little and least >= (1 - FAR_OF_FEW) * cutoff_ms:
+            limit = cutoff_ms
         if cutoff_ms - limit < WORTH_A_LIMIT * cutoff_ms:
             limit = cutoff_ms
         if limit >= kept * (1 - WORTH_A_LIMIT):
@@ -113,6 +120,8 @@ def bound_lengths(
         learned.sums = closed.known
         found = _merged(closed.found, found)
         bound[still[closed.closed]] = limit
+        if is_whole and len(still) == 1:
+            learned.took_little = bool(closed.closed[0]) and walks.work <= LITTLE_WORK
         if is_whole and len(still) == 1 and not closed.closed[0] and not is_up():
             learned.kept_ms[lengths[still[0]]] = limit
     return bound, found

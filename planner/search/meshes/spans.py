@@ -36,7 +36,7 @@ def spans_of(
     """First and last count of ticks behind each choice at which it keeps its rows, [choice, row].
 
     The first is the larger one where there is none. `excess` is what the rows of inner stages count more, and
-    `most_excess` by how much their reductions may exceed what lies before them, if not by that of the bracket.
+    `most_excess` by how much their reductions may exceed what lies before them, if not by what is known.
     """
     most_excess = holding.most(EXCESS) if most_excess is None else most_excess
     t, f, b = (values[:, None] for values in (choices.time, choices.forward, choices.backward))

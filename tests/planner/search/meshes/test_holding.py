@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -454,3 +455,39 @@ def test_lengths_far_below_the_cutoff_are_first_asked_what_takes_little(
     )
     least = min(bounds)
     assert asked == pytest.approx([least + share * (100.0 - least) for share in shares])
+
+
+@pytest.mark.parametrize(
+    ("bound", "work", "shares"),
+    [
+        # What took little is followed by the cutoff, for the next length at once.
+        (97.5, bounding.LITTLE_WORK, [(0.7, 1.0), (1.0,)]),
+        (97.5, bounding.LITTLE_WORK + 1, [(0.7, 0.91), (0.7, 0.91)]),
+        # Far below the cutoff it is not, as to keep that takes longer.
+        (93.0, bounding.LITTLE_WORK, [(0.5,), (0.5,)]),
+    ],
+)
+def test_lengths_after_those_that_took_little_are_held_against_the_cutoff(
+    monkeypatch: pytest.MonkeyPatch, bound: float, work: int, shares: list[tuple[float, ...]]
+) -> None:
+    asked = list[float]()
+
+    def close_all(_: SimpleNamespace, limit: float, *__: object) -> closing.Closed:
+        asked.append(limit)
+        return closing.Closed(np.ones(1, dtype=np.bool_), (), None)
+
+    monkeypatch.setattr(bounding, "bound_by_walks", lambda *_: (np.array([bound]), ()))
+    monkeypatch.setattr(bounding, "close_lengths", close_all)
+    learned = bounding.Learned()
+    for length, share in enumerate(shares):
+        asked.clear()
+        bounding.bound_lengths(
+            lambda _: SimpleNamespace(work=work),  # type: ignore[arg-type, return-value]
+            [length],
+            (np.zeros(1), 100.0),
+            lambda: False,
+            0,
+            learned,
+            is_whole=True,
+        )
+        assert asked == pytest.approx([bound + one * (100.0 - bound) for one in share])
