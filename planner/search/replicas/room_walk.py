@@ -14,7 +14,7 @@ there are, so that what they gain at the prices of all of these is 0 or more in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -89,10 +89,13 @@ class RoomWalk:
             number = places.place_of[behind]
             first = places.costs(boxes, number, width, is_first=True)
             ending = states.at(num_layers - states.layers <= width)
+            left = num_layers - ending.layers
+            room = most[ending.box] - ending.cost + late[behind][ending.box] + COUNT_TOL
             for item in range(len(first)):
-                left = num_layers - ending.layers
-                own = first[item][ending.box, left] - late[behind][ending.box]
-                done = self._with(ending, item, left, own)
+                own = first[item][ending.box, left]
+                may = np.flatnonzero(own <= room)
+                own = own[may] - late[behind][ending.box[may]]
+                done = self._with(ending.at(may), item, left[may], own)
                 found.append(done.at(done.cost <= most[done.box]))
             if behind + 1 == longest:
                 break
@@ -130,18 +133,18 @@ class RoomWalk:
     def _moved(self, states: _States, inner: Floats, ahead: Floats, most: Floats) -> _States:
         """Ways with an inner stage more, the cheapest to each place."""
         num_layers, moved = self.places.num_layers, []
+        box, room = states.box[:, None], (most[states.box] - states.cost)[:, None] + COUNT_TOL
         for item, costs in enumerate(inner):
             counts = np.flatnonzero(np.isfinite(costs).any(axis=0))
             if not len(counts):
                 continue
-            own = self._with(states, item, 0, np.zeros(len(states.box)))
-            # [way, number of layers]
-            left = num_layers - own.layers[:, None] - counts
-            cost = own.cost[:, None] + costs[own.box[:, None], counts]
-            box = np.broadcast_to(own.box[:, None], left.shape)
-            way, number = np.nonzero((left > 0) & (cost + ahead[box, left] <= most[box]))
-            part = own.at(way)
-            moved.append(replace(part, layers=part.layers + counts[number], cost=cost[way, number]))
+            # [way, number of layers], without what a turn may leave idle.
+            left = num_layers - states.layers[:, None] - counts
+            own = costs[box, counts]
+            way, number = np.nonzero((left > 0) & (own + ahead[box, left] <= room))
+            part = self._with(states.at(way), item, counts[number], own[way, number])
+            goes_on = part.cost + ahead[part.box, num_layers - part.layers] <= most[part.box]
+            moved.append(part.at(goes_on))
         joined = _join([states.at(np.zeros(0, dtype=np.int64)), *moved])
         return joined.at(self._cheapest(joined))
 
