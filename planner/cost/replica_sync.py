@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.cost.collectives import LAUNCH_S
+from planner.cost.identity import remembered
 from planner.cost.links import TRANSPORT_LATENCY_S, transport_rate
 from planner.cost.networks import NO_ADAPTER_BYTES_PER_S, network_of
 from planner.cost.parameters import padded_vocab
@@ -120,6 +121,15 @@ def replica_link(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> 
     return rate / sharing, latency_s + TRANSPORT_LATENCY_S[transport]
 
 
+@remembered
+def _number_of_host(problem: Problem) -> tuple[dict[str, int], ...]:
+    """Place of every host among those of its class, by class."""
+    return tuple(
+        {host: i for i, host in enumerate(problem.cluster.hosts_of(c))}
+        for c in range(len(problem.cluster.classes))
+    )
+
+
 def left_by_switch(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -> float:
     """Share of the rate to the next replica that is left where it lies below another switch of its class.
 
@@ -127,11 +137,11 @@ def left_by_switch(problem: Problem, place: ReplicaPlace, after: ReplicaPlace) -
     (`oversubscription.py`). Between classes the rate is what the cluster states.
     """
     node_class = problem.cluster.classes[place.node_class]
-    below, hosts = node_class.nodes_per_switch, problem.cluster.hosts_of(place.node_class)
+    below = node_class.nodes_per_switch
     if place.node_class != after.node_class or below is None:
         return 1.0
-    pairs = zip(place.hosts, after.hosts, strict=False)
-    crossing = sum(hosts.index(a) // below != hosts.index(b) // below for a, b in pairs)
+    number, pairs = _number_of_host(problem)[place.node_class], zip(place.hosts, after.hosts, strict=False)
+    crossing = sum(number[a] // below != number[b] // below for a, b in pairs)
     if not crossing:
         return 1.0
     slower = node_class.oversubscription * len(place.hosts) / below

@@ -25,6 +25,8 @@ def linear_layers(config: Any, chunk: int | None) -> Any:
             kwargs.pop("name", None)
             super().__init__(width, *args, **kwargs)
             self.layer_norm_weight = torch.nn.Parameter(torch.empty(width))
+            if self.config.normalization == "LayerNorm":
+                self.layer_norm_bias = torch.nn.Parameter(torch.empty(width))
 
     class Plain(LocalSpecProvider):
         def column_parallel_layer_norm_linear(self) -> Any:

@@ -13,7 +13,8 @@ from planner.cost.replica_sync import (
     replica_reduce_s,
     tied_embedding_s,
 )
-from planner.data.cluster import Link
+from planner.data.changes import with_class
+from planner.data.cluster import Cluster, Link
 from planner.data.load import build_problem
 from planner.data.plan import Plan, Replica, Stage
 from planner.data.problem import Problem
@@ -179,6 +180,33 @@ def test_a_ring_among_replicas_leaves_an_oversubscribed_switch_more_slowly() -> 
     assert replica_reduce_s(found, places, [1e9, 1e9], "ddp") == pytest.approx(
         4 * replica_reduce_s(found, near, [1e9, 1e9], "ddp"), rel=1e-3
     )
+
+
+@pytest.mark.parametrize("nodes_per_switch", [None, 4])
+def test_names_of_hosts_are_not_asked_for_at_every_link_of_a_ring(
+    nodes_per_switch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which took minutes on thousands of hosts, so that searches ran over their time limits."""
+    asked: list[int] = []
+    hosts_of = Cluster.hosts_of
+
+    def counted(self: Cluster, class_index: int) -> tuple[str, ...]:
+        asked.append(class_index)
+        return hosts_of(self, class_index)
+
+    monkeypatch.setattr(Cluster, "hosts_of", counted)
+    problem = build_problem(
+        cluster="8x8 h100-sxm-80gb, 8x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=64,
+    )
+    for c in range(2):
+        problem = with_class(problem, c, nodes_per_switch=nodes_per_switch)
+    plan = mixed_plan(problem, [[replica(problem, c, host) for c in (0, 1) for host in range(8)]], [32])
+    asked.clear()
+    evaluate(problem, plan)
+    assert len(asked) <= 3 * 2  # of each class by each rule, no more for 16 replicas
 
 
 def test_the_last_bucket_of_a_mixed_ring_hides_behind_nothing(problem: Problem) -> None:
