@@ -212,6 +212,13 @@ class GrowingProgram:
             return None
         return [variable.solution_value() for variable in self._variables]
 
+    def row_prices(self) -> list[float]:
+        """By how much the optimum rises with what each row may be, in the order in which they were added.
+
+        Of the last solve, behind which no row was added; none is positive.
+        """
+        return [row.dual_value() for row in self._solver.constraints()]
+
 
 def solve_cp(model: Any, options: SolveOptions) -> tuple[Status, Any]:
     """Run CP-SAT on a `cp_model.CpModel`; the solver object answers `value`, objective and bound.

@@ -6,11 +6,12 @@ relaxation of a program over classes and whole layers (`formulations.virtual_cla
 order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both;
 before the first relaxation (but for a short round the first split, where a neighbour's search has left its
 best plan) the best parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done
-for all parts below the cutoff those left open are bounded again, by relaxations at lower cutoffs (before the
-first of which the best part is annealed for longer, where that was of use) and in whole numbers (first where
-classes are few, at cutoffs that rise where they are not), and are split by the stages on each class, then by
-the classes of the first stages, down to single orders, which become programs
-(`formulations.virtual_selection`); the referee judges their answers. Every dealing of the layers to chunks of
+for all parts below the cutoff those left open are bounded again, by all orders at once where these are not
+too many (`planner.search.virtual_orders`), by relaxations at lower cutoffs (before the first of which the
+best part is annealed for longer, where that was of use) and in whole numbers (first where classes are few, at
+cutoffs that rise where they are not), and are split by the stages on each class, then by the classes of the
+first stages, down to single orders, which become programs (`formulations.virtual_selection`); the referee
+judges their answers. Every dealing of the layers to chunks of
 at least one layer is covered, very uneven ones too; leading layers of another kind lie on the first chunk.
 
 Bounds are looser here than for whole stages: a part is closed as soon as it cannot hold a plan that is better

@@ -29,7 +29,7 @@ import numpy as np
 
 from formulations.interleaved_windows import window_ends
 from formulations.virtual_classes_data import VirtualClassesData
-from planner.cost.prices import Bools, Floats, Ints
+from planner.cost.prices import Bools, Ints
 from planner.search.virtual_passes import LeastPasses
 from planner.search.virtual_sums import LayerSums, Sums, joined, meet, pairs_meet
 from planner.search.virtual_ways import Spare, Ways
@@ -183,14 +183,14 @@ class DealtPaths:
             raise TooMuch
         used = [self._used(s) for s in range(self.num_stages)]
         left = [one.only(at) for one, at in zip(self.ways, used, strict=True)]
-        least, sends = LeastPasses(self._sums, left), self._sends(left)
+        least = LeastPasses(self._sums, left, self.data.hop_ms)
         grown: list[Windows] = []
         reached: list[Sums] = []
         sums, last, words = begun, self.num_stages - width, 0
         for s in range(last + 1):
             windows = candidates(s, sums)
             self._spend(len(windows) * width * self._of_stage, last - s)
-            windows = windows.only(self._below(s, windows, least, sends))
+            windows = windows.only(self._below(s, windows, least))
             behind = self._sums.behind(s + width - 1, sums[windows.head], *self._last(s, windows))
             words += behind.size
             if words > MOST_WORDS:
@@ -254,16 +254,7 @@ class DealtPaths:
         self.windows, self._ahead = found[::-1], ahead[::-1]
         return all(map(len, found))
 
-    def _sends(self, left: list[Ways]) -> Floats:
-        """The least send behind each stage, [stage]."""
-        classes = [np.unique(one.of_class) for one in left]
-        hops = [
-            float(self.data.hop_ms[np.ix_(here, there)].min())
-            for here, there in zip(classes, [*classes[1:], classes[0]], strict=True)
-        ]
-        return np.array(hops)
-
-    def _below(self, s: int, windows: Windows, least: LeastPasses, sends: Floats) -> Bools:
+    def _below(self, s: int, windows: Windows, least: LeastPasses) -> Bools:
         """Whether windows that begin at a stage keep below the limit, [window]; a block at a time.
 
         Raises
@@ -277,18 +268,17 @@ class DealtPaths:
             if self.is_up():
                 raise TooMuch
             block = np.arange(first, min(first + size, len(windows)))
-            below[block] = self._block_below(s, windows.only(block), least, sends)
+            below[block] = self._block_below(s, windows.only(block), least)
         return below
 
-    def _block_below(self, s: int, windows: Windows, least: LeastPasses, sends: Floats) -> Bools:
+    def _block_below(self, s: int, windows: Windows, least: LeastPasses) -> Bools:
         """The same of windows that are few."""
         data, m = self.data, self.data.sample.stage.num_microbatches
-        width = windows.ways.shape[1]
         chosen = [one.only(at) for one, at in zip(self.ways[s:], windows.ways.T, strict=False)]
         classes = np.stack([one.of_class for one in chosen])
         hops = [data.hop_ms[here, there] for here, there in pairwise(classes)]
         layers = np.sum([one.layers for one in chosen], axis=0)
-        outside = least.of_windows(s, classes.T, layers).with_sends(s, s + width - 1, sends)
+        outside = least.of_windows(s, classes.T, layers)
         end = window_ends(s, self.num_stages, [one.pieces for one in chosen], hops, outside, m)
         tail = self._tails_ms[classes[0]] if s == 0 else self._least_tail_ms
         follow = np.max([one.follow_ms for one in chosen], axis=0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from formulations.interleaved_windows import Passes
 from planner.cost.prices import Floats, Ints
+from planner.search.virtual_sends import LeastSends, Sends
 from planner.search.virtual_sums import LayerSums
 from planner.search.virtual_ways import Ways
 
@@ -34,9 +35,12 @@ class LeastPasses:
     ----------
     ways
         [stage] what is left of the lists.
+    hop_ms
+        [class, class] the least send from one to the other.
     """
 
-    def __init__(self, sums: LayerSums, ways: Sequence[Ways]) -> None:
+    def __init__(self, sums: LayerSums, ways: Sequence[Ways], hop_ms: Floats) -> None:
+        self._sends = LeastSends(sums, [np.unique(one.of_class) for one in ways], hop_ms)
         self._sums, self._v = sums, ways[0].forward_ms.shape[1]
         v, p, width = self._v, sums.num_stages, sums.num_layers + 1
         works = [_works(one) for one in ways]
@@ -62,7 +66,7 @@ class LeastPasses:
         self._second = np.concatenate([[nothing], forward[:-1], backward[:-1], [turn, nothing]])
 
     def of_windows(self, s: int, classes: Ints, layers: Ints) -> Passes:
-        """Passes without sends for windows from stage s on, infinite where no plan is left.
+        """Passes with their sends for windows from stage s on, infinite where no plan is left.
 
         Parameters
         ----------
@@ -72,13 +76,31 @@ class LeastPasses:
             [window] of all its stages.
         """
         first, which = _alike(classes, layers)
-        kinds = zip(classes[first].tolist(), layers[first].tolist(), strict=True)
-        found = np.array([self._of_one(s, of_classes, n) for of_classes, n in kinds])
-        found = found.reshape(len(first), -1).T[:, which]
-        return Passes(found[: self._v], found[self._v : -1], found[-1])
+        of_works: dict[tuple[tuple[int, ...], int], tuple[Ints, Ints, Floats]] = {}
+        found = np.empty((len(first), len(self._first)))
+        for i, (one, n) in enumerate(zip(classes[first].tolist(), layers[first].tolist(), strict=True)):
+            key = tuple(sorted(one)), n
+            if key not in of_works:
+                of_works[key] = self._works_of(s, *key)
+            at, to, works = of_works[key]
+            sends = self._sends.around(s, at, s + len(one), to, one[0], one[-1])
+            found[i] = (works + self._sends_of(sends)).min(axis=0, initial=np.inf)
+        passes = found.T[:, which]
+        return Passes(passes[: self._v], passes[self._v : -1], passes[-1])
 
-    def _of_one(self, s: int, classes: Sequence[int], layers: int) -> Floats:
-        """Passes of windows of some classes and layers, [pass]."""
+    def _sends_of(self, sends: Sends) -> Floats:
+        """Sends of each pass, [numbers, pass]."""
+        v = self._v
+        passes = np.repeat(sends.around[:, None], 2 * v + 1, axis=1)
+        passes[:, 0] = passes[:, -1] = sends.before
+        passes[:, 2 * v - 1] = 2 * sends.inner
+        return passes
+
+    def _works_of(self, s: int, classes: Sequence[int], layers: int) -> tuple[Ints, Ints, Floats]:
+        """Works of the passes of windows of some classes and layers, [numbers, pass].
+
+        With the numbers of stages that there may be before such a window, and the same with its own.
+        """
         at: Ints = np.arange(self._sums.sizes[s])
         to = at
         for i, c in enumerate(classes):
@@ -91,20 +113,21 @@ class LeastPasses:
         reached = np.flatnonzero(np.isfinite(before[at, :, 0]).any(axis=0))
         reached = reached[reached + layers <= self._sums.num_layers]
         if not len(reached):
-            return np.full(len(self._first), np.inf)
+            return at, to, np.full((len(at), len(self._first)), np.inf)
         some = slice(int(reached[0]), int(reached[-1]) + 1)
         then = slice(some.start + layers, some.stop + layers)
         both = before[at, some][:, :, self._first] + behind[to, then][:, :, self._second]
-        least: Floats = both.min(axis=(0, 1))
-        return least
+        return at, to, both.min(axis=1)
 
 
 def _alike(classes: Ints, layers: Ints) -> tuple[Ints, Ints]:
-    """One of all windows of the same classes, in any order, and layers, and which one that is [window]."""
+    """One of all windows of the same ends, classes in any order and layers; which one that is [window]."""
     number, width = classes.shape
+    base = int(classes.max(initial=0)) + 1
     # Sums of powers say how many stages each class has.
-    power = (width + 1) ** np.arange(int(classes.max(initial=0)) + 1, dtype=np.int64)
-    key = power[classes].sum(axis=1) * (int(layers.max(initial=0)) + 1) + layers
+    power = (width + 1) ** np.arange(base, dtype=np.int64)
+    key = (power[classes].sum(axis=1) * base + classes[:, 0]) * base + classes[:, -1]
+    key = key * (int(layers.max(initial=0)) + 1) + layers
     size = int(key.max(initial=0)) + 1
     if size > MOST_KEYS:
         _, first, which = np.unique(key, return_index=True, return_inverse=True)

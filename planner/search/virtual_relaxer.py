@@ -16,17 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.interleaved_paths import PathRow
-from formulations.virtual_classes_data import VirtualClassesData, VirtualClassesResult
+from formulations.virtual_classes_data import VirtualClassesResult
 from formulations.virtual_classes_merged import Group, alike, merged
-from planner.cost.prices import Bools
 from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
 from planner.search.state import Clock
-from planner.search.virtual_capacity import VirtualLimits
-from planner.search.virtual_dealings import DealtPaths
-from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualOrder, VirtualPart
-from planner.search.virtual_ways import WayLists
+from planner.search.virtual_lists import PartKey, VirtualLister, part_key
 from planner.units import MS
 
 FIRST_ROUNDS, RAISING_ROUNDS = 2, 6
@@ -57,35 +53,20 @@ HALVINGS = 3
 MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 250_000_000, 500_000_000, 4_000_000_000
 """Pieces of work of one such look: about a second, twice as much where classes are many, whose programs take
 longer, and far more for the step by which the cutoff of such a program rises. A guess."""
-LISTS_S = 0.6
-"""Time that ways of the stages of a part take to be listed, where there are thousands [s]: measured."""
-PIECES_OF_WORK = 25
-"""Pieces of `DealtPaths` that take as long as a unit of `Solution.work`: measured."""
 MOST_PATHS = 80
 """Rows (path) that are kept for parts of one shape. A guess."""
 
 
-_PartKey = tuple[int, int, int, VirtualLimits]
-
-
-def _part_key(part: VirtualPart) -> _PartKey:
-    """What a part is, whatever was done with it."""
-    return part.choice, part.stages, part.virtual_stages, part.limits
-
-
-class VirtualRelaxer(VirtualDiver):
+class VirtualRelaxer(VirtualLister):
     """Bounds parts of one search."""
 
     def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
         super().__init__(bounds, clock, opener)
         self.most_rise = MOST_RISE
         """Negative where no classes are taken together."""
-        self._way_lists = WayLists()
-        self._narrowed: dict[_PartKey, tuple[float, Bools]] = {}
-        """By part: a cutoff, and the numbers of layers of all plans below it."""
-        self._levels: dict[_PartKey, float] = {}
+        self._levels: dict[PartKey, float] = {}
         """By part: part of the cutoff by which its cutoff rises, where that is less than at first."""
-        self._undealt: set[_PartKey] = set()
+        self._undealt: set[PartKey] = set()
         """Parts whose whole layers are too many to look at any higher."""
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
         """By stages, micro-batches and virtual stages: rows (path) found, the last to count at the end."""
@@ -124,26 +105,10 @@ class VirtualRelaxer(VirtualDiver):
         self.work += found.work
         return found
 
-    def _classes_data(self, part: VirtualPart, cutoff_s: float) -> VirtualClassesData:
-        tables = self.tables.of_classes(part.choice, part.virtual_stages, part.stages)
-        capacity = self._capacity(part)
-        used = {c: one for c, one in tables.data.items() if part.limits.most[c]}
-        fits = capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS)
-        below_s, narrowed = self._narrowed.get(_part_key(part), (0.0, fits))
-        return VirtualClassesData(
-            classes=used,
-            tables=tables.tables,
-            fits=fits & narrowed if cutoff_s <= below_s else fits,
-            fewest=capacity.fewest,
-            most=capacity.most,
-            hop_ms=tables.times.hop_ms,
-            sends_block=self._sends_block(part.virtual_stages),
-            cutoff_ms=cutoff_s / MS,
-        )
-
     def _deal_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by whole layers of all chunks: at the cutoff, then at lower ones if need be.
 
+        Before those by all of its orders, where they are not too many.
         Where that rises it, relaxations at lower cutoffs would hardly: its whole numbers are next.
         """
         low_s, high_s = bound_s, self.cutoff_s
@@ -156,28 +121,12 @@ class VirtualRelaxer(VirtualDiver):
                 low_s = level_s
             if look == 0 and part.rises and low_s < high_s:
                 self._anneal_longer(bound_s)  # it will take long
+                low_s = max(low_s, self._priced_s(bound_s, part))
                 high_s = min(high_s, self.cutoff_s)
             if low_s >= high_s:
                 break
         is_next = part.rises and low_s > bound_s
         self._push(low_s, replace(part, looks=part.whole_look if is_next else part.looks + 1))
-
-    def _may_deal(self, part: VirtualPart, cutoff_s: float, most_pieces: int) -> bool:
-        """Whether some way to deal whole layers may keep below a cutoff; never wrongly no, yes when late."""
-        if self.clock.is_up_behind(LISTS_S):
-            return True
-        data = self._classes_data(part, cutoff_s)
-        if not data.fits.any(axis=(0, 2)).all():
-            return False
-        ways = None if data.sends_block else self._way_lists.of_part(_part_key(part)[:3], data)
-        if ways is None:
-            return True
-        paths = DealtPaths(data, ways, most_pieces, lambda: self.clock.is_up)
-        holds = paths.hold()
-        self.work += paths.pieces // PIECES_OF_WORK
-        if holds:
-            self._narrowed.setdefault(_part_key(part), (cutoff_s, paths.fits))
-        return holds
 
     def _solve_part(self, bound_s: float, part: VirtualPart) -> None:
         """Bound a part by the program in whole classes and layers, where that is not too large.
@@ -194,7 +143,7 @@ class VirtualRelaxer(VirtualDiver):
         if rises:
             self._anneal_last(bound_s)
             cutoff_s = self.cutoff_s
-        level = self._levels.get(_part_key(part), LEVEL)
+        level = self._levels.get(part_key(part), LEVEL)
         level_s = bound_s + level * cutoff_s
         if not rises or level_s + level * cutoff_s >= cutoff_s:
             level_s = cutoff_s
@@ -207,7 +156,7 @@ class VirtualRelaxer(VirtualDiver):
                 self._push(bound_s, part)
                 return
             if rises and level / 2 >= LEAST_LEVEL:
-                self._levels[_part_key(part)] = level / 2
+                self._levels[part_key(part)] = level / 2
                 self._push(bound_s, part)
                 return
         self._push(bound_s, replace(part, looks=part.looks + 1))
@@ -217,7 +166,7 @@ class VirtualRelaxer(VirtualDiver):
 
         Where either takes too much it is not looked at again.
         """
-        key = _part_key(part)
+        key = part_key(part)
         if key in self._undealt or not np.isfinite(level_s):
             return bound_s
         for one_s in (level_s, (bound_s + level_s) / 2):

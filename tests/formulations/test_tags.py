@@ -18,6 +18,7 @@ from formulations import (
     box_planes,
     chip_prices,
     fleet_split,
+    interleaved_prices,
     joint,
     joint_cp,
     layer_partition,
@@ -76,6 +77,14 @@ def box_planes_names(data: StageSelectionData) -> Iterable[str]:
     planes = box_planes.BoxPlanes(np.ones(2), np.ones(2), ((0, 1),))
     planes.next_point(np.zeros(2), 0.0, np.ones(2))
     return planes.program.row_names
+
+
+def interleaved_prices_names(data: StageSelectionData) -> Iterable[str]:
+    stages, chunks = np.ones(2), np.ones((2, 2))
+    one = interleaved_prices.OrderedLayers(stages, stages, chunks, chunks, stages, stages, stages)
+    program = interleaved_prices.PathProgram(one)
+    program.add(*longest_paths(chunks, chunks, stages, 2, [0]))
+    return program.program.row_names
 
 
 def chip_prices_names(data: StageSelectionData) -> Iterable[str]:
@@ -158,6 +167,7 @@ NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "box_planes": box_planes_names,
     "chip_prices": chip_prices_names,
     "fleet_split": fleet_split_names,
+    "interleaved_prices": interleaved_prices_names,
     "joint": joint_names,
     "joint_cp": joint_cp_names,
     "layer_partition": layer_partition_names,

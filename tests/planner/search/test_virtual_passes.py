@@ -28,13 +28,14 @@ def random_ways(rng: np.random.Generator) -> Ways:
     )
 
 
-def test_passes_are_no_longer_than_those_of_any_plan_and_as_long_as_one() -> None:
-    rng, met = np.random.default_rng(5), 0
+@pytest.mark.parametrize("with_sends", [False, True])
+def test_passes_are_no_longer_than_those_of_any_plan_and_as_long_as_one(with_sends: bool) -> None:
+    rng, met, near = np.random.default_rng(5), 0, 0
     for _ in range(6):
+        hop = 3 * rng.random((2, 2)) * with_sends
         fewest, most = np.array([1, 0]), np.array([3, 2])
         ways = [random_ways(rng) for _ in range(STAGES)]
-        least = LeastPasses(LayerSums(fewest, most, STAGES, LAYERS), ways)
-        send = np.zeros(STAGES)
+        least = LeastPasses(LayerSums(fewest, most, STAGES, LAYERS), ways, hop)
         for s, width in ((0, 1), (1, 1), (1, 2), (3, 1), (0, 4), (2, 2)):
             window = slice(s, s + width)
             best: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
@@ -48,7 +49,7 @@ def test_passes_are_no_longer_than_those_of_any_plan_and_as_long_as_one() -> Non
                     np.concatenate([getattr(one, name) for one in chosen])
                     for name in ("forward_ms", "backward_ms")
                 )
-                one = passes(s, s + width - 1, forward, backward, send)
+                one = passes(s, s + width - 1, forward, backward, hop[classes, np.roll(classes, -1)])
                 values = np.concatenate([one.forward[:, 0], one.backward[:, 0], one.after])
                 key = tuple(classes[window]), sum(layers[window])
                 best[key] = np.minimum(best.get(key, values), values)
@@ -57,16 +58,18 @@ def test_passes_are_no_longer_than_those_of_any_plan_and_as_long_as_one() -> Non
                 alone = np.concatenate([found.forward[:, 0], found.backward[:, 0], found.after])
                 # A window of the same classes in another order may leave others more.
                 assert (alone <= values + 1e-12).all()
+                # Works and sends are the least of different plans, of which the numbers of classes agree.
                 if len(set(classes_of)) == 1:
-                    assert np.allclose(alone, values)
+                    assert with_sends or np.allclose(alone, values)
+                    near += int((alone >= 0.9 * values).all())
                     met += 1
-    assert met > 30
+    assert met > 30 and near > met / 2
 
 
 def test_windows_that_no_plan_has_have_no_pass() -> None:
     rng = np.random.default_rng(6)
     ways = [random_ways(rng) for _ in range(STAGES)]
-    least = LeastPasses(LayerSums(np.array([0, 0]), np.array([4, 4]), STAGES, LAYERS), ways)
+    least = LeastPasses(LayerSums(np.array([0, 0]), np.array([4, 4]), STAGES, LAYERS), ways, np.ones((2, 2)))
     found = least.of_windows(1, np.array([[0], [0]]), np.array([LAYERS, LAYERS + 5]))
     assert np.isinf(found.forward).all()
     assert np.isinf(found.after).all()
@@ -75,7 +78,7 @@ def test_windows_that_no_plan_has_have_no_pass() -> None:
 def test_many_windows_at_once_have_the_passes_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(7)
     ways = [random_ways(rng) for _ in range(STAGES)]
-    least = LeastPasses(LayerSums(np.array([0, 0]), np.array([4, 4]), STAGES, LAYERS), ways)
+    least = LeastPasses(LayerSums(np.array([0, 0]), np.array([4, 4]), STAGES, LAYERS), ways, np.ones((2, 2)))
     classes, layers = rng.integers(2, size=(40, 2)), rng.integers(2, 9, size=40)
 
     def as_one(found: Passes) -> np.ndarray:
