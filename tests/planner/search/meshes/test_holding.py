@@ -491,3 +491,11 @@ def test_lengths_after_those_that_took_little_are_held_against_the_cutoff(
             is_whole=True,
         )
         assert asked == pytest.approx([bound + one * (100.0 - bound) for one in share])
+
+
+def test_a_slower_stage_is_asked_for_without_the_pass_known_of_another() -> None:
+    """The stage with the long pass may be too fast to be the slower one: its pass says nothing of that."""
+    brackets = Brackets.of_sums(np.zeros(1), np.ones(1)).cut(np.array([PACE]), np.array([5.0]))
+    brackets = brackets.cut(np.full(2, SLOWEST), np.full(2, 7.0))
+    assert brackets.edges[PACE].tolist() == [[0.0, 0.0, 5.0, 0.0], [5.0, 5.0, np.inf, np.inf]]
+    assert brackets.edges[SLOWEST].tolist() == [[0.0, 7.0, 0.0, 7.0], [7.0, np.inf, 7.0, np.inf]]
