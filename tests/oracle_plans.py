@@ -237,7 +237,8 @@ def orders_of(problem: Problem, degrees: Degrees) -> Iterator[tuple[int, ...]]:
 def ends_may_be_bare(problem: Problem, num_stages: int) -> tuple[bool, bool]:
     """Whether the first and the last of so many stages may have the embedding, and the loss, alone."""
     may = TARGETS[problem.target].empty_ends and "stages=empty" not in problem.options.forbid
-    return (may and num_stages > 1,) * 2
+    may = may and num_stages > 1
+    return may, may and not problem.model.predictions_need_a_layer
 
 
 def _may_be_bare(problem: Problem, s: int, num_stages: int) -> bool:
@@ -347,7 +348,8 @@ def _score_apart(
     num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 else 0
     options = []
     for s, row in enumerate(rows):
-        fewest = max(num_lead, 0) if s == 0 else 0 if s >= p - 2 else 1
+        beside = int(problem.model.predictions_need_a_layer) if s == p - 2 else 0
+        fewest = num_lead if s == 0 else beside if s >= p - 2 else 1
         kinds = [kind_of_layer[:n] if s == 0 else kind_of_layer[most - n :] for n in range(fewest, most + 1)]
         options.append(
             [

@@ -61,6 +61,7 @@ def _dealings(problem: Problem, num_layers: int, p: int, v: int) -> Iterator[lis
     """Layers of each chunk by stage, for every way to cut the layers into p v runs."""
     are_short = num_layers <= empty.MOST_BESIDE_EMPTY * p * v or len(problem.cluster.classes) == 1
     may_be_empty = are_short and "stages=empty" not in problem.options.forbid
+    may_be_empty = may_be_empty and not problem.model.predictions_need_a_layer
     at = range(num_layers + 1) if may_be_empty else range(1, num_layers)
     for cuts in itertools.combinations(at, p * v - 1):  # none between the ends is empty
         runs = [end - begin for begin, end in itertools.pairwise((0, *cuts, num_layers))]

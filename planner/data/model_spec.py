@@ -187,6 +187,16 @@ class ModelSpec(Data):
         return tuple(KIND_OF_LETTER[c] for c in self.hybrid.prediction_pattern)
 
     @property
+    def predictions_need_a_layer(self) -> bool:
+        """Whether Megatron gives predictions experts, unlike ours, where their virtual stage has no layer.
+
+        It takes the kind of the last layer, but beside no layer that of `num_experts` (megatron-core 0.19.2,
+        Apache-2.0, training/models/gpt.py:402).
+        """
+        has_mixed_ends = self.mtp_num_layers > 0 and self.moe is not None and self.hybrid is None
+        return has_mixed_ends and not WITH_EXPERTS.issuperset(self.prediction_kinds)
+
+    @property
     def query_maps_width(self) -> int:
         """Values of a token's queries, keys and values, and of the gate that queries bring along."""
         queries = self.num_attention_heads * (2 if self.output_gate else 1)

@@ -118,7 +118,10 @@ def _pipeline_violations(problem: Problem, plan: Plan) -> Iterator[str]:
     yield from pipeline.interleaving_has_whole_groups(plan)
     yield from pipeline.recomputed_layers_exist(plan)
     yield from pipeline.recomputed_pieces_cover_stages(plan)
-    yield from _present(pipeline.predictions_are_recomputed_alone(problem.model, plan))
+    yield from _present(
+        pipeline.predictions_are_recomputed_alone(problem.model, plan),
+        pipeline.predictions_follow_a_layer(problem.model, plan),
+    )
 
 
 def _chip_violations(problem: Problem, plan: Plan) -> Iterator[str]:

@@ -153,3 +153,19 @@ def predictions_are_recomputed_alone(model: ModelSpec, plan: Plan) -> str | None
         f"stage {s}: recompute_piece {stage.recompute_piece} beside the {model.mtp_num_layers} layers of "
         f"{model.id} that predict further tokens; set the piece to 1"
     )
+
+
+def predictions_follow_a_layer(model: ModelSpec, plan: Plan) -> str | None:
+    """Predictions of a dense layer amid experts share their virtual stage with a layer.
+
+    Source: megatron/training/models/gpt.py:402 (core 0.19.2): beside no layer they get experts.
+    """
+    end = len(plan.stages) - 1
+    s = end if plan.prediction_stage is None else min(plan.prediction_stage, end)
+    first, last = plan.stages[s].chunks[-1]
+    if not model.predictions_need_a_layer or first <= last:
+        return None
+    return (
+        f"stage {s}: has no layer beside the predictions of {model.id}, which Megatron then builds with "
+        f"experts, unlike its last layer; give the stage a layer"
+    )

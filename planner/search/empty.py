@@ -16,8 +16,10 @@ the search covers."""
 
 
 def ends_may_be_empty(problem: Problem, num_chunks: int) -> bool:
-    """Whether the embedding, and the loss, may have one of so many virtual stages to themselves."""
+    """Whether the embedding, and the loss, may have one of so many virtual stages to themselves, both."""
     are_short = problem.model.num_layers <= MOST_BESIDE_EMPTY * num_chunks
+    if problem.model.predictions_need_a_layer:
+        return False
     return stages_may_be_empty(problem) and (are_short or len(problem.cluster.classes) == 1)
 
 
@@ -30,11 +32,12 @@ def ends_without_layers(
     problem: Problem, num_stages: int, *, predictions_apart: bool = False
 ) -> NDArray[np.bool_]:
     """Which stages may be without a layer, [stage]; leading layers keep the first from it all the same."""
-    ends = np.zeros(num_stages, dtype=np.bool_)
+    ends, are_alone = np.zeros(num_stages, dtype=np.bool_), not problem.model.predictions_need_a_layer
     if num_stages > 1:
         ends[[0, -1]] = stages_may_be_empty(problem)
+        ends[-1] &= predictions_apart or are_alone
     if predictions_apart:
-        ends[-2] = True
+        ends[-2] = are_alone
     return ends
 
 

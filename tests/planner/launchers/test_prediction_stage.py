@@ -50,6 +50,30 @@ def test_the_layout_puts_predictions_before_the_loss_and_reads_back(
     assert f"--pipeline-model-parallel-layout '{layout}'" in (tmp_path / "launch/launch.sh").read_text()
 
 
+@pytest.mark.parametrize(
+    ("layers", "stage", "bare"),
+    [
+        ([[24], [23], [0], [0]], 2, 2),
+        ([[16], [16], [15], [0]], None, 3),
+        ([[16], [16], [15], [0]], 2, None),
+        ([[12], [12], [12], [11]], None, None),
+        ([[8, 4], [8, 4], [8, 7], [8, 0]], None, 3),
+    ],
+)
+@pytest.mark.parametrize("every", [2, 1])
+def test_predictions_of_a_dense_layer_amid_experts_share_a_stage_with_a_layer(
+    layers: list[list[int]], stage: int | None, bare: int | None, every: int
+) -> None:
+    """Megatron gives them experts otherwise, which the price leaves out."""
+    moe = plans.prediction_apart()[0].model.moe
+    assert moe is not None
+    changed = moe.model_copy(update={"first_dense_layers": 0, "layer_freq": every})
+    problem, plan = apart(layers, stage, num_layers=47, moe=changed)
+    said = [sentence for sentence in violations(problem, plan) if "then builds with" in sentence]
+    assert len(said) == (bare is not None and every == 2)
+    assert all(f"stage {bare}: has no layer beside the predictions" in sentence for sentence in said)
+
+
 def test_core_0_15_keeps_predictions_with_the_loss(tmp_path: Path) -> None:
     problem, plan = plans.prediction_apart()
     with pytest.raises(PlanRefusedError, match=r"0\.16 or newer"):

@@ -50,7 +50,7 @@ def check(seed: int) -> None:
     assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [2, 4])
+@pytest.mark.parametrize("seed", [2, 4, 42])  # the last predicts tokens with a dense layer
 def test_interleaved_experts_are_planned_as_well_as_by_brute_force(seed: int):
     check(seed)
 
