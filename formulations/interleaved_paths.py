@@ -141,8 +141,15 @@ def _run(graph: _Graph, forward: Floats, backward: Floats, send: Floats) -> Floa
     return end
 
 
-def stage_ends(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> Floats:
-    """End of every stage, the largest (path) row of each, for many pipelines; array [pipeline, stage].
+@lru_cache(maxsize=4)
+def _lists(p: int, m: int, v: int) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """A graph as lists, which are quicker to follow one entry at a time; a few, as they take memory."""
+    graph = _graph(p, m, v)
+    return graph.piece.tolist(), graph.source.tolist(), graph.send.tolist()
+
+
+class Schedules:
+    """Schedules of many pipelines, with the longest paths through them.
 
     Parameters
     ----------
@@ -151,9 +158,39 @@ def stage_ends(forward: Floats, backward: Floats, send: Floats, num_microbatches
     send
         [pipeline, stage]; the last entry leads from the last stage to the first.
     """
-    _, p, v = forward.shape
-    ends: Floats = _run(_graph(p, num_microbatches, v), forward, backward, send)[-1].T
-    return ends
+
+    def __init__(self, forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> None:
+        _, p, v = forward.shape
+        self._shape, self._send = (p, num_microbatches, v), send
+        self._end = _run(_graph(p, num_microbatches, v), forward, backward, send)
+        self.ends: Floats = self._end[-1].T
+        """[pipeline, stage] end of every stage, the largest (path) row of each."""
+
+    def path(self, pipeline: int, stage: int) -> PathRow:
+        """The (path) row that is largest for the end of a stage of a pipeline."""
+        p, _, v = self._shape
+        piece, source, sent = _lists(*self._shape)
+        end, travel = self._end[:, :, pipeline].ravel().tolist(), [0.0, *self._send[pipeline].tolist()]
+        counts, sends = [0] * (1 + 2 * p * v), [0] * (p + 1)
+        level, s = len(piece) - 1, stage
+        while level >= 0:
+            counts[piece[level][s]] += 1
+            at = source[level][s]
+            if at and piece[level][s] and end[at] + travel[sent[level][s]] >= end[level * p + s]:
+                sends[sent[level][s]] += 1
+                level, s = divmod(at, p)
+            level -= 1
+        both = np.array(counts[1:]).reshape(2, p, v).tolist()
+        forward, backward = (tuple(tuple(row) for row in one) for one in both)
+        return PathRow(forward, backward, tuple(sends[1:]), stage)
+
+
+def stage_ends(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> Floats:
+    """End of every stage, the largest (path) row of each, for many pipelines; array [pipeline, stage].
+
+    Parameters as of `Schedules`.
+    """
+    return Schedules(forward, backward, send, num_microbatches).ends
 
 
 def longest_paths(
@@ -168,33 +205,8 @@ def longest_paths(
     send
         [stage]; the last entry leads from the last stage to the first.
     """
-    p, v = forward.shape
-    graph = _graph(p, num_microbatches, v)
-    end = _run(graph, forward[None], backward[None], send[None])[:, :, 0]
-    ends, flat = end.tolist(), end.ravel().tolist()
-    piece, source, sent = graph.piece.tolist(), graph.source.tolist(), graph.send.tolist()
-    travel = [0.0, *send.tolist()]
-    rows = []
-    for stage in end_stages:
-        counts, sends = [0] * (1 + 2 * p * v), [0] * (p + 1)
-        level, s = len(piece) - 1, stage
-        while level >= 0:
-            counts[piece[level][s]] += 1
-            at = source[level][s]
-            if at and piece[level][s] and flat[at] + travel[sent[level][s]] >= ends[level][s]:
-                sends[sent[level][s]] += 1
-                level, s = divmod(at, p)
-            level -= 1
-        both = np.array(counts[1:]).reshape(2, p, v).tolist()
-        rows.append(
-            PathRow(
-                tuple(tuple(row) for row in both[0]),
-                tuple(tuple(row) for row in both[1]),
-                tuple(sends[1:]),
-                stage,
-            )
-        )
-    return rows
+    one = Schedules(forward[None], backward[None], send[None], num_microbatches)
+    return [one.path(0, stage) for stage in end_stages]
 
 
 def row_value(row: PathRow, forward: Floats, backward: Floats, send: Floats) -> float:

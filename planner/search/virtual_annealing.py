@@ -1,10 +1,11 @@
 """Better orders of classes and dealings of the layers to chunks, by changing many plans at once at random.
 
-The walkers of `planner.search.walkers` on pipelines with virtual stages. Each step two stages change places,
-one moves along the pipeline, one goes to another class that has room, or layers go to other chunks, of the
-same stage or of another. Every stage recomputes what takes it least time where not everything fits. Long
-steps are read off two short ones, as in `planner.search.virtual_local`. The random numbers come from the
-user's seed, so that runs repeat; whatever comes of it the referee judges.
+As the walkers of `planner.search.walkers`, on pipelines with virtual stages. Two stages change places, one
+moves along the pipeline, one goes to another class that has room, or layers go to other chunks, of the same
+stage or of another. What loss a change may bring is drawn before its step is known: of several changes of a
+walker those go first that paths of earlier plans tell beyond it (`planner.search.virtual_screens`), and the
+first that is left gets its schedule (`planner.search.virtual_times`), so that few schedules are for nothing.
+The random numbers come from the user's seed, so that runs repeat; whatever comes of it the referee judges.
 
 The constants are guesses: they say what is looked at, never what is proven.
 
@@ -14,21 +15,15 @@ Left out: models whose first layers are of another kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from formulations.interleaved_paths import stage_ends
-from formulations.stage_selection_data import most_layers_in_step
-from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import fewest_layers
-from planner.cost.hops import block_on_sends
-from planner.cost.prices import Floats
-from planner.search.virtual_local import SHORT_GROUPS
-from planner.search.virtual_tables import VirtualClassTables
-from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places
+from planner.search.virtual_screens import PathScreen
+from planner.search.virtual_times import DealingTimes, Dealt
+from planner.search.walkers import LOOK_AT_CLOCK, Bools, for_all, new_places
 from planner.search.walks import Ints
 
 Order = tuple[int, ...]
@@ -37,6 +32,8 @@ Dealing = tuple[tuple[int, ...], ...]
 
 WARMTH, FOLLOW_EVERY, FOLLOWS = 6e-3, 60, 12
 """As in `Cooling`; in long runs walkers follow so often in all, or they would soon be one. Guesses."""
+TRIES = 6
+"""Changes of a walker in a step, of which the first counts that no path tells too slow. A guess."""
 MOST_PLANS = 3
 """Plans handed over at the end."""
 SWAP, SHIFT, CLASS, TURN, DEAL, LAYER = range(6)
@@ -46,163 +43,6 @@ SHARES = (0.2, 0.1, 0.05, 0.15, 0.2, 0.3)
 """How often a change is of each kind."""
 AND_A_LAYER = 0.25
 """How often a layer goes to another stage beside a change of another kind."""
-
-
-@dataclass(frozen=True)
-class _Stages:
-    """Coefficients of single stages, gathered for a class at every place, arrays [..., stage]."""
-
-    forward_ms: Floats
-    backward_ms: Floats
-    base_forward_ms: Floats
-    """[..., stage, chunk]"""
-    base_backward_ms: Floats
-    reduce_ms: Floats
-    base_reduce_ms: Floats
-    reduce_tail_ms: Floats
-    bucket_ms: Floats
-    gather_ms: Floats
-    base_gather_ms: Floats
-    optimizer_ms: Floats
-    after_ms: Floats
-    """Optimizer of all else, and tail of the gathering."""
-    selective_ms: Floats
-    predictions_selective_ms: Floats
-    full_ms: Floats
-    room_gib: Floats
-    """[..., stage, moment] memory beside all but the layers."""
-    selective_peak_gib: Floats
-    full_peak_gib: Floats
-    kept_gib: Floats
-    kept_selective_gib: Floats
-    kept_full_gib: Floats
-    most_layers: Floats
-    """With which the optimizer's step fits."""
-
-    def of(self, order: Ints) -> _Stages:
-        """Those of the stages of each walker, [walker, stage]."""
-        at = order, np.arange(order.shape[1])
-        return _Stages(**{name: values[at] for name, values in vars(self).items()})
-
-
-def _stages(data: VirtualSelectionData, num_moments: int) -> dict[str, Floats]:
-    stage = data.stage
-    forward, backward = data.base_ms()
-    base = np.stack([_padded(one, num_moments) for one in data.base_gib])
-    return {
-        "forward_ms": stage.forward_ms,
-        "backward_ms": stage.backward_ms,
-        "base_forward_ms": forward,
-        "base_backward_ms": backward,
-        "reduce_ms": stage.reduce_ms,
-        "base_reduce_ms": stage.base_reduce_ms,
-        "reduce_tail_ms": stage.reduce_tail_ms,
-        "bucket_ms": stage.bucket_ms,
-        "gather_ms": stage.gather_ms,
-        "base_gather_ms": stage.base_gather_ms,
-        "optimizer_ms": stage.optimizer_ms,
-        "after_ms": stage.base_optimizer_ms + stage.gather_tail_ms,
-        "selective_ms": stage.selective_ms,
-        "predictions_selective_ms": stage.predictions_selective_ms,
-        "full_ms": stage.full_ms,
-        "room_gib": data.limit_gib[:, None] - base,
-        "selective_peak_gib": data.selective_peak_gib,
-        "full_peak_gib": data.full_peak_gib,
-        "kept_gib": data.kept_gib,
-        "kept_selective_gib": data.kept_selective_gib,
-        "kept_full_gib": data.kept_full_gib,
-        "most_layers": most_layers_in_step(stage),
-    }
-
-
-def _padded(values: NDArray[np.generic], length: int) -> Floats:
-    """Values with the last one repeated."""
-    longer: Floats = np.concatenate([values, np.repeat(values[-1:], length - len(values), axis=0)])
-    return longer.astype(np.float64)
-
-
-class DealingTimes:
-    """Values orders and dealings of one row of degrees, of stages and of virtual stages, many at once."""
-
-    def __init__(self, tables: VirtualClassTables, num_classes: int, *, sends_block: bool) -> None:
-        self.one = next(iter(tables.data.values()))
-        self.num_microbatches = self.one.stage.num_microbatches
-        self.hop_ms, self.tied_ms, self.sends_block = tables.times.hop_ms, tables.times.tied_ms, sends_block
-        num_moments = max(len(held) for held in self.one.moments)
-        self.moments = np.stack([_padded(held, num_moments) for held in self.one.moments])
-        by_class = {c: _stages(one, num_moments) for c, one in tables.data.items()}
-        sample = next(iter(by_class.values()))
-        nothing = {name: np.zeros_like(values) for name, values in sample.items()}
-        gathered = [by_class.get(c, nothing) for c in range(num_classes)]
-        self.stages = _Stages(**{name: np.stack([one[name] for one in gathered]) for name in sample})
-
-    def values_ms(self, order: Ints, layers: Ints) -> Floats:
-        """Steps [walker] of orders [walker, stage], layers [walker, stage, chunk]; inf where not fitting."""
-        stages, n = self.stages.of(order), layers.astype(np.float64)
-        extra, fits = self._recomputed(stages, n)
-        total = n.sum(axis=2)
-        forward = stages.base_forward_ms + stages.forward_ms[:, :, None] * n
-        backward = stages.base_backward_ms + stages.backward_ms[:, :, None] * n + extra
-        send = self.hop_ms[order, np.roll(order, -1, axis=1)]
-        forward, backward, send = block_on_sends(forward, backward, send, p2p_overlap=not self.sends_block)
-        hidden = self.one.stage.hidden_fraction
-        reduction = stages.reduce_ms * total + stages.base_reduce_ms
-        reduction = np.maximum(reduction - hidden * backward.sum(axis=2), 0.0) + stages.reduce_tail_ms
-        reduction = np.maximum(reduction, stages.bucket_ms * n[:, :, 0])
-        gathering = stages.gather_ms * total + stages.base_gather_ms
-        gathering = np.maximum(gathering - hidden * forward.sum(axis=2), 0.0)
-        follow = (stages.optimizer_ms * total + stages.after_ms + gathering).max(axis=1)
-        end = self._end_ms(forward, backward, send, reduction)
-        fits &= np.asarray((total <= stages.most_layers).all(axis=1))
-        values: Floats = np.where(fits, end + follow + self.tied_ms[order[:, 0], order[:, -1]], np.inf)
-        return values
-
-    def _end_ms(self, forward: Floats, backward: Floats, send: Floats, reduction: Floats) -> Floats:
-        """End of the last stage with its reduction [walker], long steps read off two shorter ones."""
-        p, m = forward.shape[1], self.num_microbatches
-
-        def end(count: int) -> Floats:
-            last: Floats = (stage_ends(forward, backward, send, count) + reduction).max(axis=1)
-            return last
-
-        if m // p <= SHORT_GROUPS[-1] + 1:
-            return end(m)
-        less, more = (end(groups * p) for groups in SHORT_GROUPS)
-        longer: Floats = more + (m // p - SHORT_GROUPS[-1]) * (more - less)
-        return longer
-
-    def _recomputed(self, stages: _Stages, n: Floats) -> tuple[Floats, Bools]:
-        """What recomputation adds to each backward, [walker, stage, chunk], and whether all stages fit."""
-        one = self.one
-        room = stages.room_gib - one.state_gib * n.sum(axis=2)[:, :, None]
-        held = np.einsum("shk,wsk->wsh", self.moments, n)
-        kept = stages.kept_gib[:, :, None]
-        fits = (kept * held <= room).all(axis=2)
-        extra = np.zeros_like(n)
-        if fits.all():
-            return extra, np.ones(len(n), dtype=np.bool_)
-        none, time = fits, np.where(fits, 0.0, np.inf)
-        if "selective" in one.kinds:
-            need = stages.kept_selective_gib[:, :, None] * held + stages.selective_peak_gib[:, :, None]
-            some = stages.selective_ms[:, :, None] * n
-            some[:, :, -1] += stages.predictions_selective_ms
-            can = ~none & (need <= room).all(axis=2)
-            extra = np.where(can[:, :, None], some, extra)
-            time = np.where(can, some.sum(axis=2), time)
-        if "full" in one.kinds:
-            short = kept * held + stages.full_peak_gib[:, :, None] - room
-            has_layers = n > 0
-            saves = kept - stages.kept_full_gib[:, :, None]
-            saves = saves * np.einsum("shk,wsk->wsh", self.moments, has_layers)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                least = np.where(short > 0, short / saves, 0.0).max(axis=2)
-            count = np.maximum(np.ceil(least), 1.0)
-            whole = (stages.full_ms * count)[:, :, None] * has_layers
-            shortest = np.where(has_layers, n, np.inf).min(axis=2)
-            can = ~none & (count <= shortest) & (whole.sum(axis=2) < time)
-            extra = np.where(can[:, :, None], whole, extra)
-            time = np.where(can, whole.sum(axis=2), time)
-        return extra, np.asarray(np.isfinite(time).all(axis=1))
 
 
 def anneal_dealings(
@@ -232,9 +72,77 @@ def anneal_dealings(
         fewest_of_chunk=fewest_layers(times.one),
         random=random,
     )
-    cooling = Cooling(steps, WARMTH, max(FOLLOW_EVERY, steps // FOLLOWS))
-    found = anneal_walkers(order, layers, times.values_ms, change, cooling, random, is_up)
-    return [(tuple(order.tolist()), tuple(map(tuple, dealt.tolist()))) for order, dealt in found[:MOST_PLANS]]
+    walk = _Walk(times, order, layers, change, random)
+    for step in range(steps):
+        if step % LOOK_AT_CLOCK == 0 and is_up():
+            break
+        walk.step(WARMTH * (1 - step / steps) ** 2)
+        if step % max(FOLLOW_EVERY, steps // FOLLOWS) == max(FOLLOW_EVERY, steps // FOLLOWS) - 1:
+            walk.follow()
+    return walk.found()[:MOST_PLANS]
+
+
+class _Walk:
+    """Walkers of one part with the best that each has met."""
+
+    def __init__(
+        self,
+        times: DealingTimes,
+        order: Ints,
+        layers: Ints,
+        change: Callable[[Ints, Ints], tuple[Ints, Ints, Bools]],
+        random: np.random.Generator,
+    ) -> None:
+        self._times, self._change, self._random = times, change, random
+        pieces = times.pieces(order, layers)
+        self._at = Dealt(order, layers, pieces, times.run(pieces, order).values_ms)
+        self._best = deepcopy(self._at)
+        self._screen = PathScreen()
+
+    def step(self, warmth: float) -> None:
+        """Change every walker; the first of some changes that its limit does not tell too slow counts.
+
+        Parameters
+        ----------
+        warmth
+            As in `Cooling`, at this step.
+        """
+        at, walkers = self._at, len(self._at.order)
+        least = float(self._best.value_ms.min())
+        loss = warmth * (least if np.isfinite(least) else 1.0)
+        tried = np.repeat(np.arange(walkers), TRIES)
+        order, layers, legal = self._change(at.order[tried], at.layers[tried])
+        limits = at.value_ms[tried] - loss * np.log1p(-self._random.random(len(tried)))
+        order, layers, tried, limits = order[legal], layers[legal], tried[legal], limits[legal]
+        pieces = self._times.pieces(order, layers, at, tried)
+        exceeding = self._screen.exceeding(pieces, self._times.after_ms(pieces, order), limits)
+        left = np.flatnonzero(~exceeding)
+        changed, first = np.unique(tried[left], return_index=True)
+        left, limits = left[first], limits[left[first]]
+        if not len(left):
+            return
+        run = self._times.run(pieces[left], order[left])
+        kept = run.values_ms <= limits
+        at.put(changed[kept], Dealt(order[left], layers[left], pieces[left], run.values_ms), kept)
+        better = at.value_ms < self._best.value_ms
+        self._best.put(better, at, better)
+        if not kept.all():
+            beyond = np.where(kept, -np.inf, run.values_ms - limits)
+            self._screen.learn(run.paths(int(np.argmax(beyond))))
+
+    def follow(self) -> None:
+        """The last quarter of the walkers goes on from where the first quarter is."""
+        rank = np.argsort(self._at.value_ms, kind="stable")
+        self._at.put(rank[-(len(rank) // 4) :], self._at, rank[: len(rank) // 4])
+
+    def found(self) -> list[tuple[Order, Dealing]]:
+        """The best met, each order once."""
+        best, found = self._best, dict[Order, Dealing]()
+        for walker in np.argsort(best.value_ms, kind="stable").tolist():
+            if np.isfinite(best.value_ms[walker]):
+                dealing = tuple(map(tuple, best.layers[walker].tolist()))
+                found.setdefault(tuple(best.order[walker].tolist()), dealing)
+        return list(found.items())
 
 
 def _changed(

@@ -19,11 +19,12 @@ from planner.search.openings import Opener
 from planner.search.orders import block_orders
 from planner.search.space import fill_fastest
 from planner.search.state import Clock
-from planner.search.virtual_annealing import DealingTimes, anneal_dealings
+from planner.search.virtual_annealing import anneal_dealings
 from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_prefixes import Prefixes
 from planner.search.virtual_programs import VirtualSolver
+from planner.search.virtual_times import DealingTimes
 from planner.units import MS
 
 DIVES = 180
@@ -61,9 +62,9 @@ class Round:
     """Part of the time limit before whose end it is done; None where it is done as soon as it is late."""
 
 
-ROUNDS = Round(10, 200), Round(4, 700)
+ROUNDS = Round(10, 150), Round(4, 500)
 """Round by round. Guesses, as are those that follow."""
-LAST_ROUND = Round(1, 3000, spare=0.35)
+LAST_ROUND = Round(1, 1500, spare=0.35)
 """Once relaxations have left the bound as far, where the last round was still of use."""
 ROUND_BESIDE = Round(2, 200)
 """Where a neighbour's search has left its best plan: what is new may hold a far better one. With it one more

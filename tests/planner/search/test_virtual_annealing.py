@@ -13,9 +13,11 @@ from planner.cost.pricing import price
 from planner.search import virtual_annealing
 from planner.search.degrees import DegreeTable, list_degrees
 from planner.search.state import Clock
-from planner.search.virtual_annealing import DealingTimes, anneal_dealings
+from planner.search.virtual_annealing import anneal_dealings
 from planner.search.virtual_dives import LAST_ROUND, ROUND_NEAR, ROUNDS, Round, VirtualDiver
+from planner.search.virtual_screens import PathScreen
 from planner.search.virtual_tables import VirtualTables
+from planner.search.virtual_times import DealingTimes, Dealt
 from tests.random_problems import random_interleaved_problem
 
 CHUNKS = 2
@@ -63,6 +65,59 @@ def test_dealings_are_valued_as_the_exact_schedule_values_them() -> None:
                 assert value <= ways[0] * (1 + 1e-9), seed
                 equal += value == pytest.approx(ways[0], rel=1e-9)
     assert equal > 40
+
+
+def test_pieces_of_changed_plans_are_those_of_plans_looked_at_afresh() -> None:
+    random = np.random.default_rng(11)
+    for seed in range(560, 572):
+        times, _, table, choice, stages, num_layers = times_of(seed)
+        if times.one.stage.lead.any():
+            continue
+        order, layers = random_dealings(table, choice, stages, num_layers, random)
+        pieces = times.pieces(order, layers)
+        known, of = Dealt(order, layers, pieces, pieces[:, 0, 0]), random.integers(len(order), size=40)
+        some = random.integers(len(order), size=40)
+        new_order, new_layers = order[some], layers[of]
+        new_layers[::3] = layers[some[::3]]
+        np.testing.assert_array_equal(
+            times.pieces(new_order, new_layers, known, of), times.pieces(new_order, new_layers)
+        )
+
+
+def test_plans_that_paths_tell_too_slow_are_too_slow() -> None:
+    random, told, left = np.random.default_rng(12), 0, 0
+    for seed in range(560, 572):
+        times, _, table, choice, stages, num_layers = times_of(seed)
+        if times.one.stage.lead.any() or times.num_microbatches // stages > 5:
+            continue
+        screen = PathScreen()
+        for _ in range(4):
+            order, layers = random_dealings(table, choice, stages, num_layers, random)
+            pieces = times.pieces(order, layers)
+            run = times.run(pieces, order)
+            limit_ms = np.median(run.values_ms) * random.uniform(0.9, 1.1, len(order))
+            exceeding = screen.exceeding(pieces, times.after_ms(pieces, order), limit_ms)
+            assert (run.values_ms[exceeding] > limit_ms[exceeding]).all(), seed
+            told += int(np.isfinite(run.values_ms[exceeding]).sum())
+            left += int((~exceeding & (run.values_ms > limit_ms)).sum())
+            for walker in range(3):
+                screen.learn(run.paths(walker))
+    assert told > left > 0
+
+
+def test_a_path_tells_its_own_plan_too_slow_where_long_steps_are_read_off_short_ones() -> None:
+    times, _, table, choice, stages, num_layers = times_of(564)
+    times.num_microbatches = 20 * stages
+    order, layers = random_dealings(table, choice, stages, num_layers, np.random.default_rng(1))
+    pieces = times.pieces(order, layers)
+    run = times.run(pieces, order)
+    assert len(run.parts) == 2 and np.isfinite(run.values_ms[0])
+    for above, expected in ((1.0 - 1e-6, True), (1.0 + 1e-6, False)):
+        screen = PathScreen()
+        screen.learn(run.paths(0))
+        limit_ms = above * run.values_ms[:1]
+        exceeding = screen.exceeding(pieces[:1], times.after_ms(pieces[:1], order[:1]), limit_ms)
+        assert exceeding.tolist() == [expected]
 
 
 def test_annealed_dealings_keep_the_limits_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
