@@ -64,7 +64,7 @@ class Round:
 
 ROUNDS = Round(10, 150), Round(4, 500)
 """Round by round. Guesses, as are those that follow."""
-LAST_ROUND = Round(1, 3000, spare=0.35)
+LAST_ROUND = Round(1, 2200, spare=0.35)
 """Once relaxations have left the bound as far, where the last round was still of use."""
 ROUND_BESIDE = Round(2, 200)
 """Where a neighbour's search has left its best plan: what is new may hold a far better one. With it one more
