@@ -25,7 +25,7 @@ from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.errors import InstanceError
 from planner.launchers.directory import check_replaceable, check_writable, unstated
-from planner.launchers.stated_software import other_software
+from planner.launchers.stated_software import told_of_software
 from planner.rules.versions import newest_buildable
 
 
@@ -276,7 +276,7 @@ def say_unstated(problem: Problem, target: str, version: str | None = None) -> N
     """Say what the launch files lack of the network: trained as they are, it would be another one."""
     for note in unstated(problem.model, target, version):
         screen.note(f"the launch files lack something of the model: {note}")
-    if (told := other_software(problem, target)) is not None:
+    for told in told_of_software(problem, target):
         screen.note(told)
 
 

@@ -13,7 +13,7 @@ from planner.launchers.linear_attention import PACKAGE
 from planner.launchers.megatron_arguments import recompute_modules
 from planner.launchers.model_constants import left_out
 from planner.launchers.placement import HostPlace, stage_of_rank
-from planner.launchers.stated_software import other_software
+from planner.launchers.stated_software import told_of_software
 from planner.launchers.template_text import fill
 from planner.units import format_percent, format_seconds
 
@@ -173,8 +173,7 @@ def notes_text(
     """What was taken for granted, with what these files cannot state of the network; empty for nothing."""
     notes = list(evaluation.assumptions) if evaluation is not None else []
     notes += of_network
-    told = other_software(problem, plan.target)
-    notes += [] if told is None else [f"**Other software**: {told}."]
+    notes += [f"**Other software**: {told}." for told in told_of_software(problem, plan.target)]
     backends = sorted({problem.chips[stage.chip].backend for stage in plan.stages})
     for backend in backends:
         if backend != "cuda":

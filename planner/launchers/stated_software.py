@@ -73,6 +73,29 @@ def positions_are_fewer(problem: Problem) -> str | None:
     )
 
 
+def told_of_software(problem: Problem, target: str) -> list[str]:
+    """What a plan is priced for that its launch files do not start, each in a sentence."""
+    told = [other_software(problem, target), graphs_are_not_captured(problem, target)]
+    return [sentence for sentence in told if sentence is not None]
+
+
+def graphs_are_not_captured(problem: Problem, target: str) -> str | None:
+    """No launch file asks for CUDA graphs: they hold memory of their own, which is not priced."""
+    stack = problem.stack
+    if target == "unrestricted" or stack.id in names("stacks"):
+        return None
+    if stack.captured_modules:
+        what = f"lets CUDA graphs launch {', '.join(stack.captured_modules)} (captured_modules)"
+    elif stack.host_layer_floor_ms == 0:
+        what = "leaves no time for the host's launches (host_layer_floor_ms 0)"
+    else:
+        return None
+    return (
+        f"software {stack.id} {what}, but these files do not ask for CUDA graphs, which need memory of "
+        "their own: short layers may take longer than predicted"
+    )
+
+
 def other_software(problem: Problem, target: str) -> str | None:
     """A sentence where the plan is priced for software that the launch files do not start."""
     stack = problem.stack.id

@@ -11,7 +11,7 @@ from planner.data.load import load_stack, names
 from planner.data.problem import TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan
-from planner.launchers.stated_software import _OTHER_SOFTWARE, other_software
+from planner.launchers.stated_software import _OTHER_SOFTWARE, other_software, told_of_software
 from tests.planner.launchers import plans
 
 
@@ -58,3 +58,25 @@ def test_software_that_the_files_do_not_start_is_told() -> None:
     said = other_software(problem, "megatron-bridge")
     assert said is not None and "--stack megatron-bridge" in said
     assert other_software(problem, "unrestricted") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"captured_modules": ("attn", "moe_router")}, "graphs launch attn, moe_router (captured_modules)"),
+        ({"host_layer_floor_ms": 0.0}, "no time for the host's launches (host_layer_floor_ms 0)"),
+        ({"host_layer_floor_ms": 0.4}, None),
+    ],
+)
+def test_graphs_that_the_files_do_not_capture_are_told(
+    changes: dict[str, object], said: str | None, tmp_path: Path
+) -> None:
+    """They were launched without, and nothing said that the price was another's."""
+    problem, plan = plans.uniform()
+    stack = problem.stack.model_copy(update={"id": "ours", **changes})
+    problem = problem.model_copy(update={"stack": stack})
+    export_plan(problem, plan, "megatron-lm", tmp_path / "launch")
+    text = (tmp_path / "launch/README.md").read_text()
+    assert ("do not ask for CUDA graphs" in text) == (said is not None)
+    assert said is None or said in text
+    assert told_of_software(problem, "unrestricted") == []
