@@ -82,5 +82,5 @@ def portable(problem: Problem) -> Problem:
 
     Those two change no plan, so a plan's file must not differ by them.
     """
-    options = problem.options.model_copy(update={"time_limit_s": None, "workers": 1})
+    options = problem.options.model_copy(update={"time_limit_s": None, "workers": None})
     return problem.model_copy(update={"options": options})

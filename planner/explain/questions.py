@@ -40,7 +40,7 @@ def solved(
     floors: Floors | None = None,
 ) -> Result:
     """The best plan found in the time of a question, by a search that begins with plans at hand."""
-    options = problem.options.model_copy(update={"time_limit_s": question_s, "top": 1})
+    options = problem.options.model_copy(update={"time_limit_s": question_s, "top": 1, "workers": 1})
     return api.plan(problem, options, seeds=seeds, beyond_s=beyond_s, floors=floors)
 
 

@@ -59,7 +59,7 @@ class Opener(Solver):
         super().__init__(problem, prices, table, frontier, clock, referee)
         self.bounds = bounds
         self.relaxer = Relaxer(problem, prices, table, self.tables, lambda: self.clock.is_up)
-        self.workers = Workers(self.relaxer, problem.options.workers)
+        self.workers = Workers(self.relaxer, problem.options.workers or 1)
         self._tried: set[tuple[int, tuple[int, ...]]] = set()
         self.annealer: Annealer | None = Annealer(self, self.pair_limits, bounds, lambda: self.clock.is_up)
 

@@ -24,6 +24,7 @@ that none does faster than at the best degrees of its class,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +42,7 @@ from planner.search.progress import Progress
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.mixes import Mixes
 from planner.search.replicas.mixing import choose_mixes
+from planner.search.replicas.rooms_beside import RoomsBeside, are_worth_a_process
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
@@ -101,6 +103,8 @@ class ReplicaSearch(MeshSearch):
         """The same for plans without virtual stages."""
         self.mixes: Mixes | None = None
         self.mix_opener: MeshOpener | None = None
+        self.rooms: RoomsBeside | None = None
+        """Rooms that are asked beside the search for FlagScale."""
         self.share_up_s = 0.0
         """Time that mixes leave to what comes after them [s]."""
         self.cut_search: Search | None = None
@@ -114,8 +118,14 @@ class ReplicaSearch(MeshSearch):
             self.table = replica_degrees(self.problem, self.table)
             mixes_s = self._mix_all()
             share = 1.0 if mixes_s >= self.frontier.cutoff_s else SHARE_OF_LAST
-            cut = self._narrower("flagscale", MeshSearch, share)
-            mixes_s = self._improve_mixes(mixes_s)
+            self._begin_rooms(mixes_s)
+            try:
+                cut = self._narrower("flagscale", MeshSearch, share)
+                mixes_s = self._improve_mixes(mixes_s)
+            finally:
+                if self.rooms is not None:
+                    self.rooms.end()
+                    self.rooms = None
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
         self._go_on(mixes_s)
@@ -136,6 +146,8 @@ class ReplicaSearch(MeshSearch):
             return mixes_s
         self.share_up_s = 0.0
         if self.mix_opener and self.mixes.are_few and not self.mixes.columns:
+            if self.rooms is not None:
+                self.rooms.take(most_s, lambda: self.clock.is_up)
             if self.mixes.close_by_rooms(most_s):
                 return most_s
             # Good mixes are of chains that stay open at good prices.
@@ -143,6 +155,15 @@ class ReplicaSearch(MeshSearch):
             choose_mixes(self, self.mix_opener, self.mixes)
             most_s = self.frontier.cutoff_s * BEYOND
         return max(mixes_s, self.mixes.improve_further(most_s))
+
+    def _begin_rooms(self, mixes_s: float) -> None:
+        """Ask beside whether rooms close the cutoff, where that is what follows on FlagScale."""
+        mixes, most_s = self.mixes, self.frontier.cutoff_s * BEYOND
+        if mixes is None or not mixes_s < most_s < np.inf or "flagscale" in self.proven_s:
+            return
+        if are_worth_a_process(mixes, self.whole.options.workers):
+            with suppress(OSError):
+                self.rooms = RoomsBeside(mixes, most_s)
 
     def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
         """Search the plans of one launcher that beat the best so far; whether a limit cut it.

@@ -206,7 +206,9 @@ class Mixes:
         most_ms = most_s / MS - self.exchange_ms
         for part in self.that_share():
             if part.bound_ms < most_ms:
-                if not WholeRooms(part.pricing, part.best_price, self.is_up).excludes(most_ms):
+                if part.open_ms <= most_ms:
+                    return False
+                if not WholeRooms(part.pricing, part.best_price, part.is_up).excludes(most_ms):
                     part.open_ms = most_ms
                     return False
                 part.bound_ms = most_ms

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
 from planner import api
-from planner.data.load import build_problem
+from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.report.targets import targets_report
+from planner.search.replicas import rooms_beside
 from planner.search.replicas.driver import ReplicaSearch
+from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
 from planner.search.replicas.work import work_bound_s
@@ -166,3 +170,26 @@ def test_where_no_chain_holds_the_model_there_is_no_mix_and_the_search_ends() ->
     result = search.run()
     assert result.termination == "infeasible" and result.plan is None
     assert search.opener is not None and search.opener.programs == 0
+
+
+def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another process, without, and with one that dies."""
+    problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
+    monkeypatch.setattr(rooms_beside, "LEAST_ROOMS", 1)
+    taken: list[bool] = []
+    take = RoomsBeside.take
+
+    def watched(rooms: RoomsBeside, most_s: float, is_up: Callable[[], bool]) -> None:
+        take(rooms, most_s, is_up)
+        taken.append(min(part.bound_ms for part in rooms.mixes.that_share()) > 0)
+
+    monkeypatch.setattr(RoomsBeside, "take", watched)
+    answers = []
+    for workers in (1, 2):
+        options = problem.options.model_copy(update={"workers": workers, "max_virtual_stages": 1})
+        answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
+    assert len(taken) == 1
+    monkeypatch.setattr(RoomsBeside, "_told", lambda *_: os._exit(1))
+    answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
+    assert len(taken) == 2
+    assert answers[0] == answers[1] == answers[2]
