@@ -230,16 +230,12 @@ class Frontier(Generic[T]):
 
     @property
     def cutoff_s(self) -> float:
-        """Bound from which a part cannot hold a plan that is better by more than the gap.
+        """Bound from which no part holds a plan better by more than the gap; rounding may take a little."""
+        return self.cutoff_at(self.incumbent.step_s, self.gap)
 
-        Raised by what rounding may take, so that what is closed there keeps within the gap.
-        """
-        return self._cutoff_s(self.gap)
-
-    def _cutoff_s(self, gap: float) -> float:
-        if self.incumbent.step_s is None:
-            return float("inf")
-        return self.incumbent.step_s * (1 - gap) * (1 + ROUNDING_TOL)
+    def cutoff_at(self, step_s: float | None, gap: float) -> float:
+        """The same where the best plan takes so long, at another gap [s]."""
+        return float("inf") if step_s is None else step_s * (1 - gap) * (1 + ROUNDING_TOL)
 
     def look_closer(self) -> None:
         """Close whole stages at a finer gap than asked for, as long as that takes few parts more."""
@@ -248,7 +244,11 @@ class Frontier(Generic[T]):
 
     def has_looked_closer(self, opened: int, turn: int, bound_s: float) -> bool:
         """Whether that ends here: so many parts have been opened, the next is of this turn and bound."""
-        if self.gap >= self._asked_gap or turn > 0 or bound_s < self._cutoff_s(self._asked_gap):
+        if (
+            self.gap >= self._asked_gap
+            or turn > 0
+            or bound_s < self.cutoff_at(self.incumbent.step_s, self._asked_gap)
+        ):
             return False
         self._near_at = self._near_at or opened
         if opened < self._near_at * (1 + FURTHER) + LEAST_FURTHER:

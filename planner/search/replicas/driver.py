@@ -165,6 +165,15 @@ class ReplicaSearch(MeshSearch):
             with suppress(OSError):
                 self.rooms = RoomsBeside(mixes, most_s)
 
+    def _tell_of(self, target: TargetName, told: Progress) -> None:
+        """Say where the search for a launcher stands; what its best plan leaves open rooms are asked anew."""
+        self.reporter.report(
+            f"plans of {target}: {told.phase}", told.incumbent_s, None, told.opened, told.remaining
+        )
+        if self.rooms is not None and told.incumbent_s is not None:
+            with suppress(OSError):
+                self.rooms.ask(self.frontier.cutoff_at(told.incumbent_s, self.frontier.gap) * BEYOND)
+
     def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
         """Search the plans of one launcher that beat the best so far; whether a limit cut it.
 
@@ -182,7 +191,7 @@ class ReplicaSearch(MeshSearch):
         share_s = None if left_s is None else max(share * left_s, LEAST_SHARE_S)
         options = self.whole.options.model_copy(update={"time_limit_s": share_s})
         asked = self.whole.model_copy(update={"target": target, "options": options})
-        search = kind(asked, None, self.seeds)
+        search = kind(asked, lambda told: self._tell_of(target, told), self.seeds)
         # It may go on at the end: good plans first, as far as half of the whole time.
         search.clock.late_s = None if left_s is None or target != "megatron-lm" else left_s / 2
         for best in self.incumbent.ranked()[:1]:

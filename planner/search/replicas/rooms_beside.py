@@ -1,7 +1,7 @@
 """Rooms asked in a process of their own while plans of FlagScale are searched.
 
 Where chips are few, whether rooms close the cutoff (`Mixes.close_by_rooms`) is what follows on that search,
-and takes about as long. If that search finds no better plan, the cutoff is still the one that was asked for.
+and takes about as long. Where that search finds a better plan they are asked for its cutoff instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEAST_ROOMS = 1000
 """Rooms from which another process is worth its start. A guess."""
 
 Told = list[tuple[float, float]]
-"""A time that is closed and one that rooms leave open, for each choice of what pipelines share [ms]."""
+"""A time that is closed and one that rooms leave open, by choice of what pipelines share [ms]."""
 
 
 class RoomsBeside:
@@ -33,6 +33,19 @@ class RoomsBeside:
         """
         self.mixes, self.most_s = mixes, most_s
         self._beside = Beside(self._told)
+
+    def ask(self, most_s: float) -> None:
+        """Ask for another time [s], in place of the one before.
+
+        Raises
+        ------
+        OSError
+            Where the system has no room for another process.
+        """
+        if most_s != self.most_s:
+            self._beside.end()
+            self.most_s = most_s
+            self._beside = Beside(self._told)
 
     def take(self, most_s: float, is_up: Callable[[], bool]) -> None:
         """Take over what was found, where it was asked for this time [s]."""

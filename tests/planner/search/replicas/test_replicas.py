@@ -193,3 +193,17 @@ def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
     assert len(taken) == 2
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On many chips nothing was said for minutes; and rooms are asked anew for what a better plan leaves."""
+    monkeypatch.setattr(rooms_beside, "LEAST_ROOMS", 1)
+    asked: list[float] = []
+    monkeypatch.setattr(RoomsBeside, "ask", lambda _, most_s: asked.append(most_s))
+    monkeypatch.setattr("planner.search.state.PROGRESS_EVERY_S", 0.0)
+    problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
+    options = problem.options.model_copy(update={"workers": 2, "max_virtual_stages": 1})
+    told: list[str] = []
+    result = api.plan(problem, options, on_progress=lambda progress: told.append(progress.phase))
+    assert any(phase.startswith("plans of flagscale: ") for phase in told)
+    assert result.bound_s is not None and asked[-1] == pytest.approx(result.bound_s, rel=1e-6)
