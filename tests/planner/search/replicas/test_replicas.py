@@ -172,6 +172,7 @@ def test_where_no_chain_holds_the_model_there_is_no_mix_and_the_search_ends() ->
     assert search.opener is not None and search.opener.programs == 0
 
 
+@pytest.mark.slow
 def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process, without, and with one that dies."""
     problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
