@@ -43,6 +43,7 @@ def check(x: Pipeline, rng: np.random.Generator) -> float:
     return share
 
 
+@pytest.mark.slow
 def test_no_window_exceeds_the_simulated_step_in_a_few_hundred_pipelines() -> None:
     rng = np.random.default_rng(31)
     shares = [check(random_pipeline(rng), rng) for _ in range(40)]

@@ -49,6 +49,7 @@ def check(part: Part) -> bool:
     return bool(groups) and one_class < apart * (1 - 1e-6)
 
 
+@pytest.mark.slow
 def test_classes_taken_together_bound_every_order_of_them() -> None:
     assert sum(check(random_part(seed)) for seed in range(24)) >= 3
 

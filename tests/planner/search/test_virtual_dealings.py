@@ -77,6 +77,7 @@ def test_what_is_left_of_the_layers_holds_the_best_plan_and_less_than_before() -
     assert struck > 20
 
 
+@pytest.mark.slow
 def test_windows_and_sums_of_layers_are_what_closes_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without windows (each takes nothing) fewer limits are found out: the rest is what stages hold."""
 

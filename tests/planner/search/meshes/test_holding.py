@@ -272,7 +272,7 @@ def keeps_rows(
     return np.asarray(kept & (ahead + error + tick >= low) if is_first else kept)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 7))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 4, 7))])
 def test_a_choice_keeps_its_rows_on_one_span_of_ticks(seed: int) -> None:
     """Each count of ticks by itself against the span, with few micro-batches and with more."""
     problem = random_problem(seed, most_layers=5).model_copy(update={"target": "flagscale"})

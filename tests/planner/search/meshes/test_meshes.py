@@ -125,7 +125,7 @@ def test_chips_are_counted_in_units_that_divide_all_stages_where_points_are_enou
 
 
 CASES = [
-    pytest.param(2, 1, id="2"),
+    pytest.param(2, 1, id="2", marks=pytest.mark.slow),
     *(pytest.param(seed, 5, id=f"{seed}-more", marks=pytest.mark.slow) for seed in range(2, 10)),
 ]
 

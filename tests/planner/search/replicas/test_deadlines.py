@@ -99,7 +99,7 @@ def test_no_pair_of_pipelines_is_done_by_a_deadline_that_is_closed(
         assert other.bound_s > 0.5 * best
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_no_prices_close_what_the_chips_that_came_up_are_worth_too_little_for(seed: int) -> None:
     """A row that a look gave cuts off its own prices, and none that close its chains in the same time."""
     random = np.random.default_rng(seed)
