@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -24,10 +25,13 @@ LOOK_S = 0.05
 
 
 def may_have_others(workers: int | None) -> bool:
-    """Whether a search on so many processes, None for as many as are worth it, may have another one."""
+    """Whether a search on so many processes, None for as many as are worth it, may have another one.
+
+    Not beside other threads: a copy takes over the locks that they hold, and waits for them for ever.
+    """
     wanted = workers > 1 if workers is not None else cores() > 1
     can = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
-    return wanted and can
+    return wanted and can and threading.active_count() == 1
 
 
 class Beside(Generic[T]):
@@ -48,13 +52,12 @@ class Beside(Generic[T]):
         answers.close()
 
     def answer(self, is_up: Callable[[], bool]) -> T | None:
-        """The answer once it is there; None where time is up before, or the process died."""
-        while not is_up():
-            if self._answers.poll(LOOK_S):
-                with suppress(EOFError, OSError):
+        """The answer once it is there; None where time is up before, or the process died or was ended."""
+        with suppress(EOFError, OSError):
+            while not is_up():
+                if self._answers.poll(LOOK_S):
                     found: T = self._answers.recv()
                     return found
-                return None
         return None
 
     def end(self) -> None:

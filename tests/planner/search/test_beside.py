@@ -53,6 +53,8 @@ def test_the_end_ends_the_copy() -> None:
     assert copy.is_alive()
     asked.end()
     assert not copy.is_alive()
+    assert asked.answer(never) is None
+    asked.end()
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at /proc")
@@ -80,9 +82,13 @@ def test_a_copy_whose_asker_is_killed_ends_by_itself() -> None:
 
 
 def test_one_process_is_kept_to_where_asked_for_or_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside.threading, "active_count", lambda: 1)
     monkeypatch.setattr(beside, "cores", lambda: 2)
     assert may_have_others(None) and may_have_others(2) and not may_have_others(1)
     monkeypatch.setattr(beside, "cores", lambda: 1)
     assert not may_have_others(None) and may_have_others(2)
+    monkeypatch.setattr(beside.threading, "active_count", lambda: 2)
+    assert not may_have_others(2)
+    monkeypatch.setattr(beside.threading, "active_count", lambda: 1)
     monkeypatch.setitem(multiprocessing.process.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert not may_have_others(2)

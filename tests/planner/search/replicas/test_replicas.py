@@ -177,6 +177,7 @@ def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process, without, and with one that dies."""
     problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
     monkeypatch.setattr(rooms_beside, "LEAST_ROOMS", 1)
+    monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
     taken: list[bool] = []
     take = RoomsBeside.take
 
@@ -199,6 +200,7 @@ def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """On many chips nothing was said for minutes; and rooms are asked anew for what a better plan leaves."""
     monkeypatch.setattr(rooms_beside, "LEAST_ROOMS", 1)
+    monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
     asked: list[float] = []
     monkeypatch.setattr(RoomsBeside, "ask", lambda _, most_s: asked.append(most_s))
     monkeypatch.setattr("planner.search.state.PROGRESS_EVERY_S", 0.0)
