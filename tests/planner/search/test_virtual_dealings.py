@@ -15,6 +15,20 @@ from tests.formulations.test_virtual_classes import best_of_order, dealings
 
 REL = 1e-9
 MOST = 10**12
+Plan = tuple[float, tuple[int, ...], tuple[int, ...]]
+
+
+def plans_of(part: Part) -> list[Plan]:
+    """Steps of all plans of a part [ms], with their orders and the layers of their stages."""
+    plans = []
+    for order in part.orders():
+        data = part.tables.data(part.choice, part.virtual_stages, order)
+        fewest = fewest_layers(data)
+        for dealt in dealings(data.num_layers, fewest.ravel()):
+            layers = np.array(dealt).reshape(fewest.shape)
+            totals = tuple(layers.sum(axis=1).tolist())
+            plans += [(objective_ms(data, one), order, totals) for one in choices(data, layers.tolist())]
+    return plans
 
 
 def paths(part: Part, limit_ms: float, lists: WayLists) -> DealtPaths | None:
@@ -59,19 +73,12 @@ def test_what_is_left_of_the_layers_holds_the_best_plan_and_less_than_before() -
         part = random_part(seed)
         if part.sends_block:
             continue
-        plans = []
-        for order in part.orders():
-            data = part.tables.data(part.choice, part.virtual_stages, order)
-            fewest = fewest_layers(data)
-            for dealt in dealings(data.num_layers, fewest.ravel()):
-                layers = np.array(dealt).reshape(fewest.shape)
-                plans += [(objective_ms(data, one), order, layers) for one in choices(data, layers.tolist())]
-        if not plans:
+        if not (plans := plans_of(part)):
             continue
-        best, order, layers = min(plans, key=lambda plan: plan[0])
+        best, order, layers = min(plans)
         found = paths(part, 1.1 * best, WayLists())
         if found is not None and found.hold():
-            assert found.fits[list(order), np.arange(len(order)), layers.sum(axis=1)].all(), seed
+            assert found.fits[list(order), np.arange(len(order)), layers].all(), seed
             assert (found.data.fits | ~found.fits).all()
             struck += int(found.data.fits.sum() - found.fits.sum())
     assert struck > 20

@@ -8,30 +8,14 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from formulations.virtual_selection_data import choices, objective_ms
-from formulations.virtual_selection_tables import fewest_layers
 from planner.search import virtual_orders
 from planner.search.virtual_capacity import VirtualLimits
 from planner.search.virtual_orders import PricedOrders, combinations
 from tests.formulations.interleaved_instances import Part, random_part
-from tests.formulations.test_virtual_classes import dealings
+from tests.planner.search.test_virtual_dealings import Plan, plans_of
 
 REL = 1e-9
 SEEDS = range(40)
-Plan = tuple[float, tuple[int, ...], tuple[int, ...]]
-
-
-def plans_of(part: Part) -> list[Plan]:
-    """Steps of all plans of a part [ms], with their orders and the layers of their stages."""
-    plans = []
-    for order in part.orders():
-        data = part.tables.data(part.choice, part.virtual_stages, order)
-        fewest = fewest_layers(data)
-        for dealt in dealings(data.num_layers, fewest.ravel()):
-            layers = np.array(dealt).reshape(fewest.shape)
-            totals = tuple(layers.sum(axis=1).tolist())
-            plans += [(objective_ms(data, one), order, totals) for one in choices(data, layers.tolist())]
-    return plans
 
 
 @lru_cache
