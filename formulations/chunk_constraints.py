@@ -113,7 +113,8 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualSelectionData, var: Va
             time_ms += lead * float(times.lead_selective_ms[s] - times.selective_ms[s]) * var.y[s]
             if k == data.virtual_stages - 1:
                 time_ms += float(times.predictions_selective_ms[s]) * var.y[s]
-        model += var.backward[s][k] == time_ms, f"backward_time_{s}_{k}"
+        own = var.backward[s][k]  # in full layers of the other kind may take more than `full`
+        model += own >= time_ms if lead else own == time_ms, f"backward_time_{s}_{k}"
 
 
 def add_reduction(model: pulp.LpProblem, data: VirtualSelectionData, var: Variables) -> None:

@@ -58,7 +58,8 @@ Model      min  T + O + K
                      + w2[s] x[s] + w1[s] y[s] + a0[s] <= M[s] + d[s] + d0[s] e[s],
                 n[s] <= N[s] (1 - e[s])                                    (memory)
                 F[s] = f[s] n[s] + f0[s]                                   (forward_time)
-                B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s]   (backward_time)
+                B[s] = b[s] n[s] + b0[s] + g2[s] u[s] + g1[s] k1[s] + l1[s] y[s],
+                or B[s] >= the same where l[s] > 0                         (backward_time)
                 Z[s] >= r[s] n[s] + r0[s] - eta B[s],
                 Z[s] >= rb[s] n[s] + rb0[s] - rt[s],  Z[s] >= 0            (reduction)
                 G[s] >= h[s] n[s] + h0[s] - eta F[s],  G[s] >= 0           (gathering)
@@ -81,7 +82,8 @@ Exact      for whole layers and a fixed class of every stage; the objective is a
            With A the stages may still differ between A and A'; the search splits that range.
            Where l[s] > 0, g2 and w2 are the least and v2 the most of both kinds, and d lets more pass for
            every n: a relaxation that the cut `tighten_recompute` and the exact evaluation of every answer
-           make good; so is that more may pass without a layer than beside one.
+           make good; so is that more may pass without a layer than beside one. B may then be longer than
+           these least prices say, as the cut asks for what layers of both kinds cost: no answer gains by it.
 Leaves out virtual stages, and layers of several kinds other than leading ones on one stage.
 Source     rows: proved in `pipeline_rows`; memory and times: `planner.cost`.
 """
@@ -117,6 +119,7 @@ from formulations.stage_selection_data import (
     least_layers,
     most_layers,
 )
+from formulations.stage_selection_tables import least_recompute, with_least_recompute
 from formulations.written_rows import RowName, row_coefficients
 
 TIGHTENINGS = ("recompute", "bottleneck")
@@ -218,10 +221,14 @@ def add_exclude(
 
 
 def extract(data: StageSelectionData, solution: solvers.Solution) -> StageChoice:
-    """Read layers and recomputation of every stage out of a solution."""
+    """Read layers and recomputation of every stage out of a solution.
+
+    With leading layers the program may recompute less than these layers need: the table knows.
+    """
     stages = [read_place(solution, str(s)) for s in range(data.num_stages)]
     layers, kinds, recomputed = zip(*stages, strict=True)
-    return StageChoice(layers, kinds, recomputed)
+    exact = with_least_recompute(least_recompute(data), layers) if data.lead.any() else None
+    return exact or StageChoice(layers, kinds, recomputed)
 
 
 def solve(

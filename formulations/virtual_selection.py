@@ -61,7 +61,8 @@ Model      min  T + O
                 sum_k n[s,k] <= N1[s]                                           (step)
                 F[s,k] = f[s] n[s,k] + f0[s,k]                                  (forward_time)
                 B[s,k] = b[s] n[s,k] + b0[s,k] + g2[s] u[s] + g1[s] k1[s,k]
-                     + l1[s,k] y[s], with u1[s] for u[s] in D                   (backward_time)
+                     + l1[s,k] y[s], with u1[s] for u[s] in D; >= for = on the chunk with the l layers
+                                                                                (backward_time)
                 Z[s] >= r[s] sum_k n[s,k] + r0[s] - eta sum_k B[s,k],
                 Z[s] >= rb[s] n[s,0] - rt[s],  Z[s] >= 0                        (reduction)
                 G[s] >= h[s] sum_k n[s,k] + h0[s] - eta sum_k F[s,k],  G[s] >= 0 (gathering)
@@ -75,7 +76,8 @@ Size       p v + 3p integers, p v more with core attention, 9 p v + 14p rows, tw
            D, and some rows (path).
 Exact      for whole layers and a fixed class of every stage: with all rows the objective is the step time of
            the referee. On the stage of leading layers g2 is the least and v2 the most of both kinds: a
-           relaxation that the exact evaluation of every answer makes good.
+           relaxation that the exact evaluation of every answer makes good. There B may be longer than these
+           say, as `tighten_recompute` asks for what layers of both kinds cost.
 Source     rows: proved in `interleaved_paths` and `interleaved_rows`; memory and times: `planner.cost`.
 """
 

@@ -54,7 +54,9 @@ def fewest_layers(data: VirtualSelectionData) -> NDArray[np.int64]:
 
 def most_layers(data: VirtualSelectionData) -> int:
     """N: every other chunk keeps its fewest layers. Valid as a big-M: no feasible n[s,k] exceeds it."""
-    return max(data.num_layers - int(fewest_layers(data).sum()) + 1, int(data.stage.lead[0]), 1)
+    fewest = fewest_layers(data)
+    own = max(int(fewest.max()), 1)
+    return max(data.num_layers - int(fewest.sum()), 0) + own
 
 
 def dealt_table(data: VirtualSelectionData) -> DealtTable:

@@ -92,3 +92,51 @@ def test_the_optimum_is_that_of_every_dealing_whatever_cuts_are_added():
 @pytest.mark.parametrize("seed", range(2, 14))
 def test_the_optimum_is_that_of_every_dealing_whatever_cuts_are_added_on_more(seed: int):
     check(seed, ("highs", "scip", "cbc")[seed % 3])  # type: ignore[arg-type]
+
+
+def leading(seed: int) -> VirtualSelectionData:
+    """A small instance whose first chunk begins with layers that cost and save more or less than others."""
+    rng, data = np.random.default_rng(seed), small(seed)
+    stage, count = data.stage, int(rng.integers(1, 3))
+    lead_stage = replace(
+        stage,
+        num_layers=stage.num_layers + count - 1,
+        lead=np.where(np.arange(data.num_stages) == 0, count, 0),
+        lead_full_ms=stage.full_ms * rng.uniform(0.4, 2.0),
+        lead_selective_ms=stage.selective_ms * rng.uniform(0.4, 2.0),
+    )
+    kept, selective, full = (
+        float(one[0]) for one in (data.kept_gib, data.kept_selective_gib, data.kept_full_gib)
+    )
+    share, room = rng.uniform(0.4, 1.5), rng.uniform(0.5, 1.0)
+    return replace(
+        data,
+        stage=lead_stage,
+        lead_kept_gib=(kept * share, full + (selective - full) * share, full),
+        limit_gib=data.limit_gib * room,
+    )
+
+
+def check_leading(seed: int) -> bool:
+    """Assert that no bound lies above the best choice; whether there is a choice."""
+    data = leading(seed)
+    best = brute_force(data)
+    if not np.isfinite(best):
+        return False
+    for cutoff_ms in (None, best * 1.001):
+        result = virtual_selection.solve(data, SolveOptions(), cutoff_ms=cutoff_ms)
+        assert result.status != "infeasible"
+        assert result.bound_ms is not None and result.bound_ms <= best * (1 + 1e-6)
+    return True
+
+
+@pytest.mark.parametrize("seed", [30, 48, 52, 66])
+def test_leading_layers_close_no_choice(seed: int):
+    # Once the cut asked for the backward of both kinds of layers, the program held it to that of the cheaper;
+    # and chunk 0 could not have all the layers that the other chunks leave (seed 66).
+    assert check_leading(seed)
+
+
+@pytest.mark.slow
+def test_leading_layers_close_no_choice_on_more():
+    assert sum(check_leading(seed) for seed in range(20, 80)) >= 20
