@@ -192,7 +192,8 @@ def add_exclude(
 def tighten_cutoff(model: pulp.LpProblem, data: LayerPartitionData, var: Variables, cutoff_ms: float) -> None:
     """Cut: a stage so slow that m of its passes alone exceed what is still of use is not taken.
 
-    Row (window) with R, T and O at their least gives T + O >= m t[s] for every stage.
+    Row (window) with R, T and O at their least gives T + O >= m t[s] for every stage. All splits taken away
+    lie above the cutoff, of which a bound may then say no more.
     """
     spare_ms = cutoff_ms - data.constant_ms
     slow = [
@@ -244,11 +245,13 @@ def solve(
     if cutoff_ms is not None and "cutoff" in tighten:
         tighten_cutoff(model, data, var, cutoff_ms)
     solution = solvers.solve(model, options)
-    if solution.status == "infeasible" and cutoff_ms is not None and "cutoff" in tighten:
-        return LayerPartitionResult("unknown", None, None, cutoff_ms)
+    most_ms = cutoff_ms if cutoff_ms is not None and "cutoff" in tighten else np.inf
+    if solution.status == "infeasible" and np.isfinite(most_ms):
+        return LayerPartitionResult("unknown", None, None, most_ms)
     if solution.status in ("infeasible", "unknown"):
-        return LayerPartitionResult(solution.status, None, None, solution.bound)
+        bound = None if solution.bound is None else min(solution.bound, most_ms)
+        return LayerPartitionResult(solution.status, None, None, bound)
     cuts = extract(data, solution)
     value = objective_ms(data, cuts)
-    bound = None if solution.bound is None else min(solution.bound, value)
+    bound = None if solution.bound is None else min(solution.bound, value, most_ms)
     return LayerPartitionResult(solution.status, cuts, value, bound)

@@ -127,6 +127,20 @@ def test_the_optimum_is_that_of_every_cut_on_more(seed: int):
     check_cuts(seed, SOLVERS[seed % 4])
 
 
+@pytest.mark.parametrize("solver", ["highs", "cp_sat"])
+@pytest.mark.parametrize(("seed", "judged"), [(7, 28), (13, 41), (24, 2), (28, 34)])
+def test_no_split_left_lies_below_the_bound_whatever_is_cut_off(seed: int, judged: int, solver: SolverName):
+    # The cut of slow stages takes splits away whose steps lie above the cutoff, but not above those it leaves.
+    data = random_data(seed)
+    splits = combinations(range(1, data.num_layers), data.num_stages - 1)
+    values = sorted((objective_ms(data, cuts), cuts) for cuts in splits)
+    least_ms = values[judged][0]
+    for part in (0.95, 0.97, 0.999):
+        exclude = [cuts for _, cuts in values[:judged]]
+        result = solve(data, solver, exclude=exclude, cutoff_ms=least_ms * part)
+        assert result.bound_ms is not None and result.bound_ms <= least_ms * (1 + 1e-9)
+
+
 def test_two_micro_batches_by_hand():
     """Layers of 1 1 1 3 1 1, backward twice the forward, two stages, no sends.
 
