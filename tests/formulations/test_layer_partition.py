@@ -130,7 +130,7 @@ def test_the_optimum_is_that_of_every_cut_on_more(seed: int):
 @pytest.mark.parametrize("solver", ["highs", "cp_sat"])
 @pytest.mark.parametrize(("seed", "judged"), [(7, 28), (13, 41), (24, 2), (28, 34)])
 def test_no_split_left_lies_below_the_bound_whatever_is_cut_off(seed: int, judged: int, solver: SolverName):
-    # The cut of slow stages takes splits away whose steps lie above the cutoff, but not above those it leaves.
+    # The cut takes splits away whose steps lie above the cutoff, but not above those that it leaves.
     data = random_data(seed)
     splits = combinations(range(1, data.num_layers), data.num_stages - 1)
     values = sorted((objective_ms(data, cuts), cuts) for cuts in splits)
