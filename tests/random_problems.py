@@ -180,6 +180,19 @@ def _with_experts(rng: np.random.Generator, model: ModelSpec) -> ModelSpec:
     return model.model_copy(update={"moe": moe})
 
 
+def with_heavy_leading_layers(problem: Problem) -> Problem:
+    """The same where dense layers before those with experts take longer, but not in the optimizer's step."""
+    model = problem.model
+    if model.moe is None or model.num_layers < 2:
+        return problem
+    wide = 8 * model.hidden_size
+    experts = {"num_experts": 4, "top_k": 1, "ffn_hidden_size": wide // 4, "shared_ffn_hidden_size": 0}
+    moe = model.moe.model_copy(update={**experts, "first_dense_layers": 1 + (model.num_layers > 2)})
+    changes = {"moe": moe, "ffn_hidden_size": wide, "vocab_size": 1000}
+    stack = problem.stack.model_copy(update={"host_layer_floor_ms": 0.0, "step_host_ms": 0.0})
+    return problem.model_copy(update={"model": model.model_copy(update=changes), "stack": stack})
+
+
 def with_communicators_of(problem: Problem, kind: int) -> Problem:
     """The same where memory depends on a pipeline's length and reach in one of six ways.
 

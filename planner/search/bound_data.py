@@ -22,11 +22,11 @@ class BoundData:
     layer_s: Floats
     """Forward and backward of a layer, nothing recomputed."""
     longer_fraction: Floats
-    """Share of the longer of its two passes in the time of a layer."""
+    """Least share of the longer of their two passes in the time of any layers."""
     embedding_s: Floats
     head_s: Floats
     optimizer_s: Floats
-    """Optimizer step of a layer."""
+    """Optimizer step of a layer, counted as in `num_layers`."""
     fixed_s: Floats
     """What a stage adds to the step after all have met, optimizer apart."""
     tail_s: Floats
@@ -50,21 +50,22 @@ def bound_data(
 
     hop_s = prices.send_s.copy()
     forward, backward = prices.layer_forward_s.sum(axis=-1), prices.layer_backward_s.sum(axis=-1)
-    longer = np.maximum(forward, backward) / np.where(forward + backward > 0, forward + backward, 1.0)
+    share = forward / np.where(forward + backward > 0, forward + backward, 1.0)
+    longer = np.maximum(share.min(axis=1), 1 - share.max(axis=1))
     diagonal = np.arange(hop_s.shape[1])
     hop_s[:, diagonal, diagonal] = np.minimum(
         hop_s[:, diagonal, diagonal], np.minimum(prices.send_inside_s, hop_s.min(axis=(1, 2))[:, None])
     )
-    layers = both(prices.layer_forward_s, prices.layer_backward_s)
+    layers, optimizer = both(prices.layer_forward_s, prices.layer_backward_s), prices.layer_optimizer_s
     ratio = (layers[:, kinds.lead] / layers[:, kinds.main]).min(axis=1)
     return BoundData(
         num_layers=num_layers - kinds.num_lead * (1 - ratio),
         slack_layers=kinds.num_lead * np.maximum(1 - ratio, 0.0),
         layer_s=layers[:, kinds.main],
-        longer_fraction=longer.min(axis=1),
+        longer_fraction=longer,
         embedding_s=both(prices.embedding_forward_s, prices.embedding_backward_s),
         head_s=both(prices.head_forward_s, prices.head_backward_s),
-        optimizer_s=prices.layer_optimizer_s.min(axis=1),
+        optimizer_s=np.minimum(optimizer[:, kinds.main], optimizer[:, kinds.lead] / ratio[:, None]),
         fixed_s=prices.step_fixed_s + prices.gather_tail_s,
         tail_s=prices.reduce_tail_s,
         hop_s=hop_s,
