@@ -31,10 +31,14 @@ def keeps_wishes(problem: Problem, plan: Plan) -> bool:
     }
     if any(value > limit for name, value in decided if (limit := most.get(name)) is not None):
         return False
+    tokens = problem.workload.seq_length // plan.context_parallel
+    if plan.context_parallel > 1 and tokens < options.least_context_tokens:
+        return False
     stages = plan.stages
     if any(f"recompute={stage.recompute}" in options.forbid for stage in stages):
         return False
-    if "stages=mixed" in options.forbid and any(len({p[0] for p in s.places}) > 1 for s in stages):
+    one_class_each = "stages=mixed" in options.forbid or options.keep_class_order
+    if one_class_each and any(len({p[0] for p in s.places}) > 1 for s in stages):
         return False
     if "stages=empty" in options.forbid and any(last < first for s in stages for first, last in s.chunks):
         return False

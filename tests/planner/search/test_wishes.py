@@ -9,7 +9,7 @@ import pytest
 from planner import api
 from planner.data.load import build_problem
 from planner.data.options import Options
-from planner.data.plan import Plan
+from planner.data.plan import Plan, Replica, Stage
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.wishes import keeps_wishes
@@ -66,6 +66,43 @@ def test_the_order_of_the_classes_and_recomputation_are_wishes_too(problem: Prob
     kept = problem.model_copy(update={"options": Options(keep_class_order=True)})
     assert keeps_wishes(kept, changed.model_copy(update={"stages": stages}))
     assert not keeps_wishes(kept, changed.model_copy(update={"stages": stages[::-1]}))
+
+
+def test_classes_in_order_leave_no_stage_on_two_of_them(problem: Problem) -> None:
+    """A baseline with such a stage once came back as the answer."""
+    names = [(c.name, c.chip, problem.cluster.hosts_of(i)) for i, c in enumerate(problem.cluster.classes)]
+    replicas = tuple(
+        Replica(node_class=name, chip=chip, hosts=hosts, tensor_parallel=8) for name, chip, hosts in names
+    )
+    stage = Stage(
+        layers=(0, problem.model.num_layers - 1),
+        chip=names[0][1],
+        node_class=names[0][0],
+        hosts=tuple(host for _, _, hosts in names for host in hosts),
+        tensor_parallel=8,
+        data_parallel=2,
+        replicas=replicas,
+    )
+    plan = Plan(
+        target="megatron-lm",
+        tensor_parallel=8,
+        data_parallel=2,
+        microbatch_size=1,
+        num_microbatches=8,
+        stages=(stage,),
+    )
+    kept = problem.model_copy(update={"options": Options(keep_class_order=True)})
+    assert keeps_wishes(problem, plan) and not keeps_wishes(kept, plan)
+
+
+def test_shorter_pieces_of_a_sequence_than_asked_for_are_against_the_wishes(
+    problem: Problem, best: Result
+) -> None:
+    """A baseline that cut it into such pieces once came back as the answer."""
+    assert best.plan is not None
+    halves = best.plan.model_copy(update={"context_parallel": 2})
+    asked = problem.model_copy(update={"options": Options(least_context_tokens=2048)})
+    assert keeps_wishes(asked, halves) and not keeps_wishes(problem, halves)
 
 
 def few_chips(target: str) -> Problem:
