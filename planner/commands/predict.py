@@ -63,7 +63,7 @@ def run_from(
         text = decode(read_raw(arguments, str(arguments), "list of arguments"), str(arguments))
         back = read_megatron.read_arguments(text, chips, where=str(arguments), stack=chosen)
     if model is not None:
-        _check_model(back, model)
+        _check_model(back, model, str(script or arguments))
     code = _show(back.problem, back.plan, as_json=as_json, read_back=back)
     if not as_json and cluster is not None and back.problem.model.id in load.names("models"):
         screen.note(
@@ -72,17 +72,15 @@ def run_from(
     return code
 
 
-def _check_model(back: ReadBack, name: str) -> None:
-    """Stop where a script trains another model than it should."""
+def _check_model(back: ReadBack, name: str, where: str) -> None:
+    """Stop where the script at `where` trains another model than it should."""
     found = back.problem.model
     stated = not any(note.startswith("vocabulary of") for note in back.notes)
     wanted = load.load_model(name)
     shape = differences(found, wanted, vocabulary_is_known=stated)
     different = (*shape, *other_constants(found, wanted))
     if different:
-        raise InstanceError(
-            f"trains another model than {name}: {'; '.join(different)}", found.source or "script"
-        )
+        raise InstanceError(f"trains another model than {name}: {'; '.join(different)}", where)
 
 
 def _plan_command(problem: Problem, cluster: str, target: TargetName) -> str:

@@ -539,6 +539,18 @@ def test_predict_tells_how_to_look_for_a_better_plan(
     )
 
 
+def test_a_script_of_another_model_is_named_not_where_that_model_is_from(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The message once began with the web page of the shipped model that the script was found to train."""
+    text = " ".join(arguments_of("llama3-8b")).replace("(", "'(").replace(")", ")'")
+    text += " --bf16 --micro-batch-size 1 --global-batch-size 32 --tensor-model-parallel-size 8"
+    arguments = written(tmp_path, text, "args.txt")
+    command = ["predict", "--from-args", str(arguments), "--cluster", "1x8 h100-sxm-80gb"]
+    assert main([*command, "--model", "llama2-7b"]) == 2
+    assert f"error: {arguments}: trains another model than llama2-7b: " in capsys.readouterr().err
+
+
 def test_predict_says_that_a_script_is_illegal_or_does_not_fit(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -105,7 +105,8 @@ def test_a_plan_beyond_what_flagscale_may_use_is_begun_with(problem: Problem) ->
     options = Options(gap=0.5, max_pipeline_parallel=1, pin={"cp": 2, "mbs": 1}, least_context_tokens=1024)
     plan = api.plan(problem, options).plan
     assert plan is not None and plan.context_parallel == 2
-    search = ReplicaSearch(problem.model_copy(update={"target": "unrestricted"}), None, [plan])
+    wide = {"target": "unrestricted", "options": Options(least_context_tokens=1024)}
+    search = ReplicaSearch(problem.model_copy(update=wide), None, [plan])
     assert search.seeds == [plan]
     search.offer_seeds()
     assert search.incumbent.ranked()[0].plan.context_parallel == 2
