@@ -20,20 +20,22 @@ from planner.cost.products import Products
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
-MXFP8_CAST_RATE = 0.91
+MXFP8_CAST_RATE = 0.96
 """Rate of Transformer Engine's cast with scales of 32 values along both dimensions over that of copies:
-52.3 us for 8,192 x 8,192 values on B200, scales included (ROCm/TransformerEngine, pull request 598)."""
+52.3 us for 8,192 x 8,192 values on B200, scales included (ROCm/TransformerEngine, pull request 598), of which
+2.9 are the start of a kernel (`KERNEL_S`)."""
 
 MXFP8_CAST_BYTES = (4.0 + 2 / 32) / MXFP8_CAST_RATE + 4 / 32
 """Scales, a byte each, are written, and a kernel of its own reads them and writes them as products want them
 (NVIDIA/Megatron-LM, docs/discussions, deepseek-v3-gb200-optimization.md, section 2.1.3)."""
 
-NVFP4_CAST_BYTES = 2.0 + 2 * (2.0 + 0.5 + 1 / 16) + 4 / 16
+NVFP4_CAST_BYTES = 0.79 * (2.0 + 2 * (2.0 + 0.5 + 1 / 16) + 4 / 16)
 """A value is read for the largest one, plain and transformed along columns, and once more by each of the two
 kernels that write it along rows and, transformed, along columns; scales are put in order like MXFP8's
-(transformer_engine/pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl with with_rht). 7.4 bytes; a
-weight's, neither transformed nor read twice, 5.4. Casts of as many values of both on a B300 took as long as
-6.2 bytes a value (docs/examples/gemm_profiling, autocast over pre-quantized)."""
+(transformer_engine/pytorch/csrc/quantizer.cpp, NVFP4Quantizer::quantize_impl with with_rht); a weight's,
+neither transformed nor read twice, 5.4 of the 7.4 bytes. Casts of as many values of both on a B300 took 0.79
+of their time (docs/examples/gemm_profiling, autocast over pre-quantized), its kernels' starts (`KERNEL_S`)
+left out: the second-level cache holds much of what is read again."""
 
 BLOCK_CAST_BYTES = {"fp8_block": 4.0, "mxfp8": MXFP8_CAST_BYTES, "nvfp4": NVFP4_CAST_BYTES}
 """To cast one 16-bit value with scales of small blocks: read 2, write it along both at 1 (0.56) each. The

@@ -123,8 +123,8 @@ class ClassPricing:
         forward = total(piece.rows(self.times.forward_s))
         backward = total(piece.rows(self.times.dgrad_s)) + total(piece.rows(self.times.wgrad_s))
         work = self.layer_work[kind]
-        forward = forward + traffic_s(self.relative, work.traffic.forward_bytes)
-        backward = backward + traffic_s(self.relative, work.traffic.backward_bytes)
+        forward = forward + traffic_s(self.relative, work.traffic.forward_bytes) + work.starts_s[0]
+        backward = backward + traffic_s(self.relative, work.traffic.backward_bytes) + work.starts_s[1]
         has_attention = kind in WITH_ATTENTION
         core = self.attention if has_attention else (self.zero, self.zero)
         gated = plain_gated_s(self.relative, self.model, kind, stack, sizes)

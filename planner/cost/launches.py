@@ -163,7 +163,7 @@ def backward_launches(
         if not product.grouped:
             added = 0 if stack.gradient_accumulation_fusion else int(product.has_weight)
             wgrad = NARROW_WGRAD_US / LAUNCH_US if narrow and product.narrow else 0.0
-            modules[_module_of(product.name)] += 1.0 + added + wgrad
+            modules[module_of(product.name)] += 1.0 + added + wgrad
     first = next(name for name in ("attn", "mlp", "moe_router") if name in modules)
     modules[first] += float(small_tensors(model, kind))
     if kind in WITH_ATTENTION and not stack.flash_attention:
@@ -224,7 +224,7 @@ def _attention_maps(model: ModelSpec) -> float:
     return 4.0 if model.mla.q_lora_rank is None else 5.0
 
 
-def _module_of(product: str) -> str:
+def module_of(product: str) -> str:
     """Module that a product with this name belongs to."""
     if product.startswith("fc"):
         return "mlp"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.cost.attention_traffic import attention_traffic, query_key_value_widths, split_traffic
 from planner.cost.checkpointing import policy_of
 from planner.cost.elementwise import Values, maximum, where
 from planner.cost.gated_units import activation_bytes
 from planner.cost.linear_attention import linear_traffic, norm_out_bytes
 from planner.cost.mamba import mamba_traffic
-from planner.cost.operators import HALF, attention_dims, column_maps, repeats_groups
+from planner.cost.operators import HALF, attention_dims, column_maps
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.cost.softmax import is_fused
@@ -83,9 +84,9 @@ def layer_traffic(
     if kind in WITH_LINEAR_ATTENTION:
         out = out + Traffic(*linear_traffic(model, s))
     if kind in WITH_ATTENTION:
-        out = out + _attention_traffic(model, stack, s)
+        out = out + Traffic(*attention_traffic(model, stack, s))
         if not (stack.flash_attention or stack.fused_pointwise):
-            out = out + _split_traffic(model, s)
+            out = out + Traffic(*split_traffic(model, s))
     if not stack.biases_in_products:
         out = out + _bias_traffic(model, kind, s)
     if kind in WITH_ONE_MLP:
@@ -120,10 +121,6 @@ FP32_NORM_BYTES = (12.0, 16.0)
 """Bytes that a fused norm moves for each value where its input is cast to fp32, forward and backward: cast 6,
 read and written 6; backward both read and the input's gradient written 10, that cast 6."""
 
-PLAIN_ROTARY_BYTES = 20.0
-"""Bytes that rotary positions by plain operators move for each value, each way: to fp32 6, product 8, back 6
-(apply_rotary_emb of torchtitan/models/llama/model.py)."""
-
 
 def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Traffic:
     """A norm reads and writes once, its backward reads two and writes one; a residual sum moves three.
@@ -146,33 +143,6 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     if stack.column_input_copies:
         copied = where(s.copies_inputs, column_maps(model, kind) * 2 * HALF * values, 0.0)
     return Traffic(values * forward + copied, values * backward)
-
-
-def _attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Traffic:
-    """Rotary positions and head norms read and write queries and keys once each way.
-
-    Where grouped keys and values are repeated, they are also written once for every head.
-    """
-    groups = maximum(model.num_query_groups / s.tp, 1.0)
-    query_dim, _ = attention_dims(model)
-    heads = model.num_attention_heads / s.tp
-    if model.mla is not None:
-        groups = heads
-    values = s.tokens * (heads + groups) * query_dim
-    times = (1.0 if model.position_embedding == "rope" else 0.0) + (1.0 if model.qk_norm else 0.0)
-    unfused = 1.0 if stack.fused_pointwise else 2.5
-    moved = values * times * unfused * 2 * HALF
-    if stack.plain_modules and model.mla is None and model.position_embedding == "rope":
-        moved = moved + values * (PLAIN_ROTARY_BYTES - unfused * 2 * HALF)
-    if repeats_groups(model, stack):
-        repeated = s.tokens * (heads + groups) * query_dim * 2 * HALF
-        moved = moved + where(heads > groups, repeated, 0.0)
-    if model.mla is not None:
-        # Keys are put together from their two parts and queries split, which copies them once more.
-        moved = moved + values * 2 * HALF
-    # A gate is copied into order and weighs the result: read with it, and written.
-    gate = s.tokens * heads * model.head_dim * 5 * HALF if model.output_gate else 0.0
-    return Traffic(moved + gate, moved + gate)
 
 
 def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
@@ -201,25 +171,6 @@ def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
     return Traffic(where(some, forward, 0.0), where(some, backward, 0.0))
 
 
-def _query_key_value_widths(model: ModelSpec, s: Sizes) -> tuple[Values, Values]:
-    """Values of a token's queries, and of its queries, keys and values, on one tensor-parallel rank."""
-    queries = model.num_attention_heads * model.head_dim / s.tp
-    groups = maximum(model.num_query_groups / s.tp, 1.0) * model.head_dim
-    return queries, queries + 2 * groups
-
-
-def _split_traffic(model: ModelSpec, s: Sizes) -> Traffic:
-    """Copies around attention over score matrices in memory.
-
-    The result is put back in the order of tokens (read, written). In the backward the gradients of queries,
-    keys and values are joined, and those of queries and keys multiplied by the scale of the scores, a pass
-    each (CoreAttention of Megatron-LM's transformer.py: baddbmm with alpha, permute and contiguous).
-    """
-    queries, joined = _query_key_value_widths(model, s)
-    keys = (joined - queries) / 2
-    return Traffic(s.tokens * 2 * HALF * queries, s.tokens * 2 * HALF * (joined + queries + keys))
-
-
 def _bias_traffic(model: ModelSpec, kind: LayerKind, s: Sizes) -> Traffic:
     """Biases of linear maps where no kernel takes them along: read and written, their gradients summed.
 
@@ -227,7 +178,7 @@ def _bias_traffic(model: ModelSpec, kind: LayerKind, s: Sizes) -> Traffic:
     """
     sharded = whole = s.zeros
     if kind in WITH_ATTENTION and model.linear_bias != "none" and model.mla is None:
-        sharded = _query_key_value_widths(model, s)[1]
+        sharded = query_key_value_widths(model, s)[1]
         whole = whole + (model.hidden_size if model.linear_bias in ("all", "attention") else 0.0)
     if kind in WITH_ONE_MLP and model.linear_bias == "all":
         whole = whole + model.hidden_size
@@ -282,6 +233,8 @@ def selective_traffic(
     if "layernorm" in modules or policy:
         norm = FP32_NORM_BYTES[0] if stack.norms_read_fp32 else 2 * HALF
         moved = moved + s.norm_tokens * model.hidden_size * 2 * norm
+    if "mla_up_proj" in modules:  # with what turns and joins their output (multi_latent_attention.py)
+        moved = moved + attention_traffic(model, stack, s)[0]
     if "gdn_norm_out" in modules:
         moved = moved + 3 * norm_out_bytes(model, s, HALF)
     if "moe" in modules:

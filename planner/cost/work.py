@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
 from planner.cost.host_waits import Parts
+from planner.cost.kernel_starts import Seconds, layer_starts_s
 from planner.cost.launches import backward_launches, launches, routed_launches
 from planner.cost.operators import (
     Matmul,
@@ -69,6 +70,8 @@ class LayerWork:
     """What one layer does beside its products."""
 
     traffic: Traffic
+    starts_s: Seconds
+    """What starting memory-bound kernels takes in its forward and backward [s]."""
     blocks: int
     """Pairs of a column- and a row-parallel product."""
     reductions: int
@@ -156,4 +159,5 @@ def _layer_work(
             routed = Routed(moved, routed_launches(model, stack, sizes, narrow))
     reductions = column_maps(model, kind) if stack.column_input_copies else blocks
     traffic = layer_traffic(model, kind, stack, sizes, narrow)
-    return LayerWork(traffic, blocks, reductions, forward, backward, routed)
+    starts_s = layer_starts_s(model, kind, stack, sizes, products, problem.workload.precision)
+    return LayerWork(traffic, starts_s, blocks, reductions, forward, backward, routed)

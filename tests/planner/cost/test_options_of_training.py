@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from planner.cost.kernel_starts import COUNTING, COUNTING_CAPACITY, DROPPING, KERNEL_S
 from planner.cost.layer_communication import context_layer_s
 from planner.cost.oversubscription import rate_left
 from planner.cost.placement import spread_group
@@ -50,12 +51,19 @@ def test_the_busiest_rank_sets_the_pace_of_experts_and_fills_their_memory() -> N
 
 
 def test_a_capacity_cuts_the_load_and_padding_fills_it() -> None:
-    even, cut = priced(mixtral()), priced(mixtral(1.5, capacity_factor=1.0))
-    np.testing.assert_array_equal(cut.layer_forward_s, even.layer_forward_s)
-    roomy = priced(mixtral(1.2, capacity_factor=2.0))
-    np.testing.assert_array_equal(roomy.layer_forward_s, priced(mixtral(1.2)).layer_forward_s)
-    padded = priced(mixtral(capacity_factor=2.0, pad_to_capacity=True))
-    np.testing.assert_array_equal(padded.layer_forward_s, priced(mixtral(2.0)).layer_forward_s)
+    for limited, load, kernels in (
+        (mixtral(1.5, capacity_factor=1.0), mixtral(), DROPPING[0]),
+        (mixtral(1.2, capacity_factor=2.0), mixtral(1.2), DROPPING[0]),
+        # Nobody counts tokens where all experts get as many.
+        (
+            mixtral(capacity_factor=2.0, pad_to_capacity=True),
+            mixtral(2.0),
+            DROPPING[0] + COUNTING_CAPACITY - COUNTING,
+        ),
+    ):
+        more = priced(limited).layer_forward_s[0, 0, 0] - priced(load).layer_forward_s[0, 0, 0]
+        assert more[COMPUTE] == pytest.approx(kernels * KERNEL_S, abs=1e-12)
+        assert np.delete(more, COMPUTE) == pytest.approx(0.0)
     with pytest.raises(ValidationError, match="capacity_factor"):
         MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=1, pad_to_capacity=True)
 

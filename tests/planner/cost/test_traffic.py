@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost.attention_traffic import attention_traffic
 from planner.cost.gated_units import plain_gated_s
 from planner.cost.networks import network_of
 from planner.cost.operators import layer_matmuls
@@ -87,10 +88,34 @@ def test_grouped_keys_and_values_are_repeated_for_scores_in_memory() -> None:
     of = problem(model="llama3-8b", seq_length=4096)
     sizes, plain = Sizes.single(of, Degrees.single()), of.stack.model_copy(update={"flash_attention": False})
     fused, repeated = (layer_traffic(of.model, "dense", stack, sizes) for stack in (of.stack, plain))
-    assert repeated.forward_bytes - fused.forward_bytes == 4096 * (32 + 8) * 128 * 2 * 2
+    # Before fused attention queries and values are copied instead.
+    assert repeated.forward_bytes - fused.forward_bytes == 4096 * (32 + 8 - 32 - 8) * 128 * 2 * 2
+    assert repeated.backward_bytes - fused.backward_bytes == 4096 * (32 + 8 - 32 - 16) * 128 * 2 * 2
     many = of.model.model_copy(update={"num_query_groups": 32})
     fused, repeated = (layer_traffic(many, "dense", stack, sizes) for stack in (of.stack, plain))
-    assert repeated.forward_bytes == fused.forward_bytes
+    # Of as many keys only values are, as positions have made new queries.
+    assert fused.forward_bytes - repeated.forward_bytes == 4096 * 32 * 128 * 2 * 2
+
+
+def test_latent_attention_turns_shares_of_heads_alone_and_writes_keys_and_values_once() -> None:
+    """Of 128 heads of DeepSeek-V3 64 of 192 values are turned in place, 256 read, and 192 and 128 written."""
+    of = problem(model="deepseek-v3", seq_length=4096)
+    sizes = Sizes.single(of, Degrees.single())
+    latent = 4096 * (1536 + 512)
+    fused = attention_traffic(of.model, of.stack, sizes)
+    assert fused[0] == 4096 * 128 * 2 * (2 * 64 + 256 + 192 + 128) + latent * 4
+    assert fused[1] - fused[0] == latent * 2
+    plain = attention_traffic(of.model, of.stack.model_copy(update={"fused_latent_rotary": False}), sizes)
+    # Queries and keys are joined, values copied, each of 192, 192 and 128; 28 bytes turn one of 64 values.
+    assert plain[0] == 4096 * 128 * (4 * (192 + 192 + 128) + 28 * 64) + latent * 4
+
+
+def test_up_projections_of_latent_attention_turn_and_copy_again() -> None:
+    of = problem(model="deepseek-v3", seq_length=4096)
+    sizes = Sizes.single(of, Degrees.single())
+    stack = of.stack.model_copy(update={"selective_modules": ("mla_up_proj",)})
+    again = selective_traffic(of.model, "dense", stack, sizes)
+    assert again == attention_traffic(of.model, of.stack, sizes)[0]
 
 
 def test_a_loss_of_plain_operators_passes_over_its_logits_many_times() -> None:
