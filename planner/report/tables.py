@@ -200,6 +200,8 @@ def _whole_claim(result: Result) -> str:
         return ""
     step_s = result.evaluation.step_s
     gap = max(0.0, (step_s - result.whole_bound_s) / step_s)
+    if gap <= GAP_TOL:
+        return ", none without virtual stages faster at all"
     return f", none without virtual stages more than {_gap(gap)}" if gap < result.gap * 0.95 else ""
 
 

@@ -35,6 +35,18 @@ def test_gap_is_never_rounded_down() -> None:
     assert "0.003% faster" in text_of(proof_grid(problem, made_up_result(problem, gap=0.00003)))
 
 
+def test_plans_without_virtual_stages_are_told_to_be_closed_without_a_number() -> None:
+    """It once said that none of them is more than 0.000% faster."""
+    problem = two_class_problem()
+    result = made_up_result(problem, gap=0.02)
+    assert result.evaluation is not None
+    whole_s = result.evaluation.step_s
+    closed = text_of(proof_grid(problem, result.model_copy(update={"whole_bound_s": whole_s})), width=250)
+    assert closed.count("none without virtual stages faster at all") == 1 and "0.000%" not in closed
+    nearly = result.model_copy(update={"whole_bound_s": whole_s * 0.998})
+    assert "none without virtual stages more than 0.2%" in text_of(proof_grid(problem, nearly), width=250)
+
+
 def test_plan_without_a_bound_claims_nothing() -> None:
     problem = two_class_problem()
     shown = text_of(proof_grid(problem, made_up_result(problem, bound_s=None, gap=None, interrupted=True)))
