@@ -27,6 +27,7 @@ from planner.cost.stage_memory import memory_bytes
 from planner.data.problem import Problem
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.rules.experts import (
+    biased_experts_stay_whole,
     expert_ranks_divide_stage,
     expert_replicas_match,
     expert_width_splits,
@@ -208,6 +209,7 @@ def _experts_are_legal(problem: Problem, tp: int, cp: int, sp: bool, dp: int, ep
     refusals = (
         experts_split(problem.model, ep),
         expert_width_splits(problem.model, etp),
+        biased_experts_stay_whole(problem.model, etp),
         expert_ranks_divide_stage(tp, cp, dp, etp, ep),
         expert_replicas_match(tp, cp, dp, etp, ep, "tp-cp-ep-dp-pp"),
         experts_have_sequence_parallel(problem.model, tp, sp),

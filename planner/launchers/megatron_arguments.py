@@ -51,8 +51,6 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
             f"virtual_stages {plan.virtual_stages}: Megatron-Bridge builds none of Mamba layers; use 1"
         )
     moe = problem.model.moe
-    if moe is not None and moe.expert_bias and plan.expert_tensor_parallel > 1:
-        wrong.append(f"experts with biases need expert_tensor_parallel 1, not {plan.expert_tensor_parallel}")
     if plan.dp_mode == "zero3":
         # Priced as DeepSpeed runs it; Megatron-FSDP keeps embedding and head gathered, in more memory.
         wrong.append('dp_mode zero3: Megatron-LM shards parameters as dp_mode "fsdp" is priced; use that')

@@ -44,6 +44,16 @@ def expert_width_splits(model: ModelSpec, etp: int) -> str | None:
     )
 
 
+def biased_experts_stay_whole(model: ModelSpec, etp: int) -> str | None:
+    """Experts with biases do not split: each of their ranks would add the bias of the second product.
+
+    Source: megatron/core/transformer/transformer_config.py:2279.
+    """
+    if etp == 1 or model.moe is None or not model.moe.expert_bias:
+        return None
+    return f"expert_tensor_parallel {etp}: experts with biases need expert_tensor_parallel 1; set it to 1"
+
+
 def expert_ranks_divide_stage(tp: int, cp: int, dp: int, etp: int, ep: int) -> str | None:
     """The experts' grid covers the ranks of a stage: (tp cp dp) % (etp ep) == 0.
 

@@ -92,6 +92,7 @@ def _degree_violations(problem: Problem, plan: Plan) -> Iterator[str]:
         experts.experts_exist(model, ep),
         experts.experts_split(model, ep),
         experts.expert_width_splits(model, etp),
+        experts.biased_experts_stay_whole(model, etp),
         narrow.expert_widths_fill_blocks(model, workload.precision, etp),
     )
     if model.moe is not None:

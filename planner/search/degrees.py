@@ -21,6 +21,7 @@ from planner.data.problem import Problem
 from planner.rules.batch import microbatches
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.rules.experts import (
+    biased_experts_stay_whole,
     expert_ranks_divide_stage,
     expert_replicas_match,
     expert_width_splits,
@@ -284,6 +285,7 @@ def _expert_degrees(problem: Problem, tp: int, cp: int, dp: int) -> Iterator[tup
             refusals = (
                 experts_split(model, ep),
                 expert_width_splits(model, etp),
+                biased_experts_stay_whole(model, etp),
                 expert_widths_fill_blocks(model, problem.workload.precision, etp),
                 expert_ranks_divide_stage(tp, cp, dp, etp, ep),
                 expert_replicas_match(tp, cp, dp, etp, ep, order),

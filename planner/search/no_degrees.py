@@ -117,6 +117,7 @@ def _pinned_others(problem: Problem) -> Iterator[str]:
         found += [experts.experts_exist(model, pin["ep"]), experts.experts_split(model, pin["ep"])]
     if "etp" in pin:
         found.append(experts.expert_width_splits(model, pin["etp"]))
+        found.append(experts.biased_experts_stay_whole(model, pin["etp"]))
         found.append(narrow.expert_widths_fill_blocks(model, work.precision, pin["etp"]))
     if sp == 1 and "tp" in pin:
         found.append(sequence.sequence_parallel_has_ranks(tp, True))

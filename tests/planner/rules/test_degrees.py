@@ -208,6 +208,14 @@ def test_expert_width_splits() -> None:
     assert "14336" in str(experts.expert_width_splits(MIXTURE, 5))
 
 
+def test_experts_with_biases_stay_whole() -> None:
+    biased = load_model("gpt-oss-20b")
+    assert biased.moe is not None and biased.moe.expert_bias
+    assert experts.biased_experts_stay_whole(biased, 1) is None
+    assert experts.biased_experts_stay_whole(MIXTURE, 2) is None
+    assert "need expert_tensor_parallel 1" in str(experts.biased_experts_stay_whole(biased, 2))
+
+
 def test_expert_ranks_cover_the_ranks_of_a_stage() -> None:
     # tp 2, cp 1, dp 4: 8 ranks hold 8 experts whole (etp 1, ep 8) but not etp 2, ep 8.
     assert experts.expert_ranks_divide_stage(2, 1, 4, 1, 8) is None

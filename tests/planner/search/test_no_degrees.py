@@ -39,6 +39,11 @@ LLAMA = {"model": "llama3-8b", "cluster": "1x8 h100-sxm-80gb"}
             {"pin": {"tp": 8, "dp": 2}},
             "a stage of tp=8 x dp=2 needs 16 chips, the largest class has 8",
         ),
+        (  # a plan came out here that no launch file could state and Megatron-LM would refuse
+            {"model": "gpt-oss-20b", "cluster": "1x8 a100-sxm-80gb", "seq_length": 4096},
+            {"pin": {"etp": 2}},
+            "expert_tensor_parallel 2: experts with biases need expert_tensor_parallel 1; set it to 1",
+        ),
         (LLAMA, {"pin": {"cp": 3}}, "context_parallel 3: seq_length 8192 is no multiple of 6"),
         (LLAMA, {"pin": {"tp": 1, "sp": 1}}, "sequence_parallel: needs tensor_parallel above 1"),
         (LLAMA, {"pin": {"mbs": 16}}, "mbs=16 is pinned, but at most 8 is allowed (max_microbatch_size)"),
