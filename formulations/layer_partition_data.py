@@ -5,6 +5,7 @@ Names as in the docstring of `layer_partition`; times in ms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,3 +110,31 @@ def least_bottleneck(data: LayerPartitionData) -> tuple[float, Cuts | None]:
         at = int(from_cut[s][at])
         cuts.append(at)
     return float(least[-1, -1]), tuple(reversed(cuts))
+
+
+def least_bottleneck_of_orders(times_ms: Floats, counts: Sequence[int]) -> float:
+    """Least time of the slowest stage over all orders of the classes [ms]; inf where nothing fits.
+
+    Dynamic programming over the stages of each class used up and the layers placed.
+
+    Parameters
+    ----------
+    times_ms
+        [stage, class, first, end] forward and backward of a run of layers, inf where it does not fit.
+    counts
+        Stages on each class.
+    """
+    num_layers = times_ms.shape[2] - 1
+    least = {(0,) * len(counts): np.where(np.arange(num_layers + 1) == 0, 0.0, np.inf)}
+    for of_stage in times_ms:
+        ahead: dict[tuple[int, ...], Floats] = {}
+        for used, so_far in least.items():
+            for c in range(len(counts)):
+                if used[c] == counts[c]:
+                    continue
+                slowest = np.maximum(so_far[:, None], of_stage[c]).min(axis=0)
+                then = (*used[:c], used[c] + 1, *used[c + 1 :])
+                ahead[then] = np.minimum(ahead[then], slowest) if then in ahead else slowest
+        least = ahead
+    (last,) = least.values()
+    return float(last[-1])

@@ -31,8 +31,8 @@ from planner.search.floors import Floors
 from planner.search.infeasible import CUT, GIVEN_UP, why_infeasible
 from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
-from planner.search.mixed.opener import MixedOpener
 from planner.search.openings import Opener
+from planner.search.others import OtherOpener, other_openers
 from planner.search.partition import NO_SPLIT, PartitionOpener
 from planner.search.progress import Progress
 from planner.search.referee import Referee
@@ -99,7 +99,8 @@ class Search:
         self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap, floors)
         self.opener: Opener | PartitionOpener | None = None
         self.virtual: VirtualOpener | None = None
-        self.mixed: MixedOpener | None = None
+        self.others: list[OtherOpener] = []
+        """What opens the parts that `opener` leaves out, each on a frontier of its own."""
 
     def run(self) -> Result:
         """List, bound, open, judge."""
@@ -108,8 +109,8 @@ class Search:
     def go_on(self, seconds: float) -> Result:
         """Open more parts for some time where a limit cut the search."""
         self.clock.go_on(seconds)
-        opener, mixed = self.opener, [self.mixed] if self.mixed else []
-        return self._ended(lambda: opener is None or self._loop(opener, *mixed))
+        opener = self.opener
+        return self._ended(lambda: opener is None or self._loop(opener, *self.others))
 
     def _ended(self, work: Callable[[], bool]) -> Result:
         """What is known once some work has ended, which says whether a limit cut it."""
@@ -133,10 +134,8 @@ class Search:
                 dive(self.opener, self.pairs, self._dived)
         except KeyboardInterrupt:  # the rest is listed all the same, so that the plan has its bound
             cut = self.is_stopped = True
-        if may_mix_stages(self.problem):
-            table, prices = self.plain
-            arguments = self.problem, prices, table, self.bounds, self.incumbent, self.gap, self.clock
-            self.mixed = MixedOpener(*arguments)
+        given = self.problem, *self.plain, self.bounds, self.incumbent, self.gap, self.clock
+        self.others = other_openers(*given, self.opener.referee)
         if isinstance(self.opener, Opener):
             self.frontier.queue.turn_of = turn_of
             self.virtual = VirtualOpener(self.bounds, self.clock, self.opener, self.beyond_s)
@@ -147,7 +146,7 @@ class Search:
             except KeyboardInterrupt:
                 cut = self.is_stopped = True
         self.is_listed = True
-        return cut or self._loop(self.opener, *([self.mixed] if self.mixed else []))
+        return cut or self._loop(self.opener, *self.others)
 
     def list_parts(self) -> Prices:
         """Price all rows of degrees and queue them with their numbers of stages; the prices of plain rows."""
@@ -179,7 +178,7 @@ class Search:
     @property
     def frontiers(self) -> list[Frontier[Item]]:
         """What is open: the parts with whole stages, and those with mixed ones where there are any."""
-        return [self.frontier, *([self.mixed.frontier] if self.mixed else [])]
+        return [self.frontier, *(other.frontier for other in self.others)]
 
     @property
     def bound_s(self) -> float | None:
@@ -256,7 +255,7 @@ class Search:
         import planner
 
         ranked = self.incumbent.ranked()
-        openers = [opener for opener in (self.opener, self.mixed) if opener is not None]
+        openers = [*([self.opener] if self.opener else []), *self.others]
         best = ranked[0] if ranked else None
         bound_s, gap = self.bound_s, None
         self.frontier.floors.of_all_s = bound_s or 0.0

@@ -48,9 +48,10 @@ def most_without_layers(problem: Problem) -> int:
     return int(ends_without_layers(problem, 2).sum()) - (stays and stages_may_be_empty(problem))
 
 
-def most_stages(problem: Problem, *, predictions_apart: bool = False) -> int:
+def most_stages(problem: Problem, *, predictions_apart: bool = False, num_empty: int | None = None) -> int:
     """Stages of the longest pipeline whose stages all find a layer, but for those that may be empty."""
-    most = problem.model.num_layers + most_without_layers(problem) + predictions_apart
+    bare = most_without_layers(problem) if num_empty is None else num_empty
+    most = problem.model.num_layers + bare + predictions_apart
     return min(most, problem.options.max_pipeline_parallel or most)
 
 

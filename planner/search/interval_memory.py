@@ -94,21 +94,19 @@ class IntervalMemory:
         again = self._of_class(whole) - self._of_class(kept)
         return self._fits(self._kept(kept), self._working(again, "selective"))
 
-    def fits_full(self, layers: int) -> Bools:
-        """So many of the first layers recomputed in full; runs shorter than that do not count."""
+    def fits_full(self) -> Bools:
+        """The first k + 1 layers recomputed in full, array [k, first, end]; shorter runs do not count."""
         prices, count = self.prices, len(self.kinds)
         whole, kept = prices.layer_activation_bytes, prices.layer_activation_full_bytes
         saved = self.at.in_flight * (self._of_class(whole) - self._of_class(kept))
-        until = np.minimum(np.arange(count + 1) + layers, count)
         first = np.arange(count + 1)
-        less = spans(saved[self.kinds])[first, until][:, None]
-        working = self._working(0.0, "full")
+        until = np.minimum(first + np.arange(1, count + 1)[:, None], count)
+        less = spans(saved[self.kinds])[first, until]
         peaks = self._of_class(prices.layer_working_bytes + prices.layer_recompute_peak_bytes)
-        for kind, present in enumerate(self.present):
-            # Only a kind among the recomputed layers exists again beside its passing buffers.
-            again = present[first, until][:, None]
-            working = np.maximum(working, np.where(again, float(peaks[kind]), 0.0))
-        return self._fits(self._kept(whole) - less, working)
+        # Only a kind among the recomputed layers exists again beside its passing buffers.
+        again = [np.where(own[first, until], peaks[kind], 0.0) for kind, own in enumerate(self.present)]
+        working = np.maximum(self._working(0.0, "full"), np.max(again, axis=0)[:, :, None])
+        return self._fits(self._kept(whole) - less[:, :, None], working)
 
     def _of_class(self, layer_bytes: Floats) -> Floats:
         """Sizes of a layer [choice, kind, node_class] here, by kind."""

@@ -42,8 +42,11 @@ class IntervalTable:
 class Intervals:
     """Tables by position, kept while the search comes back to them."""
 
-    def __init__(self, problem: Problem, prices: Prices, table: DegreeTable) -> None:
+    def __init__(
+        self, problem: Problem, prices: Prices, table: DegreeTable, most_on_first: int | None = None
+    ) -> None:
         self.problem, self.prices, self.table = problem, prices, table
+        self.most_on_first = most_on_first
         index_of = {kind: i for i, kind in enumerate(prices.kinds)}
         self.kind_of_layer = np.array([index_of[kind] for kind in problem.model.kind_of_layer])
         self._table = lru_cache(maxsize=256)(self._compute)
@@ -158,28 +161,24 @@ class Intervals:
         count = len(kinds)
         run = np.arange(count + 1)[None, :] - np.arange(count + 1)[:, None]
         memory = IntervalMemory(prices, key, kinds)
-        extra = np.where((run >= (0 if key.may_be_empty else 1)) & memory.fits_plain(), 0.0, np.inf)
+        held = run >= (0 if key.may_be_empty else 1)
+        if key.first and self.most_on_first is not None:
+            held &= run <= self.most_on_first
+        extra = np.where(held & memory.fits_plain(), 0.0, np.inf)
         selective = np.zeros(extra.shape, dtype=bool)
-        full = np.zeros(extra.shape, dtype=np.int64)
         if "recompute=selective" not in forbid:
             of_kind = prices.layer_selective_s[c, :, n].sum(axis=-1)
             time = spans(of_kind[kinds])
             time[:, count] += prices.predictions_selective_s[c, n].sum()
-            selective = (run > 0) & ~np.isfinite(extra) & memory.fits_selective()
+            selective = held & (run > 0) & ~np.isfinite(extra) & memory.fits_selective()
             extra = np.where(selective, time, extra)
         if "recompute=full" in forbid:
-            return extra, selective, full
+            return extra, selective, np.zeros(extra.shape, dtype=np.int64)
         time = spans(prices.layer_full_s[c, :, n].sum(axis=-1)[kinds])
-        open_ = (run > 0) & (~np.isfinite(extra) | selective)
-        for layers in range(1, count + 1):
-            if not open_.any():
-                break
-            behind = np.minimum(np.arange(count + 1) + layers, count)
-            own = time[np.arange(count + 1), behind][:, None]
-            fits = open_ & (run >= layers) & memory.fits_full(layers)
-            better = fits & (own < extra)
-            extra = np.where(better, own, extra)
-            selective &= ~better
-            full = np.where(better, layers, full)
-            open_ &= ~fits
-        return extra, selective, full
+        layers = np.arange(1, count + 1)[:, None, None]
+        fits = memory.fits_full() & held & (run >= layers) & (~np.isfinite(extra) | selective)
+        fewest = fits.argmax(axis=0) + 1
+        first = np.arange(count + 1)[:, None]
+        own = np.where(fits.any(axis=0), time[first, np.minimum(first + fewest, count)], np.inf)
+        better = own < extra
+        return np.where(better, own, extra), selective & ~better, np.where(better, fewest, 0)

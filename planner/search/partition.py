@@ -16,7 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from formulations import layer_partition, layer_partition_cp
-from formulations.layer_partition_data import Cuts, LayerPartitionData, least_bottleneck, objective_ms
+from formulations.layer_partition_data import (
+    Cuts,
+    LayerPartitionData,
+    least_bottleneck,
+    least_bottleneck_of_orders,
+    objective_ms,
+)
 from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
@@ -32,13 +38,15 @@ from planner.search.kinds import LayerKinds
 from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.referee import Referee
-from planner.search.space import list_groups
+from planner.search.space import Groups, list_groups
 from planner.search.state import Clock, Frontier
 from planner.tolerances import BOUND_TOL
 from planner.units import MS
 
 MAX_GROUPS = 100_000
 """Groups of a pair up to which they are listed."""
+MAX_STATES = 1_000
+"""Ways to have used up stages of a group by class up to which all its orders are bounded at once."""
 MAX_MOVES = 40
 """Moves of one cut after which a first split is good enough."""
 NO_SPLIT = (
@@ -116,12 +124,20 @@ class PartitionOpener:
         if np.prod(np.sort(ranges)[:-1]) > MAX_GROUPS:
             self.frontier.close(bound_s)
             return
-        groups = list_groups(self.table, self.bounds, pair.choice, pair.stages, bound_s)
+        groups = self._groups(bound_s, pair)
         for counts, group_s in zip(groups.counts, groups.bound_s, strict=True):
             self.frontier.push(float(group_s), BoundedGroup(pair.choice, tuple(map(int, counts))))
 
+    def _groups(self, bound_s: float, pair: Pair) -> Groups:
+        """The groups of a pair with their bounds."""
+        return list_groups(self.table, self.bounds, pair.choice, pair.stages, bound_s)
+
     def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
         """One part for each order of the classes, with its own bottleneck in the bound."""
+        bound_s = max(bound_s, self._slowest_bound_s(group))
+        if bound_s >= self.frontier.cutoff_s:
+            self.frontier.push(bound_s, group)
+            return
         whole = count_orders(group.counts) <= MAX_ORDERS
         if not whole:
             self.frontier.close(bound_s)
@@ -132,6 +148,23 @@ class PartitionOpener:
             if self.is_allowed(group.choice, order):
                 order_s = self._order_bound_s(group, order)
                 self.frontier.push(max(bound_s, order_s), Order(group.choice, order))
+
+    def _slowest_bound_s(self, group: BoundedGroup) -> float:
+        """Bound of a group from the least bottleneck of all its orders [s]; inf where nothing fits."""
+        if np.prod(np.array(group.counts) + 1.0) > MAX_STATES:
+            return 0.0
+        stages, used = sum(group.counts), np.flatnonzero(group.counts)
+        times = np.full((stages, len(group.counts), *(self.problem.model.num_layers + 1,) * 2), np.inf)
+        for s in range(stages):
+            for c in used:
+                table = self.intervals.of_stage(group.choice, [int(c)] * stages, s)
+                times[s, c] = table.forward_ms + table.backward_ms
+        slowest_s = least_bottleneck_of_orders(times, group.counts) * MS
+        if np.isinf(slowest_s):
+            return slowest_s
+        rows, m = np.array([group.choice]), self.table.num_microbatches[[group.choice]]
+        bounds = group_bounds(self.bounds, rows, m, np.array([group.counts]), np.array([slowest_s]))
+        return max(float(bounds[0]), int(m[0]) * slowest_s)
 
     def _order_bound_s(self, group: BoundedGroup, order: tuple[int, ...]) -> float:
         """Bound of an order from its least bottleneck and its sends [s]; inf where nothing fits."""

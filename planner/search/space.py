@@ -54,14 +54,21 @@ class Groups:
 
 
 def list_pairs(
-    problem: Problem, table: DegreeTable, prices: Prices, data: BoundData, floors: Floors | None = None
+    problem: Problem,
+    table: DegreeTable,
+    prices: Prices,
+    data: BoundData,
+    floors: Floors | None = None,
+    *,
+    num_empty: int | None = None,
 ) -> Pairs:
     """Every row of degrees with every number of stages that its classes can hold, and that can hold it.
 
-    Bounds are no less than what is known of them (`floors`).
+    Bounds are no less than what is known of them (`floors`). `num_empty` stages may be without a layer where
+    that is not the number of `most_without_layers`.
     """
     apart = np.arange(len(table)) >= (len(table) if table.num_plain is None else table.num_plain)
-    limits = [most_stages(problem, predictions_apart=flag) for flag in (False, True)]
+    limits = [most_stages(problem, predictions_apart=flag, num_empty=num_empty) for flag in (False, True)]
     limits = np.minimum(table.max_stages.sum(axis=1), np.where(apart, limits[1], limits[0]))
     allowed = [allowed_stages(problem.options, int(limit)) for limit in limits]
     choice = np.repeat(np.arange(len(table)), [len(counts) for counts in allowed])

@@ -51,7 +51,7 @@ def test_runs_fit_where_the_referee_says_so(stack: str, sequence: int, first: bo
         fits = {
             "none": memory.fits_plain,
             "selective": memory.fits_selective,
-            "full": lambda memory=memory, layers=layers: memory.fits_full(layers),
+            "full": lambda memory=memory, layers=layers: memory.fits_full()[layers - 1],
         }[recompute]()
         long_enough = np.isfinite(sizes)
         assert np.array_equal(fits[long_enough], sizes[long_enough] <= room), (recompute, layers)
