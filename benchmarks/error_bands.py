@@ -2,7 +2,8 @@
 
 A band is what four of five runs stay within that had no part in it: a percentile of |predicted / measured -
 1| over the runs of a chip, a family of software and a kind of model, unanchored and anchored by other runs
-(leave one out). Runs of one source are alike, so that every source counts as much as another in a group, and
+(leave one out). Chips that are scaled from another maker's, whose kernels differ, take bands of their like
+alone. Runs of one source are alike, so that every source counts as much as another in a group, and
 the percentile is the least whose bands hold for four of five runs of a source that is left out of them, on
 average over the sources. Few runs say little of how far off the next will be: in the band of a group of n
 runs its own count n / (n + WIDER_RUNS), those of wider groups (software alone, chip alone, all) the rest;
@@ -25,7 +26,7 @@ from planner.calibrate.accuracy import score
 from planner.calibrate.runs import read_runs
 from planner.cost.bands import SCALED_BAND
 from planner.cost.prices import Floats
-from planner.cost.relatives import has_own_tables
+from planner.cost.relatives import TablesOf, tables_of
 from planner.data.load import load_chip
 
 FEWEST_RUNS = 5
@@ -35,9 +36,9 @@ WIDER_RUNS = 80
 """Runs that a group needs to count as much as all wider ones together.
 
 Of 0, 5, 10, 20, 40, 80, 160 and 320 the number whose bands are best for sources that are left out: mean
-`loss` over sources and columns, each at the least percentile that covers enough: 18.8, 18.1, 18.0, 17.4,
-17.1, 16.9, 16.9 and 17.0 thousandths on the runs of November 2026. With one model of a source left out at
-a time it falls as well, from 20.9 to 17.1 (24.7 to 20.8 where groups of chip and software weigh the same).
+`loss` over sources and columns, each at the least percentile that covers enough: 18.0, 17.7, 17.6, 17.3,
+17.1, 17.0, 17.0 and 17.1 thousandths on the runs of November 2026. With one model of a source left out at a
+time it falls as well, from 20.9 to 17.1 (24.7 to 20.8 where groups of chip and software weigh the same).
 """
 
 COVERAGE = 0.8
@@ -45,8 +46,8 @@ COVERAGE = 0.8
 
 COLUMNS = ("unanchored", "anchored")
 
-Group = tuple[str, str, str, bool]
-"""Chip, family of software, kind of model, whether the chip has tables of its own; `*` stands for all."""
+Group = tuple[str, str, str, TablesOf]
+"""Chip, family of software, kind of model, whose tables price the chip; `*` stands for all."""
 
 HEADER = """\
 # What four of five measured runs of a source stay within that had no part in it, by chip, family of software
@@ -54,8 +55,8 @@ HEADER = """\
 # of a group with the same weight, a group of few runs mixed with the wider ones. Written by
 # benchmarks/error_bands.py from {runs} published runs of {sources} sources, quality high and medium;
 # `anchored` is scaled by other runs of its chip and software (leave one out). The first line that matches
-# in the order chip and stack, stack, chip, all (`*`) counts; `tables: false` holds the chips that are
-# scaled from a relative.
+# in the order chip and stack, stack, chip, all (`*`) counts; `tables` tells chips with operators of their own
+# from those scaled from a relative of the same maker or of another.
 """
 
 
@@ -79,7 +80,7 @@ def errors(path: Path) -> list[Error]:
         if rows[0]["predicted_step_s"] is None or len(run.cluster.groups) != 1:
             continue
         chip = load_chip(run.cluster.groups[0].chip)
-        group = chip.id, rows[0]["stack"], "dense" if run.model.moe is None else "moe", has_own_tables(chip)
+        group = chip.id, rows[0]["stack"], "dense" if run.model.moe is None else "moe", tables_of(chip)
         unanchored, with_anchor = (abs(row["predicted_step_s"] / row["measured_step_s"] - 1) for row in rows)
         found.append(Error(run.source, group, (unanchored, with_anchor)))
     return found
@@ -87,8 +88,20 @@ def errors(path: Path) -> list[Error]:
 
 def views(group: Group) -> tuple[Group, ...]:
     """Groups that a run belongs to, the nearest first."""
-    chip, stack, kind, own = group
-    return ((chip, stack, kind, own), ("*", stack, kind, own), (chip, "*", kind, own), ("*", "*", kind, own))
+    chip, stack, kind, tables = group
+    return (
+        (chip, stack, kind, tables),
+        ("*", stack, kind, tables),
+        (chip, "*", kind, tables),
+        ("*", "*", kind, tables),
+    )
+
+
+def members_of(group: Group) -> tuple[Group, ...]:
+    """Groups that a run counts in: scaled chips of one maker are trusted no more than those of all makers."""
+    _, _, kind, tables = group
+    wider: tuple[Group, ...] = (("*", "*", kind, "same_maker"),) if tables == "other_maker" else ()
+    return (*views(group), *wider)
 
 
 def bands(
@@ -103,8 +116,8 @@ def bands(
     """
     pooled: list[dict[Group, list[Error]]] = [defaultdict(list) for _ in range(4)]
     for error in found:
-        for level, group in zip(pooled, views(error.group), strict=True):
-            level[group].append(error)
+        for i, group in enumerate(members_of(error.group)):
+            pooled[min(i, len(pooled) - 1)][group].append(error)
     members = {group: runs for level in pooled for group, runs in sorted(level.items())}
     own = {group: _Errors.of(runs) for group, runs in members.items()}
     lines = {}
@@ -228,12 +241,12 @@ def main(runs: Path, out: Path) -> None:
     for source in shares[0]:
         print(f"{source:20} {shares[0][source][0]:.2f} {shares[1][source][1]:.2f}")
     rows = []
-    for (chip, stack, kind, own), band in bands(found, percentiles).items():
-        members = sum((chip, stack, kind, own) in views(error.group) for error in found)
+    for (chip, stack, kind, tables), band in bands(found, percentiles).items():
+        members = sum((chip, stack, kind, tables) in members_of(error.group) for error in found)
         names = [f'"{name}"' if name == "*" else name for name in (chip, stack)]
         values = f"unanchored: {round(band[0], 3)!r}, anchored: {round(band[1], 3)!r}"
         rows.append(
-            f"  - {{chip: {names[0]}, stack: {names[1]}, kind: {kind}, tables: {str(own).lower()}, "
+            f"  - {{chip: {names[0]}, stack: {names[1]}, kind: {kind}, tables: {tables}, "
             f"runs: {members}, {values}}}\n"
         )
     head = HEADER.format(

@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from planner.cost import tables
 from planner.cost.measured_chips import HOPPER, MEASURED, MeasuredChip
@@ -34,6 +35,9 @@ PATTERNS = (
     (r"^rtx-50|^rtx-3|^rtx-a|^a10g?-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
     (r"^v100|^t4-", "a100_sxm", False),
 )
+
+TablesOf = Literal["own", "same_maker", "other_maker"]
+"""Whose operators: the chip's own, a relative's of the same maker, or another maker's."""
 
 FALLBACK = "h100_sxm"
 """Stands in for accelerators without any measured relative (other vendors)."""
@@ -134,6 +138,13 @@ def _matching_table(chip: Chip) -> tuple[str, bool]:
 def has_own_tables(chip: Chip) -> bool:
     """Whether operators were measured on the chip itself."""
     return _matching_table(chip)[1]
+
+
+def tables_of(chip: Chip) -> TablesOf:
+    """Whose operators a chip is priced by. All tables are of NVIDIA's chips."""
+    if has_own_tables(chip):
+        return "own"
+    return "same_maker" if chip.vendor == "NVIDIA" else "other_maker"
 
 
 def _collectives(chip: Chip) -> tuple[str, float]:

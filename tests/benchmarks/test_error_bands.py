@@ -13,6 +13,7 @@ from benchmarks.error_bands import (
     COVERAGE,
     WIDER_RUNS,
     Error,
+    Group,
     bands,
     coverage,
     errors,
@@ -22,7 +23,7 @@ from benchmarks.error_bands import (
 )
 
 MEASURED = Path(__file__).parents[3] / "shared/measured/runs.jsonl"
-GROUP = ("h100-sxm-80gb", "megatron-core", "dense", True)
+GROUP: Group = ("h100-sxm-80gb", "megatron-core", "dense", "own")
 
 
 def runs(source: str, values: list[float]) -> list[Error]:
@@ -30,7 +31,7 @@ def runs(source: str, values: list[float]) -> list[Error]:
     return [Error(source, GROUP, (value, value)) for value in values]
 
 
-ELSEWHERE = ("a100-sxm-80gb", *GROUP[1:])
+ELSEWHERE: Group = ("a100-sxm-80gb", *GROUP[1:])
 
 
 def test_a_group_counts_by_its_own_runs() -> None:
@@ -43,6 +44,15 @@ def test_a_group_counts_by_its_own_runs() -> None:
 
     assert band(5) == 0.1  # little more than half of the weight lies at 30%
     assert band(400) == 0.3  # 400 / 480 and more
+
+
+def test_scaled_chips_of_other_makers_widen_the_bands_of_all_scaled_chips_but_not_the_other_way() -> None:
+    far = [Error("far", ("ascend-910b-64gb", "mindspeed", "dense", "other_maker"), (0.3, 0.3))] * 20
+    near = [Error("near", ("v100-sxm-16gb", "megatron-2022", "dense", "same_maker"), (0.1, 0.1))] * 20
+    found = bands(far + near, (60, 60))
+    assert found["*", "*", "dense", "same_maker"] == found["*", "*", "dense", "other_maker"] == (0.3, 0.3)
+    assert bands(far + near, (50, 50))["*", "*", "dense", "same_maker"] == (0.1, 0.1)
+    assert bands(far + near, (50, 50))["*", "*", "dense", "other_maker"] == (0.3, 0.3)
 
 
 def test_a_band_of_few_runs_is_steady() -> None:

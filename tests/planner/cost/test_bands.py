@@ -6,7 +6,7 @@ from importlib import resources
 
 import yaml
 
-from planner.cost.bands import error_band
+from planner.cost.bands import SCALED_BAND, error_band
 from planner.data.load import load_chip, load_model, load_stack
 from tests.planner.cost.problems import prices, problem
 
@@ -47,3 +47,13 @@ def test_the_widest_class_of_a_mixed_cluster_sets_the_band() -> None:
 
 def test_bands_are_fractions_and_rest_on_enough_runs() -> None:
     assert all(b["runs"] >= 5 and 0 < b["anchored"] < 1 and 0 < b["unanchored"] < 1 for b in BANDS)
+
+
+def test_chips_of_other_makers_are_trusted_no_more_than_their_own_runs() -> None:
+    software, model = load_stack("megatron-core"), load_model("llama3-8b")
+    (others,) = [b for b in BANDS if (b["chip"], b["stack"], b["tables"]) == ("*", "*", "other_maker")]
+    for chip in ("mi300x-192gb", "gaudi3-128gb", "tpu-v5p-95gb"):
+        assert error_band(load_chip(chip), software, model) == others["unanchored"]
+    # One run of experts on all of them together says nothing.
+    assert error_band(load_chip("mi300x-192gb"), software, load_model("mixtral-8x7b")) == SCALED_BAND
+    assert error_band(load_chip("v100-sxm-32gb"), software, model) < others["unanchored"] < SCALED_BAND
