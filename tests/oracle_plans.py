@@ -122,7 +122,8 @@ class _Row:
 def brute_force(problem: Problem) -> Best:
     """The least step time over all plans of target megatron-lm or megatron-bridge without virtual stages.
 
-    Leading layers of another kind all lie on the first stage, as in the search.
+    Beside predictions before the stage with the loss, leading layers of another kind all lie on the first
+    stage, as in the search.
     """
     found = brute_force_by_hosts(problem)
     best = min(found.values(), key=lambda of_hosts: of_hosts.step_s, default=Best())
@@ -140,6 +141,9 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
             best = found.setdefault(hosts_taken(problem, order, size), Best())
             options = row.of_order(order)
             _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
+            for runs in _runs_beyond(problem, prices, order):
+                cut = row.of_cut(order, runs)
+                _score_order(problem, prices, degrees, num_microbatches, size, order, best, cut)
             _score_apart(problem, prices, degrees, num_microbatches, size, order, best)
             assert sum(of_hosts.num_plans for of_hosts in found.values()) <= MAX_PLANS
     return found
@@ -147,23 +151,35 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
 
 def brute_force_by_cut(problem: Problem) -> Best:
     """The same for layers of several kinds in any order: every cut of every order for itself."""
-    best, layers = Best(), problem.model.num_layers
+    best = Best()
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
         row = _Row(problem, prices, num_microbatches)
         kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
-            first, last = ends_may_be_bare(problem, len(order))
-            for cuts in itertools.combinations_with_replacement(range(layers + 1), len(order) - 1):
-                counts = [e - a for a, e in itertools.pairwise((0, *cuts, layers))]
-                if min(counts[0] + first, counts[-1] + last, *counts[1:-1], 1) < 1:
-                    continue
-                runs = [kinds[a:e] for a, e in itertools.pairwise((0, *cuts, layers))]
+            for runs in _cuts(problem, kinds, len(order)):
                 options = row.of_cut(order, runs)
                 _score_order(problem, prices, degrees, num_microbatches, size, order, best, options)
             assert best.num_plans <= MAX_PLANS
     return best
+
+
+def _cuts(problem: Problem, kinds: tuple[int, ...], num_stages: int) -> Iterator[list[tuple[int, ...]]]:
+    """The layers of every stage, given by kind, for every cut."""
+    first, last = ends_may_be_bare(problem, num_stages)
+    for cuts in itertools.combinations_with_replacement(range(len(kinds) + 1), num_stages - 1):
+        counts = [e - a for a, e in itertools.pairwise((0, *cuts, len(kinds)))]
+        if min(counts[0] + first, counts[-1] + last, *counts[1:-1], 1) >= 1:
+            yield [kinds[a:e] for a, e in itertools.pairwise((0, *cuts, len(kinds)))]
+
+
+def _runs_beyond(problem: Problem, prices: Prices, order: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
+    """The same where leading layers of another kind go on beyond the first stage."""
+    kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
+    lead = kinds.count(0) if len(prices.kinds) > 1 else 0
+    if lead:
+        yield from (runs for runs in _cuts(problem, kinds, len(order)) if len(runs[0]) < lead)
 
 
 def degrees_of(problem: Problem) -> Iterator[tuple[Degrees, int]]:
