@@ -68,10 +68,10 @@ from formulations.layer_partition_data import (
     Cuts,
     LayerPartitionData,
     LayerPartitionResult,
-    least_bottleneck,
     objective_ms,
     stages_of,
 )
+from formulations.layer_partition_paths import least_through_ms
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
     PipelineTimes,
@@ -190,17 +190,13 @@ def add_exclude(
 
 
 def tighten_cutoff(model: pulp.LpProblem, data: LayerPartitionData, var: Variables, cutoff_ms: float) -> None:
-    """Cut: a stage so slow that m of its passes alone exceed what is still of use is not taken.
+    """Cut: a run of layers is not taken where every split with it exceeds what is still of use.
 
-    Row (window) with R, T and O at their least gives T + O >= m t[s] for every stage. All splits taken away
-    lie above the cutoff, of which a bound may then say no more.
+    What they exceed is proved in `layer_partition_paths`. All splits taken away lie above the cutoff, of
+    which a bound may then say no more.
     """
-    spare_ms = cutoff_ms - data.constant_ms
-    slow = [
-        w
-        for at, w in var.w.items()
-        if data.num_microbatches * float(data.forward_ms[at] + data.backward_ms[at]) > spare_ms
-    ]
+    least_ms = least_through_ms(data)
+    slow = [w for at, w in var.w.items() if least_ms[at] > cutoff_ms]
     model += pulp.lpSum(slow) <= 0, "tighten_cutoff"
 
 
@@ -234,10 +230,9 @@ def solve(
     tighten
         Which of the cuts that only strengthen to add.
     """
-    bottleneck_ms, _ = least_bottleneck(data)
-    if not np.isfinite(bottleneck_ms):
+    floor_ms = float(least_through_ms(data)[0].min())
+    if not np.isfinite(floor_ms):
         return LayerPartitionResult("infeasible", None, None, None)
-    floor_ms = data.num_microbatches * bottleneck_ms + data.constant_ms
     if cutoff_ms is not None and floor_ms >= cutoff_ms:
         return LayerPartitionResult("unknown", None, None, floor_ms)
     model, var = build(data)

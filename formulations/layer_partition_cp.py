@@ -63,6 +63,7 @@ from formulations.layer_partition_data import (
     objective_ms,
     stages_of,
 )
+from formulations.layer_partition_paths import least_through_ms
 from formulations.layer_partition_ticks import PartitionTicks, partition_ticks
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
@@ -196,13 +197,12 @@ def add_cutoff(
 
 
 def tighten_cutoff(model: Any, data: LayerPartitionData, var: Variables, cutoff_ms: float) -> None:
-    """Cut: a stage so slow that m of its passes alone exceed what is of use is not taken.
+    """Cut: a run of layers is not taken where every split with it exceeds what is of use.
 
-    Row (window) with R, T and O at their least gives T + O >= m t[s] for every stage.
+    What they exceed is proved in `layer_partition_paths`.
     """
-    spare_ms = cutoff_ms - data.constant_ms
-    both_ms = data.forward_ms + data.backward_ms
-    slow = [w for at, w in var.w.items() if data.num_microbatches * float(both_ms[at]) > spare_ms]
+    least_ms = least_through_ms(data)
+    slow = [w for at, w in var.w.items() if least_ms[at] > cutoff_ms]
     model.add(sum(slow) == 0).with_name("tighten_cutoff")
 
 
@@ -247,10 +247,9 @@ def solve(
     tighten
         Which of the cuts that only strengthen to add.
     """
-    bottleneck_ms, _ = least_bottleneck(data)
-    if not np.isfinite(bottleneck_ms):
+    floor_ms = float(least_through_ms(data)[0].min())
+    if not np.isfinite(floor_ms):
         return LayerPartitionResult("infeasible", None, None, None)
-    floor_ms = data.num_microbatches * bottleneck_ms + data.constant_ms
     if cutoff_ms is not None and floor_ms >= cutoff_ms:
         return LayerPartitionResult("unknown", None, None, floor_ms)
     ticks = partition_ticks(data)

@@ -23,6 +23,7 @@ from formulations.layer_partition_data import (
     least_bottleneck_of_orders,
     objective_ms,
 )
+from formulations.layer_partition_paths import least_through_ms
 from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
@@ -167,7 +168,7 @@ class PartitionOpener:
         return max(float(bounds[0]), int(m[0]) * slowest_s)
 
     def _order_bound_s(self, group: BoundedGroup, order: tuple[int, ...]) -> float:
-        """Bound of an order from its least bottleneck and its sends [s]; inf where nothing fits."""
+        """Bound of an order from its slowest stage, all stages and sends [s]; inf where nothing fits."""
         data = self.intervals.data(group.choice, order)
         bottleneck_ms, _ = least_bottleneck(data)
         if not np.isfinite(bottleneck_ms):
@@ -180,7 +181,7 @@ class PartitionOpener:
             np.array([bottleneck_ms * MS]),
             np.array([float(self.intervals.hops_s(group.choice, order).sum())]),
         )
-        return max(float(bounds[0]), (data.num_microbatches * bottleneck_ms + data.constant_ms) * MS)
+        return max(float(bounds[0]), float(least_through_ms(data)[0].min()) * MS)
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that an order takes, and the user lets it be."""

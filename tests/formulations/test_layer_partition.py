@@ -175,7 +175,8 @@ def test_a_cutoff_that_the_slowest_stage_alone_exceeds_ends_it_with_a_bound():
     assert floor_ms <= best
     for solver in ("highs", "cp_sat"):
         cut = solve(data, solver, cutoff_ms=floor_ms * 0.99)
-        assert cut.status == "unknown" and cut.cuts is None and cut.bound_ms == floor_ms
+        assert cut.status == "unknown" and cut.cuts is None and cut.bound_ms is not None
+        assert floor_ms <= cut.bound_ms <= best * (1 + 1e-9)
         between = solve(data, solver, cutoff_ms=best * 0.999)
         assert between.cuts is None or between.objective_ms == pytest.approx(best)
         assert between.bound_ms is not None and between.bound_ms <= best * (1 + 1e-6)
