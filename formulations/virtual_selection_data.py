@@ -182,6 +182,14 @@ def choices(
         yield VirtualChoice(dealt, tuple(one.kind for one in pick), tuple(one.layers for one in pick))
 
 
+def lists_all_choices(data: VirtualSelectionData, layers: Sequence[Sequence[int]]) -> bool:
+    """Whether `choices` leaves none out: stages may have more ways together than it tries."""
+    if 2**data.num_stages <= MAX_COMBINATIONS:  # a stage has two ways at most
+        return True
+    number = prod(len(recomputations(data, s, counts)) for s, counts in enumerate(layers))
+    return number <= MAX_COMBINATIONS
+
+
 @dataclass(frozen=True)
 class Pieces:
     """What choices make of a pipeline's work, for many of them at once."""

@@ -27,7 +27,7 @@ Shape = tuple[int, int, int]
 
 
 def brute_force_meshes(problem: Problem) -> Best:
-    """The least step time over all plans of target flagscale, for a model without experts."""
+    """The least step time over all plans of target flagscale whose ranks hold all experts."""
     best = Best()
     batch, length = problem.workload.global_batch_size, problem.workload.seq_length
     for together, split in itertools.product(range(1, batch + 1), (False, True)):
@@ -71,6 +71,8 @@ def _sequences(problem: Problem, shapes: list[Shape], split: bool) -> Iterator[t
             degrees = {tp for _, tp, _ in sequence}
             if (split and degrees == {1}) or (not split and len(degrees) > 1):
                 continue
+            if problem.model.moe is not None and not split and degrees != {1}:
+                continue  # experts with tensor parallelism need the split
             first, last = sequence[0], sequence[-1]
             if problem.model.tied_embeddings and (
                 first[1] != last[1]

@@ -12,6 +12,7 @@ from formulations.virtual_selection_data import (
     VirtualChoice,
     VirtualSelectionData,
     choices,
+    lists_all_choices,
     objective_ms,
     objectives_ms,
 )
@@ -139,6 +140,8 @@ class VirtualSolver:
             return False
         dealt = splits.reshape(len(splits), v, p).transpose(0, 2, 1) - more
         dealt = dealt[dealt[:, 0, 0] >= data.stage.lead[0]]
+        if not all(lists_all_choices(data, layers.tolist()) for layers in dealt):
+            return False
         found = [choice for layers in dealt for choice in choices(data, layers.tolist())]
         if not found:
             return True
@@ -185,6 +188,8 @@ class VirtualSolver:
             self.frontier.close_virtual(bound_s)
             return
         assert result.layers is not None
+        if not lists_all_choices(data, result.layers):
+            self.frontier.close_virtual(bound_s)  # excluded though not all of its recomputation was judged
         excluded = (*part.excluded, result.layers)
         self._push(
             bound_s,

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulations import virtual_selection
+from formulations import virtual_selection, virtual_selection_data
 from formulations.options import SolveOptions, SolverName
 from formulations.virtual_selection_data import (
     VirtualSelectionData,
     choices,
+    lists_all_choices,
     objectives_ms,
 )
 from formulations.virtual_selection_tables import fewest_layers
@@ -140,3 +141,16 @@ def test_leading_layers_close_no_choice(seed: int):
 @pytest.mark.slow
 def test_leading_layers_close_no_choice_on_more():
     assert sum(check_leading(seed) for seed in range(20, 80)) >= 20
+
+
+def test_it_is_known_where_recomputations_of_a_dealing_are_left_out(monkeypatch: pytest.MonkeyPatch):
+    some = 0
+    for seed in (0, 45, 49, 57):
+        data = small(seed)
+        numbers = [(layers, len(list(choices(data, layers)))) for layers in dealings(data)]
+        with monkeypatch.context() as patch:
+            patch.setattr(virtual_selection_data, "MAX_COMBINATIONS", 1)
+            assert all(lists_all_choices(data, layers) == (number <= 1) for layers, number in numbers)
+        some += sum(number > 1 for _, number in numbers)
+        assert all(lists_all_choices(data, layers) for layers, _ in numbers)
+    assert some == 9
