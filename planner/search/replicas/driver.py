@@ -142,7 +142,10 @@ class ReplicaSearch(MeshSearch):
     def _improve_mixes(self, mixes_s: float) -> float:
         """What no mix undercuts, by all that tells anything where they hold the bound [s]."""
         most_s = self.frontier.cutoff_s * BEYOND
-        if self.mixes is None or mixes_s > min(self.proven_s.values()) or mixes_s >= most_s:
+        # Without a plan there is no time that mixes could be shown not to undercut.
+        if self.mixes is None or most_s == np.inf:
+            return mixes_s
+        if mixes_s > min(self.proven_s.values()) or mixes_s >= most_s:
             return mixes_s
         self.share_up_s = 0.0
         if self.mix_opener and self.mixes.are_few and not self.mixes.columns:

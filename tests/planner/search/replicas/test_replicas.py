@@ -173,6 +173,25 @@ def test_where_no_chain_holds_the_model_there_is_no_mix_and_the_search_ends() ->
     assert search.opener is not None and search.opener.programs == 0
 
 
+def test_a_search_without_any_plan_ends_though_chips_in_fractions_would_do() -> None:
+    """It asked which time rooms and prices close where no plan tells one: it broke off, or never ended."""
+    problem = build_problem(
+        cluster="1x4 gb200-186gb",
+        model="aquila2-34b",
+        seq_length=4096,
+        global_batch_size=32,
+        target="unrestricted",
+        options=Options(forbid=("recompute=full", "stages=empty"), gap=0.1, max_virtual_stages=1),
+    )
+    classes = tuple(c.model_copy(update={"memory_gib": 16.0}) for c in problem.cluster.classes)
+    changed = {
+        "cluster": problem.cluster.model_copy(update={"classes": classes}),
+        "model": problem.model.model_copy(update={"num_layers": 3}),
+    }
+    result = api.plan(problem.model_copy(update=changed))
+    assert result.plan is None and result.termination == "no_solution_found"
+
+
 @pytest.mark.slow
 def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process, without, and with one that dies."""
