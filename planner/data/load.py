@@ -54,6 +54,9 @@ __all__ = [
     "resolve_problem",
 ]
 
+BESIDE_A_RESULT = ("baseline", "economy", "robustness", "split")
+"""What `hetplan plan --json` writes beside a result where it is asked for more than a plan."""
+
 
 def load_problem(path_or_name: Name) -> Problem:
     """Load a shipped problem by its name, or a problem file, and check it as a whole.
@@ -86,9 +89,12 @@ def load_plan(path: Name) -> Plan:
     text = os.fspath(path)
     values = read_file(Path(text), text)
     if isinstance(values, dict) and values.get("schema") == schema_line("result"):
-        result = validated(Result, checked_kind(values, "result", text), text)
-        if result.plan is None:
-            raise InstanceError(f"holds no plan: {result.reason or result.termination}", text)
+        own = {name: value for name, value in values.items() if name not in BESIDE_A_RESULT}
+        if "plan" in own and own["plan"] is None:
+            why = own.get("reason") or own.get("termination") or "none was found"
+            raise InstanceError(f"holds no plan: {why}", text)
+        result = validated(Result, checked_kind(own, "result", text), text)
+        assert result.plan is not None
         return result.plan
     return validated(Plan, checked_kind(values, "plan", text), text)
 

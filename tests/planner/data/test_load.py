@@ -256,6 +256,13 @@ def test_result_of_a_search_serves_as_a_plan(tmp_path):
     path.write_text(json.dumps({**result, "plan": None, "reason": "too large"}))
     with pytest.raises(InstanceError, match="holds no plan: too large"):
         load_plan(path)
+    # What `plan --json` says beside, asked for more than a plan, was once refused as unknown keys.
+    beside = {"baseline": {}, "robustness": {}, "split": {}, "economy": {"value": 1.0}}
+    path.write_text(json.dumps({**result, **beside}))
+    assert load_plan(path) == PLAN
+    path.write_text(json.dumps({"schema": "hetplan/result/v1", "plan": None, "economy": {}}))
+    with pytest.raises(InstanceError, match="holds no plan: none was found"):
+        load_plan(path)
 
 
 @pytest.mark.parametrize(
