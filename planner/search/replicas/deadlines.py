@@ -114,9 +114,14 @@ class Deadlines:
         return spans
 
     def _left(self, spans: list[Span], deadline_ms: float) -> list[Span]:
-        """What a deadline does not close of some spans, or has not come to once enough stay open."""
+        """What a deadline does not close of some spans, or has not come to once enough stay open.
+
+        Of numbers of replicas that run as many micro-batches one is enough: others tell much the same of
+        prices, as rows of four different numbers tell more than four of one.
+        """
         todo: list[Span] = list(spans)
         left: list[Span] = []
+        later: list[Span] = []
         while todo and len(left) < MOST_OPEN and not self.is_up():
             span = todo.pop()
             first, rest = self._next(span, deadline_ms)
@@ -128,9 +133,17 @@ class Deadlines:
                 todo.append(first)
             elif pieces is None:
                 left.append(first)
+                # Other replicas tell much the same: other numbers of micro-batches are looked at first.
+                later += [one for one in todo if self._are_alike(one, first)]
+                todo = [one for one in todo if not self._are_alike(one, first)]
             else:
                 todo += pieces
-        return todo + left
+        return later + todo + left
+
+    def _are_alike(self, one: Span, other: Span) -> bool:
+        """Whether two run as many micro-batches of one size, of the first one number alone."""
+        sizes = [self.chains.kinds[span.kind].microbatch_size for span in (one, other)]
+        return one.least_m == one.most_m == other.most_m and sizes[0] == sizes[1]
 
     def _next(self, span: Span, deadline_ms: float) -> tuple[Span | None, list[Span]]:
         """The numbers of a span that are looked at next, None where all are closed, and those after them."""

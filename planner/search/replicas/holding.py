@@ -13,6 +13,12 @@ T keeps
                   S + k (t + x) + r g <= T                                           (window)
     m <= q + 1    S - x - t + m t <= T                                               (work)
                   S + (m - 1) g <= T                                                 (window)
+                  core + o <= T                                                      (own)
+
+where core is what any of these has on the left of a first stage, without what lies before, and o what follows
+the end of the stage itself: from a stage on the others are a pipeline of their own, which those ahead only
+hold up, and after its last backward the stage reduces and updates what it holds. Of the first stage (own) is
+all of the rows. It is what keeps stages that hold many layers from a place behind one that holds few.
 
 f is the most that the forward may be of t, as far as half of it: for any shorter f the left sides of
 (partial) and (window) are no less, as max(0, x - q f) + max(0, x - q (t - f)) is convex in f and least in
@@ -226,7 +232,7 @@ class LeastWorth:
         item, layers = np.nonzero(np.isfinite(stages.times[:, 1:]))
         layers = layers + 1
         times = stages.times[item, layers]
-        after = stages.after[item, layers] if is_first else np.zeros(len(item))
+        after = stages.after[item, layers]
         pace = float((stages.most_forward[item, layers] / times).max(initial=0.0))
         hop, worth = self.chains.hops_ms(kind)[item], self.worth[item]
         listed = ChainStages(item, layers.astype(np.float64), times, hop, after, worth, min(pace, 0.5))

@@ -25,7 +25,7 @@ class ChainStages:
     hop: Floats
     """Send to one side, one way [ms]."""
     after: Floats
-    """What follows the first stage [ms]."""
+    """What follows the end of the stage itself [ms]."""
     worth: Floats
     pace: float
     """Most share of the forward in their time, no more than half."""
@@ -59,7 +59,7 @@ class SumBracket:
 
 
 def first_high(asked: SumBracket, choices: ChainStages, behind: int) -> Floats:
-    """Longest way down to the last stage with which a first stage keeps the rows."""
+    """Longest way down to the last stage with which a stage keeps the rows up to its own end (own)."""
     left_ms = asked.deadline_ms - choices.after
     longest, keeps = first_way_ms(asked.least_m, behind, left_ms, choices.passes_ms)
     high: Floats = np.where(keeps, longest, NEVER)
@@ -70,4 +70,4 @@ def inner_range(asked: SumBracket, choices: ChainStages, behind: int) -> tuple[F
     """Shortest and longest way down to the last stage with which an inner stage keeps the rows."""
     sums_ms, passes_ms = (asked.low, asked.low), choices.passes_ms
     shortest, longest, keeps = inner_ways_ms(asked.least_m, behind, sums_ms, asked.deadline_ms, passes_ms)
-    return shortest, np.where(keeps, longest, NEVER)
+    return shortest, np.where(keeps, np.minimum(longest, first_high(asked, choices, behind)), NEVER)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from planner.search.replicas.aims import APART, NEAR, PRICES, TRIES, Aims
 from planner.search.replicas.deadlines import MORE_HALVINGS, Deadlines
 from planner.search.replicas.holding import LeastWorth, _Line, _undominated
-from planner.search.replicas.holding_rows import SumBracket
+from planner.search.replicas.holding_rows import ChainStages, SumBracket, inner_range
+from planner.simulate.pipeline import stage_ends_s
+from planner.tolerances import BOUND_TOL
 from planner.units import MS
 from tests.planner.search.replicas.test_mixes import (
     all_pipelines,
@@ -236,3 +240,30 @@ def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:
 def test_choices_that_another_is_as_good_as_are_left_out() -> None:
     one, two = np.array([1.0, 1.0, 2.0, 1.0]), np.array([3.0, 3.0, 1.0, 4.0])
     assert _undominated(one, two).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_stage_of_a_step_keeps_the_rows_up_to_its_own_end_with_what_follows_it(seed: int) -> None:
+    """Random pipelines, event by event: what follows a stage once counted of the first one alone."""
+    random = np.random.default_rng(seed)
+    tighter = 0
+    for _ in range(300):
+        p, m = int(random.integers(2, 7)), int(random.integers(1, 14))
+        forward = random.uniform(0.2, 1.0, p)
+        backward = forward * random.uniform(1.0, 3.0, p)
+        hop = float(random.choice([0.0, 0.1, 0.5]))
+        after = random.uniform(0.0, float(random.choice([1.0, 20.0])), p)
+        ends = stage_ends_s(forward[None, :, None], backward[None, :, None], np.full((1, p), hop), m)[0]
+        deadline, times = float((ends + after).max()) * (1 + BOUND_TOL), forward + backward
+        total = float(times.sum()) + 2 * hop * (p - 1) + float(after[0])
+        for s in range(1, p):
+            behind = p - 1 - s
+            way = float(times[s + 1 :].sum()) + 2 * hop * behind
+            asked = SumBracket(0, m, deadline, total, total, 1.0, 1.0)
+            one = [np.array([value]) for value in (0, 1.0, times[s], hop, after[s], 1.0)]
+            stage = ChainStages(*one, pace=float(forward[s] / times[s]))
+            shortest, longest = inner_range(asked, stage, behind)
+            assert shortest[0] - 1e-9 <= way <= longest[0] + 1e-9
+            alone = replace(stage, after=np.zeros(1))
+            tighter += int(longest[0] < inner_range(asked, alone, behind)[1][0] - 1e-9)
+    assert tighter > 50
