@@ -99,23 +99,12 @@ def wait_rows(num_stages: int, num_microbatches: int, virtual_stages: int) -> li
     return rows
 
 
-def dealt_bound(both: Floats, send: Floats, num_microbatches: int, virtual_stages: int) -> Floats:
-    """The row (dealt), a bound on the end of stage 0 for any dealing of layers, [..., stage] -> [...].
-
-    Parameters
-    ----------
-    both
-        [..., stage] forward and backward of one micro-batch on all chunks of a stage.
-    send
-        [..., stage]; the last entry leads from the last stage to the first.
-    """
-    of_stage, of_send = dealt_factors(both.shape[-1], num_microbatches, virtual_stages)
-    bound: Floats = (of_stage * both).sum(axis=-1) + (of_send * send).sum(axis=-1)
-    return bound
-
-
 def dealt_factors(num_stages: int, num_microbatches: int, virtual_stages: int) -> tuple[Floats, Floats]:
-    """Factors of the times and of the sends of the stages in the row (dealt), [stage] each."""
+    """Factors of the times and of the sends of the stages in the row (dealt), [stage] each.
+
+    The time of a stage is that of one micro-batch on all its chunks, there and back; the last send leads from
+    the last stage to the first.
+    """
     behind = num_stages - 1 - np.arange(num_stages)
     of_stage = num_microbatches / num_stages + behind / (num_stages * virtual_stages)
     of_send = virtual_stages - 1 + 2 * behind / num_stages

@@ -15,14 +15,15 @@ Data       a[j,c]        chips           chips of class c that a copy of j takes
            S             sequences       sequences of a step
            G             most_pipelines  most copies in all, as all of them exchange their gradients
            E             latest_ms       D < E: mixes that are done later are of no use
-Variables  y[j]          0 .. U[j]       copies of j
-           x[j]          >= 0            micro-batches of all copies of j together
+Variables  y[j]   whole, 0 .. U[j]       copies of j
+           x[j]   whole, >= 0            micro-batches of all copies of j together
 Model      min  - sum_j b[j] x[j]
            s.t. sum_j a[j,c] y[j] <= N[c]           for all c     (chips)
                 x[j] <= M[j] y[j]                   for all j     (deadline)
                 sum_j b[j] x[j] <= S                              (batch)
                 sum_j y[j] <= G                                   (pipelines)
-           D is in reach if the optimum is -S: the batch is kept exactly.
+           D is in reach if the optimum is -S: the batch is kept exactly. A program is solved to its optimum,
+           whatever gap is asked for, as one that stops short of it would not tell.
 Size       2 |J| integers, |J| + |C| + 2 rows; about log2 of all times as many programs.
 Exact      for the templates given: their micro-batches are dealt evenly to the copies, and no copy gets more
            than ceil(x[j] / y[j]) <= M[j]. Where t bounds the referee's time of a pipeline from below,
@@ -36,7 +37,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pulp
 
@@ -143,6 +144,8 @@ def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
     A time limit holds for each program: one that it cuts counts as if no mix were done by then, so that the
     mix found runs the whole batch but need not be the first to do so.
     """
+
+    options = replace(options, gap=0.0)
 
     def within(deadline_ms: float) -> Counts | None:
         model, _ = build(data, deadline_ms)

@@ -3,8 +3,8 @@
 Sets       j in J                        templates
            c in C                        node classes
 Data       as in `replica_mix`; all of it is whole, so that nothing is rounded
-Variables  y[j]          0 .. U[j]       copies of j
-           x[j]          0 .. M[j] U[j]  micro-batches of all copies of j together
+Variables  y[j]   whole, 0 .. U[j]       copies of j
+           x[j]   whole, 0 .. M[j] U[j]  micro-batches of all copies of j together
 Model      max  sum_j b[j] x[j]
            s.t. sum_j a[j,c] y[j] <= N[c]           for all c     (chips)
                 x[j] <= M[j] y[j]                   for all j     (deadline)
@@ -18,6 +18,7 @@ Source     as `replica_mix`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from formulations import solvers
@@ -84,6 +85,8 @@ def add_pipelines(model: cp_model.CpModel, data: ReplicaMixData, y: list[Any]) -
 
 def solve(data: ReplicaMixData, options: SolveOptions) -> ReplicaMix | None:
     """The mix that is done first; None where no mix runs the whole batch before the latest time."""
+
+    options = replace(options, gap=0.0)
 
     def within(deadline_ms: float) -> Counts | None:
         model, (y, x) = build(data, deadline_ms)

@@ -11,7 +11,7 @@ import pytest
 
 from formulations.interleaved_detours import Detour, detour_rows
 from formulations.interleaved_paths import longest_paths, row_value, stage_ends
-from formulations.interleaved_rows import WaitRow, dealt_bound, hop_factors, wait_rows
+from formulations.interleaved_rows import WaitRow, dealt_factors, hop_factors, wait_rows
 from planner.simulate.pipeline import simulate, stage_ends_s
 
 REL = 1e-12
@@ -103,11 +103,17 @@ def detours(x: Pipeline) -> np.ndarray:
     return largest
 
 
+def dealt(x: Pipeline) -> np.ndarray:
+    """The row (dealt), [...]."""
+    of_stage, of_send = dealt_factors(x.both.shape[-1], x.m, x.forward.shape[-1])
+    row: np.ndarray = (of_stage * x.both).sum(axis=-1) + (of_send * x.send).sum(axis=-1)
+    return row
+
+
 def check(x: Pipeline) -> None:
     """No row exceeds the events of its pipeline."""
     most = x.ends[..., 0] * (1 + REL)
-    dealt = dealt_bound(x.both, x.send, x.m, x.forward.shape[-1])
-    for largest in (waits(x), hops(x), detours(x), dealt):
+    for largest in (waits(x), hops(x), detours(x), dealt(x)):
         assert largest.shape == most.shape
         assert (largest <= most).all(), x
 
@@ -196,7 +202,6 @@ def test_dealing_unevenly_never_undercuts_the_dealt_row() -> None:
     for first in range(1, 12):
         forward = np.array([[first, 12 - first]] * 2, dtype=float)
         x = Pipeline(forward, 2 * forward, np.zeros(2), 8)
-        bound = dealt_bound((3 * forward).sum(axis=1), x.send, 8, 2)
         values.append(float(x.ends[0]))
-        assert bound == pytest.approx(8 * 36 + 36 / 4, rel=REL)
+        assert dealt(x) == pytest.approx(8 * 36 + 36 / 4, rel=REL)
     assert min(values) == values[5] == pytest.approx(8 * 36 + 18)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pulp
@@ -48,6 +49,22 @@ def test_the_batch_is_kept_where_micro_batches_do_not_divide_it() -> None:
     assert found is not None and found.microbatches == (2, 1) and found.deadline_ms == 2
     alone = ReplicaMixData(data.templates[:1], (2,), 7)
     assert replica_mix.solve(alone, OPTIONS) is None
+
+
+@pytest.mark.parametrize("form", [replica_mix, replica_mix_cp])
+def test_a_wide_gap_puts_no_deadline_out_of_reach(form: ModuleType) -> None:
+    # A program that stops within the gap leaves sequences undone, which once said that none can do more.
+    rng = np.random.default_rng(7)
+    for _ in range(6):
+        templates = [
+            Template(
+                tuple(rng.integers(1, 3, 2).tolist()), int(rng.integers(1, 4)), affine(*rng.random(2), 40)
+            )
+            for _ in range(5)
+        ]
+        data = ReplicaMixData(tuple(templates), (9, 7), 60)
+        exact, wide = form.solve(data, OPTIONS), form.solve(data, SolveOptions(gap=0.4))
+        assert exact is not None and wide is not None and wide.deadline_ms == exact.deadline_ms
 
 
 def test_a_program_that_the_limit_cuts_counts_as_no_mix_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
