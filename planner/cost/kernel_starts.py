@@ -19,6 +19,7 @@ from planner.cost.launches import FUSED_ROUTER_SHARE, module_of
 from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
 from planner.cost.small_tensors import small_tensors
+from planner.cost.sorting import pads_apart
 from planner.data.chip import HALF_PRECISIONS, Precision
 from planner.data.model_spec import (
     TRANSFORMER_LAYERS,
@@ -68,6 +69,9 @@ SORTING, PLAIN_SORTING = (6.0, 3.0), (10.0, 5.0)
 
 SORTING_AGAIN = (4.0, 2.0)
 """Chunks of tokens sorted by local experts, and back: places and copy."""
+
+PADDING = (2.0, 2.0)
+"""Rows of all experts padded before narrow products, and cut behind them (`PADDING_BYTES` in sorting.py)."""
 
 SHARED = (2.0, 2.0)
 """Shared experts' activation, and their sum with the routed ones'."""
@@ -135,6 +139,9 @@ def _modules(
         for product in (x for x in products if x.has_weight and x.narrow):
             module = "experts" if product.grouped else module_of(product.name)
             own[module].append(_casts(product, precision, stack))
+        if "experts" in own:
+            apart = pads_apart(stack, sizes)
+            own["experts"].append((apart * PADDING[0], apart * PADDING[1]))
     return own
 
 

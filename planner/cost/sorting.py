@@ -27,11 +27,12 @@ PADDING_BYTES = 4 * HALF
 twice, and their gradients as well (quantization_padding of TEGroupedMLP, transformer/moe/experts.py)."""
 
 
-def _padding_bytes(stack: SoftwareStack, s: Sizes) -> Values:
-    """What kernels of their own move to pad narrow products' rows; HybridEP pads as it sorts them."""
+def pads_apart(stack: SoftwareStack, s: Sizes) -> Values:
+    """1 where kernels of their own pad narrow products' rows, else 0; HybridEP pads as it sorts them."""
+    if not stack.pads_narrow_experts:
+        return 0.0
     hybrid = stack.moe_dispatcher == "deduplicating" and stack.dispatcher_library == "hybridep"
-    padding = PADDING_BYTES if stack.pads_narrow_experts else 0.0
-    return where(s.ep * s.etp > 1, 0.0, padding) if hybrid else padding
+    return where(s.ep * s.etp > 1, 0.0, 1.0) if hybrid else 1.0
 
 
 def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool) -> Values:
@@ -49,6 +50,6 @@ def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool
     if stack.moe_dispatcher == "deduplicating":
         # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
         permute = where(parted, HALF * own * 2.0, permute)
-    padding = _padding_bytes(stack, s) if narrow else 0.0
+    padding = PADDING_BYTES * pads_apart(stack, s) if narrow else 0.0
     moved: Values = permute + received * (sorted_again + padding)
     return moved

@@ -81,7 +81,8 @@ class SoftwareStack(Data):
     than in one grouped kernel."""
     pads_narrow_experts: bool = False
     """With products in 8 bits or fewer: whether kernels of their own pad the rows of each expert, as where
-    the router does not (Megatron-LM without --moe-router-padding-for-quantization) and none is dropped."""
+    the router does not (Megatron-LM without --moe-router-padding-for-quantization) and none is dropped, or
+    Transformer Engine before 2.3 copies them whatever their number."""
     selective_modules: tuple[CheckpointedModule, ...] = ("core_attn",)
     """What selective recomputation computes again, unless a plan says otherwise: core attention,
     up-projections of latent attention, the experts' activation, norms, dense MLPs, all of a layer's experts

@@ -630,6 +630,17 @@ def test_every_module_that_a_recipe_recomputes_is_read(words: str, modules: tupl
     assert stack_of(run(software=software, notes=f"recipe X@v0.4.0, {words}")).selective_modules == modules
 
 
+@pytest.mark.parametrize(
+    ("release", "pads"), [("v24.11.1", False), ("v25.02", True), ("v25.05.05", True), ("v25.07", False)]
+)
+def test_rows_of_experts_are_copied_by_the_releases_that_pad_whatever_their_number(
+    release: str, pads: bool
+) -> None:
+    software = f"NeMo (dgxc-benchmarking {release})"
+    found = [stack_of(run(software=software, model__moe=moe)) for moe in (MOE, None)]
+    assert [stack.pads_narrow_experts for stack in found] == [pads, False]
+
+
 def test_exchanges_run_beside_products_whole_only_in_captured_iterations() -> None:
     software = "Megatron-Bridge / NeMo container 26.06"
     captured = stack_of(run(software=software, notes="moe_a2a_overlap=True, cuda_graph_impl=full_iteration"))
