@@ -26,13 +26,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formulations.interleaved_paths import Floats, schedule
 
-ENDS_AT_ONCE = 150_000
-"""Ends of pieces that are kept at once, 1.2 MB, so that they stay near the processor. A guess."""
+BYTES_AT_ONCE = 2_400_000
+"""Ends of pieces that are kept at once, so that they stay near the processor. A guess."""
 LEAST_AT_ONCE = 512
 """Windows that are looked at together, at least. A guess."""
+SINGLE = 2.0**-24
+"""Part by which a number in single precision is rounded at most."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,13 @@ class Passes:
     """From the chunk behind on `s` back to this one on `e`; of the last chunk from its forward there."""
     after: Floats
     """[choice] from the last backward of `s` to the end of stage 0."""
+
+    def only(self, some: NDArray[np.bool_]) -> Passes:
+        """Those of some choices."""
+        v, number = len(self.forward), len(some)
+        forward, backward = (np.broadcast_to(one, (v, number)) for one in (self.forward, self.backward))
+        after = np.broadcast_to(self.after, number)
+        return Passes(forward[:, some], backward[:, some], after[some])
 
     def with_sends(self, s: int, end: int, send: Floats) -> Passes:
         """With the sends on the way, [stage]; the last leads from the last stage to the first."""
@@ -159,8 +169,15 @@ def window_ends(
     sends: Sequence[Floats],
     outside: Passes,
     num_microbatches: int,
+    limit_ms: Floats | None = None,
 ) -> Floats:
     """The bound (window) for many choices of ways of the stages s, s+1 ... of so many, [choice].
+
+    With limits [choice] most are rounded, and each lies on the side of its limit where it belongs: single
+    precision comes first, in less than half of the time. A path has at most 2 m v + 2 (p - 1) pieces, as
+    `formulations.interleaved_paths` runs them in so many levels, each with an addition for itself and one for
+    its input, so that with n = 2 (2 m v + 2 p) + 2 roundings by at most a part u = 2^-24 an end is wrong by
+    less than 2 n u of it; those that lie as near their limit come again in full.
 
     Parameters
     ----------
@@ -169,29 +186,54 @@ def window_ends(
     sends
         [choice] the send behind each of them but the last.
     """
+    pieces, most = _pieces(num_stages, num_microbatches, stages[0].forward.shape[1], s, len(stages))
+    if limit_ms is None:
+        return _ends(pieces, most, stages, sends, outside, np.float64)
+    ends = _ends(pieces, most, stages, sends, outside, np.float32)
+    roundings = 2 * (2 * num_microbatches * stages[0].forward.shape[1] + 2 * num_stages) + 2
+    near = np.isfinite(ends)
+    near[near] = np.abs(ends - limit_ms)[near] <= 2 * roundings * SINGLE * np.maximum(ends, limit_ms)[near]
+    if near.any():
+        some = [Dealings(one.forward[near], one.backward[near]) for one in stages]
+        ends[near] = _ends(pieces, most, some, [send[near] for send in sends], outside.only(near), np.float64)
+    return ends
+
+
+def _ends(
+    pieces: tuple[_Piece, ...],
+    most: int,
+    stages: Sequence[Dealings],
+    sends: Sequence[Floats],
+    outside: Passes,
+    precision: type[np.floating],
+) -> Floats:
+    """Ends of all choices in a precision, some of them at once."""
     number, v = stages[0].forward.shape
-    pieces, most = _pieces(num_stages, num_microbatches, v, s, len(stages))
     delays = [np.broadcast_to(one, (v, number)) for one in (outside.forward, outside.backward)]
     found = np.empty(number)
-    at_once = max(ENDS_AT_ONCE // most, LEAST_AT_ONCE)
+    at_once = max(BYTES_AT_ONCE // (most * np.dtype(precision).itemsize), LEAST_AT_ONCE)
     for begin in range(0, number, at_once):
         some = slice(begin, begin + at_once)
         times = [
-            [np.ascontiguousarray(grid[some].T) for grid in (one.forward, one.backward)] for one in stages
+            [np.ascontiguousarray(grid[some].T, dtype=precision) for grid in (one.forward, one.backward)]
+            for one in stages
         ]
-        inputs = [np.ascontiguousarray(delay[some]) for one in delays for delay in one]
-        inputs += [np.ascontiguousarray(send[some]) for send in sends[::-1]]
+        inputs = [np.ascontiguousarray(delay[some], dtype=precision) for one in delays for delay in one]
+        inputs += [np.ascontiguousarray(send[some], dtype=precision) for send in sends[::-1]]
         found[some] = _last_end(pieces, most, times, inputs)
     ends: Floats = found + outside.after
     return ends
 
 
 def _last_end(
-    pieces: tuple[_Piece, ...], most: int, times: list[list[Floats]], delays: list[Floats]
-) -> Floats:
+    pieces: tuple[_Piece, ...],
+    most: int,
+    times: list[list[NDArray[np.floating]]],
+    delays: list[NDArray[np.floating]],
+) -> NDArray[np.floating]:
     """End of the last piece of each choice, from times [stage][backward][chunk, choice]."""
-    end = np.empty((most, times[0][0].shape[1]))
-    ready = np.empty(end.shape[1])
+    end = np.empty((most, times[0][0].shape[1]), dtype=delays[0].dtype)
+    ready = np.empty(end.shape[1], dtype=end.dtype)
     for piece in pieces:
         delay = delays[piece.delay]
         if piece.source >= 0:
@@ -201,5 +243,5 @@ def _last_end(
         if piece.before >= 0:
             np.maximum(end[piece.before], ready, out=ready)
         np.add(ready, times[piece.stage][piece.is_backward][piece.chunk], out=end[piece.place])
-    last: Floats = end[pieces[-1].place]
+    last: NDArray[np.floating] = end[pieces[-1].place]
     return last

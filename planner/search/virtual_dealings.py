@@ -14,7 +14,8 @@ are and the layers of the model. With g the numbers of stages of each class up t
 are the sums of layers of paths to it, and likewise those from which the rest of the pipeline leads to all
 layers: a window for which the two have none in common is in no plan, and is struck off; where none is left
 there is no plan. Windows grow a stage at a time, from single ways. Of what is left of the lists the least is
-more, with which wider ones are looked at.
+more, with which wider ones are looked at. Classes that are much alike may be one
+(`planner.search.virtual_ways.taken_together`): far fewer windows are left, which grow wider in the same time.
 
 Leaves out that stages outside a window take their least on other ways for each piece of work.
 """
@@ -99,6 +100,10 @@ class DealtPaths:
         """Pieces of work looked at."""
         self.width = 0
         """Stages of the windows that were looked at."""
+        self.holds = True
+        """What `hold` has said."""
+        self.is_too_much = False
+        """Whether it gave up on wider windows."""
         self.windows: list[Windows] = []
         """[first stage]"""
         self._of_stage = 2 * data.sample.stage.num_microbatches * data.sample.virtual_stages
@@ -123,15 +128,15 @@ class DealtPaths:
 
         Windows grow as long as no more has to be looked at than may be.
         """
+        self.holds = self._spare.fit
         if not (self.is_small and self._spare.fit):
-            return self._spare.fit
+            return self.holds
         try:
-            while self.width < self.num_stages:
-                if not (self._grow() and self._look_again()):
-                    return False
+            while self.holds and self.width < self.num_stages:
+                self.holds = self._grow() and self._look_again()
         except TooMuch:
-            pass
-        return True
+            self.is_too_much = True
+        return self.holds
 
     @property
     def fits(self) -> Bools:
@@ -279,9 +284,9 @@ class DealtPaths:
         hops = [data.hop_ms[here, there] for here, there in pairwise(classes)]
         layers = np.sum([one.layers for one in chosen], axis=0)
         outside = least.of_windows(s, classes.T, layers)
-        end = window_ends(s, self.num_stages, [one.pieces for one in chosen], hops, outside, m)
         tail = self._tails_ms[classes[0]] if s == 0 else self._least_tail_ms
         follow = np.max([one.follow_ms for one in chosen], axis=0)
-        step = end + tail + follow + data.sample.stage.constant_ms
-        below: Bools = step <= data.cutoff_ms * (1 + ROUNDING)
+        limit = data.cutoff_ms * (1 + ROUNDING) - data.sample.stage.constant_ms - follow - tail
+        pieces = [one.pieces for one in chosen]
+        below: Bools = window_ends(s, self.num_stages, pieces, hops, outside, m, limit) <= limit
         return below

@@ -7,9 +7,12 @@ chunks along the pipeline (`planner.search.virtual_dealings`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from formulations.virtual_classes_data import VirtualClassesData
+from formulations.virtual_classes_merged import Group, alike, merged
 from planner.cost.prices import Bools
 from planner.search.bound_data import BoundData
 from planner.search.openings import Opener
@@ -19,13 +22,16 @@ from planner.search.virtual_dealings import DealtPaths
 from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualPart
 from planner.search.virtual_orders import Combinations, PricedOrders, combinations
-from planner.search.virtual_ways import WayLists
+from planner.search.virtual_ways import WayLists, taken_together
 from planner.units import MS
 
 LISTS_S = 0.6
 """Time that ways of the stages of a part take to be listed, where there are thousands [s]: measured."""
 PIECES_OF_WORK = 25
 """Pieces of `DealtPaths` that take as long as a unit of `Solution.work`: measured."""
+MOST_RISE_OF_WAYS = 0.01
+"""Part by which the layers in a unit of time may rise where classes are taken together. A guess: the step by
+which a cutoff rises is half of it."""
 ORDERS_DEALT, MOST_PIECES_OF_ORDER = 6, 10_000_000_000
 """Orders that prices leave up to which each is looked at with whole layers of all chunks, and pieces of work
 of one of them: most take a hundredth. Guesses."""
@@ -101,30 +107,60 @@ class VirtualLister(VirtualDiver):
             fits = np.any([one.fits for _, one in left], axis=0)
             self._narrowed.setdefault(part_key(part), (data.cutoff_ms * MS, fits))
         if len(left) <= ORDERS_DEALT:
-            holding = (ms for ms, one in left if self._held(part, one, MOST_PIECES_OF_ORDER)[0])
+            holding = (ms for ms, one in left if self._may_hold(part, one))
             priced_ms = next(holding, data.cutoff_ms)
         return max(bound_s, priced_ms * MS)
 
+    def _may_hold(self, part: VirtualPart, data: VirtualClassesData) -> bool:
+        """Whether some way of one order may keep below the cutoff; never wrongly no."""
+        paths = self._held(part, data, MOST_PIECES_OF_ORDER)
+        return paths is None or paths.holds
+
     def _may_deal(self, part: VirtualPart, cutoff_s: float, most_pieces: int) -> bool:
-        """Whether some way to deal whole layers may keep below a cutoff; never wrongly no, yes when late."""
+        """Whether some way to deal whole layers may keep below a cutoff; never wrongly no, yes when late.
+
+        Where classes are many those that are much alike are one at first, which leaves far fewer windows.
+        """
         if self.clock.is_up_behind(LISTS_S):
             return True
         data = self._classes_data(part, cutoff_s)
         if not data.fits.any(axis=(0, 2)).all():
             return False
-        holds, fits = self._held(part, data, most_pieces)
-        if fits is not None:
-            self._narrowed.setdefault(part_key(part), (cutoff_s, fits))
-        return holds
+        groups = alike(data, MOST_RISE_OF_WAYS) if part.rises else []
+        for together in [groups, []] if groups else [groups]:
+            paths = self._held(part, data, most_pieces, together)
+            if paths is None:
+                return True
+            if not paths.holds:
+                return False
+            fits = paths.fits
+            for group in together:
+                fits[list(group)] = fits[group[0]] & data.fits[list(group)]
+            if paths.is_too_much:
+                break
+        self._narrowed.setdefault(part_key(part), (cutoff_s, fits))
+        return True
 
     def _held(
-        self, part: VirtualPart, data: VirtualClassesData, most_pieces: int
-    ) -> tuple[bool, Bools | None]:
-        """Whether ways of what is left of a part may keep below the cutoff, and the layers of those."""
+        self,
+        part: VirtualPart,
+        data: VirtualClassesData,
+        most_pieces: int,
+        together: Sequence[Group] = (),
+    ) -> DealtPaths | None:
+        """Ways of what is left of a part that may keep below the cutoff; None where they are too many.
+
+        Parameters
+        ----------
+        together
+            Classes that are taken for one.
+        """
         ways = None if data.sends_block else self._way_lists.of_part(part_key(part)[:3], data)
         if ways is None:
-            return True, None
+            return None
+        if together:
+            data, ways = merged(data, together), taken_together(ways, together)
         paths = DealtPaths(data, ways, most_pieces, lambda: self.clock.is_up)
-        holds = paths.hold()
+        paths.hold()
         self.work += paths.pieces // PIECES_OF_WORK
-        return holds, paths.fits if holds else None
+        return paths

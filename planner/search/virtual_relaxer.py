@@ -50,7 +50,7 @@ HALF_WAYS = 2
 """Times that a larger one goes half way up. A guess."""
 HALVINGS = 3
 """Cutoffs below the real one at which a part is looked at that the first look leaves open. A guess."""
-MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 250_000_000, 500_000_000, 4_000_000_000
+MOST_PIECES, MOST_PIECES_OF_MANY, MOST_PIECES_OF_STEP = 250_000_000, 500_000_000, 6_000_000_000
 """Pieces of work of one such look: about a second, twice as much where classes are many, whose programs take
 longer, and far more for the step by which the cutoff of such a program rises. A guess."""
 MOST_PATHS = 80
@@ -172,6 +172,9 @@ class VirtualRelaxer(VirtualLister):
         for one_s in (level_s, (bound_s + level_s) / 2):
             if not self._may_deal(part, one_s, MOST_PIECES_OF_STEP):
                 return one_s
+            level = self._levels.get(key, LEVEL) / 2
+            if level >= LEAST_LEVEL:
+                self._levels[key] = level
         self._undealt.add(key)
         return bound_s
 

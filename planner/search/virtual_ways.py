@@ -10,12 +10,15 @@ import numpy as np
 
 from formulations.interleaved_windows import Dealings
 from formulations.virtual_classes_data import VirtualClassesData
+from formulations.virtual_classes_merged import Group
 from formulations.virtual_selection_data import recomputations
 from formulations.virtual_selection_tables import fewest_layers
 from planner.cost.prices import Bools, Floats, Ints
 
 MOST_WAYS = 12_000
 """Ways of one stage beyond which none are listed. A guess."""
+MOST_COMPARED = 1_500
+"""Ways of a stage with as many layers beyond which they are not compared, as pairs take memory. A guess."""
 MOST_LISTS = 8
 """Parts whose ways are kept. A guess."""
 PartKey = tuple[int, int, int]
@@ -75,6 +78,39 @@ class Spare:
         """Layers of ways of a stage that are counted so."""
         found: Ints = self._start[s] + self._sign * counted
         return found
+
+
+def taken_together(ways: Sequence[Ways], groups: Sequence[Group]) -> list[Ways]:
+    """Ways with every class of a group called by the first of them, without those that cannot be needed.
+
+    Of two ways of one class with as many layers of which one is nowhere shorter the other is enough. Proof.
+    A plan with the longer one has become one with the other, which holds as many layers and stages of each
+    class, and by `formulations.interleaved_paths` ends no later.
+    """
+    classes = [int(one.of_class.max(initial=0)) for one in ways] + [c for group in groups for c in group]
+    first: Ints = np.arange(1 + max(classes))
+    for group in groups:
+        first[list(group)] = group[0]
+    renamed = [replace(one, of_class=first[one.of_class]) for one in ways]
+    return [one.only(~_is_longer(one)) for one in renamed]
+
+
+def _is_longer(one: Ways) -> Bools:
+    """Whether some other way of the same class and layers is nowhere longer, [way]; of equals all but one."""
+    times = np.concatenate([one.forward_ms, one.backward_ms, one.follow_ms[:, None]], axis=1)
+    longer: Bools = np.zeros(len(one), dtype=np.bool_)
+    for c, n in np.unique(np.stack([one.of_class, one.layers], axis=1), axis=0).tolist():
+        at = np.flatnonzero((one.of_class == c) & (one.layers == n))
+        if len(at) > MOST_COMPARED:
+            continue
+        no_longer: Bools = np.ones((len(at), len(at)), dtype=np.bool_)
+        """[way, other] whether the other is nowhere longer."""
+        for column in times[at].T:
+            no_longer &= column[None, :] <= column[:, None]
+        equal = no_longer & no_longer.T
+        no_longer &= ~equal | (np.arange(len(at))[None, :] < np.arange(len(at))[:, None])
+        longer[at] = no_longer.any(axis=1)
+    return longer
 
 
 def compositions(total: int, fewest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -76,7 +76,7 @@ def test_a_pair_sees_long_chunks_at_different_times() -> None:
 
 
 def test_many_windows_at_once_are_each_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("formulations.interleaved_windows.ENDS_AT_ONCE", 1)
+    monkeypatch.setattr("formulations.interleaved_windows.BYTES_AT_ONCE", 1)
     monkeypatch.setattr("formulations.interleaved_windows.LEAST_AT_ONCE", 3)
     rng = np.random.default_rng(33)
     times = [Dealings(1 + rng.random((7, 2)), 1 + rng.random((7, 2))) for _ in range(3)]
@@ -88,6 +88,23 @@ def test_many_windows_at_once_are_each_what_they_are_alone(monkeypatch: pytest.M
         alone = [Dealings(of.forward[[i]], of.backward[[i]]) for of in times]
         one = replace(each, forward=each.forward[:, [i]], after=each.after[[i]])
         assert window_ends(1, 4, alone, [send[[i]] for send in sends], one, 8)[0] == found[i]
+
+
+@pytest.mark.parametrize("beyond", [-1e-3, -1e-6, -1e-12, 0.0, 1e-12, 1e-6, 1e-3])
+def test_ends_in_single_precision_lie_on_their_side_of_a_limit(beyond: float) -> None:
+    """Rounded ends alone would lie on the other side of limits that are as near as a millionth."""
+    rng = np.random.default_rng(34)
+    times = [Dealings(1 + rng.random((400, 2)), 1 + rng.random((400, 2))) for _ in range(3)]
+    ones, sends = np.ones((4, 2)), list(rng.random((2, 400)))
+    outside = passes(1, 3, ones, ones, np.ones(4))
+    each = replace(outside, forward=outside.forward + rng.random(400), after=outside.after + rng.random(400))
+    exact = window_ends(1, 4, times, sends, each, 64)
+    limit = exact * (1 + beyond)
+    told = window_ends(1, 4, times, sends, each, 64, limit)
+    assert ((told <= limit) == (exact <= limit)).all()
+    assert np.abs(told / exact - 1).max() < 1e-4
+    is_far = abs(beyond) > 1e-4
+    assert (told == exact).all() != is_far, "only those near the limit come again in full"
 
 
 def test_a_window_of_three_sees_what_no_pair_does() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from formulations.virtual_classes_merged import alike, merged
 from formulations.virtual_selection_data import choices, objective_ms, recomputations
 from formulations.virtual_selection_tables import fewest_layers
 from planner.search import virtual_dealings
 from planner.search.virtual_dealings import DealtPaths
-from planner.search.virtual_ways import Spare, WayLists, compositions
+from planner.search.virtual_ways import Spare, WayLists, Ways, compositions, taken_together
 from tests.formulations.interleaved_instances import Part, random_part
 from tests.formulations.test_virtual_classes import best_of_order, dealings
 
@@ -31,13 +34,16 @@ def plans_of(part: Part) -> list[Plan]:
     return plans
 
 
-def paths(part: Part, limit_ms: float, lists: WayLists) -> DealtPaths | None:
+def paths(part: Part, limit_ms: float, lists: WayLists, most_rise: float = -1.0) -> DealtPaths | None:
+    """Paths of a part, where classes that rise the rate by no more than a part are one."""
     data = part.data(limit_ms)
     ways = lists.of_part((part.choice, part.num_stages, part.virtual_stages), data)
+    if ways is not None and (groups := alike(data, most_rise)):
+        data, ways = merged(data, groups), taken_together(ways, groups)
     return None if ways is None else DealtPaths(data, ways, MOST)
 
 
-def closed_above(part: Part) -> tuple[float, float] | None:
+def closed_above(part: Part, most_rise: float = -1.0) -> tuple[float, float] | None:
     """The best step of a part, and the largest limit that holds none, over it; None without plans."""
     values = [
         best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in part.orders()
@@ -47,7 +53,7 @@ def closed_above(part: Part) -> tuple[float, float] | None:
         return None
     lists, closed = WayLists(), 0.0
     for share in (3.0, 1.2, 1.0 + REL, 0.999, 0.99, 0.97, 0.9):
-        found = paths(part, best * share, lists)
+        found = paths(part, best * share, lists, most_rise)
         if found is not None and not found.hold():
             assert share < 1, (part, share)
             closed = max(closed, share)
@@ -65,6 +71,50 @@ def test_no_plan_of_three_hundred_parts_is_given_up() -> None:
     found = [one for seed in range(100, 400) if (one := closed_above(random_part(seed)))]
     assert len(found) > 60
     assert sum(closed >= 0.97 for _, closed in found) > len(found) / 2
+
+
+def check_together(seeds: range) -> tuple[int, int]:
+    """Parts of which limits are found out with classes as one, too, and ways that are spared."""
+    closed = spared = 0
+    for seed in seeds:
+        part = random_part(seed)
+        apart, together = closed_above(part), closed_above(part, np.inf)
+        if apart is None or together is None or not alike(part.data(1.2 * apart[0]), np.inf):
+            continue
+        assert together[1] <= apart[1], seed
+        closed += together[1] >= 0.9
+        two = [paths(part, 1.1 * apart[0], WayLists(), rise) for rise in (-1.0, np.inf)]
+        spared += sum(
+            sign * len(way) for sign, one in zip((1, -1), two, strict=True) if one for way in one.ways
+        )
+    return closed, spared
+
+
+def test_no_plan_is_given_up_where_classes_are_taken_together() -> None:
+    closed, spared = check_together(range(25))
+    assert closed > 0 and spared > 0
+
+
+@pytest.mark.slow
+def test_no_plan_of_three_hundred_parts_is_given_up_where_classes_are_taken_together() -> None:
+    closed, spared = check_together(range(100, 400))
+    assert closed > 10 and spared > 100
+
+
+def test_ways_that_are_nowhere_shorter_than_others_are_left_out() -> None:
+    """Of three ways one is shorter but once, one longer throughout, and the last holds other layers."""
+    forward = np.array([[2.0, 2.0], [1.0, 3.0], [2.0, 3.0], [9.0, 9.0], [2.0, 2.0]])
+    ways = Ways(
+        of_class=np.array([0, 1, 1, 1, 1]),
+        layers=np.array([4, 4, 4, 5, 4]),
+        forward_ms=forward,
+        backward_ms=forward,
+        follow_ms=np.ones(5),
+    )
+    assert taken_together([ways], [(0, 1)])[0].forward_ms.tolist() == forward[[0, 1, 3]].tolist()
+    assert len(taken_together([ways], [])[0]) == 4, "other classes are others"
+    slower = replace(ways, follow_ms=np.array([2.0, 1.0, 1.0, 1.0, 1.0]))
+    assert taken_together([slower], [(0, 1)])[0].follow_ms.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_what_is_left_of_the_layers_holds_the_best_plan_and_less_than_before() -> None:
