@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from formulations.virtual_selection_data import (
     recomputations,
 )
 from formulations.virtual_selection_tables import dealt_table, fewest_layers, step_by_layers
-from planner.search.virtual_capacity import most_layers
+from planner.search.virtual_capacity import VirtualLimits, most_layers
 from tests.formulations.interleaved_instances import Part, random_interleaved, random_part
 
 REL = 1e-9
@@ -89,6 +90,23 @@ def test_bounds_of_a_part_hold_for_every_order_and_dealing() -> None:
 @pytest.mark.slow
 def test_bounds_of_three_hundred_parts_hold() -> None:
     assert sum(check_part(random_part(seed)) for seed in range(100, 400)) > 80
+
+
+def with_counts_of_an_order(seed: int) -> Part | None:
+    """A part in which each class has the stages that it has in one of its orders; None without orders."""
+    part = random_part(seed)
+    if not (orders := part.orders()):
+        return None
+    order = orders[seed % len(orders)]
+    counts = tuple(order.count(c) for c in range(len(part.limits.most)))
+    return replace(part, limits=VirtualLimits(counts, counts, part.limits.prefix))
+
+
+@pytest.mark.parametrize("seeds", [range(14), pytest.param(range(100, 300), marks=pytest.mark.slow)])
+def test_bounds_of_parts_with_so_many_stages_of_each_class_hold(seeds: range) -> None:
+    found = [part for seed in seeds if (part := with_counts_of_an_order(seed)) is not None]
+    checked = [part for part in found if check_part(part)]
+    assert sum(min(part.limits.fewest) > 0 for part in checked) > len(seeds) / 8
 
 
 def test_paths_cut_off_dealings_that_cost_between_the_two_ends() -> None:
