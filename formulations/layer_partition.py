@@ -71,7 +71,7 @@ from formulations.layer_partition_data import (
     objective_ms,
     stages_of,
 )
-from formulations.layer_partition_paths import least_through_ms
+from formulations.layer_partition_paths import least_ms, least_through_ms
 from formulations.options import SolveOptions
 from formulations.pipeline_constraints import (
     PipelineTimes,
@@ -230,7 +230,7 @@ def solve(
     tighten
         Which of the cuts that only strengthen to add.
     """
-    floor_ms = float(least_through_ms(data)[0].min())
+    floor_ms = least_ms(data)
     if not np.isfinite(floor_ms):
         return LayerPartitionResult("infeasible", None, None, None)
     if cutoff_ms is not None and floor_ms >= cutoff_ms:

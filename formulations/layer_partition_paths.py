@@ -1,27 +1,40 @@
-"""The least that any split with a given run of layers on a stage takes, for all runs at once.
+"""The least that any split with a given run of layers takes, for all runs at once, and that of all orders.
 
-With tau the time of the slowest stage of a split, Sigma the sum over its stages and C that of the sends, no
-objective of `layer_partition` is less than each of these, with what follows at its least added:
+With tau the time of the slowest stage of a split, Sigma the sum over its stages, C that of the sends and rho
+the least share of the longer pass in a stage's time, no objective of `layer_partition` is less than each of
+these, with what follows at its least added:
 
-    (paced)   (m - p - 1) tau + 2 Sigma + 2 C        if m >= p + 1
-    (path)    Sigma + (m - 1) tau / 2 + 2 C
+    (paced)   (m - p - 1) tau + 2 Sigma + 2 C            if m >= p + 1
+    (late)    2 Sigma - sum_{s < p + 1 - m} t[s] + 2 C   if 2 <= m <= p
+    (path)    Sigma + (m - 1) rho tau + 2 C
     (window)  (floor((m - 1) / p) + 1) (Sigma + 2 C)
     (work)    m tau
 
-paced is proved in `stage_selection_cuts` (tighten_bottleneck), the others are rows of `pipeline_rows`, as in
-`planner.search.bounds`; of path, the longer pass of a stage is at least half of both.
+paced is proved in `stage_selection_cuts` (tighten_bottleneck), path, window and work as in
+`planner.search.bounds`. late is the row (partial, e = s) of `pipeline_rows` at s = p + 1 - m, the first
+stage with m >= q + 2: up + m t + (d - q f) + (d - q b), where m - q = 2, which is sum_{i<s} t[i] + 2 t[s] +
+2 sum_{i>s} t[i] and sends of at least 2 C.
 
-All of them rise with tau and Sigma, and splits with a smaller tau have a larger Sigma. So the values of tau
-are cut into pieces: a split whose tau lies within a piece has a tau of at least where the piece begins, and a
-Sigma of at least the shortest path through the cuts by runs no slower than where it ends. Through each run
-leads a shortest path of its own: one from the first cut to it, one from it to the last.
+All of them rise with tau and the sums, and splits with a smaller tau have larger sums. So the values of tau
+are cut into pieces: a split whose tau lies within a piece has a tau of at least where the piece begins, and
+sums of at least the shortest path through the cuts by runs no slower than where it ends. Through each run
+leads a shortest path of its own: one from the first cut to it, one from it to the last. Where the order of
+the classes is open, a path goes through the stages of each class used up as well.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from formulations.layer_partition_data import LayerPartitionData, least_bottleneck
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.layer_partition_data import (
+    LayerPartitionData,
+    least_bottleneck,
+    least_bottleneck_of_orders,
+)
 from formulations.pipeline_rows import Floats
 
 PIECES = 24
@@ -35,17 +48,110 @@ def least_through_ms(data: LayerPartitionData) -> Floats:
 
     inf where there is none. The least over the runs of any one stage bounds all splits.
     """
-    times = np.where(data.allowed(), data.forward_ms + data.backward_ms, np.inf)
+    allowed = data.allowed()
+    forward, backward = (np.where(allowed, of, np.inf) for of in (data.forward_ms, data.backward_ms))
+    times, least = forward + backward, np.full(allowed.shape, np.inf)
     begin, _ = least_bottleneck(data)
-    least = np.full(times.shape, np.inf)
     if not np.isfinite(begin):
         return least
-    for piece in range(PIECES + 1):
-        end = begin * (1 + STEP) if piece < PIECES else np.inf
+    rows = _Rows.of(data.num_microbatches, forward, backward, 2 * float(data.send_ms.sum()))
+    for first, end in zip(*_pieces(begin), strict=True):
         quick = np.where(times <= end, times, np.inf)
-        least = np.minimum(least, _rows(data, np.maximum(begin, quick), _sums(quick)))
-        begin = end
-    return least + _least_behind(data) + data.constant_ms
+        late = _sums(rows.weights[:, None, None] * quick)
+        least = np.minimum(least, rows.largest(np.maximum(first, quick), _sums(quick), late))
+    behind = least_behind_ms(allowed, data.reduction_ms, data.follow_ms)
+    return least + behind + data.constant_ms
+
+
+def least_ms(data: LayerPartitionData) -> float:
+    """The least of `least_through_ms` over the runs of a stage, in less time [ms]; inf where nothing fits."""
+    allowed = data.allowed()
+    forward, backward = (np.where(allowed, of, np.inf)[:, None] for of in (data.forward_ms, data.backward_ms))
+    sends_ms = 2 * float(data.send_ms.sum())
+    least = least_of_orders_ms(data.num_microbatches, forward, backward, [data.num_stages], sends_ms)
+    if not np.isfinite(least):
+        return least
+    return least + least_behind_ms(allowed, data.reduction_ms, data.follow_ms) + data.constant_ms
+
+
+def least_of_orders_ms(
+    num_microbatches: int,
+    forward_ms: Floats,
+    backward_ms: Floats,
+    counts: Sequence[int],
+    sends_ms: float = 0.0,
+) -> float:
+    """What every split of every order of the classes takes at least, without what follows [ms].
+
+    Parameters
+    ----------
+    forward_ms, backward_ms
+        [stage, class, first, end] of a run of layers, inf where it does not fit.
+    counts
+        Stages on each class.
+    sends_ms
+        What all sends take at least, there and back.
+    """
+    times = forward_ms + backward_ms
+    begin = least_bottleneck_of_orders(times, counts)
+    if not np.isfinite(begin):
+        return begin
+    rows = _Rows.of(num_microbatches, forward_ms, backward_ms, sends_ms)
+    first, end = _pieces(begin)
+    late = _sums_of_orders(rows.weights[:, None, None, None] * times, times, end, counts)
+    return float(rows.largest(first, _sums_of_orders(times, times, end, counts), late).min())
+
+
+def least_behind_ms(fits: NDArray[np.bool_], reduction_ms: Floats, follow_ms: Floats) -> float:
+    """The least reduction of a stage, and optimizer and gathering of the slowest at their least [ms].
+
+    Arrays [stage, ...] over what each stage may hold.
+    """
+    around = tuple(range(1, fits.ndim))
+    follow = np.where(fits, follow_ms, np.inf).min(axis=around).max()
+    return float(np.where(fits, reduction_ms, np.inf).min() + follow)
+
+
+def _pieces(begin: float) -> tuple[Floats, Floats]:
+    """Where pieces begin and end [ms]."""
+    begins: Floats = begin * np.cumprod(np.append(1.0, np.full(PIECES, 1 + STEP)))
+    return begins, np.append(begins[1:], np.array([np.inf]))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the rows need beside tau and the sums."""
+
+    num_microbatches: int
+    num_stages: int
+    sends_ms: float
+    longer_share: float
+
+    @classmethod
+    def of(cls, num_microbatches: int, forward_ms: Floats, backward_ms: Floats, sends_ms: float) -> _Rows:
+        """Of arrays [stage, ...], inf where runs do not fit."""
+        both = forward_ms + backward_ms
+        counts = np.isfinite(both) & (both > 0)
+        share = np.maximum(forward_ms[counts], backward_ms[counts]) / both[counts]
+        return cls(num_microbatches, len(both), sends_ms, float(share.min(initial=1.0)))
+
+    @property
+    def weights(self) -> Floats:
+        """How often a stage counts in (late), [stage]."""
+        return np.where(np.arange(self.num_stages) < self.num_stages + 1 - self.num_microbatches, 1.0, 2.0)
+
+    def largest(self, tau: Floats, total: Floats, late: Floats) -> Floats:
+        """The largest of the rows; inf where there is no sum."""
+        m, p, exists = self.num_microbatches, self.num_stages, np.isfinite(total)
+        tau, sends = np.where(exists, tau, 0.0), self.sends_ms
+        rows = np.maximum(m * tau, total + (m - 1) * self.longer_share * tau + sends)
+        rows = np.maximum(rows, ((m - 1) // p + 1) * (total + sends))
+        if m >= p + 1:
+            rows = np.maximum(rows, (m - p - 1) * tau + 2 * total + sends)
+        elif m >= 2:
+            rows = np.maximum(rows, late + sends)
+        found: Floats = np.where(exists, rows, np.inf)
+        return found
 
 
 def _sums(times: Floats) -> Floats:
@@ -61,22 +167,18 @@ def _sums(times: Floats) -> Floats:
     return sums
 
 
-def _rows(data: LayerPartitionData, tau: Floats, total: Floats) -> Floats:
-    """The largest of the four rows; inf where `total` is."""
-    m, p, sends = data.num_microbatches, data.num_stages, 2 * float(data.send_ms.sum())
-    exists = np.isfinite(total)
-    reached = np.where(exists, tau, 0.0)
-    rows = np.maximum(m * reached, total + (m - 1) * reached / 2 + sends)
-    rows = np.maximum(rows, ((m - 1) // p + 1) * (total + sends))
-    if m >= p + 1:
-        rows = np.maximum(rows, (m - p - 1) * reached + 2 * total + sends)
-    found: Floats = np.where(exists, rows, np.inf)
-    return found
-
-
-def _least_behind(data: LayerPartitionData) -> float:
-    """Reduction of some stage, optimizer and gathering of the slowest, each at its least [ms]."""
-    allowed = data.allowed()
-    reduction = np.where(allowed, data.reduction_ms, np.inf).min()
-    follow = np.where(allowed, data.follow_ms, np.inf).min(axis=(1, 2)).max()
-    return float(reduction + follow)
+def _sums_of_orders(weighted: Floats, times: Floats, ends: Floats, counts: Sequence[int]) -> Floats:
+    """Shortest way through the cuts over all orders by runs no slower than where a piece ends, [piece]."""
+    start = np.where(np.arange(times.shape[2]) == 0, 0.0, np.inf)
+    least = {(0,) * len(counts): np.tile(start, (len(ends), 1))}
+    for of_stage, own in zip(weighted, times, strict=True):
+        quick = np.where(own[None] <= ends[:, None, None, None], of_stage[None], np.inf)
+        ahead: dict[tuple[int, ...], Floats] = {}
+        for used, so_far in least.items():
+            for c in np.flatnonzero(np.array(used) < np.array(counts)):
+                total = (so_far[:, :, None] + quick[:, c]).min(axis=1)
+                then = (*used[:c], used[c] + 1, *used[c + 1 :])
+                ahead[then] = np.minimum(ahead[then], total) if then in ahead else total
+        least = ahead
+    (last,) = least.values()
+    return last[:, -1]

@@ -44,6 +44,8 @@ class BoundedGroup:
 
     choice: int
     counts: tuple[int, ...]
+    first: tuple[int, ...] = ()
+    """Classes of its first stages, where they are given."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ count layers of one kind; groups and orders are bounded by their times alone, so
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,24 +21,22 @@ from formulations.layer_partition_data import (
     Cuts,
     LayerPartitionData,
     least_bottleneck,
-    least_bottleneck_of_orders,
     objective_ms,
 )
-from formulations.layer_partition_paths import least_through_ms
+from formulations.layer_partition_paths import least_ms
 from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed
-from planner.search.bound_data import BoundData, bound_data
+from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
 from planner.search.degrees import DegreeTable
-from planner.search.empty import most_without_layers
 from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Order, Pair, Program
-from planner.search.kinds import LayerKinds
 from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.partition_bounds import is_bounded_whole, orders_bound_s
 from planner.search.referee import Referee
 from planner.search.space import Groups, list_groups
 from planner.search.state import Clock, Frontier
@@ -46,8 +45,8 @@ from planner.units import MS
 
 MAX_GROUPS = 100_000
 """Groups of a pair up to which they are listed."""
-MAX_STATES = 1_000
-"""Ways to have used up stages of a group by class up to which all its orders are bounded at once."""
+FEW_ORDERS = 40
+"""Orders that are listed one by one where more are bounded at once."""
 MAX_MOVES = 40
 """Moves of one cut after which a first split is good enough."""
 NO_SPLIT = (
@@ -55,33 +54,6 @@ NO_SPLIT = (
     "memory, or lower the memory reserve"
 )
 """Why there is no plan."""
-
-
-def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
-    """What `bounds` needs, every layer counted in lightest layers.
-
-    A lightest layer takes on each class what the lightest kind takes there. A layer of kind k counts as
-    the least, over the classes, of its time over that: at least one, so that a stage holds at least one,
-    and takes at least its count times the lightest layer's time.
-    """
-    times = prices.layer_forward_s.sum(axis=-1) + prices.layer_backward_s.sum(axis=-1)
-    lightest = times.min(axis=1)
-    share = (times / lightest[:, None, :]).min(axis=2)
-    kinds = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
-    plain = bound_data(
-        problem.model.num_layers,
-        LayerKinds(0, 0, 0),
-        prices,
-        sends_block=not problem.stack.p2p_overlap,
-        num_empty=most_without_layers(problem),
-    )
-    return replace(
-        plain,
-        num_layers=share[:, kinds].sum(axis=1),
-        slack_layers=np.zeros(len(share)),
-        layer_s=lightest,
-        optimizer_s=(prices.layer_optimizer_s / share[:, :, None]).min(axis=1),
-    )
 
 
 class PartitionOpener:
@@ -134,38 +106,38 @@ class PartitionOpener:
         return list_groups(self.table, self.bounds, pair.choice, pair.stages, bound_s)
 
     def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
-        """One part for each order of the classes, with its own bottleneck in the bound."""
-        bound_s = max(bound_s, self._slowest_bound_s(group))
+        """One part for each order of the classes, bounded by itself, or for each class of the next stage."""
+        bound_s = max(bound_s, orders_bound_s(self.intervals, group))
         if bound_s >= self.frontier.cutoff_s:
             self.frontier.push(bound_s, group)
             return
-        whole = count_orders(group.counts) <= MAX_ORDERS
-        if not whole:
+        left = np.array(group.counts) - np.bincount(group.first, minlength=len(group.counts))
+        is_whole = is_bounded_whole(group, self.problem.model.num_layers)
+        few = count_orders(left.tolist()) <= (FEW_ORDERS if is_whole else MAX_ORDERS)
+        if few or self.problem.options.keep_class_order:
+            self._push_orders(bound_s, group, all_orders(left.tolist()))
+        elif is_whole:
+            for order in [] if group.first else block_orders(group.counts):
+                if self.is_allowed(group.choice, order) and not self.clock.is_up:
+                    self.try_order(group.choice, order)
+            for c in np.flatnonzero(left):
+                self.frontier.push(bound_s, replace(group, first=(*group.first, int(c))))
+        else:
             self.frontier.close(bound_s)
-        for order in all_orders(group.counts) if whole else block_orders(group.counts):
+            self._push_orders(bound_s, group, block_orders(group.counts))
+
+    def _push_orders(self, bound_s: float, group: BoundedGroup, rests: Iterable[tuple[int, ...]]) -> None:
+        """One part for each order that begins as a group does and goes on in one of these ways."""
+        if self.problem.options.keep_class_order:
+            rests = [tuple(sorted(c for c, count in enumerate(group.counts) for _ in range(count)))]
+        for rest in rests:
             if self.clock.is_up:
                 self.frontier.close(bound_s)
                 return
+            order = (*group.first, *rest)
             if self.is_allowed(group.choice, order):
                 order_s = self._order_bound_s(group, order)
                 self.frontier.push(max(bound_s, order_s), Order(group.choice, order))
-
-    def _slowest_bound_s(self, group: BoundedGroup) -> float:
-        """Bound of a group from the least bottleneck of all its orders [s]; inf where nothing fits."""
-        if np.prod(np.array(group.counts) + 1.0) > MAX_STATES:
-            return 0.0
-        stages, used = sum(group.counts), np.flatnonzero(group.counts)
-        times = np.full((stages, len(group.counts), *(self.problem.model.num_layers + 1,) * 2), np.inf)
-        for s in range(stages):
-            for c in used:
-                table = self.intervals.of_stage(group.choice, [int(c)] * stages, s)
-                times[s, c] = table.forward_ms + table.backward_ms
-        slowest_s = least_bottleneck_of_orders(times, group.counts) * MS
-        if np.isinf(slowest_s):
-            return slowest_s
-        rows, m = np.array([group.choice]), self.table.num_microbatches[[group.choice]]
-        bounds = group_bounds(self.bounds, rows, m, np.array([group.counts]), np.array([slowest_s]))
-        return max(float(bounds[0]), int(m[0]) * slowest_s)
 
     def _order_bound_s(self, group: BoundedGroup, order: tuple[int, ...]) -> float:
         """Bound of an order from its slowest stage, all stages and sends [s]; inf where nothing fits."""
@@ -181,7 +153,7 @@ class PartitionOpener:
             np.array([bottleneck_ms * MS]),
             np.array([float(self.intervals.hops_s(group.choice, order).sum())]),
         )
-        return max(float(bounds[0]), float(least_through_ms(data)[0].min()) * MS)
+        return max(float(bounds[0]), least_ms(data) * MS)
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that an order takes, and the user lets it be."""

@@ -8,12 +8,13 @@ import pytest
 from formulations.layer_partition_data import objective_ms
 from planner.cost.pricing import price
 from planner.data.problem import Problem
-from planner.search import driver
+from planner.search import driver, partition
 from planner.search.bounds import group_bounds
 from planner.search.degrees import list_degrees
 from planner.search.intervals import Intervals
+from planner.search.items import BoundedGroup
 from planner.search.kinds import layer_kinds
-from planner.search.partition import partition_bound_data
+from planner.search.partition_bounds import orders_bound_s, partition_bound_data
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
 from tests.oracle_plans import brute_force_by_cut
@@ -61,6 +62,14 @@ def test_interleaved_experts_are_planned_as_well_as_by_brute_force_on_more(seed:
     check(seed)
 
 
+@pytest.mark.parametrize("seed", [4, *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 22))])
+def test_it_is_the_same_where_orders_are_bounded_by_their_first_classes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "FEW_ORDERS", 1)
+    check(seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 20))
 def test_no_split_is_bounded_above_its_objective(seed: int):
@@ -82,3 +91,6 @@ def test_no_split_is_bounded_above_its_objective(seed: int):
             )[0]
             values = [objective_ms(data, (cut,)) * MS for cut in range(1, layers)]
             assert bound_s <= min(values) * (1 + 1e-9)
+            groups = [BoundedGroup(choice, tuple(counts)), BoundedGroup(choice, tuple(counts), order[:1])]
+            for group in groups:
+                assert orders_bound_s(intervals, group) <= min(values) * (1 + 1e-9)
