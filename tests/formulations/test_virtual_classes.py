@@ -12,6 +12,7 @@ import pytest
 from formulations import virtual_classes
 from formulations.interleaved_paths import PathRow
 from formulations.options import SolveOptions
+from formulations.virtual_classes_data import most_saved
 from formulations.virtual_selection_data import (
     VirtualSelectionData,
     choices,
@@ -21,6 +22,7 @@ from formulations.virtual_selection_data import (
 from formulations.virtual_selection_tables import dealt_table, fewest_layers, step_by_layers
 from planner.search.virtual_capacity import VirtualLimits, most_layers
 from tests.formulations.interleaved_instances import Part, random_interleaved, random_part
+from tests.formulations.test_virtual_selection import awkward
 
 REL = 1e-9
 
@@ -57,6 +59,35 @@ def check_table(data: VirtualSelectionData) -> int:
 
 def test_no_dealing_recomputes_less_than_the_table() -> None:
     assert sum(check_table(random_interleaved(seed)) for seed in range(20)) > 100
+
+
+def test_recomputation_saves_no_more_in_its_time_than_the_rate_says() -> None:
+    """Of every stage, dealing and moment, by either kind of recomputation; equal to it somewhere."""
+    shares = []
+    for seed, room in itertools.product(range(100, 124), (1.0, 0.8, 0.6)):
+        data = awkward(seed)
+        kinds = ("full",) if seed % 4 else data.kinds
+        data = replace(data, limit_gib=room * data.limit_gib, kinds=kinds)
+        kept, some, whole = data.lead_kept_gib
+        for s, fewest in enumerate(fewest_layers(data)):
+            lead = int(data.stage.lead[s])
+            main = float(data.kept_gib[s] - data.kept_full_gib[s])
+            part = float(data.kept_gib[s] - data.kept_selective_gib[s])
+            for counts in dealings(int(fewest.sum()) + 1, fewest):
+                n = np.array(counts, dtype=np.float64)
+                for way, held in itertools.product(recomputations(data, s, counts), data.moments[s]):
+                    if way.kind == "none":
+                        continue
+                    full, first = way.kind == "full", min(way.layers, lead)
+                    layers = way.layers * (n > 0) if full else n
+                    saved = (main if full else part) * float(layers @ held)
+                    saved += held[0] * (
+                        first * (kept - whole - main) if full else lead * (kept - some - part)
+                    )
+                    most = most_saved(data, s, held) * sum(way.extra_ms)
+                    assert saved <= most * (1 + 1e-9) + 1e-12
+                    shares.append(saved / most if most else 1.0)
+    assert len(shares) > 40 and max(shares) > 0.99
 
 
 def check_part(part: Part) -> bool:
