@@ -190,11 +190,12 @@ def add_exclude(
 
 
 def tighten_cutoff(model: pulp.LpProblem, data: LayerPartitionData, var: Variables, cutoff_ms: float) -> None:
-    """Cut: a run of layers is not taken where every split with it exceeds what is still of use.
+    """Cut: nothing above what is still of use, nor a run of layers with which every split is.
 
-    What they exceed is proved in `layer_partition_paths`. All splits taken away lie above the cutoff, of
-    which a bound may then say no more.
+    What such splits exceed is proved in `layer_partition_paths`. All splits taken away lie above the cutoff,
+    of which a bound may then say no more.
     """
+    model += var.times.end + var.follow <= cutoff_ms - data.constant_ms, "tighten_cutoff_objective"
     least_ms = least_through_ms(data)
     slow = [w for at, w in var.w.items() if least_ms[at] > cutoff_ms]
     model += pulp.lpSum(slow) <= 0, "tighten_cutoff"
