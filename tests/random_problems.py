@@ -126,6 +126,25 @@ def with_unlike_adapters(problem: Problem) -> Problem:
     )
 
 
+def with_two_racks(problem: Problem, seed: int) -> Problem:
+    """The same where the second class are more or fewer of the nodes of the first, in another rack."""
+    rng = np.random.default_rng([seed, 2])
+    first, second, *others = problem.cluster.classes
+    counts = rng.integers(1, 4 if first.chips_per_node == 1 else 3, size=2).tolist()
+    racks = [
+        first.model_copy(update={"name": name, "num_nodes": count, "pace_chips": 8})
+        for name, count in zip((first.name, second.name), counts, strict=True)
+    ]
+    links = []
+    if others:
+        links = [
+            Link(between=(rack.name, others[0].name), gbit_per_s=20.0, latency_us=30.0) for rack in racks
+        ]
+    classes = [*racks, *others] if seed % 2 else [racks[0], *others, racks[1]]
+    cluster = problem.cluster.model_copy(update={"classes": tuple(classes), "links": tuple(links)})
+    return problem.model_copy(update={"cluster": cluster})
+
+
 def random_interleaved_problem(seed: int, *, most_virtual: int = 3, experts: bool = False) -> Problem:
     """The same where virtual stages are free: 4 to 8 layers, a batch that often divides by the stages."""
     problem = random_problem(seed, experts=experts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from formulations.stage_selection_data import StageChoice
 from formulations.virtual_selection_data import VirtualChoice
 from planner.data.plan import Plan, Recompute, Stage
@@ -47,6 +49,15 @@ def hosts_of_stages(
     return hosts
 
 
+def own_classes(table: DegreeTable, choice: int, class_of_stage: Sequence[int]) -> Sequence[int]:
+    """The class of every stage, where an order has those of the same nodes counted as one."""
+    if table.own_stages is None or (table.max_stages[choice] == table.own_stages[choice]).all():
+        return class_of_stage
+    left = np.minimum(table.own_stages[choice], len(class_of_stage)).tolist()
+    dealt = {group[0]: iter([c for c in group for _ in range(left[c])]) for group in table.same_nodes}
+    return tuple(next(dealt[c]) if c in dealt else c for c in class_of_stage)
+
+
 def assemble_plan(
     problem: Problem,
     table: DegreeTable,
@@ -57,6 +68,7 @@ def assemble_plan(
     """The plan of one row of degrees, one order of classes and one answer of `stage_selection`."""
     degrees = table.degrees
     tp, dp = int(degrees.tensor_parallel[choice]), int(degrees.data_parallel[choice])
+    class_of_stage = own_classes(table, choice, class_of_stage)
     hosts = hosts_of_stages(problem, class_of_stage, int(table.stage_size[choice]))
     stages = []
     first = 0

@@ -68,6 +68,10 @@ class DegreeTable:
     num_plain: int | None = None
     """Rows of plans whose last stage holds all predictions of further tokens; behind them stand the same rows
     with predictions on the stage before (`planner.search.apart`). None where all rows are such."""
+    own_stages: NDArray[np.int64] | None = None
+    """[choice, node_class] `max_stages` where `planner.search.same_nodes` counts no classes as one."""
+    same_nodes: tuple[tuple[int, ...], ...] = ()
+    """Sets of node classes that it counts as one, under the first of each."""
 
     def __len__(self) -> int:
         return len(self.num_microbatches)
@@ -96,6 +100,8 @@ class DegreeTable:
             self.max_stages[rows],
             self.ranks[rows],
             self.busy,
+            own_stages=None if self.own_stages is None else self.own_stages[rows],
+            same_nodes=self.same_nodes,
         )
 
 

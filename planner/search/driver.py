@@ -36,6 +36,7 @@ from planner.search.others import OtherOpener, other_openers
 from planner.search.partition import NO_SPLIT, PartitionOpener
 from planner.search.progress import Progress
 from planner.search.referee import Referee
+from planner.search.same_nodes import counted_as_one
 from planner.search.space import list_pairs
 from planner.search.state import Clock, Frontier, Incumbent, Reporter, is_proven
 from planner.search.virtual import FIRST_PAIRS, VirtualOpener
@@ -158,6 +159,7 @@ class Search:
             self.table, prices, referee = spread(self.problem, self.table, prices)
         self.plain = self.table, prices
         self.table, prices = with_predictions_apart(self.problem, *self.plain)
+        self.table = counted_as_one(self.problem, self.table, prices)
         kinds, self.bounds = layer_kinds(self.problem.model), bounds_of(self.problem, self.table, prices)
         if kinds is not None:
             self.frontier.floors.begin(self.problem, *self.plain)

@@ -11,7 +11,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import SolverError
-from planner.search.assemble import assemble_plan, hosts_needed
+from planner.search.assemble import assemble_plan, hosts_needed, own_classes
 from planner.search.degrees import DegreeTable
 from planner.search.local import improve_layers, repaired_layers
 from planner.search.referee import Referee
@@ -47,9 +47,9 @@ class Judge:
         if not set(self.table.busy) <= set(order):
             return False
         classes = self.problem.cluster.classes
-        needed = hosts_needed(
-            order, int(self.table.stage_size[choice]), [node_class.chips_per_node for node_class in classes]
-        )
+        per_node = [node_class.chips_per_node for node_class in classes]
+        own = own_classes(self.table, choice, order)
+        needed = hosts_needed(own, int(self.table.stage_size[choice]), per_node)
         return all(count <= classes[c].num_nodes for c, count in needed.items())
 
     def try_order(self, choice: int, order: tuple[int, ...], start: tuple[int, ...] | None = None) -> bool:

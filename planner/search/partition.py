@@ -28,7 +28,7 @@ from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.errors import SolverError
-from planner.search.assemble import assemble_plan, hosts_needed
+from planner.search.assemble import assemble_plan, hosts_needed, own_classes
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
 from planner.search.degrees import DegreeTable
@@ -161,7 +161,8 @@ class PartitionOpener:
             return False
         classes = self.problem.cluster.classes
         per_node = [node_class.chips_per_node for node_class in classes]
-        needed = hosts_needed(order, int(self.table.stage_size[choice]), per_node)
+        own = own_classes(self.table, choice, order)
+        needed = hosts_needed(own, int(self.table.stage_size[choice]), per_node)
         return all(count <= classes[c].num_nodes for c, count in needed.items())
 
     def try_order(self, choice: int, order: tuple[int, ...]) -> bool:
