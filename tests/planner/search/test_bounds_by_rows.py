@@ -136,13 +136,14 @@ def orders_of(counts: list[int]) -> set[tuple[int, ...]]:
     return set(itertools.permutations([c for c, k in enumerate(counts) for _ in range(k)]))
 
 
-FEW, MANY = range(120), [pytest.param(seed, marks=pytest.mark.slow) for seed in range(120, 600)]
+FEW, MANY = range(40), [pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 600)]
 
 
 @pytest.mark.parametrize("seed", [*FEW, *MANY])
 def test_no_bound_exceeds_the_rows_of_any_plan(seed: int) -> None:
     of, rng = made_up(seed), np.random.default_rng(seed)
     p, m = int(rng.integers(1, 5)), int(rng.choice([1, 2, 3, 4, 5, 6, 8, 11, 40]))
+    p = min(p, of.num_layers - max(of.num_lead - 1, 0))
     counts = group_of(rng, len(of.forward_share), p)
     empty = [p > 1 and not of.num_lead and bool(rng.random() < 0.4), p > 1 and bool(rng.random() < 0.4)]
     least = [1] * p
@@ -153,8 +154,6 @@ def test_no_bound_exceeds_the_rows_of_any_plan(seed: int) -> None:
         for order in orders_of(counts)
         for layers in splits(of.num_layers, least)
     ]
-    if not plans:
-        pytest.skip("too few layers")
     best = min(plain_rows(one, m) for one, _ in plans)
     one, many = np.array([0]), np.array([m])
     group = float(group_bounds(of.bounds, one, many, np.array([counts]))[0])
