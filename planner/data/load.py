@@ -96,6 +96,13 @@ def load_plan(path: Name) -> Plan:
         result = validated(Result, checked_kind(own, "result", text), text)
         assert result.plan is not None
         return result.plan
+    if isinstance(values, dict) and isinstance(of_targets := values.get("targets"), dict) and of_targets:
+        listed = ", ".join(map(str, of_targets))
+        raise InstanceError(
+            f"holds a result for each of several targets ({listed}); plan for one of them with `--target`, "
+            "or write what stands under its name to a file of its own",
+            text,
+        )
     return validated(Plan, checked_kind(values, "plan", text), text)
 
 

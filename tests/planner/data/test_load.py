@@ -265,6 +265,15 @@ def test_result_of_a_search_serves_as_a_plan(tmp_path):
         load_plan(path)
 
 
+def test_results_for_several_targets_are_no_plan(tmp_path):
+    path = tmp_path / "all.json"
+    path.write_text(
+        json.dumps({"targets": {"megatron-lm": {"schema": "hetplan/result/v1"}, "flagscale": {}}})
+    )
+    with pytest.raises(InstanceError, match=r"several targets \(megatron-lm, flagscale\); plan for one"):
+        load_plan(path)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
