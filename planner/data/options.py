@@ -33,8 +33,8 @@ class Options(Data):
     """How many plans to return, the best included."""
     workers: int | None = Field(default=None, ge=1, le=1024)
     """Processes of one search; the answer does not depend on it. Null takes a second one where it is sure to
-    pay (mixes of pipelines on few chips); two or more also bound parts of the space, two fifths of the work
-    without virtual stages and a few hundredths with them."""
+    pay (mixes of pipelines on few chips, annealing of virtual stages); two or more also bound parts of the
+    space, two fifths of the work without virtual stages and a few hundredths with them."""
     solver: SolverName = "highs"
     """Solver of the mixed-integer programs."""
     seed: int = Field(default=0, ge=0)

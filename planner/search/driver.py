@@ -122,6 +122,8 @@ class Search:
         finally:
             if isinstance(self.opener, Opener):
                 self.opener.workers.close()
+            if self.virtual is not None:
+                self.virtual.end()
         return self._result(interrupted)
 
     def _search(self) -> bool:
@@ -259,12 +261,11 @@ class Search:
         ranked = self.incumbent.ranked()
         openers = [*([self.opener] if self.opener else []), *self.others]
         best = ranked[0] if ranked else None
-        bound_s, gap = self.bound_s, None
+        bound_s, gap, reason = self.bound_s, None, None
         self.frontier.floors.of_all_s = bound_s or 0.0
         if best is not None and bound_s is not None:
             gap = max(0.0, (best.evaluation.step_s - bound_s) / best.evaluation.step_s)
         termination: Termination
-        reason = None
         if best is None:
             left_open = interrupted or any(frontier.may_hold_plans for frontier in self.frontiers)
             termination = "no_solution_found" if left_open else "infeasible"

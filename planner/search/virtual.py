@@ -5,7 +5,7 @@ of classes, first by what its stages hold below the cutoff (`planner.search.virt
 relaxation of a program over classes and whole layers (`formulations.virtual_classes`), whose answer is an
 order worth trying. The first pairs are opened before whole stages are, as a good plan of theirs spares both;
 before the first relaxation (but for a short round the first split, where a neighbour's search has left its
-best plan) the best parts met are annealed (`planner.search.virtual_annealing`). Only when that has been done
+best plan) the best parts met are annealed (`planner.search.virtual_rounds`). Only when that has been done
 for all parts below the cutoff those left open are bounded again, by all orders at once where these are not
 too many (`planner.search.virtual_orders`), by relaxations at lower cutoffs (before the first of which the
 best part is annealed for longer, where that was of use) and in whole numbers (first where classes are few, at

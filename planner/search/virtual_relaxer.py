@@ -111,6 +111,7 @@ class VirtualRelaxer(VirtualLister):
         Before those by all of its orders, where they are not too many.
         Where that rises it, relaxations at lower cutoffs would hardly: its whole numbers are next.
         """
+        self._begin_last(bound_s, is_sure=part.rises)
         low_s, high_s = bound_s, self.cutoff_s
         looks = 1 + HALVINGS if low_s < high_s < np.inf else 0
         for look in range(looks):
@@ -120,7 +121,6 @@ class VirtualRelaxer(VirtualLister):
             else:
                 low_s = level_s
             if look == 0 and part.rises and low_s < high_s:
-                self._anneal_longer(bound_s)  # it will take long
                 low_s = max(low_s, self._priced_s(bound_s, part))
                 high_s = min(high_s, self.cutoff_s)
             if low_s >= high_s:

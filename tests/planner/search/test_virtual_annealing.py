@@ -14,7 +14,9 @@ from planner.search import virtual_annealing
 from planner.search.degrees import DegreeTable, list_degrees
 from planner.search.state import Clock
 from planner.search.virtual_annealing import anneal_dealings
-from planner.search.virtual_dives import LAST_ROUND, ROUND_NEAR, ROUNDS, Round, VirtualDiver
+from planner.search.virtual_dives import VirtualDiver
+from planner.search.virtual_items import VirtualOrder
+from planner.search.virtual_rounds import LAST_ROUND, ROUND_NEAR, ROUNDS, Round, Start
 from planner.search.virtual_screens import PathScreen
 from planner.search.virtual_tables import VirtualTables
 from planner.search.virtual_times import DealingTimes, Dealt
@@ -155,19 +157,38 @@ def test_a_change_that_changes_nothing_is_none() -> None:
     assert not (same & may_be).any()
 
 
+def parts_of(starts: list[Start]) -> list[tuple[int, int, int, Round]]:
+    return [(one.part.choice, one.part.virtual_stages, len(one.part.order), one.round) for one in starts]
+
+
+def good_of(values_s: dict[tuple[int, int, int], float]) -> dict:
+    """Dealings met, by row of degrees, virtual stages and stages."""
+    met = SimpleNamespace(layers=())
+    return {
+        (choice, v, p): (value_s, VirtualOrder(choice, v, (0,) * p), met)
+        for (choice, v, p), value_s in values_s.items()
+    }
+
+
 def test_parts_a_tenth_behind_the_best_plan_are_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """405B on 10,240 chips: from 7% behind the best plan annealing led to one that was 2% better than it."""
     diver, annealed = VirtualDiver.__new__(VirtualDiver), []
-    wishes = SimpleNamespace(options=SimpleNamespace(keep_class_order=False))
+    wishes = SimpleNamespace(options=SimpleNamespace(keep_class_order=False, workers=1))
     frontier = SimpleNamespace(incumbent=SimpleNamespace(step_s=100.0))
-    for name, value in {"problem": wishes, "frontier": frontier, "clock": Clock(None)}.items():
+    table = SimpleNamespace(max_stages=np.full((4, 6), 4))
+    for name, value in {
+        "problem": wishes,
+        "frontier": frontier,
+        "clock": Clock(None),
+        "table": table,
+    }.items():
         monkeypatch.setattr(diver, name, value, raising=False)
     values_s = {(0, 2, 4): 107.0, (1, 2, 4): 100.0, (2, 2, 4): 112.0, (3, 2, 4): 101.0}
-    monkeypatch.setattr(diver, "good", {key: (s, None, None) for key, s in values_s.items()}, raising=False)
-    monkeypatch.setattr(diver, "_anneal", lambda *part: annealed.append(part))
+    monkeypatch.setattr(diver, "good", good_of(values_s), raising=False)
+    monkeypatch.setattr(diver, "_annealed", lambda start, _: annealed.append(start) or [])
     one = Round(3, 200)
     diver._anneal_best(90.0, one)
-    assert annealed == [(1, 2, 4, one), (3, 2, 4, one), (0, 2, 4, one)]
+    assert parts_of(annealed) == [(1, 2, 4, one), (3, 2, 4, one), (0, 2, 4, one)]
 
 
 def test_the_best_part_is_annealed_for_a_moment_where_the_bound_is_near() -> None:
@@ -175,14 +196,15 @@ def test_the_best_part_is_annealed_for_a_moment_where_the_bound_is_near() -> Non
     diver, annealed = VirtualDiver.__new__(VirtualDiver), []
     for step_s, expected in ((100.0, [(0, 2, 4, ROUND_NEAR)]), (98.0, [])):
         diver.may_anneal, diver.may_anneal_longer = True, False
-        diver.problem = SimpleNamespace(options=SimpleNamespace(keep_class_order=False))
+        diver.problem = SimpleNamespace(options=SimpleNamespace(keep_class_order=False, workers=1))
+        diver.table = SimpleNamespace(max_stages=np.full((2, 6), 4))
         diver.frontier = SimpleNamespace(incumbent=SimpleNamespace(step_s=step_s))
         diver.clock = Clock(None)
-        diver.good = {(0, 2, 4): (100.0, None, None), (1, 2, 4): (100.5, None, None)}
-        diver._anneal = lambda *part: annealed.append(part)
+        diver.good = good_of({(0, 2, 4): 100.0, (1, 2, 4): 100.5})
+        diver._annealed = lambda start, _: annealed.append(start) or []
         annealed.clear()
         diver._anneal_good(97.5)
-        assert annealed == expected
+        assert parts_of(annealed) == expected
         assert not diver.may_anneal_longer
 
 
@@ -205,6 +227,10 @@ def test_annealing_goes_on_where_the_last_round_was_of_use(
         incumbent.step_s = next(steps_s)
 
     monkeypatch.setattr(diver, "_anneal_best", anneal_best)
+    monkeypatch.setattr(diver, "_starts", lambda _, one: rounds.append(one) or [])
+    diver.may_anneal_last, diver.last = True, None
+    diver.problem = SimpleNamespace(options=SimpleNamespace(workers=1))
+    diver.clock = Clock(None)
     for _ in range(2):
         diver._anneal_good(1.0)
         diver._anneal_longer(1.0)

@@ -1,0 +1,101 @@
+"""Questions are answered alike by one process and by two, whatever becomes of the second one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from planner import api
+from planner.data.load import load_problem
+from planner.search.ahead import Ahead, shared
+from planner.search.virtual_rounds import Annealed, Start, VirtualRounds
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
+
+
+def never() -> bool:
+    return False
+
+
+def squared(number: int, _: Callable[[], bool]) -> tuple[int, int]:
+    return number**2, os.getpid()
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_answers_come_in_order_from_any_number_of_processes(number: int) -> None:
+    asked, expected = list(range(number)), [one**2 for one in range(number)]
+    alone = list(shared(asked, squared, 1, never))
+    both = list(shared(asked, squared, 2, never))
+    assert [one for one, _ in alone] == [one for one, _ in both] == expected
+    assert {process for _, process in alone} <= {os.getpid()}
+    begun = number > 1
+    assert [process == os.getpid() for _, process in both] == [not begun or i % 2 == 0 for i in asked]
+    assert not multiprocessing.active_children()
+
+
+def test_what_was_asked_ahead_is_answered_though_the_copy_dies() -> None:
+    here = os.getpid()
+
+    def dies(number: int, _: Callable[[], bool]) -> int:
+        if os.getpid() != here:
+            os._exit(3)
+        return number
+
+    ahead = Ahead([1, 2], dies, 2)
+    assert multiprocessing.active_children()
+    assert ahead.answers(never) == [1, 2]
+    assert list(shared([1, 2, 3], dies, 2, never)) == [1, 2, 3]
+    assert not multiprocessing.active_children()
+
+
+def test_no_process_is_left_where_the_search_is_interrupted() -> None:
+    here = os.getpid()
+
+    def interrupted(_: int, is_unwanted: Callable[[], bool]) -> int:
+        if os.getpid() == here:
+            raise KeyboardInterrupt
+        while not is_unwanted():
+            time.sleep(0.01)
+        return 0
+
+    with pytest.raises(KeyboardInterrupt):
+        list(shared([1, 2], interrupted, 2, never))
+    assert not multiprocessing.active_children()
+    ahead = Ahead([1], interrupted, 2)
+    assert multiprocessing.active_children()
+    ahead.end()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_annealing_beside_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another process, without, and with one that dies; none is left though the last round is."""
+    problem, here, asked = load_problem("llama2-70b-a100-a800-h800-256"), os.getpid(), [0, 0]
+    annealed = VirtualRounds._annealed
+
+    def watched(rounds: VirtualRounds, start: Start, is_unwanted: Callable[[], bool]) -> Annealed:
+        asked[0] += 1
+        if os.getpid() != here and asked[1]:
+            os._exit(1)
+        return annealed(rounds, start, is_unwanted)
+
+    monkeypatch.setattr(VirtualRounds, "_annealed", watched)
+    answers, here_asked = [], []
+    for workers, dies in ((1, 0), (None, 0), (None, 1)):
+        monkeypatch.setattr("planner.search.beside.cores", lambda: 2)
+        options = problem.options.model_copy(
+            update={"workers": workers, "max_virtual_stages": None, "gap": 0.02, "time_limit_s": None}
+        )
+        asked[:] = 0, dies
+        answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
+        here_asked.append(asked[0])
+        assert not multiprocessing.active_children()
+    assert answers[0] == answers[1] == answers[2]
+    assert here_asked[1] < here_asked[0] == here_asked[2]
