@@ -36,7 +36,7 @@ from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Order, Pair, Program
 from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
-from planner.search.partition_bounds import is_bounded_whole, orders_bound_s
+from planner.search.partition_bounds import WeightsOf, is_bounded_whole, orders_bound_s
 from planner.search.referee import Referee
 from planner.search.space import Groups, list_groups
 from planner.search.state import Clock, Frontier
@@ -73,6 +73,8 @@ class PartitionOpener:
         self.problem, self.prices, self.table = problem, prices, table
         self.bounds, self.frontier, self.clock = bounds, frontier, clock
         self.intervals = Intervals(problem, prices, table)
+        self.weights: WeightsOf = {}
+        """Of the rows of the pipeline, for all orders of a group."""
         self.programs = 0
         self.evaluated = 0
         self.sets_since_better = 0
@@ -107,7 +109,7 @@ class PartitionOpener:
 
     def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
         """One part for each order of the classes, bounded by itself, or for each class of the next stage."""
-        bound_s = max(bound_s, orders_bound_s(self.intervals, group))
+        bound_s = max(bound_s, orders_bound_s(self.intervals, group, self.frontier.cutoff_s, self.weights))
         if bound_s >= self.frontier.cutoff_s:
             self.frontier.push(bound_s, group)
             return

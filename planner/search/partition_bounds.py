@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from formulations.layer_partition_paths import least_behind_ms, least_of_orders_ms
+from formulations.layer_partition_prices import OrderCosts, PricedOrders, Weights
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData, bound_data
@@ -21,6 +22,10 @@ from planner.units import MS
 MAX_WAYS = 2_000_000
 """Ways to have used up stages of a group by class, times layers squared, up to which all its orders are
 bounded at once."""
+
+
+WeightsOf = dict[tuple[int, tuple[int, ...]], Weights]
+"""Weights by row of degrees and stages on each class."""
 
 
 def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
@@ -55,8 +60,11 @@ def is_bounded_whole(group: BoundedGroup, num_layers: int) -> bool:
     return prod(count + 1 for count in group.counts) * num_layers**2 <= MAX_WAYS
 
 
-def orders_bound_s(intervals: Intervals, group: BoundedGroup) -> float:
-    """Bound of all orders of a group at once [s]: 0 where they are too many, inf where nothing fits."""
+def orders_bound_s(intervals: Intervals, group: BoundedGroup, limit_s: float, known: WeightsOf) -> float:
+    """Bound of all orders of a group at once [s]: 0 where they are too many, inf where nothing fits.
+
+    By paths alone, then by weights of rows until they reach a limit [s]; `known` keeps the weights of groups.
+    """
     cuts = len(intervals.kind_of_layer) + 1
     if not is_bounded_whole(group, cuts - 1):
         return 0.0
@@ -68,8 +76,14 @@ def orders_bound_s(intervals: Intervals, group: BoundedGroup) -> float:
         table = intervals.of_stage(group.choice, [int(c)] * stages, s)
         forward[s, c], backward[s, c] = table.forward_ms, table.backward_ms
         reduction[s, c], follow[s, c] = table.reduction_ms, table.follow_ms
-    num_microbatches = int(intervals.table.num_microbatches[group.choice])
-    least_ms = least_of_orders_ms(num_microbatches, forward, backward, group.counts)
+    m = int(intervals.table.num_microbatches[group.choice])
+    least_ms = least_of_orders_ms(m, forward, backward, group.counts)
     if np.isinf(least_ms):
         return least_ms
-    return (least_ms + least_behind_ms(np.isfinite(forward), reduction, follow)) * MS
+    least_ms += least_behind_ms(np.isfinite(forward), reduction, follow)
+    if least_ms * MS < limit_s < np.inf:
+        key = group.choice, group.counts
+        priced = PricedOrders(OrderCosts(m, forward, backward, reduction[0], follow, group.counts))
+        value_ms, known[key] = priced.best(limit_s / MS, known.get(key))
+        least_ms = max(least_ms, value_ms)
+    return least_ms * MS

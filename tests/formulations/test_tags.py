@@ -23,6 +23,7 @@ from formulations import (
     joint_cp,
     layer_partition,
     layer_partition_cp,
+    layer_partition_prices,
     replica_mix,
     replica_mix_cp,
     row_search,
@@ -36,6 +37,7 @@ from formulations.joint_data import JointData
 from formulations.joint_ticks import joint_ticks
 from formulations.layer_partition_data import least_bottleneck
 from formulations.layer_partition_ticks import partition_ticks
+from formulations.solvers import GrowingProgram
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import least_recompute
 from formulations.stage_selection_ticks import times_in_ticks
@@ -121,6 +123,13 @@ def layer_partition_cp_names(data: StageSelectionData) -> Iterable[str]:
     return [constraint.name for constraint in model.proto.constraints]
 
 
+def layer_partition_prices_names(data: StageSelectionData) -> Iterable[str]:
+    program = GrowingProgram([-1.0, 0.0, 0.0])
+    layer_partition_prices.add_weights(program, 1, 1)
+    layer_partition_prices.add_path(program, np.ones(1), np.ones(1))
+    return program.row_names
+
+
 def replica_mix_names(data: StageSelectionData) -> Iterable[str]:
     mix = replica_mix.ReplicaMixData((replica_mix.Template((1,), 1, (1.0,)),), (1,), 1)
     return list(replica_mix.build(mix, 1.0)[0].constraints)
@@ -172,6 +181,7 @@ NAMES_OF: dict[str, Callable[[StageSelectionData], Iterable[str]]] = {
     "joint_cp": joint_cp_names,
     "layer_partition": layer_partition_names,
     "layer_partition_cp": layer_partition_cp_names,
+    "layer_partition_prices": layer_partition_prices_names,
     "replica_mix": replica_mix_names,
     "replica_mix_cp": replica_mix_cp_names,
     "stage_selection": stage_selection_names,

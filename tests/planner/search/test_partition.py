@@ -93,4 +93,6 @@ def test_no_split_is_bounded_above_its_objective(seed: int):
             assert bound_s <= min(values) * (1 + 1e-9)
             groups = [BoundedGroup(choice, tuple(counts)), BoundedGroup(choice, tuple(counts), order[:1])]
             for group in groups:
-                assert orders_bound_s(intervals, group) <= min(values) * (1 + 1e-9)
+                for limit_s in (np.inf, 2 * min(values)):
+                    bound_s = orders_bound_s(intervals, group, limit_s, {})
+                    assert bound_s <= min(values) * (1 + 1e-9)
