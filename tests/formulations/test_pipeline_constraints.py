@@ -69,7 +69,9 @@ def bound(m: int, given: dict[str, np.ndarray]) -> float:
     return float(step_bound(*floats, m, given["after"].astype(np.float64), given["wait"].astype(np.float64)))
 
 
-@pytest.mark.parametrize(("p", "m"), CASES)
+@pytest.mark.parametrize(
+    ("p", "m"), [*CASES[::2], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1::2])]
+)
 def test_the_least_end_of_the_linear_program_is_the_bound_of_the_rows(p: int, m: int) -> None:
     model, cases = pulp.LpProblem("rows", pulp.LpMinimize), whole_times(p, m)
     found = [

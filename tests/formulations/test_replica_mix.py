@@ -51,6 +51,7 @@ def test_the_batch_is_kept_where_micro_batches_do_not_divide_it() -> None:
     assert replica_mix.solve(alone, OPTIONS) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [replica_mix, replica_mix_cp])
 def test_a_wide_gap_puts_no_deadline_out_of_reach(form: ModuleType) -> None:
     # A program that stops within the gap leaves sequences undone, which once said that none can do more.

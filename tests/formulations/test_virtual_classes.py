@@ -61,6 +61,7 @@ def test_no_dealing_recomputes_less_than_the_table() -> None:
     assert sum(check_table(random_interleaved(seed)) for seed in range(20)) > 100
 
 
+@pytest.mark.slow
 def test_recomputation_saves_no_more_in_its_time_than_the_rate_says() -> None:
     """Of every stage, dealing and moment, by either kind of recomputation; equal to it somewhere."""
     shares = []
@@ -133,7 +134,9 @@ def with_counts_of_an_order(seed: int) -> Part | None:
     return replace(part, limits=VirtualLimits(counts, counts, part.limits.prefix))
 
 
-@pytest.mark.parametrize("seeds", [range(14), pytest.param(range(100, 300), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(4), *(pytest.param(one, marks=pytest.mark.slow) for one in (range(14), range(100, 300)))]
+)
 def test_bounds_of_parts_with_so_many_stages_of_each_class_hold(seeds: range) -> None:
     found = [part for seed in seeds if (part := with_counts_of_an_order(seed)) is not None]
     checked = [part for part in found if check_part(part)]
