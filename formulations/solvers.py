@@ -28,6 +28,8 @@ from formulations.options import SolveOptions, SolverName, Status
 from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
 
+GLOP_LIMITS = "max_number_of_iterations: 2000"
+"""Of a program of a handful of variables, which takes some tens: a rare one goes round in circles."""
 LEAST_LIMIT_S = 1e-3
 """Least time that a solver gets [s]: MathOpt and CP-SAT refuse a negative limit. Ours."""
 LOADING_S = 0.15
@@ -185,6 +187,7 @@ class GrowingProgram:
             from ortools.linear_solver import pywraplp
 
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
+        self._solver.SetSolverSpecificParametersAsString(GLOP_LIMITS)
         self._variables = [self._solver.NumVar(-math.inf, math.inf, f"x_{i}") for i in range(len(costs))]
         objective = self._solver.Objective()
         for variable, cost in zip(self._variables, costs, strict=True):
