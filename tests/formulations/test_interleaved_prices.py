@@ -63,6 +63,7 @@ def test_no_dealing_ends_before_any_weights_say(p: int, v: int, groups: int) -> 
     assert near > 0.95
 
 
+@pytest.mark.slow
 def test_best_weights_reach_the_end_of_the_best_dealing_in_fractions() -> None:
     rng = np.random.default_rng(8)
     share = np.linspace(0, 1, 81)

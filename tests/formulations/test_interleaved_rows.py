@@ -125,6 +125,7 @@ def check_paths(x: Pipeline, other: Pipeline) -> None:
         assert row_value(row, x.forward, x.backward, x.send) <= ends[row.end_stage] * (1 + REL), x
 
 
+@pytest.mark.slow
 def test_no_row_exceeds_the_simulated_step_in_a_few_hundred_pipelines() -> None:
     rng = np.random.default_rng(11)
     for _ in range(150):

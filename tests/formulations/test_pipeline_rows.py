@@ -77,6 +77,7 @@ def check_against_events(rng: np.random.Generator, cases: int, p: int, m: int) -
     assert (whole <= (ends[:, 0] + after[:, 0]) * (1 + 1e-12)).all(), (p, m)
 
 
+@pytest.mark.slow
 def test_no_row_exceeds_the_events_where_activations_wait_for_gradients() -> None:
     """DeepSpeed's order of sends: to receive an activation takes part of every round, and of no pass."""
     rng = np.random.default_rng(21)

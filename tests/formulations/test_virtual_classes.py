@@ -143,6 +143,7 @@ def test_bounds_of_parts_with_so_many_stages_of_each_class_hold(seeds: range) ->
     assert sum(min(part.limits.fewest) > 0 for part in checked) > len(seeds) / 8
 
 
+@pytest.mark.slow
 def test_paths_cut_off_dealings_that_cost_between_the_two_ends() -> None:
     """Relaxations once dealt layers so that no stage waited at its ends, as if the rest cost nothing."""
     gains = []
@@ -159,6 +160,7 @@ def test_paths_cut_off_dealings_that_cost_between_the_two_ends() -> None:
     assert min(gains) > 1 - 1e-6 and max(gains) > 1.001
 
 
+@pytest.mark.slow
 def test_a_stage_takes_no_less_than_its_layers_say() -> None:
     for seed in range(15):
         data = random_interleaved(seed)

@@ -90,6 +90,7 @@ def check_together(seeds: range) -> tuple[int, int]:
     return closed, spared
 
 
+@pytest.mark.slow
 def test_no_plan_is_given_up_where_classes_are_taken_together() -> None:
     closed, spared = check_together(range(25))
     assert closed > 0 and spared > 0
@@ -117,6 +118,7 @@ def test_ways_that_are_nowhere_shorter_than_others_are_left_out() -> None:
     assert taken_together([slower], [(0, 1)])[0].follow_ms.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_what_is_left_of_the_layers_holds_the_best_plan_and_less_than_before() -> None:
     struck = 0
     for seed in range(25):
@@ -264,6 +266,7 @@ def test_layers_are_counted_from_either_end_of_what_stages_hold() -> None:
     assert len(counted) > 1
 
 
+@pytest.mark.slow
 def test_no_time_leaves_a_limit_open_that_is_closed_otherwise_and_blocks_change_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
