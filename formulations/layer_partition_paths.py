@@ -34,13 +34,14 @@ from formulations.layer_partition_data import (
     LayerPartitionData,
     least_bottleneck,
     least_bottleneck_of_orders,
+    least_over_orders,
 )
 from formulations.pipeline_rows import Floats
 
 PIECES = 24
-"""Pieces of the time of the slowest stage that are told apart; longer times make one more."""
+"""Pieces of the time of the slowest stage that are told apart; longer times make one more. A guess."""
 STEP = 0.01
-"""How much longer a piece ends than it begins, relatively."""
+"""How much longer a piece ends than it begins, relatively. A guess."""
 
 
 def least_through_ms(data: LayerPartitionData) -> Floats:
@@ -170,15 +171,13 @@ def _sums(times: Floats) -> Floats:
 def _sums_of_orders(weighted: Floats, times: Floats, ends: Floats, counts: Sequence[int]) -> Floats:
     """Shortest way through the cuts over all orders by runs no slower than where a piece ends, [piece]."""
     start = np.where(np.arange(times.shape[2]) == 0, 0.0, np.inf)
-    least = {(0,) * len(counts): np.tile(start, (len(ends), 1))}
-    for of_stage, own in zip(weighted, times, strict=True):
-        quick = np.where(own[None] <= ends[:, None, None, None], of_stage[None], np.inf)
-        ahead: dict[tuple[int, ...], Floats] = {}
-        for used, so_far in least.items():
-            for c in np.flatnonzero(np.array(used) < np.array(counts)):
-                total = (so_far[:, :, None] + quick[:, c]).min(axis=1)
-                then = (*used[:c], used[c] + 1, *used[c + 1 :])
-                ahead[then] = np.minimum(ahead[then], total) if then in ahead else total
-        least = ahead
-    (last,) = least.values()
-    return last[:, -1]
+    stages = (
+        np.where(own[None] <= ends[:, None, None, None], of_stage[None], np.inf)
+        for of_stage, own in zip(weighted, times, strict=True)
+    )
+
+    def total(quick: Floats, so_far: Floats, c: int) -> Floats:
+        least: Floats = (so_far[:, :, None] + quick[:, c]).min(axis=1)
+        return least
+
+    return least_over_orders(stages, counts, np.tile(start, (len(ends), 1)), total)[:, -1]

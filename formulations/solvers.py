@@ -29,7 +29,7 @@ from planner.errors import SolverError
 from planner.tolerances import INTEGRALITY_TOL
 
 GLOP_LIMITS = "max_number_of_iterations: 2000"
-"""Of a program of a handful of variables, which takes some tens: a rare one goes round in circles."""
+"""Of a program of a handful of variables, which takes some tens: rare ones go round in circles. Ours."""
 LEAST_LIMIT_S = 1e-3
 """Least time that a solver gets [s]: MathOpt and CP-SAT refuse a negative limit. Ours."""
 LOADING_S = 0.15

@@ -27,8 +27,8 @@ Gap = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="Processes of the search; the plan does not depend on it. Two spare some time on 100,000 "
-        "chips without virtual stages, and next to none else. [default: a second one where it is sure to pay]"
+        help="Processes of the search; the plan does not depend on it. Two also spare some time on "
+        "100,000 chips without virtual stages. [default: a second one where it is sure to pay]"
     ),
 ]
 Solver = Annotated[str | None, typer.Option(help="highs, cp_sat, scip or cbc. [default: highs]")]

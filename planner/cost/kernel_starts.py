@@ -84,8 +84,11 @@ ROW_CASTS = (4.0, 6.0)
 """torchao's casts of a product's operands with a scale a row: two kernels each; input and weight, then the
 gradient both ways and the weight once more (`ROW_CAST_BYTES` in casts.py)."""
 
-
 Seconds = tuple[Values, Values]
+"""Of a forward and of a backward."""
+
+BLOCKS = ("attn", "mlp", "moe_router")
+"""Modules that begin with a norm."""
 
 
 def layer_starts_s(
@@ -143,10 +146,6 @@ def _modules(
             apart = pads_apart(stack, sizes)
             own["experts"].append((apart * PADDING[0], apart * PADDING[1]))
     return own
-
-
-BLOCKS = ("attn", "mlp", "moe_router")
-"""Modules that begin with a norm."""
 
 
 def _block(model: ModelSpec, stack: SoftwareStack) -> Kernels:

@@ -46,7 +46,7 @@ from planner.units import MS
 MAX_GROUPS = 100_000
 """Groups of a pair up to which they are listed."""
 FEW_ORDERS = 40
-"""Orders that are listed one by one where more are bounded at once."""
+"""Orders that are listed one by one where more are bounded at once. A guess."""
 MAX_MOVES = 40
 """Moves of one cut after which a first split is good enough."""
 NO_SPLIT = (

@@ -21,7 +21,7 @@ from planner.units import MS
 
 MAX_WAYS = 2_000_000
 """Ways to have used up stages of a group by class, times layers squared, up to which all its orders are
-bounded at once."""
+bounded at once. A guess."""
 
 
 WeightsOf = dict[tuple[int, tuple[int, ...]], Weights]
