@@ -81,7 +81,7 @@ def group_bounds(
     pipeline = _pipeline_bound(
         data, choice, used, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
-    slow = _slow_hop_bound(data.num_layers[choice], layer, used, rate, cross_s, num_microbatches, stages)
+    slow = slow_hop_bounds(data.num_layers[choice], layer, used, rate, cross_s, num_microbatches, stages)
     pipeline = np.maximum(pipeline, slow)
     follow = _least(used, data.fixed_s[choice])
     follow = follow + _least(used, data.optimizer_s[choice]) * data.num_layers[choice] / stages
@@ -100,7 +100,7 @@ def _hops(data: BoundData, choice: NDArray[np.int64], used: NDArray[np.bool_]) -
     return same, cross
 
 
-def _slow_hop_bound(
+def slow_hop_bounds(
     num_layers: Floats,
     layer: Floats,
     used: NDArray[np.bool_],
@@ -109,11 +109,14 @@ def _slow_hop_bound(
     num_microbatches: NDArray[np.int64],
     stages: NDArray[np.int64],
 ) -> Floats:
-    """(hop) for one hop between classes: its two stages hold few layers, the others no more than T / m.
+    """(hop) for one hop between classes: its two stages hold few layers, the others no more than T / m [s].
 
     With R the layers a second of all stages, rho of the fastest pair: L <= (R - rho) T / m +
     (T / (J + 2) - 2 c) / t, t the fastest layer; solved for T. A slower pair takes less off R but holds
     less itself, so rho of the fastest pair would take off too much: the slowest pair's is used.
+
+    Times [group, class] of a layer, where `used`; `rate` in layers a second of all stages of each class;
+    sends, micro-batches and stages [group]. 0 where there is no such hop, or the row does not hold.
     """
     fastest = layer.min(axis=1)
     slowest = np.sort(np.where(used, layer, 0.0), axis=1)[:, ::-1][:, :1]

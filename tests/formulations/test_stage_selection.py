@@ -13,7 +13,7 @@ from formulations.options import SolveOptions, SolverName
 from formulations.stage_selection_data import Floats, StageSelectionData, least_layers, objective_ms
 from formulations.stage_selection_tables import least_recompute, objectives_ms
 from planner.search.local import all_splits
-from tests.formulations.instances import leading_layers, random_data
+from tests.formulations.instances import by_hand, leading_layers, random_data
 from tests.formulations.solving import SOLVERS, form_of, optimum, solve
 from tests.oracles import best_by_layers, choices, objective_in_words
 
@@ -115,6 +115,37 @@ def test_leading_layers_close_no_choice(solver: SolverName) -> None:
         assert result.bound_ms <= least * (1 + 1e-9)
         proven.append(result.bound_ms / least)
     assert len(proven) >= 16 and np.median(proven) > 1 - 1e-6
+
+
+@pytest.mark.parametrize("solver", ["highs", "cp_sat"])
+@pytest.mark.parametrize("mode", range(3))
+def test_leading_layers_alone_have_the_room_of_what_they_recompute(mode: int, solver: SolverName) -> None:
+    """A first stage of one leading layer fits with less passing, and that in one of the three modes only."""
+    saves = [(0.0, 1.5), (1.2, 0.2), (1.0, 0.0)][mode]
+    selective, full = (saves if kind == mode else (0.1, 1.5) for kind in (1, 2))
+    layer = 1.0 if mode == 0 else 2.0
+    data = by_hand(
+        2,
+        2,
+        3,
+        lead=np.array([1, 0]),
+        layer_gib=[layer, layer],
+        selective_saves_gib=[selective[0]] * 2,
+        lead_selective_saves_gib=[selective[0]] * 2,
+        selective_peak_gib=[selective[1]] * 2,
+        full_saves_gib=[full[0]] * 2,
+        lead_full_saves_gib=[full[0]] * 2,
+        full_peak_gib=[full[1]] * 2,
+        lead_full_peak_gib=[full[1]] * 2,
+        limit_gib=[0.9, 100.0],
+    )
+    alone = np.zeros((4, 2))
+    assert solve(replace(data, alone_gib=alone), solver).status == "infeasible"
+    alone[mode, 0] = 0.15
+    table = least_recompute(replace(data, alone_gib=alone))
+    assert np.isfinite(table.extra_ms[0, 1])
+    assert (table.selective[0, 1], table.full_layers[0, 1]) == (mode == 1, int(mode == 2))
+    assert solve(replace(data, alone_gib=alone), solver).choice is not None
 
 
 def test_objective_equals_the_rows_in_words() -> None:

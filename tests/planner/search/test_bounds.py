@@ -13,15 +13,17 @@ from planner.cost.pricing import price
 from planner.data.load import build_problem
 from planner.data.problem import Problem
 from planner.search.bound_data import bound_data
-from planner.search.bounds import group_bounds, relaxed_bounds
+from planner.search.bounds import group_bounds, relaxed_bounds, slow_hop_bounds
 from planner.search.degrees import list_degrees
 from planner.search.empty import ends_without_layers, most_stages, most_without_layers
 from planner.search.judge import Judge
 from planner.search.kinds import layer_kinds
+from planner.search.local import all_splits
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.space import list_groups
 from planner.search.state import Incumbent
 from planner.search.tables import Tables
+from planner.simulate.pipeline import makespan_1f1b
 from planner.units import MS
 from tests.random_problems import random_problem, with_heavy_leading_layers
 
@@ -131,3 +133,37 @@ def test_the_objective_of_a_plan_is_no_more_than_the_referee_says_and_as_much_wi
         in_buckets = replace(data, bucket_ms=zero, base_bucket_ms=zero)
         in_one_bucket += objective_ms(in_buckets, chosen) * MS < value_s * (1 - 1e-6)
     assert plans >= 60 and equal >= 10 and in_one_bucket >= 10
+
+
+def test_no_split_is_done_before_the_bound_of_its_slow_hop() -> None:
+    # With as many micro-batches as stages the two stages at the hop need not wait for each other twice.
+    rng, close = np.random.default_rng(3), 0
+    for _ in range(200):
+        p = int(rng.integers(2, 5))
+        m, before, send_s = (
+            p + int(rng.integers(0, 6)),
+            int(rng.integers(1, p)),
+            float(rng.choice([0.5, 50.0])),
+        )
+        splits = all_splits(int(rng.integers(p, 9)), p, 1000)
+        assert splits is not None
+        layer_s, counts = rng.uniform(1.0, 3.0, (1, 2)), np.array([[before, p - before]])
+        of_stage = np.repeat(layer_s[0], counts[0])
+        forward_s = of_stage * rng.uniform(0.2, 0.5)
+        sends_s = np.where(np.arange(p) == before - 1, send_s, 0.0)
+        least_s = min(
+            makespan_1f1b(layers * forward_s, layers * (of_stage - forward_s), sends_s, m)
+            for layers in splits
+        )
+        bound_s = slow_hop_bounds(
+            splits[:1].sum(axis=1).astype(float),
+            layer_s,
+            counts > 0,
+            counts / layer_s,
+            np.array([send_s]),
+            np.array([m]),
+            np.array([p]),
+        )[0]
+        assert bound_s <= least_s * (1 + 1e-9)
+        close += bound_s > 0.7 * least_s
+    assert close > 20
