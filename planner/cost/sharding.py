@@ -16,7 +16,9 @@ PyTorch's also copy on the stream of the computation. FSDP cuts a layer's parame
 that autograd joins their gradients (torch/distributed/fsdp/_flat_param.py, torch.split). FSDP2 gathers the
 ranks' shards one behind the other, copies each parameter out of them, and copies gradients in, cast to the
 format of their sum (_fully_shard/_fsdp_collectives.py, foreach_all_gather_copy_out and
-foreach_reduce_scatter_copy_in, both in the current stream).
+foreach_reduce_scatter_copy_in, both in the current stream). FSDP divides a layer's gradients by about the
+root of the ranks' number before it scatters them (_reduce_grad of torch/distributed/fsdp/_runtime_utils.py,
+_div_if_needed); FSDP2's collectives take the mean of what 16 bits or more hold.
 
 DeepSpeed's ZeRO-3 of 2021 calls a collective for every weight and every gradient, with a list of one tensor a
 rank: PyTorch copies each between the list and a buffer of its own, by a launch a rank, and what is gathered
@@ -123,6 +125,8 @@ class Sharding:
                 copied_out = copied_out + 2 * self.parameter_bytes * several
             if self.stack.shard_copies != "none":
                 copied_in = copied_in + (HALF + self.stack.scattered_gradient_bytes) * several
+            if self.stack.gradients_divided_apart:
+                copied_in = copied_in + 2 * self.stack.scattered_gradient_bytes * several
         forward, backward = gather, gather + scatter
         if self.stack.dp_overlap:
             slowdown = OVERLAP_SLOWDOWN if self.stack.shard_copies == "none" else SHARDS_SLOWDOWN

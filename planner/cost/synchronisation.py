@@ -14,12 +14,12 @@ from planner.cost.collectives import collective_s, ring_latency_s
 from planner.cost.elementwise import Values, maximum, minimum, where
 from planner.cost.links import Network
 from planner.cost.overlap import OVERLAP_SLOWDOWN
-from planner.cost.passing_gradients import step_copy_share
 from planner.cost.placement import Spread, spread_group
 from planner.cost.relatives import Relative
 from planner.cost.sharding import GATHERS_IN_FORWARD, SCATTERS_EACH_MICROBATCH, parameter_bytes
 from planner.cost.sizes import Sizes
 from planner.cost.states import WEIGHT_BYTES
+from planner.cost.step_traffic import ZERO_GRADIENT_BYTES, step_bytes, whole_gradient_bytes
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
@@ -30,34 +30,12 @@ BUCKET_PARAMETERS_PER_RANK = 1e6
 WHOLE_STAGE_PARAMETERS = 1e9
 """Size taken for the single bucket of a stage without overlap; larger ones reach the same rate."""
 
-OPTIMIZER_SHARD_BYTES = 34.0
-"""Bytes moved for each parameter of the own shard: Adam reads and writes master weight and two moments and
-reads the gradient (28), writes the 16-bit weight (6)."""
-
-CLIP_BYTES = 12.0
-"""And to take the norm of its gradient (4) and clip it (8)."""
-
-UNSCALE_BYTES = 8.0
-"""And in fp16, where losses are scaled, to take the scale off its fp32 gradient and look for overflows
-(_amp_foreach_non_finite_check_and_unscale_ in megatron/optimizer/optimizer.py of 2022; unscale_and_clip_grads
-in deepspeed/runtime/fp16/fused_optimizer.py)."""
-
-WIDE_GRADIENT_BYTES = 4.0
-"""A gradient in fp32: written where its sum is narrower, read and written again to be joined with others."""
-
-OPTIMIZER_RATE = 0.83
-"""Rate of a fused AdamW over that of copies: 28 bytes for each of 500 million parameters took 5.68 ms on one
-H100 (`instances/tables/README.md`)."""
-
 CAST_WEIGHT_BYTES = 4.0
 """Bytes moved for each parameter of a rank to cast its 16-bit weight and the transpose to a narrow format,
 once a step, as Transformer Engine keeps both until the weights change (is_first_microbatch)."""
 
 TRANSPOSE_WEIGHT_BYTES = 2.0
 """The same where the weight is narrow already: it is read and its transpose written."""
-
-ZERO_GRADIENT_BYTES = 4.0
-"""Bytes written to clear a gradient, for each parameter of the rank or, where it keeps no more, its shard."""
 
 
 class GradientGroup(NamedTuple):
@@ -178,8 +156,9 @@ class Synchronisation:
     step_bytes: float
     """Bytes that the optimizer's step moves for each parameter of its shard, at the rate of copies, and where
     gradients are sharded what clears them."""
-    whole_bytes: float
-    """Bytes that clearing and copying whole gradients moves for each parameter of a rank."""
+    whole_bytes: Values
+    """Bytes that clearing, checking, dividing and copying whole gradients moves for each parameter of a
+    rank."""
     cast_bytes: float
     """Bytes moved for each parameter of a rank to have its weight ready in the format of the products."""
 
@@ -259,7 +238,7 @@ def synchronisation(
         is_narrow = parameter_bytes(stack, precision) < WEIGHT_BYTES
         cast = TRANSPOSE_WEIGHT_BYTES if is_narrow else CAST_WEIGHT_BYTES
     cleared = ZERO_GRADIENT_BYTES if stack.clears_gradients else 0.0
-    copied = 4 * stack.gradient_bytes if stack.gradient_buckets_copied else 0.0
+    whole = whole_gradient_bytes(stack, s)
     sharded = dp_mode in SCATTERS_EACH_MICROBATCH
     return Synchronisation(
         dense,
@@ -268,21 +247,7 @@ def synchronisation(
         s,
         has_experts,
         stack.dp_overlap,
-        _step_bytes(stack, dp_mode, precision) + (cleared if sharded else 0.0),
-        copied if sharded else cleared + copied,
+        step_bytes(stack, dp_mode, precision) + (cleared if sharded else 0.0),
+        0.0 if sharded else cleared + whole,
         cast,
     )
-
-
-def _step_bytes(stack: SoftwareStack, dp_mode: str, precision: Precision) -> float:
-    """Bytes of the optimizer's step for each parameter of its shard, as many as copies of that time move."""
-    if stack.optimizer_step_bytes is not None:
-        return stack.optimizer_step_bytes
-    moved = OPTIMIZER_SHARD_BYTES + (CLIP_BYTES if stack.clips_gradients else 0.0)
-    if precision == "fp16":
-        moved += UNSCALE_BYTES
-    if step_copy_share(stack, dp_mode):
-        moved += stack.gradient_bytes + WIDE_GRADIENT_BYTES
-    if stack.joined_gradient_bytes:
-        moved += 2 * WIDE_GRADIENT_BYTES
-    return moved / OPTIMIZER_RATE

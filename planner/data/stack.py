@@ -130,6 +130,13 @@ class SoftwareStack(Data):
     takes to launch it; 0 where its kernels take many tensors at once."""
     gradient_buckets_copied: bool = False
     """Whether gradients are copied into the bucket that is reduced, and back, by kernels amid the rest."""
+    gradients_divided_apart: bool = False
+    """Whether a kernel of its own divides gradients by the number of data-parallel ranks, before or after
+    they are added up; else the collective takes their mean (Megatron-LM's --ddp-average-in-collective). With
+    full sharding every micro-batch's are."""
+    gradients_checked: bool = False
+    """Whether the norm of every bucket is taken before it is reduced, to look for what is no number
+    (Megatron-LM's --check-for-nan-in-loss-and-grad)."""
     parameters_broadcast: bool = False
     """Whether the distributed optimizer's step ends with each rank's parameters broadcast in turn, nothing
     hidden, and gradients are all-reduced; else they are gathered and scattered."""

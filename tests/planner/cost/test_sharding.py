@@ -28,13 +28,16 @@ def test_full_sharding_gathers_in_every_microbatch_and_no_more_once_a_step(mode:
 
 
 def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() -> None:
-    of = with_stack(problem(), dp_overlap=False)
+    of = with_stack(problem(), dp_overlap=False, gradients_divided_apart=False)
     found = {
         copies: prices(with_stack(of, shard_copies=copies), data_parallel=8, dp_mode="fsdp")
         for copies in ("none", "gradients", "all")
     }
     rate = network_of(of, 0).relative.memory_bytes_per_s
     parameters = found["none"].layer_state_bytes[0, 0, 0] * 8 / 2  # 16-bit weights, an eighth on each rank
+
+    divided = with_stack(of, shard_copies="gradients", gradients_divided_apart=True)
+    found["gradients, divided"] = prices(divided, data_parallel=8, dp_mode="fsdp")
 
     def more(copies: str, direction: str) -> float:
         plain, copied = (getattr(found[c], f"layer_{direction}_s")[0, 0, 0, DP] for c in ("none", copies))
@@ -43,6 +46,7 @@ def test_shards_are_copied_between_their_place_and_the_buffers_of_collectives() 
     width = of.stack.scattered_gradient_bytes
     assert more("gradients", "forward") == 0
     assert more("gradients", "backward") == pytest.approx(2 + width)  # 16 bits in, as they are summed out
+    assert more("gradients, divided", "backward") == pytest.approx(2 + width + 2 * width)
     assert more("all", "forward") == pytest.approx(2 + 2)
     assert more("all", "backward") == pytest.approx(2 + 2 + 2 + width)
 
@@ -70,7 +74,9 @@ def test_the_root_is_gathered_once_and_scattered_last_behind_nothing(copies: str
         float(inside_s(network, op, size * parameters, 8))
         for op, size in (("all_gather", 2), ("reduce_scatter", width))
     )
-    copied = parameters * (2 + width) / network.relative.memory_bytes_per_s if copies != "none" else 0.0
+    assert of.stack.gradients_divided_apart
+    moved = 2 * width + (2 + width if copies != "none" else 0.0)
+    copied = parameters * moved / network.relative.memory_bytes_per_s
     assert found.embedding_forward_s[0, 0, DP] == pytest.approx(gather)
     assert found.embedding_backward_s[0, 0, DP] == pytest.approx(scatter + copied)
     # The head goes with it where PyTorch makes the unit; elsewhere its passes hide its own.
@@ -242,7 +248,7 @@ def test_zero3_gathers_once_more_for_recomputation_and_fsdp_does_not() -> None:
 
 
 def test_a_step_that_neither_clips_nor_clears_moves_a_third_less() -> None:
-    of = problem()
+    of = with_stack(problem(), gradients_checked=False)
     plain = with_stack(of, clips_gradients=False, clears_gradients=False)
     usual, less = (prices(x, dp_mode="ddp").layer_optimizer_s for x in (of, plain))
     # 34 bytes of Adam and the weight's copy, 12 of norm and clipping, at 0.83 of the rate of 4 of zeros.
@@ -250,7 +256,8 @@ def test_a_step_that_neither_clips_nor_clears_moves_a_third_less() -> None:
 
 
 def test_a_step_in_fp16_takes_the_scale_off_and_joins_what_it_widened() -> None:
-    of = with_stack(problem(), clears_gradients=False, gradient_bytes=2, step_gradient_bytes=0)
+    unchecked = with_stack(problem(), clears_gradients=False, gradients_checked=False)
+    of = with_stack(unchecked, gradient_bytes=2, step_gradient_bytes=0)
     in_fp16 = of.model_copy(update={"workload": of.workload.model_copy(update={"precision": "fp16"})})
     wide = with_stack(in_fp16, step_gradient_bytes=4)
     steps = [of, in_fp16, wide, with_stack(wide, joined_gradient_bytes=4)]
@@ -274,8 +281,39 @@ def test_sharded_gradients_are_cleared_by_the_shard() -> None:
 
 
 def test_a_step_of_plain_operators_moves_what_they_read_and_write_and_copies_buckets() -> None:
-    of = with_stack(problem(), clears_gradients=False, gradient_bytes=2)
+    of = with_stack(
+        problem(),
+        clears_gradients=False,
+        gradient_bytes=2,
+        gradients_checked=False,
+        gradients_divided_apart=False,
+        dp_overlap=False,
+    )
     eager = with_stack(of, optimizer_step_bytes=122, gradient_buckets_copied=True)
-    usual, more = (prices(x, dp_mode="ddp").layer_optimizer_s for x in (of, eager))
-    # Into the bucket and back: 2 + 2, twice. Fused, 16-bit sums are read and written in fp32 first.
-    np.testing.assert_allclose(more / usual, (122 + 8) / ((46 + 2 + 4) / 0.83))
+    for ranks, copied in ((8, 8), (1, 0)):
+        usual, more = (prices(x, data_parallel=ranks, dp_mode="ddp").layer_optimizer_s for x in (of, eager))
+        # Into the bucket and back: 2 + 2, twice, where ranks add up. Fused, 16-bit sums are read and written
+        # in fp32 first.
+        np.testing.assert_allclose(more / usual, (122 + copied) / ((46 + 2 + 4) / 0.83))
+
+
+def test_gradients_are_looked_through_and_divided_before_they_are_reduced() -> None:
+    of = with_stack(problem(), gradients_checked=False, gradients_divided_apart=False)
+
+    def more_s(ranks: int, mode: str, **changes: bool) -> Any:
+        plain, changed = (
+            prices(x, data_parallel=ranks, dp_mode=mode) for x in (of, with_stack(of, **changes))
+        )
+        return changed.layer_optimizer_s - plain.layer_optimizer_s
+
+    found = prices(of, dp_mode="ddp")
+    parameters = found.layer_state_bytes[0, 0, 0] / 2
+    pass_s = 4 * parameters / network_of(of, 0).relative.memory_bytes_per_s  # over fp32 sums
+    for mode in ("ddp", "distopt"):
+        # Read for their norm on a single rank, too; read and written where there is a mean to take.
+        np.testing.assert_allclose(more_s(1, mode, gradients_checked=True), pass_s)
+        np.testing.assert_allclose(more_s(8, mode, gradients_checked=True), pass_s)
+        np.testing.assert_allclose(more_s(8, mode, gradients_divided_apart=True), 2 * pass_s)
+        assert not more_s(1, mode, gradients_divided_apart=True).any()
+    # Sharded gradients are divided in every micro-batch, if at all, and have no whole bucket.
+    assert not more_s(8, "fsdp", gradients_checked=True, gradients_divided_apart=True).any()

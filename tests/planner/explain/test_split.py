@@ -17,7 +17,12 @@ from tests.planner.stubs import without_plan
 
 def test_two_equal_classes_alone_reach_what_the_mix_reaches_with_room_to_spare() -> None:
     # Eight H100 named twice: together they are sixteen, apart two times eight.
-    flags = {"model": "llama3-8b", "seq_length": 4096, "global_batch_size": 64, "options": Options(gap=0.05)}
+    flags = {
+        "model": "llama3-8b",
+        "seq_length": 4096,
+        "global_batch_size": 64,
+        "options": Options(gap=0.001, max_virtual_stages=1),
+    }
     problem = build_problem(cluster="1x8 h100-sxm-80gb, 1x8 h100-sxm-80gb", **flags)
     result = api.plan(problem)
     split = compare_split(problem, result)
