@@ -77,6 +77,18 @@ class Program:
 
 
 @dataclass(frozen=True)
+class TightOrder:
+    """An order of compositions, for the plans that fit although its program has no room for them."""
+
+    choice: int
+    order: tuple[int, ...]
+    program: Program | None = None
+    """Its program in the memory of the classes that say most, and the answers already judged."""
+    holder: int = 0
+    """Which classes these are, as `MixedTables.by_memory` lists them."""
+
+
+@dataclass(frozen=True)
 class Lengths:
     """Pipelines of one family of batches and of several numbers of stages (`planner.search.meshes`)."""
 
@@ -97,4 +109,16 @@ class Prefix:
     """Shapes that the next stage does not have."""
 
 
-Item = Pair | Part | GroupList | BoundedGroup | OrderSet | Order | Program | Lengths | Prefix | VirtualItem
+Item = (
+    Pair
+    | Part
+    | GroupList
+    | BoundedGroup
+    | OrderSet
+    | Order
+    | TightOrder
+    | Program
+    | Lengths
+    | Prefix
+    | VirtualItem
+)

@@ -2,15 +2,20 @@
 
 Classes whose attention keeps its scores hold more of a layer than others
 (`planner.data.attention_kernels`). A stage is planned in the memory of the class that holds most, and in the
-room of the tightest: exact where that is the same, or where all hold as much; else `is_cautious`.
+room of the tightest: exact where that is the same, or where all hold as much; else `is_cautious`, and what
+that leaves out is looked at by itself, in the memory of each class at once (`fitting_all`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from formulations.stage_selection_data import StageSelectionData
+from formulations.stage_selection_tables import RecomputeTable, least_recompute
 from planner.cost.pipelines import outside_bytes
 from planner.cost.prices import Floats, Prices
 from planner.units import GIB
@@ -52,6 +57,26 @@ def is_cautious(prices: Prices, choice: int, classes: Sequence[int]) -> bool:
     most = fullest(prices, choice, classes)
     lighter = [c for c in classes if kept[c] < kept[most]]
     return any(limits[c] < limits[most] + _spread(prices) for c in lighter)
+
+
+def fitting_all(datas: Sequence[StageSelectionData]) -> RecomputeTable:
+    """Least recomputation by stage and number of layers that fits in the memory of each class.
+
+    No plan takes less. Where classes differ in what they recompute, that of the dearest stands, which may not
+    fit the others.
+    """
+    tables = [least_recompute(data) for data in datas]
+    dearest = np.argmax([table.extra_ms for table in tables], axis=0)[None]
+
+    def of_dearest(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        chosen: NDArray[Any] = np.take_along_axis(np.array(values), dearest, axis=0)[0]
+        return chosen
+
+    return RecomputeTable(
+        of_dearest([table.extra_ms for table in tables]),
+        of_dearest([table.selective for table in tables]),
+        of_dearest([table.full_layers for table in tables]),
+    )
 
 
 def _kept_of_layers(prices: Prices) -> Floats:

@@ -12,9 +12,13 @@ with a part of a stage that is worth its pace, their first bounds already close 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, islice, product
 
-from formulations.stage_selection_data import StageChoice, objective_ms
+import numpy as np
+
+from formulations.stage_selection_data import StageChoice, least_layers, objective_ms
+from formulations.stage_selection_tables import objectives_ms, with_least_recompute
 from planner.cost.prices import Prices
 from planner.data.plan import Plan
 from planner.data.problem import Problem
@@ -23,10 +27,11 @@ from planner.rules.hosts import transports_meet
 from planner.search.bound_data import BoundData, bound_data
 from planner.search.degrees import DegreeTable
 from planner.search.empty import most_without_layers
-from planner.search.items import Item, Order, Part, Program
+from planner.search.items import Item, Order, Part, Program, TightOrder
 from planner.search.kinds import layer_kinds
-from planner.search.mixed.memory import is_cautious
-from planner.search.mixed.placement import Dealer, Dealt, assemble_mixed_plan
+from planner.search.local import all_splits
+from planner.search.mixed.memory import fitting_all, is_cautious
+from planner.search.mixed.placement import Dealer, assemble_mixed_plan
 from planner.search.mixed.space import MixedSpace
 from planner.search.mixed.tables import MixedTables
 from planner.search.openings import TRIED_ORDERS, Opener
@@ -94,6 +99,15 @@ class MixedOpener(Opener):
         """Every order of kinds; hosts are looked at when its ranks are dealt."""
         return True
 
+    def open(self, bound_s: float, item: Item) -> None:
+        """The same, and what the memory of a program leaves out."""
+        if not isinstance(item, TightOrder):
+            super().open(bound_s, item)
+        elif self._is_tiny(item.choice, len(item.order)):
+            self._try_tight(item)
+        else:
+            self._solve_tight(bound_s, item)
+
     def _try_orders(self, choice: int, found: Sequence[Found]) -> None:
         for order, layers in found[:TRIED_ORDERS]:
             if (choice, order) not in self._tried and self.is_allowed(choice, order):
@@ -118,6 +132,9 @@ class MixedOpener(Opener):
                 self.frontier.close(bound_s)
             for composed in listed[:MAX_COMPOSITIONS]:
                 self.frontier.push(bound_s, Order(choice, composed))
+                stages = (self.mixed.ranks_order(choice, code) for code in composed)
+                if any(is_cautious(self.prices, choice, own) for own in stages):
+                    self.frontier.push(bound_s, TightOrder(choice, composed))
             return
         if self.try_order(choice, order):
             program = Program(choice, order, (), ())
@@ -133,6 +150,57 @@ class MixedOpener(Opener):
             return
         super()._solve(bound_s, part)
 
+    def _try_tight(self, part: TightOrder) -> None:
+        """Judge all splits that fit in the memory of each class, as far as is known beforehand."""
+        datas = self.mixed.by_memory(part.choice, part.order)
+        table, more = fitting_all(datas), (least_layers(datas[0]) == 0).astype(np.int64)
+        splits = all_splits(datas[0].num_layers + int(more.sum()), datas[0].num_stages, self.max_splits)
+        assert splits is not None
+        splits = splits - more
+        values_s = objectives_ms(datas[0], table, splits) * MS
+        for i in np.argsort(values_s, kind="stable"):
+            value_s = float(values_s[i])
+            if value_s >= self.frontier.cutoff_s:
+                self.frontier.close(value_s)
+                break
+            if not self._fits(part, with_least_recompute(table, tuple(splits[i].tolist()))):
+                self.frontier.close(value_s)
+
+    def _fits(self, part: TightOrder, stage_choice: StageChoice | None) -> bool:
+        """Whether an answer breaks no rule, which is kept if it is good."""
+        if stage_choice is None:
+            return False
+        plan, evaluation = self._best_dealt(part.choice, part.order, stage_choice)
+        self.evaluated += 1
+        if not evaluation.violations:
+            self.incumbent.offer(plan, evaluation)
+        return not evaluation.violations
+
+    def _solve_tight(self, bound_s: float, part: TightOrder) -> None:
+        """Solve the program in the memory of the classes that say most, judge its answer, and go on."""
+        datas = self.mixed.by_memory(part.choice, part.order)
+        program = part.program or Program(part.choice, part.order, (), ())
+        if len(program.excluded) >= MAX_ANSWERS:
+            self.frontier.close(bound_s)
+            return
+        holders = range(len(datas)) if part.program is None else (part.holder,)
+        solved = {h: self._solve_program(datas[h], program, self.frontier.cutoff_s) for h in holders}
+        self.programs += len(solved)
+        if any(result.status == "infeasible" for result in solved.values()):
+            return
+        holder = max(solved, key=lambda h: solved[h].bound_ms or 0.0)
+        result = solved[holder]
+        bound_s = max(bound_s, (result.bound_ms or 0.0) * MS)
+        if result.choice is None:
+            self.frontier.close(bound_s)
+            return
+        layers = result.choice.layers
+        answer = with_least_recompute(fitting_all(datas), layers)
+        if answer is not None and not self._fits(part, answer):
+            self.frontier.close(max(bound_s, objective_ms(datas[holder], answer) * MS))
+        program = replace(program, excluded=(*program.excluded, layers), rows=result.rows)
+        self.frontier.push(bound_s, TightOrder(part.choice, part.order, program, holder))
+
     def _composed(self, choice: int, order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Orders of compositions of these kinds that the hosts can hold, fewest classes a stage first."""
         dealer = self._dealer(choice)
@@ -144,7 +212,6 @@ class MixedOpener(Opener):
             found, was_cut = dealer.can_deal(chosen)
             self.left_out |= was_cut and not found
             if found:
-                self.left_out |= any(is_cautious(self.prices, choice, stage) for stage in chosen)
                 yield tuple(self.mixed.code(stage) for stage in chosen)
 
     def _fillings(self, choice: int, kind: int) -> list[tuple[int, ...]]:
@@ -166,7 +233,13 @@ class MixedOpener(Opener):
     def _evaluated(
         self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
     ) -> tuple[Plan, Evaluation]:
-        """The best dealing of an answer, and what the referee says of it; the others keep its bound."""
+        """The best dealing of an answer, and what the referee says of it."""
+        return confirmed(*self._best_dealt(choice, order, stage_choice))
+
+    def _best_dealt(
+        self, choice: int, order: tuple[int, ...], stage_choice: StageChoice
+    ) -> tuple[Plan, Evaluation]:
+        """The same where it may break a rule; the other dealings keep its bound."""
         promised_s = objective_ms(self.mixed.data(choice, order), stage_choice) * MS
         dealer = self._dealer(choice)
         stages = [self.mixed.ranks_order(choice, code) for code in order]
@@ -175,7 +248,8 @@ class MixedOpener(Opener):
             if number == MAX_DEALINGS:
                 self.frontier.close(promised_s)
                 break
-            plan, evaluation = self._judged(choice, dealt, stage_choice)
+            plan = assemble_mixed_plan(self.problem, self.table, choice, dealt, stage_choice)
+            evaluation = evaluate(self.problem, plan)
             if best is None or evaluation.step_s < best[1].step_s:
                 best = plan, evaluation
             if best[1].step_s <= promised_s * (1 + BOUND_TOL):
@@ -184,9 +258,3 @@ class MixedOpener(Opener):
             self.frontier.close(promised_s)
         assert best is not None
         return best
-
-    def _judged(
-        self, choice: int, dealt: Sequence[Dealt], stage_choice: StageChoice
-    ) -> tuple[Plan, Evaluation]:
-        plan = assemble_mixed_plan(self.problem, self.table, choice, dealt, stage_choice)
-        return confirmed(plan, evaluate(self.problem, plan))

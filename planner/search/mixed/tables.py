@@ -17,6 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from formulations.stage_selection_data import StageSelectionData
 from planner.cost.collectives import LAUNCH_S
 from planner.cost.parameters import (
     ParameterCounts,
@@ -27,13 +28,14 @@ from planner.cost.parameters import (
     padded_vocab,
 )
 from planner.cost.prices import SIZES_BY_CLASS, Floats, Prices
-from planner.cost.replica_sync import ReplicaPlace, replica_link, tied_embedding_s
+from planner.cost.replica_sync import ReplicaPlace, replica_link
 from planner.cost.stage import shown_ends
 from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
 from planner.search.kinds import layer_kinds
 from planner.search.mixed.memory import fullest, less_room_gib, limits_of_kinds
+from planner.search.mixed.rank_zero import of_rank_zero
 from planner.search.mixed.space import MixedSpace
 from planner.search.tables import ClassTables, Start, Tables, start_of
 from planner.tolerances import BOUND_TOL
@@ -51,7 +53,7 @@ class MixedTables(Tables):
         """`cutoff_s` tells how fast a plan must be to be of interest."""
         self.space, self.plain, self.cutoff_s = space, problem, cutoff_s
         self.num_classes = len(problem.cluster.classes)
-        self.whole_prices = _of_rank_zero(problem, prices, space)
+        self.whole_prices = of_rank_zero(problem, prices, space)
         self._slowest_link = lru_cache(maxsize=None)(self._find_slowest_link)
         super().__init__(with_mixed_classes(problem), self._with_mixed(), space.table)
         self._composed = lru_cache(maxsize=256)(self._of_compositions)
@@ -182,6 +184,23 @@ class MixedTables(Tables):
                 self._mix(changed, choice, s, own, len(order))
         return start_of(replace(data, **changed))
 
+    def by_memory(self, choice: int, order: tuple[int, ...]) -> list[StageSelectionData]:
+        """An order of compositions as often as a stage has classes, in the memory of another one each time.
+
+        A plan fits if and only if it fits in all of them.
+        """
+        classes = [self.ranks_order(choice, code) for code in order]
+        size, m = int(self.table.stage_size[choice]), int(self.table.num_microbatches[choice])
+        found = []
+        for k in range(max(len(own) for own in classes)):
+            holders = [own[min(k, len(own) - 1)] for own in classes]
+            held = stage_coefficients(
+                self.plain, self.whole_prices, choice, size, m, holders, with_sends=False
+            )
+            sizes = {name: value for name, value in vars(held).items() if name.endswith("_gib")}
+            found.append(replace(self.data(choice, order), **sizes))
+        return found
+
     def _mix(
         self, changed: dict[str, Floats], choice: int, s: int, classes: Sequence[int], num_stages: int
     ) -> None:
@@ -250,47 +269,3 @@ def _twice(prices: Prices) -> Prices:
             axis = 2 if field.name.startswith("layer_") else 1
             changed[field.name] = np.concatenate([value, value], axis=axis)
     return replace(prices, **changed)  # type: ignore[arg-type]
-
-
-def _of_rank_zero(problem: Problem, prices: Prices, space: MixedSpace) -> Prices:
-    """Prices of the pipeline of rank 0: hops that may stay in a host, a shared embedding at its best.
-
-    Rank 0 of a stage and of the next share a host only where one holds a whole stage and a rank more.
-    """
-    send = prices.send_s.copy()
-    degrees = space.table.degrees
-    needed = space.table.stage_size + degrees.tensor_parallel * degrees.context_parallel
-    for c, node_class in enumerate(problem.cluster.classes):
-        inside = needed <= node_class.chips_per_node
-        least = np.minimum(send[:, c, c], prices.send_inside_s[:, c])
-        send[:, c, c] = np.where(inside, least, send[:, c, c])
-    tied = np.zeros_like(prices.tied_sync_s)
-    if problem.model.copies_embedding:
-        for choice in np.flatnonzero(space.usable.any(axis=1)).tolist():
-            tied[choice] = _least_tied_s(problem, space, choice)
-    return replace(prices, send_s=send, tied_sync_s=tied)
-
-
-def _least_tied_s(problem: Problem, space: MixedSpace, choice: int) -> float:
-    """What sharing an embedding between the ends takes at least, wherever the ranks of both lie [s].
-
-    Of the d ranks of the first stage some class holds d / |classes| or more, one after the other, so that
-    some host holds half of them or as many as it can. Where that is more than half of what it can, the last
-    stage of one of them lies on another host, and all of them share the adapters on the way there.
-    """
-    degrees, classes = space.table.degrees, np.flatnonzero(space.usable[choice]).tolist()
-    tp, ranks = int(degrees.tensor_parallel[choice]), int(degrees.data_parallel[choice])
-    chips = tp * int(degrees.context_parallel[choice])
-    of_one_class = -(-ranks // len(classes))
-    found = []
-    for c in classes:
-        held = problem.cluster.classes[c].chips_per_node // chips
-        together = min(held, -(-of_one_class // 2))
-        if 2 * together <= held:
-            return 0.0
-        first = ReplicaPlace(c, problem.cluster.hosts_of(c)[:1], chips, tp)
-        for other in classes:
-            last = ReplicaPlace(other, problem.cluster.hosts_of(other)[int(other == c) :][:1], chips, tp)
-            if last.hosts:
-                found.append(tied_embedding_s(problem, [(first, last)] * together))
-    return min(found)

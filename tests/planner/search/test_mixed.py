@@ -18,6 +18,7 @@ from planner.search import annealer, driver, openings
 from planner.search.degrees import may_mix_stages
 from planner.search.mixed.opener import MixedOpener
 from planner.search.mixed.placement import Dealer
+from planner.search.programs import Solver
 from planner.simulate.evaluate import evaluate
 from tests.oracle_mixed import brute_force_mixed
 from tests.oracle_plans import brute_force
@@ -51,10 +52,23 @@ def odd_problem(seed: int, *, empty: bool = False) -> Problem:
     return problem.model_copy(update=changed)
 
 
-def assert_search_finds_the_best(seed: int, *, old_class: bool = False, empty: bool = False) -> bool:
+def with_tight_classes(problem: Problem, seed: int) -> Problem:
+    """The same with less memory on each class, on some more so than on others."""
+    classes, shares = problem.cluster.classes, np.random.default_rng([seed, 9]).uniform(0.3, 1.0, 9)
+    tight = tuple(
+        c.model_copy(update={"memory_gib": (c.memory_gib or 0.0) * float(share)})
+        for c, share in zip(classes, shares, strict=False)
+    )
+    return with_cluster(problem, problem.cluster.model_copy(update={"classes": tight}))
+
+
+def assert_search_finds_the_best(
+    seed: int, *, old_class: bool = False, empty: bool = False, tight: bool = False
+) -> bool:
     """Whether a mixed plan is the best, too."""
     problem = odd_problem(seed, empty=empty)
     problem = with_an_old_class(problem, seed) if old_class else problem
+    problem = with_tight_classes(problem, seed) if tight else problem
     mixed, whole = brute_force_mixed(problem), brute_force(problem)
     best_s = min(mixed.step_s, whole.step_s)
     result = driver.search(problem)
@@ -76,6 +90,7 @@ def assert_search_finds_the_best(seed: int, *, old_class: bool = False, empty: b
 
 
 MIXED_IS_BEST = (103, 122, 131)
+TIGHT = (107, 122, 174, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (131, 137, 149, 178)))
 
 
 @pytest.mark.parametrize("seed", MIXED_IS_BEST)
@@ -89,6 +104,18 @@ def test_sets_of_orders_of_mixed_stages_are_searched_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(annealer, "FEW_ORDERS", 0)
     for seed in MIXED_IS_BEST:
         assert assert_search_finds_the_best(seed)
+
+
+@pytest.mark.parametrize("seed", TIGHT)
+def test_stages_of_a_class_that_holds_more_beside_one_with_less_room_leave_nothing_open(seed: int) -> None:
+    # Their programs plan what the one holds in the room of the other; what that leaves out once stayed open.
+    assert_search_finds_the_best(seed, old_class=True, tight=True)
+
+
+def test_programs_leave_nothing_open_there_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Solver, "max_splits", 0)
+    assert_search_finds_the_best(122, old_class=True, tight=True)
+    assert_search_finds_the_best(131, old_class=True, tight=True)
 
 
 def test_forbidden_mixed_stages_are_not_made() -> None:
