@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 from planner.processes import cores
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 
 LOOK_S = 0.05
 """How often the clock is looked at while the answer is waited for [s]."""
@@ -65,6 +66,73 @@ class Beside(Generic[T]):
         self._process.kill()
         self._process.join()
         self._answers.close()
+
+
+class Aside(Generic[Q, T]):
+    """A copy that answers one question after the other, each by some answers, and keeps what it made.
+
+    A new question tells it that no further answers to those before are wanted.
+    """
+
+    def __init__(self, answering: Callable[[Q, Callable[[], bool]], Iterator[T]]) -> None:
+        """`answering` answers a question; what it is called with besides says whether that is not wanted.
+
+        Raises
+        ------
+        OSError
+            Where the system has no room for another process.
+        """
+        context = multiprocessing.get_context("fork")
+        self._line, other = context.Pipe()
+        self._found: list[list[T]] = []
+        self._process = context.Process(
+            target=_answer_each, args=(answering, self._line, other, os.getpid()), daemon=True
+        )
+        self._process.start()
+        other.close()
+
+    def ask(self, question: Q) -> int:
+        """Ask; the number of the question."""
+        self._found.append([])
+        with suppress(OSError):
+            self._line.send((len(self._found) - 1, question))
+        return len(self._found) - 1
+
+    def answers(self, number: int, least: int, is_up: Callable[[], bool]) -> list[T]:
+        """Answers to a question, once there are so many; fewer where time is up or the process died."""
+        with suppress(EOFError, OSError):
+            while self._line.poll(LOOK_S if len(self._found[number]) < least else 0) or not is_up():
+                if self._line.poll():
+                    of, found = self._line.recv()
+                    self._found[of].append(found)
+                elif len(self._found[number]) >= least:
+                    break
+        return self._found[number]
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self._line.close()
+
+
+def _answer_each(
+    answering: Callable[[Q, Callable[[], bool]], Iterator[T]], line: Connection, own: Connection, parent: int
+) -> None:
+    """Answer in the copy, until the process that asks ends; Ctrl-C is for that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line.close()
+
+    def is_unwanted() -> bool:
+        return own.poll() or os.getppid() != parent
+
+    with suppress(EOFError, OSError):
+        while True:
+            number, question = own.recv()
+            for answer in answering(question, is_unwanted):
+                own.send((number, answer))
+                if is_unwanted():
+                    break
 
 
 def _answer(ask: Callable[[Callable[[], bool]], T], answers: Connection, parent: int) -> None:

@@ -98,6 +98,8 @@ class MeshSearch(Search):
         super().__init__(problem.model_copy(update={"options": options}), on_progress, seeds)
         self.use, self.stale_sets = problem.options.use, STALE_SETS
         self.tried: set[Place] = set()
+        self.meanwhile: Callable[[], None] | None = None
+        """What is done behind the first plans, which may bring a better one."""
         self.reason = pinned_beyond(problem)
         self.of_equal_degrees = self.problem.model_copy(
             update={"options": options.model_copy(update={"use": problem.options.use})}
@@ -119,6 +121,8 @@ class MeshSearch(Search):
         lengths = list_lengths(self.pairs, opener.families[: opener.num_wide])
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
         self._first_plans(opener)
+        if self.meanwhile is not None:
+            self.meanwhile()
         return self._loop(opener) or self.is_stopped
 
     def _list_few(self, opener: MeshOpener) -> list[int]:

@@ -24,7 +24,6 @@ that none does faster than at the best degrees of its class,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -39,26 +38,16 @@ from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.opener import MeshOpener
 from planner.search.progress import Progress
-from planner.search.replicas.chains import Chains
-from planner.search.replicas.mixes import Mixes
-from planner.search.replicas.mixing import choose_mixes
-from planner.search.replicas.rooms_beside import RoomsBeside, are_worth_a_process
+from planner.search.replicas.mixing import SHARE_OF_PART, Mixing
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
 from planner.search.state import LEAST_SHARE_S
 from planner.search.wishes import keeps_wishes
 
-SHARE_OF_PART = 0.4
-"""Share of the time that is left that the search for one launcher, or that for mixes, may take."""
 SHARE_OF_LAST = 0.8
-"""The same where only mixes may go on after it. A guess."""
-SHARE_OF_LOOKS = 0.7
-"""Share of that time after which mixes are chosen for the first time."""
-BEYOND = 1 + 1e-9
-"""How far beyond the cutoff bounds are raised, so that rounding never leaves them short of the gap."""
-ROUNDS = 3
-"""Times that mixes are chosen and bounded in turn while plans get better."""
+"""Share of the time that is left that the search for one launcher may take where only mixes go on after it: a
+guess."""
 
 
 def search_replicas(
@@ -101,35 +90,28 @@ class ReplicaSearch(MeshSearch):
         self.proven_s = {name: bound for name, bound in (proven_s or {}).items() if name in launchers}
         self.whole_s = dict(self.proven_s)
         """The same for plans without virtual stages."""
-        self.mixes: Mixes | None = None
-        self.mix_opener: MeshOpener | None = None
-        self.rooms: RoomsBeside | None = None
-        """Rooms that are asked beside the search for FlagScale."""
-        self.share_up_s = 0.0
-        """Time that mixes leave to what comes after them [s]."""
+        self.mixing: Mixing | None = None
         self.cut_search: Search | None = None
         """The search for Megatron-LM, where a limit cut it."""
 
     def _search(self) -> bool:
         self.offer_seeds()
         self._narrower("megatron-lm", Search, SHARE_OF_PART)
-        cut, mixes_s = False, np.inf
+        cut = False
         if pinned_beyond(self.whole) is None:
             self.table = replica_degrees(self.problem, self.table)
-            mixes_s = self._mix_all()
-            share = 1.0 if mixes_s >= self.frontier.cutoff_s else SHARE_OF_LAST
-            self._begin_rooms(mixes_s)
+            self.mixing = Mixing(self, self.work_s)
             try:
-                cut = self._narrower("flagscale", MeshSearch, share)
-                mixes_s = self._improve_mixes(mixes_s)
+                cut = self._flagscale_and_mixes(self.mixing)
             finally:
-                if self.rooms is not None:
-                    self.rooms.end()
-                    self.rooms = None
+                self.mixing.end_beside()
         else:
             self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
+        mixes_s = self.mixing.bound_s if self.mixing else np.inf
         self._go_on(mixes_s)
-        mixes_s = self._improve_mixes(mixes_s)
+        if self.mixing is not None:
+            self.mixing.improve(min(self.proven_s.values()))
+            mixes_s = self.mixing.bound_s
         for proven_s, close in (
             (self.whole_s, self.frontier.close),
             (self.proven_s, self.frontier.close_virtual),
@@ -139,51 +121,46 @@ class ReplicaSearch(MeshSearch):
                 close(bound_s)
         return cut or self.cut_search is not None or self.clock.is_up
 
-    def _improve_mixes(self, mixes_s: float) -> float:
-        """What no mix undercuts, by all that tells anything where they hold the bound [s]."""
-        most_s = self.frontier.cutoff_s * BEYOND
-        # Without a plan there is no time that mixes could be shown not to undercut.
-        if self.mixes is None or most_s == np.inf:
-            return mixes_s
-        if mixes_s > min(self.proven_s.values()) or mixes_s >= most_s:
-            return mixes_s
-        self.share_up_s = 0.0
-        if self.mix_opener and self.mixes.are_few and not self.mixes.columns:
-            if self.rooms is not None:
-                self.rooms.take(most_s, lambda: self.clock.is_up)
-            if self.mixes.close_by_rooms(most_s):
-                return most_s
-            # Good mixes are of chains that stay open at good prices.
-            self.mixes.improve_at_first(most_s)
-            choose_mixes(self, self.mix_opener, self.mixes)
-            most_s = self.frontier.cutoff_s * BEYOND
-        return max(mixes_s, self.mixes.improve_further(most_s))
+    def _flagscale_and_mixes(self, mixing: Mixing) -> bool:
+        """Search FlagScale's plans and choose mixes, then bound those; whether a limit cut the search.
 
-    def _begin_rooms(self, mixes_s: float) -> None:
-        """Ask beside whether rooms close the cutoff, where that is what follows on FlagScale."""
-        mixes, most_s = self.mixes, self.frontier.cutoff_s * BEYOND
-        if mixes is None or not mixes_s < most_s < np.inf or "flagscale" in self.proven_s:
-            return
-        if are_worth_a_process(mixes, self.whole.options.workers):
-            with suppress(OSError):
-                self.rooms = RoomsBeside(mixes, most_s)
+        Where chips are few mixes are chosen behind the first plans of FlagScale, so that another process may
+        do so meanwhile: the answer is the same with and without.
+        """
+        is_later = mixing.may_come_later and "flagscale" not in self.proven_s
+        if is_later:
+            mixing.begin_beside()
+        else:
+            mixing.choose()
+        share = 1.0 if mixing.bound_s >= self.frontier.cutoff_s else SHARE_OF_LAST
+        cut = self._narrower("flagscale", MeshSearch, share, mixing.choose if is_later else None)
+        mixing.choose()
+        mixing.improve(min(self.proven_s.values()))
+        return cut
 
     def _tell_of(self, target: TargetName, told: Progress) -> None:
         """Say where the search for a launcher stands; what its best plan leaves open rooms are asked anew."""
         self.reporter.report(
             f"plans of {target}: {told.phase}", told.incumbent_s, None, told.opened, told.remaining
         )
-        if self.rooms is not None and told.incumbent_s is not None:
-            with suppress(OSError):
-                self.rooms.ask(self.frontier.cutoff_at(told.incumbent_s, self.frontier.gap) * BEYOND)
+        if self.mixing is not None:
+            self.mixing.ask_rooms(told.incumbent_s)
 
-    def _narrower(self, target: TargetName, kind: type[Search], share: float) -> bool:
+    def _narrower(
+        self,
+        target: TargetName,
+        kind: type[Search],
+        share: float,
+        behind_first: Callable[[], None] | None = None,
+    ) -> bool:
         """Search the plans of one launcher that beat the best so far; whether a limit cut it.
 
         Parameters
         ----------
         share
             Most of the time that is left for it.
+        behind_first
+            What is done behind its first plans; the best plan of that is then looked for further.
         """
         if target in self.proven_s:
             return False
@@ -197,14 +174,27 @@ class ReplicaSearch(MeshSearch):
         search = kind(asked, lambda told: self._tell_of(target, told), self.seeds)
         # It may go on at the end: good plans first, as far as half of the whole time.
         search.clock.late_s = None if left_s is None or target != "megatron-lm" else left_s / 2
-        for best in self.incumbent.ranked()[:1]:
-            search.incumbent.offer(best.plan, best.evaluation)
+        self._offer_best(search)
+
+        def meanwhile() -> None:
+            """Do so, and go on with the best plan of it."""
+            assert behind_first is not None
+            behind_first()
+            self._offer_best(search)
+
+        if behind_first is not None and isinstance(search, MeshSearch):
+            search.meanwhile = meanwhile
         found = self._ran(search)
         self.reason = self.reason or found.reason
         self._keep(target, found)
         if found.interrupted and target == "megatron-lm":
             self.cut_search = search
         return found.interrupted
+
+    def _offer_best(self, search: Search) -> None:
+        """Let a search within this one begin with the best plan so far."""
+        for best in self.incumbent.ranked()[:1]:
+            search.incumbent.offer(best.plan, best.evaluation)
 
     def _go_on(self, mixes_s: float) -> None:
         """Give what time is left to plans of Megatron-LM where they hold the bound."""
@@ -217,8 +207,7 @@ class ReplicaSearch(MeshSearch):
             or self.proven_s["megatron-lm"] >= least_s
         ):
             return
-        for best in self.incumbent.ranked()[:1]:
-            search.incumbent.offer(best.plan, best.evaluation)
+        self._offer_best(search)
         found = self._ran(search, left_s)
         self._keep("megatron-lm", found)
         if not found.interrupted:
@@ -254,47 +243,3 @@ class ReplicaSearch(MeshSearch):
         )
         self.opener = opener
         return opener
-
-    def _mix_all(self) -> float:
-        """Choose mixes and bound them in turn; what no mix undercuts [s]."""
-        if self.clock.is_up:
-            return 0.0
-        self.reporter.report("mixing pipelines", self.incumbent.step_s, None, 0, 0)
-        opener = self.make_opener()
-        if len(self.table) == 0:
-            return np.inf
-        left_s = self.clock.left_s or 0.0
-
-        def is_up() -> bool:
-            """Whether the rest of the time is that of the search for FlagScale."""
-            left_s = self.clock.left_s
-            return left_s is not None and left_s <= self.share_up_s
-
-        mixes = Mixes(self.problem, Chains(self.problem, self.table, self.prices), is_up)
-        for best in self.incumbent.ranked()[:1]:
-            mixes.begin_at(best.plan)
-        self.mixes, self.mix_opener = mixes, opener
-        least_s, copies = self.work_s, 1
-        for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
-            before_s = self.incumbent.step_s
-            self.share_up_s = (1 - share * SHARE_OF_PART) * left_s
-            bound_s, is_first = least_s, mixes.are_few and before_s is not None and not copies > 1
-            if before_s is None:
-                bound_s = max(least_s, mixes.improve_from(least_s))
-            elif not is_first:
-                # Where chips are few rooms tell more in less time, unless it is plans that are missing.
-                bound_s = max(least_s, mixes.improve_at_first(self.frontier.cutoff_s * BEYOND))
-            self.reporter.report("mixing pipelines", self.incumbent.step_s, bound_s, mixes.looks, 0)
-            if before_s is None and not mixes.columns and not is_up():
-                # Not one chain holds the model, however long it may take.
-                self.mixes = None
-                return np.inf
-            was_cut = is_up()
-            if bound_s >= self.frontier.cutoff_s or (was_cut and share == 1):
-                break
-            copies = choose_mixes(self, opener, mixes)
-            if is_first and copies > 1:
-                continue
-            if not was_cut and (self.incumbent.step_s is None or self.incumbent.step_s == before_s):
-                break
-        return bound_s

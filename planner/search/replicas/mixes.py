@@ -39,10 +39,6 @@ from planner.units import MS
 
 ROUNDS = 60
 """Rounds of prices at most."""
-DOUBLINGS = 12
-"""Doublings of a time in which any chains are looked for."""
-LEAST_STEP_S = 1e-3
-"""Step from which deadlines are doubled where nothing says more [s]."""
 SAME = 1e-4
 """Relative distance between prices below which nothing new would come of them."""
 SMOOTHING = 0.5
@@ -82,6 +78,7 @@ class Mixes:
         self.parts: dict[Shared, Mixes] = {}
         """Mixes by what all pipelines of one share, once they are looked at apart."""
         self.looks = 0
+        self._rooms: WholeRooms | None = None
         self.aims = Aims(self.pricing.paths, self.price, self._middle, self._keep, is_up)
         """Deadlines; they begin at the first prices."""
 
@@ -122,8 +119,7 @@ class Mixes:
                 break
             self.reach_ms, program = first_reach(self._program, self.batch, self.bound_ms, limit_ms, NEAR / 4)
             if self.pricing.evaluated >= most_boxes:
-                # At the same prices the next look goes on where this one ended.
-                break
+                break  # at the same prices the next look goes on where this one ended
             self.price = self._worth_the_batch(SMOOTHING * self.best_price + (1 - SMOOTHING) * program)
             if np.allclose(self.price, price, rtol=SAME):
                 break
@@ -183,17 +179,21 @@ class Mixes:
 
     def improve_by_shares(self, most_s: float) -> float:
         """The same by the shares of the batch that they run alone [s]."""
-        most_ms = most_s / MS - self.exchange_ms
-        self.bound_ms = self.shares.improve(self.best_price, self.bound_ms, most_ms)
-        return most_s if self.bound_ms >= most_ms else self.bound_s
+        self.bound_ms = self.shares.improve(self.best_price, self.bound_ms, most_s / MS - self.exchange_ms)
+        return most_s if self.is_closed(most_s) else self.bound_s
 
     def improve_by_rooms(self, most_s: float) -> float:
         """The same by the whole chips that they take, where these are few [s]."""
-        most_ms = most_s / MS - self.exchange_ms
         if self.are_few:
-            rooms = WholeRooms(self.pricing, self.best_price, self.is_up)
-            self.bound_ms = rooms.improve(self.bound_ms, most_ms, self.open_ms)
-        return most_s if self.bound_ms >= most_ms else self.bound_s
+            most_ms = most_s / MS - self.exchange_ms
+            self.bound_ms = self.rooms().improve(self.bound_ms, most_ms, self.open_ms)
+        return most_s if self.is_closed(most_s) else self.bound_s
+
+    def rooms(self) -> WholeRooms:
+        """Rooms at the best prices, with the tables that were made for them."""
+        if self._rooms is None or self._rooms.price is not self.best_price:
+            self._rooms = WholeRooms(self.pricing, self.best_price, lambda: self.is_up())
+        return self._rooms
 
     def improve_rooms_apart(self, most_s: float) -> float:
         """The same for each choice of what all pipelines share: the least of the choices holds [s]."""
@@ -203,17 +203,24 @@ class Mixes:
 
     def close_by_rooms(self, most_s: float) -> bool:
         """Whether rooms close a time at once; else they are not asked for it again."""
-        most_ms = most_s / MS - self.exchange_ms
-        for part in self.that_share():
-            if part.bound_ms < most_ms:
-                if part.open_ms <= most_ms:
-                    return False
-                if not WholeRooms(part.pricing, part.best_price, part.is_up).excludes(most_ms):
-                    part.open_ms = most_ms
-                    return False
-                part.bound_ms = most_ms
-        self.bound_ms = max(self.bound_ms, most_ms)
+        if not all(part.keep(most_s, part.closes_by_rooms(most_s)) for part in self.that_share()):
+            return False
+        self.bound_ms = max(self.bound_ms, most_s / MS - self.exchange_ms)
         return True
+
+    def closes_by_rooms(self, most_s: float) -> bool:
+        """Whether rooms of one choice close a time."""
+        most_ms = most_s / MS - self.exchange_ms
+        return self.bound_ms >= most_ms or (self.open_ms > most_ms and self.rooms().excludes(most_ms))
+
+    def keep(self, most_s: float, is_closed: bool) -> bool:
+        """Keep whether they do, and tell it."""
+        most_ms = most_s / MS - self.exchange_ms
+        if is_closed:
+            self.bound_ms = max(self.bound_ms, most_ms)
+        else:
+            self.open_ms = min(self.open_ms, most_ms)
+        return is_closed
 
     def least_of(self, hard: list[Mixes], most_s: float) -> float:
         """The least bound of choices that are not closed up to a time, that time where all are [s]."""
@@ -224,9 +231,9 @@ class Mixes:
     def improve_further(self, most_s: float) -> float:
         """Raise the bound up to a time by all that tells anything [s]."""
         bound_s = self.improve_rooms_apart(most_s) if self.are_few else self.bound_s
-        if bound_s < most_s and are_many(self):
-            return max(bound_s, improve_each(self, most_s))
         if bound_s < most_s:
+            if are_many(self):
+                return max(bound_s, improve_each(self, most_s))
             bound_s = max(bound_s, self.improve_by_prices(most_s))
         if bound_s < most_s and not self.is_reached(most_s):
             bound_s = max(bound_s, self.improve(most_s))
@@ -237,8 +244,8 @@ class Mixes:
         of = self.chains
         if not self.parts:
             for shared, rows in shared_rows(self.problem, of.table).items():
-                part = Mixes(self.problem, Chains(self.problem, of.table, of.prices, rows), self.is_up)
-                self.parts[shared] = part
+                chains = Chains(self.problem, of.table, of.prices, rows)
+                self.parts[shared] = Mixes(self.problem, chains, self.is_up)
         for part in self.parts.values():
             if self.bound_ms >= part.bound_ms:
                 part.price = part.best_price = self.best_price
@@ -262,21 +269,10 @@ class Mixes:
             hard = [part for part in hard if part.improve_whole(aim_s) < most_s]
         return self.least_of(hard, most_s)
 
-    def improve_from(self, least_s: float) -> float:
-        """The same without a plan: up to a time by which fractions of some chains run the batch [s]."""
-        most_s = 2 * max(least_s, LEAST_STEP_S)
-        for _ in range(DOUBLINGS):
-            self.improve(most_s)
-            if self.is_up() or self.bound_s < most_s * (1 - NEAR):
-                break
-            most_s *= 2
-        return self.bound_s
-
     def _keep(self, columns: list[Column]) -> None:
         known = {column.key: k for k, column in enumerate(self.columns)}
         for column in columns:
-            k = known.get(column.key)
-            if k is None:
+            if (k := known.get(column.key)) is None:
                 self.columns.append(column)
             elif column.most_m > self.columns[k].most_m:
                 self.columns[k] = column
@@ -291,10 +287,9 @@ class Mixes:
 
     def _rows(self, deadline_ms: float, more: Sequence[Row] = ()) -> list[Row]:
         """What the chains found do by a deadline, and more rows."""
-        done = [Row(column.chips, float(column.sequences(deadline_ms))) for column in self.columns]
+        done = (Row(column.chips, float(column.sequences(deadline_ms))) for column in self.columns)
         return [*(row for row in done if row.sequences > 0), *more]
 
     def _worth_the_batch(self, prices: Floats) -> Floats:
         """The same prices in proportion, all chips together worth the batch."""
-        scaled: Floats = prices * self.batch / float(np.dot(prices, self.available))
-        return scaled
+        return np.asarray(prices * self.batch / float(np.dot(prices, self.available)))

@@ -199,14 +199,22 @@ class Places:
         times, own = times[:num_places, ..., : width + 1], own[:num_places, ..., : width + 1]
         found = np.full((len(times), len(boxes), width + 1), np.inf)
         scale, high = 1 / boxes.low[:, None], boxes.high[:, None] * (1 + COUNT_TOL)
-        for item, most in enumerate(self._widths(times.min(axis=0), float(high.max())).tolist()):
+        widths = self._widths(times.min(axis=0), float(high.max())).tolist()
+        fits_all = (times <= float(high.min())).all(axis=0)
+        for item, most in enumerate(widths):
             # Most items have far fewer layers than the widest.
             passes, beside = times[:, item, None, 1 : most + 1], own[:, item, None, 1 : most + 1]
             costs = beside * scale
-            costs += self.worth[item]
             if not boxes.once:
-                costs += np.minimum(passes * scale - 1, 0.0)
-            costs[passes > high] = np.inf
+                less = passes * scale
+                less -= 1
+                np.minimum(less, 0.0, out=less)
+                costs += less
+            costs += self.worth[item]
+            cut = np.flatnonzero(~fits_all[item, 1 : most + 1])
+            if len(cut):
+                begin = int(cut[0])
+                np.copyto(costs[..., begin:], np.inf, where=passes[..., begin:] > high)
             least = found[:, :, 1 : most + 1]
             np.minimum(least, costs, out=least)
         return found - self.rho if boxes.once else found

@@ -33,7 +33,7 @@ class Round:
     """Whether all layers are told apart, where else they are priced."""
 
 
-ROUNDS = Round(1.03, False), Round(1.01, False), Round(1.003, False), Round(1.001, True)
+ROUNDS = Round(1.03, False), Round(1.01, False), Round(1.001, True)
 """In the first one a box holds several numbers of replicas. Guesses."""
 Times = tuple[Floats, Floats]
 """Lower and upper ends of intervals of time [ms]."""

@@ -131,18 +131,31 @@ class RoomWalk:
         return moved.at(fits)
 
     def _moved(self, states: _States, inner: Floats, ahead: Floats, most: Floats) -> _States:
-        """Ways with an inner stage more, the cheapest to each place."""
+        """Ways with an inner stage more, the cheapest to each place.
+
+        Ways come box by box and by the layers placed: what a stage costs is looked at once for all of these.
+        """
         num_layers, moved = self.places.num_layers, []
-        box, room = states.box[:, None], (most[states.box] - states.cost)[:, None] + COUNT_TOL
+        place = states.box * (num_layers + 1) + states.layers
+        starts = np.flatnonzero(np.diff(place, prepend=-1))
+        ways = np.diff(starts, append=len(place))
+        box, layers = states.box[starts, None], states.layers[starts, None]
+        room = most[states.box] - states.cost + COUNT_TOL
+        most_room = np.maximum.reduceat(room, starts)[:, None]
         for item, costs in enumerate(inner):
             counts = np.flatnonzero(np.isfinite(costs).any(axis=0))
             if not len(counts):
                 continue
-            # [way, number of layers], without what a turn may leave idle.
-            left = num_layers - states.layers[:, None] - counts
+            # [place, number of layers], without what a turn may leave idle.
+            left = num_layers - layers - counts
             own = costs[box, counts]
-            way, number = np.nonzero((left > 0) & (own + ahead[box, left] <= room))
-            part = self._with(states.at(way), item, counts[number], own[way, number])
+            least = own + ahead[box, left]
+            at, number = np.nonzero((left > 0) & (least <= most_room))
+            of_way = np.repeat(np.arange(len(at)), ways[at])
+            way = np.arange(len(of_way)) + (starts[at] - np.cumsum(ways[at]) + ways[at])[of_way]
+            goes_on = least[at, number][of_way] <= room[way]
+            way, of_way = way[goes_on], of_way[goes_on]
+            part = self._with(states.at(way), item, counts[number[of_way]], own[at, number][of_way])
             goes_on = part.cost + ahead[part.box, num_layers - part.layers] <= most[part.box]
             moved.append(part.at(goes_on))
         joined = _join([states.at(np.zeros(0, dtype=np.int64)), *moved])

@@ -1,70 +1,87 @@
-"""Rooms asked in a process of their own while plans of FlagScale are searched.
+"""Mixes chosen, then rooms asked, in a process of their own while plans of FlagScale are searched.
 
 Where chips are few, whether rooms close the cutoff (`Mixes.close_by_rooms`) is what follows on that search,
-and takes about as long. Where that search finds a better plan they are asked for its cutoff instead.
+and takes about as long. Where that search finds a better plan they are asked for its cutoff instead: the
+process goes on with the tables that it made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from planner.search.beside import Beside, may_have_others
+from planner.search.beside import Aside, may_have_others
 from planner.search.replicas.mixes import Mixes
+
+C = TypeVar("C")
 
 LEAST_ROOMS = 1000
 """Rooms from which another process is worth its start. A guess."""
 
-Told = list[tuple[float, float]]
-"""A time that is closed and one that rooms leave open, by choice of what pipelines share [ms]."""
+Told = tuple[int, bool]
+"""A choice of what pipelines share, and whether rooms close it."""
 
 
-class RoomsBeside:
-    """Whether rooms close one time, asked beside."""
+class RoomsBeside(Generic[C]):
+    """What is chosen at first, and whether rooms close one time, asked beside."""
 
-    def __init__(self, mixes: Mixes, most_s: float) -> None:
-        """Ask for a time [s].
+    def __init__(self, mixes: Mixes, choose: Callable[[], C]) -> None:
+        """`choose` chooses mixes.
 
         Raises
         ------
         OSError
             Where the system has no room for another process.
         """
-        self.mixes, self.most_s = mixes, most_s
-        self._beside = Beside(self._told)
+        self.mixes, self._choose, self.most_s = mixes, choose, 0.0
+        self._aside: Aside[float | None, C | Told] = Aside(self._answer)
+        self._choice: int | None = self._aside.ask(None)
+        self._rooms = 0
 
     def ask(self, most_s: float) -> None:
-        """Ask for another time [s], in place of the one before.
-
-        Raises
-        ------
-        OSError
-            Where the system has no room for another process.
-        """
+        """Ask for a time [s], in place of the one before."""
         if most_s != self.most_s:
-            self._beside.end()
             self.most_s = most_s
-            self._beside = Beside(self._told)
+            self._rooms = self._aside.ask(most_s)
+
+    def chosen(self, is_up: Callable[[], bool]) -> C | None:
+        """What was chosen, once; None where time is up before, or the process died."""
+        number, self._choice = self._choice, None
+        found = [] if number is None else self._aside.answers(number, 1, is_up)
+        return found[0] if found else None  # type: ignore[return-value]
 
     def take(self, most_s: float, is_up: Callable[[], bool]) -> None:
-        """Take over what was found, where it was asked for this time [s]."""
-        told = self._beside.answer(is_up) if most_s == self.most_s else None
-        if told is not None:
-            for part, (bound_ms, open_ms) in zip(self.mixes.that_share(), told, strict=True):
-                part.bound_ms, part.open_ms = bound_ms, open_ms
+        """Ask rooms together, where they were asked for this time [s]: this process begins with the first."""
+        parts, closed = self.mixes.that_share(), dict[int, bool]()
+        while most_s == self.most_s and len(closed) < len(parts):
+            closed.update(self._aside.answers(self._rooms, 0, is_up))  # type: ignore[arg-type]
+            left = [number for number in range(len(parts)) if number not in closed]
+            if len(left) > 1 and not is_up():
+                closed[left[0]] = parts[left[0]].closes_by_rooms(most_s)
+            elif left:
+                before = len(self._aside.answers(self._rooms, 0, is_up))
+                if len(self._aside.answers(self._rooms, before + 1, is_up)) == before:
+                    break
+        # As if they had been asked one after the other, up to the first that stays open.
+        for number, part in enumerate(parts):
+            if number in closed and not part.keep(most_s, closed[number]):
+                break
 
     def end(self) -> None:
         """End the other process."""
-        self._beside.end()
+        self._aside.end()
 
-    def _told(self, is_up: Callable[[], bool]) -> Told:
-        """What rooms tell, in the other process."""
+    def _answer(self, most_s: float | None, is_up: Callable[[], bool]) -> Iterator[C | Told]:
+        """What is asked, in the other process: of all choices the last first."""
+        if most_s is None:
+            yield self._choose()
+            return
         parts = self.mixes.that_share()
-        for part in parts:
+        for number, part in reversed(list(enumerate(parts))):
             part.is_up = is_up
-        self.mixes.close_by_rooms(self.most_s)
-        return [(part.bound_ms, part.open_ms) for part in parts]
+            yield number, part.closes_by_rooms(most_s)
 
 
 def are_worth_a_process(mixes: Mixes, workers: int | None) -> bool:

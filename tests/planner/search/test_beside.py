@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from planner.search import beside
-from planner.search.beside import Beside, may_have_others
+from planner.search.beside import Aside, Beside, may_have_others
 
 
 def never() -> bool:
@@ -57,12 +57,66 @@ def test_the_end_ends_the_copy() -> None:
     asked.end()
 
 
+def test_one_copy_answers_question_after_question_with_what_it_keeps() -> None:
+    seen: list[int] = []
+
+    def answering(question: int, _: Callable[[], bool]) -> Iterator[tuple[int, int]]:
+        for part in range(2):
+            seen.append(question)
+            yield part, len(seen)
+
+    asked = Aside(answering)
+    first = asked.ask(7)
+    assert asked.answers(first, 2, never) == [(0, 1), (1, 2)]
+    second = asked.ask(8)
+    assert asked.answers(second, 2, never) == [(0, 3), (1, 4)] and seen == []
+    assert asked.answers(first, 2, never) == [(0, 1), (1, 2)]
+    asked.end()
+    assert asked.answers(second, 2, never) == [(0, 3), (1, 4)]
+
+
+def test_a_copy_leaves_a_question_for_the_next_one() -> None:
+    def answering(question: int, is_unwanted: Callable[[], bool]) -> Iterator[int]:
+        yield question
+        if question == 1:
+            yield until_unwanted(is_unwanted)
+        yield -question
+
+    asked = Aside(answering)
+    first = asked.ask(1)
+    assert asked.answers(first, 1, never) == [1]
+    second = asked.ask(2)
+    assert asked.answers(second, 2, never) == [2, -2]
+    assert asked.answers(first, 0, never) in ([1], [1, 1])
+    dies = asked.ask(3)
+    asked._process.kill()
+    assert asked.answers(dies, 3, never) in ([], [3], [3, -3])
+    asked.end()
+
+
+def waits(question: int, is_unwanted: Callable[[], bool]) -> Iterator[int]:
+    yield until_unwanted(is_unwanted)
+
+
+def busy() -> Beside[int]:
+    return Beside(until_unwanted)
+
+
+def busy_aside() -> Aside[int, int]:
+    asked = Aside(waits)
+    asked.ask(1)
+    return asked
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at /proc")
-def test_a_copy_whose_asker_is_killed_ends_by_itself() -> None:
+@pytest.mark.parametrize("make", [busy, busy_aside, lambda: Aside(waits)])
+def test_a_copy_whose_asker_is_killed_ends_by_itself(
+    make: Callable[[], Beside[int] | Aside[int, int]],
+) -> None:
     reading, writing = os.pipe()
 
     def ask_and_die() -> None:
-        asked = Beside(until_unwanted)
+        asked = make()
         os.write(writing, str(asked._process.pid).encode())
         os._exit(0)
 

@@ -17,6 +17,7 @@ from planner.data.result import Result
 from planner.report.targets import targets_report
 from planner.search.replicas import rooms_beside
 from planner.search.replicas.driver import ReplicaSearch
+from planner.search.replicas.mixing import Chosen
 from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
@@ -193,7 +194,7 @@ def test_a_search_without_any_plan_ends_though_chips_in_fractions_would_do() -> 
 
 
 @pytest.mark.slow
-def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixes_and_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process, without, and with one that dies."""
     problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
     monkeypatch.setattr(rooms_beside, "LEAST_ROOMS", 1)
@@ -201,7 +202,7 @@ def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
     take = RoomsBeside.take
 
-    def watched(rooms: RoomsBeside, most_s: float, is_up: Callable[[], bool]) -> None:
+    def watched(rooms: RoomsBeside[Chosen], most_s: float, is_up: Callable[[], bool]) -> None:
         take(rooms, most_s, is_up)
         taken.append(min(part.bound_ms for part in rooms.mixes.that_share()) > 0)
 
@@ -211,7 +212,7 @@ def test_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         options = problem.options.model_copy(update={"workers": workers, "max_virtual_stages": 1})
         answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
     assert len(taken) == 1
-    monkeypatch.setattr(RoomsBeside, "_told", lambda *_: os._exit(1))
+    monkeypatch.setattr(RoomsBeside, "_answer", lambda *_: os._exit(1))
     answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
     assert len(taken) == 2
     assert answers[0] == answers[1] == answers[2]
