@@ -172,8 +172,25 @@ def constants(config: Config, where: str) -> Config:
     return fields
 
 
+_EPSILON_FIELD = {
+    "gpt2": "layer_norm_epsilon",
+    "gpt_neox": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "nemotron_h": "layer_norm_epsilon",
+    "starcoder2": "norm_epsilon",
+}
+"""The field that a family's norms read, where it is not `rms_norm_eps`; files may state several."""
+
+
 def _epsilon(config: Config, family: str) -> object:
-    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+    names = (
+        _EPSILON_FIELD.get(family, "rms_norm_eps"),
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+    )
     return next((config[name] for name in names if name in config), _EPSILONS.get(family, 1e-6))
 
 

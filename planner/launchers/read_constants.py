@@ -27,14 +27,12 @@ from planner.launchers.read_flags import Flags
 from planner.launchers.rotary_positions import (
     BETA_FAST,
     BETA_SLOW,
+    LLAMA3_FACTOR,
     ORIGINAL_LENGTH,
     has_rotary_positions,
     stretched_by,
 )
 from planner.rules.versions import NEWEST, VERSIONS
-
-LLAMA3_FACTOR = 8.0
-"""How far positions are stretched by `--use-rope-scaling` unless told."""
 
 
 def read_constants(flags: Flags) -> ModelConstants:

@@ -16,6 +16,7 @@ from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_other import unpriced
 from planner.launchers.read_software import captures_graphs
+from planner.launchers.rotary_positions import FIRST_DIVISION, LLAMA3_FACTOR
 from planner.rules.experts import exchange_cannot_hide
 from planner.rules.versions import kv_heads_are_not_copied
 from planner.units import GIB
@@ -36,6 +37,7 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
         *_memory_of_graphs(flags),
         *_recomputed_layers(flags),
         *_constants(problem),
+        *_lost_stretching(problem, plan),
     ]
     copied = kv_heads_are_not_copied(problem, plan, "0.15")
     return (*found, copied) if copied is not None else tuple(found)
@@ -94,6 +96,23 @@ def _constants(problem: Problem) -> Iterator[str]:
     name = problem.model.id
     if name in names("models") and (others := list(other_constants(problem.model, load_model(name)))):
         yield f"{'; '.join(others)}: of the shape of {name}, yet another network is trained"
+
+
+def _lost_stretching(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Numbers of rotary positions that are parsed and not handed on (NVIDIA/Megatron-LM#6305)."""
+    scaling = problem.model.constants.rotary_scaling
+    if scaling is None or plan.target == "megatron-bridge":  # which has fields of its own for them
+        return
+    if scaling.kind == "llama3" and scaling.factor != LLAMA3_FACTOR:
+        yield (
+            f"--rope-scaling-factor {scaling.factor:g}: Megatron-LM up to core 0.19.2 builds "
+            f"{LLAMA3_FACTOR:g} whatever it says; take newer code that hands it on, or Megatron-Bridge"
+        )
+    if scaling.kind == "linear":
+        yield (
+            f"--rotary-seq-len-interpolation-factor {scaling.factor:g}: Megatron-LM before core "
+            f"{FIRST_DIVISION} builds a model without it; take a newer release, or Megatron-Bridge"
+        )
 
 
 def _mask_of_loader(problem: Problem, flags: Flags) -> Iterator[str]:

@@ -2,13 +2,17 @@
 
 Llama 3's rule, YaRN (arXiv:2309.00071) and division are known. Megatron-LM takes YaRN's numbers as
 arguments from core 0.19 on; with latent attention it always took some, and keeps the rest at its own
-values. Megatron-Bridge has a field for each. Sources: megatron-core 0.19.2,
-`megatron/training/argument_utils.py` (`_apply_yarn_config_from_args`),
+values. It hands a division on to the model from core 0.19 on as well, and never the factor of Llama 3's
+rule, whatever its parser is told. Megatron-Bridge has a field for each. Sources: megatron-core 0.19.2,
+`megatron/training/argument_utils.py` (`_apply_yarn_config_from_args`, `gpt_config_from_args`),
 `core/models/common/embeddings/yarn_rotary_pos_embedding.py` (which rotates whole heads) and
-`MLATransformerConfig`; megatron-bridge 0.6.2, `gpt_provider.py`.
+`MLATransformerConfig`; `gpt_builders.py` of Megatron-LM up to core 0.18 and of Megatron-LM-FL;
+megatron-bridge 0.6.2, `gpt_provider.py`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from planner.data.model_constants import RotaryScaling
 from planner.data.model_spec import ModelSpec
@@ -17,6 +21,13 @@ from planner.rules.versions import VERSIONS
 
 FIRST_YARN = "0.19"
 """Version of core from which arguments state YaRN without latent attention."""
+
+FIRST_DIVISION = "0.19"
+"""Version of core from which `--rotary-seq-len-interpolation-factor` reaches the model."""
+
+LLAMA3_FACTOR, LLAMA3_LENGTH = 8.0, 8192
+"""Factor of Llama 3's rule that every model of Megatron-LM has (NVIDIA/Megatron-LM#6305, in core 0.19.2 too),
+and the length of the first training, for which there is no flag."""
 
 BETA_FAST, BETA_SLOW, ORIGINAL_LENGTH = 32.0, 1.0, 4096
 """Numbers of YaRN that are meant where a model states none, in Megatron as in transformers' models."""
@@ -38,7 +49,8 @@ def stretched_by(model: ModelSpec, version: str) -> str | None:
         is_new = VERSIONS.index(version) >= VERSIONS.index(FIRST_YARN)
         return "yarn" if is_new and model.constants.rotary_fraction in (None, 1) else None
     if scaling.kind == "linear":  # Megatron-LM divides positions by whole numbers
-        return "linear" if scaling.factor.is_integer() else None
+        is_new = VERSIONS.index(version) >= VERSIONS.index(FIRST_DIVISION)
+        return "linear" if is_new and scaling.factor.is_integer() else None
     return "llama3" if scaling.kind == "llama3" else None
 
 
@@ -102,7 +114,9 @@ def unstated_stretching(model: ModelSpec, version: str, *, by_fields: bool = Fal
             f"rotary positions are not stretched: {model.id} has {scaling.kind} x {scaling.factor:g} for "
             f"sequences longer than those it was first trained on{takes}",
         )
-    if rule == "llama3" or model.mla is None:
+    if rule == "llama3":
+        return tuple(_unstated_of_llama3(model.id, scaling, by_fields=by_fields))
+    if model.mla is None:
         return ()
     taken = {
         "beta_fast": (scaling.beta_fast or BETA_FAST, BETA_FAST),
@@ -121,6 +135,21 @@ def unstated_stretching(model: ModelSpec, version: str, *, by_fields: bool = Fal
             f"with latent attention; {model.id} has fractions"
         )
     return tuple(notes)
+
+
+def _unstated_of_llama3(name: str, scaling: RotaryScaling, *, by_fields: bool) -> Iterator[str]:
+    if scaling.factor != LLAMA3_FACTOR and not by_fields:
+        yield (
+            f"rotary positions are stretched {LLAMA3_FACTOR:g} times, as Megatron-LM up to core 0.19.2 does "
+            f"whatever --rope-scaling-factor says (NVIDIA/Megatron-LM#6305); {name} has {scaling.factor:g}, "
+            "which newer code and the target megatron-bridge take"
+        )
+    length = scaling.original_length or LLAMA3_LENGTH
+    if length != LLAMA3_LENGTH:
+        yield (
+            f"rotary positions are stretched beyond {LLAMA3_LENGTH:,} tokens, Megatron's own length of the "
+            f"first training; {name} has {length:,}"
+        )
 
 
 def _states_temperature(scaling: RotaryScaling) -> bool:

@@ -371,6 +371,19 @@ def test_numbers_for_launch_files_are_read(tmp_path: Path) -> None:
         assert read == told.model_copy(update=scale), name
 
 
+def test_the_epsilon_is_that_of_the_field_which_the_family_reads(tmp_path: Path) -> None:
+    """Files may state several: norms of Nemotron once got the number of `rms_norm_eps`, which it has not."""
+    nemotron = LLAMA | {"model_type": "nemotron", "hidden_act": "relu2", "head_dim": 128}
+    both = nemotron | {"rms_norm_eps": 1e-6, "norm_eps": 1e-3}
+    assert load_model(written(tmp_path / "a", both)).constants.norm_epsilon == 1e-3
+    assert (
+        load_model(
+            written(tmp_path / "b", LLAMA | both | {"model_type": "llama", "hidden_act": "silu"})
+        ).constants.norm_epsilon
+        == 1e-6
+    )
+
+
 def test_how_positions_are_stretched_is_read_whole(tmp_path: Path) -> None:
     """The length of the first training and `truncate` were once not read."""
     told = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "truncate": False}

@@ -15,8 +15,9 @@ from planner.data.load import load_model
 from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import ModelSpec
 from planner.launchers import bridge_model, flagscale, megatron_bridge, megatron_lm
-from planner.launchers.megatron_model import inexpressible
-from planner.launchers.model_constants import constant_arguments, left_out
+from planner.launchers.arguments import words
+from planner.launchers.megatron_model import inexpressible, model_arguments
+from planner.launchers.model_constants import all_constants, constant_arguments, left_out
 from planner.launchers.rotary_positions import stretching_arguments
 from planner.rules.versions import NEWEST, version_violations
 from tests.planner.launchers import plans
@@ -84,6 +85,68 @@ def test_positions_are_stretched_where_the_version_can_and_else_the_page_says_so
     # Megatron's YaRN rotates whole heads.
     half = model.constants.model_copy(update={"rotary_fraction": 0.5})
     assert "not stretched" in left_out(model.model_copy(update={"constants": half}), NEWEST)[0]
+
+
+def stretched(kind: str, factor: float, **more: Any) -> ModelSpec:
+    """Llama 3 8B with positions stretched otherwise."""
+    scaling = {"rotary_scaling": {"kind": kind, "factor": factor, **more}, "rotary_base": 500_000}
+    constants = ModelConstants.model_validate({**scaling, "norm_epsilon": 1e-5})
+    return load_model("llama3-8b").model_copy(update={"constants": constants, "id": "ours"})
+
+
+def test_a_factor_of_llama_3_that_megatron_does_not_hand_on_is_told() -> None:
+    """Llama 3.2 1B and 3B, stretched 32 times, were written as if they would not be built with 8."""
+    _, page = scripts(stretched("llama3", 32.0))
+    assert "stretched 8 times" in page and "ours has 32" in page
+    assert left_out(stretched("llama3", 8.0), NEWEST) == ()
+    assert left_out(stretched("llama3", 32.0), NEWEST, by_fields=True) == ()
+    short = stretched("llama3", 8.0, original_length=4096)
+    assert "beyond 8,192 tokens" in left_out(short, NEWEST, by_fields=True)[0]
+
+
+def test_a_division_of_positions_is_written_for_versions_that_hand_it_on() -> None:
+    """Models before core 0.19, and FlagScale's, are built without `--rotary-seq-len-interpolation-factor`."""
+    model = stretched("linear", 4.0)
+    flags = [argument.flag for argument in stretching_arguments(model, NEWEST)]
+    assert flags == ["--rotary-seq-len-interpolation-factor"] and left_out(model, NEWEST) == ()
+    assert stretching_arguments(model, "0.18") == ()
+    assert "not stretched: ours has linear x 4" in left_out(model, "0.18")[0]
+
+
+WHAT_REACHES_THE_MODEL = """
+import sys
+from tests.megatron_check import standins, validate
+standins.install(9)
+standins.pretend_transformer_engine("2.9.0")
+from megatron.training.argument_utils import gpt_config_from_args
+args = validate.read_arguments(sys.argv[1:], 16)
+config = gpt_config_from_args(args, validate.transformer_config(args))
+print(config.rope_scaling, config.rope_scaling_factor, config.seq_len_interpolation_factor)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "factor", "built"), [("llama3", 32.0, "True 8.0 None"), ("linear", 4.0, "False 8.0 4")]
+)
+def test_what_of_stretching_reaches_the_real_model(
+    kind: str, factor: float, built: str, megatron_python: str
+) -> None:
+    model = stretched(kind, factor)
+    stated = words((*model_arguments(model, 1024), *all_constants(model, NEWEST)))
+    training = [
+        "--micro-batch-size",
+        "1",
+        "--global-batch-size",
+        "16",
+        "--vocab-size",
+        "1024",
+        "--bf16",
+        "--mock-data",
+    ]
+    command = [megatron_python, "-c", WHAT_REACHES_THE_MODEL, *stated, *training]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == built, done.stderr[-2000:]
 
 
 @pytest.mark.slow

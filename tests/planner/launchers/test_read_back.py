@@ -159,6 +159,21 @@ def test_numbers_that_make_another_network_of_a_published_one_are_told(
     assert said in phrase
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--use-rope-scaling --rope-scaling-factor 32", "--rope-scaling-factor 32: Megatron-LM up to"),
+        ("--use-rope-scaling", None),
+        ("--rotary-seq-len-interpolation-factor 4", "before core 0.19 builds a model without it"),
+    ],
+)
+def test_numbers_of_positions_that_do_not_reach_the_model_are_warned_of(flags: str, said: str | None) -> None:
+    arguments = " ".join((*arguments_of("llama3-8b"), flags, "--micro-batch-size 1 --bf16"))
+    back = read_arguments(arguments, "1x8 h100-sxm-80gb", where="here")
+    found = [warning for warning in back.warnings if "-factor" in warning]
+    assert [said in warning for warning in found] == ([] if said is None else [True])
+
+
 def test_experts_in_every_layer_are_known_from_flagscales_files(tmp_path: Path) -> None:
     """Its list of layers has no parentheses, so that gpt-oss was read as a network with biases everywhere."""
     problem, plan = plans.two_stages("gpt-oss-20b")
