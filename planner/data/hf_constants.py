@@ -219,8 +219,8 @@ def _positions(config: Config, family: str, where: str) -> Config:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or _POSITIONS.get(family, {})
     if not isinstance(rope, dict):
         raise InstanceError(f"rope_scaling: must be a mapping, got {rope!r}", where)
-    base = config.get("rope_theta", config.get("rotary_emb_base", rope.get("rope_theta")))
-    share = config.get("partial_rotary_factor", config.get("rotary_pct", rope.get("partial_rotary_factor")))
+    base = _said_once(config, ("rope_theta", "rotary_emb_base"), rope, where)
+    share = _said_once(config, ("partial_rotary_factor", "rotary_pct"), rope, where)
     base = _BASES.get(family, 10_000) if base is None else base
     defaults = {"glm4_moe": 0.5, "gpt_neox": 0.25, "nemotron": 0.5, **dict.fromkeys(hf_linear.FAMILIES, 0.25)}
     fields: Config = {
@@ -246,6 +246,20 @@ def _positions(config: Config, family: str, where: str) -> Config:
     if kind == "yarn" and "qk_rope_head_dim" not in config:  # DeepSeek's own code has a length of its own
         fields["rotary_scaling"] |= _first_length(config, rope)
     return fields
+
+
+def _said_once(config: Config, names: tuple[str, str], rope: Config, where: str) -> Any:
+    """A number that may stand in the configuration, under an old name too, or among its rotary positions.
+
+    Releases of transformers before and since 5 take one or the other, so that both must be the same.
+    """
+    told = [(name, config[name]) for name in names if name in config]
+    if rope.get(names[0]) is not None:
+        told.append((f"{names[0]} of its positions", rope[names[0]]))
+    if any(value != told[0][1] for _, value in told):
+        both = ", ".join(f"{name} {value!r}" for name, value in told)
+        raise InstanceError(f"{names[0]} is said twice: {both}; make them alike", where)
+    return told[0][1] if told else None
 
 
 def _first_length(config: Config, rope: Config) -> Config:

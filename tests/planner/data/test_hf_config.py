@@ -371,6 +371,15 @@ def test_numbers_for_launch_files_are_read(tmp_path: Path) -> None:
         assert read == told.model_copy(update=scale), name
 
 
+def test_a_rotary_base_that_is_said_twice_is_said_alike(tmp_path: Path) -> None:
+    """The one of transformers before 5 won silently, where newer code takes the other."""
+    said = {"rope_theta": 500000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 500000}}
+    assert load_model(written(tmp_path / "a", LLAMA | said)).constants.rotary_base == 500_000
+    other = said | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000}}
+    with pytest.raises(InstanceError, match=r"rope_theta is said twice: .* make them alike"):
+        load_model(written(tmp_path / "b", LLAMA | other))
+
+
 def test_the_epsilon_is_that_of_the_field_which_the_family_reads(tmp_path: Path) -> None:
     """Files may state several: norms of Nemotron once got the number of `rms_norm_eps`, which it has not."""
     nemotron = LLAMA | {"model_type": "nemotron", "hidden_act": "relu2", "head_dim": 128}

@@ -110,7 +110,11 @@ def test_a_division_of_positions_is_written_for_versions_that_hand_it_on() -> No
     flags = [argument.flag for argument in stretching_arguments(model, NEWEST)]
     assert flags == ["--rotary-seq-len-interpolation-factor"] and left_out(model, NEWEST) == ()
     assert stretching_arguments(model, "0.18") == ()
-    assert "not stretched: ours has linear x 4" in left_out(model, "0.18")[0]
+    problem, plan = plans.two_stages(model)
+    problem, plan = (thing.model_copy(update={"target": "flagscale"}) for thing in (problem, plan))
+    files = flagscale.launch_files(problem, plan, None)
+    assert "interpolation" not in files["train/hetero.yaml"]
+    assert "not stretched: ours has linear x 4" in files["README.md"]
 
 
 WHAT_REACHES_THE_MODEL = """
