@@ -225,20 +225,21 @@ class ClassPricing:
         PyTorch). No product takes that to the sum of the micro-batches: a kernel of its own does
         (`param.main_grad.add_`, core/distributed/distributed_data_parallel.py of Megatron-LM).
         """
-        traffic = self.work.embedding
+        traffic, starts_s = self.work.embedding, self.work.end_starts_s[0]
         rate = EMBEDDING_RATE * self.relative.memory_bytes_per_s
         sp, t, zero = self.sizes.splits_sequence, self.tensor, self.zero
         learned = self.model.position_embedding == "learned"
         scatter = t.all_reduce_s if learned else t.reduce_scatter_s
         parameters = self.work.vocab / self.sizes.tp * self.model.hidden_size
         added_s = traffic_s(self.relative, HALF) + gradient_sum_s(self.relative, self.stack)
-        backward = traffic.backward_bytes / rate + parameters * added_s
+        forward = traffic.forward_bytes / rate + starts_s[0]
+        backward = traffic.backward_bytes / rate + starts_s[1] + parameters * added_s
         dp = (zero, zero)
         if self.sharding.scatters:
             counts = embedding_parameters(self.model, self.vocab)  # type: ignore[arg-type]
             dp = self.sharding.root_s(counts, Tensors([parameters], 0), zero)
         return (
-            parts_of(traffic.forward_bytes / rate, where(sp, scatter, t.all_reduce_s), zero, zero, dp[0]),
+            parts_of(forward, where(sp, scatter, t.all_reduce_s), zero, zero, dp[0]),
             parts_of(backward, where(sp, t.all_gather_s, 0.0), zero, zero, dp[1]),
         )
 
@@ -266,13 +267,13 @@ class ClassPricing:
     def _one_head(self) -> tuple[Parts, Parts]:
         """Norm, head and loss once."""
         piece, sizes, t = self.pieces["head"], self.sizes, self.tensor
-        traffic = self.work.head
+        traffic, starts_s = self.work.head, self.work.end_starts_s[1]
         forward = total(piece.rows(self.times.forward_s))
         dgrad, wgrad = piece.rows(self.times.dgrad_s)[0], piece.rows(self.times.wgrad_s)[0]
-        forward = self.factor * (forward + traffic_s(self.relative, traffic.forward_bytes))
-        backward = self.factor * (dgrad + wgrad + traffic_s(self.relative, traffic.backward_bytes))
-        sp, zero = sizes.splits_sequence, self.zero
-        rows = 4.0 * sizes.tokens
+        forward = self.factor * (forward + traffic_s(self.relative, traffic.forward_bytes) + starts_s[0])
+        moved_s = traffic_s(self.relative, traffic.backward_bytes)
+        backward = self.factor * (dgrad + wgrad + moved_s + starts_s[1])
+        sp, zero, rows = sizes.splits_sequence, self.zero, 4.0 * sizes.tokens
         if self.stack.gathers_logits:
             loss = inside_s(self.network, "all_gather", HALF * sizes.tokens * self.vocab, sizes.tp)
         elif self.stack.fused_cross_entropy:
@@ -290,9 +291,8 @@ class ClassPricing:
             dp = self.sharding.head_s(counts, tensors, (forward, backward))
         of_forward = parts_of(forward, gather + loss, zero, zero, dp[0])
         of_backward = parts_of(backward, partly_hidden(behind, 1.0), zero, zero, dp[1])
-        return self.host.launched(of_forward, HEAD_LAUNCHES), self.host.launched(
-            of_backward, 2 * HEAD_LAUNCHES
-        )
+        launched = self.host.launched
+        return launched(of_forward, HEAD_LAUNCHES), launched(of_backward, 2 * HEAD_LAUNCHES)
 
 
 def _with_predictions(once: Parts, layer: Parts, merge: Parts, predictions: int) -> Parts:

@@ -5,8 +5,8 @@ sums over 100 to 1,200 MB took 3.5 us on one H100, and 2.3 us on one H200, beyon
 to their bytes (`instances/tables/README.md`). That other chips take as long is a guess. Products, attention
 and collectives were timed whole, so that theirs are in their tables.
 
-Operators of routers are those that ran in one forward and backward of Megatron-LM core 0.19, views left out;
-other kernels were counted by hand from its code and that of Transformer Engine 2.9.
+Operators of routers and of the loss are those that ran in one forward and backward of Megatron-LM core 0.19,
+views left out; other kernels were counted by hand from its code and that of Transformer Engine 2.9.
 """
 
 from __future__ import annotations
@@ -80,6 +80,14 @@ TENSOR_CAST = 4.0
 """To cast an operand with one scale from its own values: the largest value is cleared and found, the scale
 made, the operand cast (pytorch/csrc/quantizer.cpp, Float8CurrentScalingQuantizer)."""
 
+LOSS, FUSED_LOSS, PLAIN_LOSS = (27.0, 12.0), (13.0, 5.0), (4.0, 4.0)
+"""The loss with its mask, its sum and what is logged: of a vocabulary that ranks may divide, by Transformer
+Engine's two kernels, and PyTorch's."""
+
+LOOK_UP, LOOK_UP_OF_SHARE = (2.0, 11.0), (6.0, 1.0)
+"""Rows of the embedding and their order; backward the whole gradient cleared, its rows sorted and added
+(about nine kernels) and added to the sum. More where ranks divide the vocabulary: masks of others' rows."""
+
 ROW_CASTS = (4.0, 6.0)
 """torchao's casts of a product's operands with a scale a row: two kernels each; input and weight, then the
 gradient both ways and the weight once more (`ROW_CAST_BYTES` in casts.py)."""
@@ -117,6 +125,21 @@ def layer_starts_s(
     return forward, backward
 
 
+def end_starts_s(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> tuple[Seconds, Seconds]:
+    """The same of the embedding, and of final norm and loss [s]."""
+    each = KERNEL_S if stack.host_layer_floor_ms else CAPTURED_S
+    divided = sizes.tp > 1
+    embedding = [where(divided, one + more, one) for one, more in zip(LOOK_UP, LOOK_UP_OF_SHARE, strict=True)]
+    loss = PLAIN_LOSS
+    if stack.megatron_groups:
+        loss = FUSED_LOSS if stack.fused_cross_entropy else LOSS
+    norm = _norm(model, stack)
+    return (
+        (each * embedding[0], each * embedding[1]),
+        (each * (norm[0] + loss[0]), each * (norm[1] + loss[1])),
+    )
+
+
 def _modules(
     model: ModelSpec,
     kind: LayerKind,
@@ -148,11 +171,15 @@ def _modules(
     return own
 
 
+def _norm(model: ModelSpec, stack: SoftwareStack) -> tuple[float, float]:
+    if stack.plain_modules and model.normalization == "rms":
+        return PLAIN_NORM
+    return FP32_NORM if stack.norms_read_fp32 else FUSED_NORM
+
+
 def _block(model: ModelSpec, stack: SoftwareStack) -> Kernels:
     """A norm and the residual sum with dropout and bias."""
-    norm = FP32_NORM if stack.norms_read_fp32 else FUSED_NORM
-    if stack.plain_modules and model.normalization == "rms":
-        norm = PLAIN_NORM
+    norm = _norm(model, stack)
     dropout = 1.0 if stack.has_dropout(model) else 0.0
     apart = 0.0 if stack.fused_pointwise else dropout
     biases = 0.0 if stack.biases_in_products or model.linear_bias == "none" else 1.0

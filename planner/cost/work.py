@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
 from planner.cost.host_waits import Parts
-from planner.cost.kernel_starts import Seconds, layer_starts_s
+from planner.cost.kernel_starts import Seconds, end_starts_s, layer_starts_s
 from planner.cost.launches import backward_launches, launches, routed_launches
 from planner.cost.operators import (
     Matmul,
@@ -104,6 +104,8 @@ class Work:
     scores: Traffic
     embedding: Traffic
     head: Traffic
+    end_starts_s: tuple[Seconds, Seconds]
+    """What starting memory-bound kernels takes in both passes of the embedding, and of norm and loss [s]."""
 
     @staticmethod
     def of(problem: Problem, sizes: Sizes, vocab: Values) -> Work:
@@ -136,6 +138,7 @@ class Work:
             scores=score_traffic(model, stack, sizes),
             embedding=embedding_traffic(model, sizes),
             head=head_traffic(model, stack, vocab, sizes),
+            end_starts_s=end_starts_s(model, stack, sizes),
         )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from planner.cost.kernel_starts import CAPTURED_S, KERNEL_S, layer_starts_s
+from planner.cost.kernel_starts import CAPTURED_S, KERNEL_S, end_starts_s, layer_starts_s
 from planner.cost.operators import layer_matmuls
 from planner.cost.prices import Degrees
+from planner.cost.pricing import price
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
-from tests.planner.cost.problems import problem
+from tests.planner.cost.problems import prices, problem, with_stack
 
 
 def kernels(
@@ -72,3 +74,34 @@ def test_graphs_start_kernels_of_captured_modules_sooner() -> None:
     eager, partly = (kernels("mixtral-8x7b", "moe", captured_modules=x)[0] for x in ((), ("moe_router",)))
     # Router by softmax with its auxiliary loss, norm and sum.
     assert eager - partly == pytest.approx((26 + 2) * (1 - CAPTURED_S / KERNEL_S))
+
+
+def test_ends_run_as_many_as_their_modules_do() -> None:
+    def starts(tp: int = 1, **changes: object) -> list[float]:
+        of = with_stack(problem(), **changes)
+        sizes = Sizes.single(of, Degrees.single(tensor_parallel=tp))
+        ends = end_starts_s(of.model, of.stack, sizes)
+        return [float(np.max(seconds)) / KERNEL_S for end in ends for seconds in end]
+
+    # Rows, their order; zeros, sorting, the sum. A norm each way and 27 + 12 kernels of the loss.
+    assert starts() == pytest.approx([2, 11, 1 + 27, 2 + 12])
+    assert starts(tp=2) == pytest.approx([2 + 6, 11 + 1, 1 + 27, 2 + 12])
+    assert starts(fused_cross_entropy=True) == pytest.approx([2, 11, 1 + 13, 2 + 5])
+    assert starts(megatron_groups=False) == pytest.approx([2, 11, 1 + 4, 2 + 4])
+    captured = starts(host_layer_floor_ms=0.0)
+    assert captured == pytest.approx([x * CAPTURED_S / KERNEL_S for x in starts()])
+
+
+def test_prices_of_ends_hold_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = problem()
+    found = prices(of)
+    monkeypatch.setattr("planner.cost.work.end_starts_s", lambda *_: ((0.0, 0.0), (0.0, 0.0)))
+    without = price(of.model_copy(update={"name": "other"}), Degrees.single())
+    for name, kernels_of in (
+        ("embedding_forward_s", 2),
+        ("embedding_backward_s", 11),
+        ("head_forward_s", 28),
+        ("head_backward_s", 14),
+    ):
+        more = getattr(found, name)[0, 0].sum() - getattr(without, name)[0, 0].sum()
+        assert more == pytest.approx(kernels_of * KERNEL_S, rel=1e-3), name
