@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formulations.options import Status
-from formulations.pipeline_rows import Floats, step_bound
+from formulations.pipeline_rows import Floats, Ints, step_bound
 
 Cuts = tuple[int, ...]
 """First layer of every stage but the first."""
@@ -55,6 +56,10 @@ class LayerPartitionData:
 
     def allowed(self) -> NDArray[np.bool_]:
         """[stage, first, end] whether a stage may hold layers first .. end - 1: the set E."""
+        return self._allowed
+
+    @cached_property
+    def _allowed(self) -> NDArray[np.bool_]:
         p, cut = self.num_stages, np.arange(self.num_layers + 1)
         stage = np.arange(p)[:, None, None]
         first, end = cut[None, :, None], cut[None, None, :]
@@ -86,12 +91,23 @@ def stages_of(cuts: Cuts, num_layers: int) -> list[tuple[int, int]]:
 
 def objective_ms(data: LayerPartitionData, cuts: Cuts) -> float:
     """The objective of one split; inf where some stage does not fit."""
-    at = tuple(np.array([(s, a, e) for s, (a, e) in enumerate(stages_of(cuts, data.num_layers))]).T)
-    if not data.allowed()[at].all():
-        return float("inf")
-    times = data.forward_ms[at], data.backward_ms[at], data.send_ms
-    end = step_bound(*times, data.num_microbatches, data.reduction_ms[at], data.wait_ms)
-    return float(end) + float(data.follow_ms[at].max()) + data.constant_ms
+    return float(objectives_ms(data, np.array([cuts], dtype=np.int64).reshape(1, len(cuts)))[0])
+
+
+def objectives_ms(data: LayerPartitionData, cuts: Ints) -> Floats:
+    """The objective of several splits, [split, stage but the first]; inf where some stage does not fit."""
+    edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=(0, data.num_layers))
+    whole = (edges[:, :-1] <= edges[:, 1:]).all(axis=1)
+    at = np.arange(data.num_stages), *np.clip([edges[:, :-1], edges[:, 1:]], 0, data.num_layers)
+    fits = whole & data.allowed()[at].all(axis=1)
+    at, values = (at[0], at[1][fits], at[2][fits]), np.full(len(cuts), np.inf)
+    if not fits.any():
+        return values
+    send, wait = (np.broadcast_to(of, at[1].shape) for of in (data.send_ms, data.wait_ms))
+    times = data.forward_ms[at], data.backward_ms[at], send
+    end = step_bound(*times, data.num_microbatches, data.reduction_ms[at], wait)
+    values[fits] = end + data.follow_ms[at].max(axis=-1) + data.constant_ms
+    return values
 
 
 def least_bottleneck(data: LayerPartitionData) -> tuple[float, Cuts | None]:

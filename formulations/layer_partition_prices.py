@@ -11,6 +11,10 @@ Bound      (price)    T + O >= sum_s (phi[s] f[s] + beta[s] b[s] + v[s] o[s]) + 
            stages and their runs of layers: its least is a shortest path through the cuts and the stages of
            each class used up.
 
+It holds as well of the splits whose slowest stage takes a time within two numbers: no run of theirs is
+slower, and one is no faster, so that a path goes through whether it has passed one. Weights of their own for
+pieces of that time say more than one set for all: they cannot mix splits that fill different stages.
+
 Best weights are those of
 
 Model      max  theta
@@ -20,8 +24,8 @@ Model      max  theta
 whose next path is the shortest at weights half way between the answer and the best weights met, which takes
 far fewer than at the answer.
 
-Size       at most 8 p variables, 2 rows and one a path; a path takes L^2 steps for each way to have used up
-           stages of each class.
+Size       at most 8 p variables, 2 rows and one a path; a path takes a step for each run of layers and each
+           way to have used up stages of each class, two where the slowest stage is told.
 Exact      no: it is what the rows say of splits and orders in fractions.
 Source     Kelley 1960; in-out separation: Ben-Ameur, Neto 2007, Networks 49.
 """
@@ -31,8 +35,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from formulations.pipeline_rows import Floats, Ints
+from formulations.layer_partition_groups import GroupCosts, start_of, totals, ways_to_use
+from formulations.pipeline_rows import Floats
 from formulations.solvers import GrowingProgram
 from formulations.written_rows import RowName, row_coefficients
 
@@ -41,21 +47,12 @@ MOST_ROUNDS = 40
 CLOSE = 1e-3
 """Part of the limit up to which more rounds gain too little. A guess."""
 
+NARROW = 0.02
+"""Width of a piece of the time of the slowest stage, relatively, that is halved no more. A guess."""
+
+Bools = NDArray[np.bool_]
 Path = list[tuple[int, int, int, int]]
-"""Stage, class, first layer and end of every run."""
-
-
-@dataclass(frozen=True)
-class OrderCosts:
-    """Arrays [stage, class, first, end] in ms, inf where a run does not fit; stages on each class."""
-
-    num_microbatches: int
-    forward: Floats
-    backward: Floats
-    reduction: Floats
-    """Of stage 0 alone, [class, first, end]."""
-    follow: Floats
-    counts: tuple[int, ...]
+"""Stage, class, length and end of every run."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +84,23 @@ def all_rows(num_stages: int, num_microbatches: int) -> tuple[Floats, Floats]:
 class PricedOrders:
     """Bounds of one group for one weighing after another."""
 
-    def __init__(self, costs: OrderCosts) -> None:
+    def __init__(self, costs: GroupCosts) -> None:
         self.costs = costs
-        self.fits = np.isfinite(costs.forward)
+        self.fits, self.times = np.isfinite(costs.forward), costs.forward + costs.backward
+        self.promised: tuple[float, Path] = (np.inf, [])
+        """Of the paths met, that with the least of what its rows say, and so much [ms]."""
         self.forward, self.backward = all_rows(len(costs.forward), costs.num_microbatches)
 
-    def best(self, limit_ms: float, start: Weights | None = None) -> tuple[float, Weights]:
-        """The largest bound met, or one beyond the limit, with its weights [ms]; inf where no split fits."""
+    def best(
+        self, limit_ms: float, start: Weights | None = None, low_ms: float = 0.0, high_ms: float = np.inf
+    ) -> tuple[float, Weights]:
+        """The largest bound met, or one beyond the limit, with its weights [ms]; inf where no split fits.
+
+        Of splits whose slowest stage takes no less than `low_ms` and no more than `high_ms`.
+        """
         num_rows, p = self.forward.shape
         best = start or Weights(np.full(num_rows, 1 / num_rows), np.full(p, 1 / p))
-        best_ms, path = self.shortest(best)
+        best_ms, path = self.shortest(best, low_ms, high_ms)
         if best_ms >= limit_ms:
             return best_ms, best
         program = GrowingProgram([-1.0] + [0.0] * (num_rows + p))
@@ -110,7 +114,7 @@ class PricedOrders:
                 break
             there = Weights(np.array(answer[1 : num_rows + 1]), np.array(answer[num_rows + 1 :]))
             half = Weights((there.rows + best.rows) / 2, (there.follow + best.follow) / 2)
-            value, path = self.shortest(half)
+            value, path = self.shortest(half, low_ms, high_ms)
             if value > best_ms:
                 best_ms, best = value, half
             if best_ms >= limit_ms:
@@ -118,15 +122,44 @@ class PricedOrders:
             add_path(program, *self.values(path))
         return best_ms, best
 
-    def shortest(self, weights: Weights) -> tuple[float, Path]:
+    def best_in_pieces(
+        self, limit_ms: float, low_ms: float, high_ms: float, start: Weights | None = None
+    ) -> tuple[float, Weights | None]:
+        """As `best`, with weights of their own for pieces of the time of the slowest stage [ms].
+
+        A piece that weights do not bring to the limit is halved; where even a narrow one stays below it, no
+        other is looked at.
+        """
+        pieces, least_ms, weights = [(-np.inf, low_ms, high_ms)], np.inf, start
+        while pieces:
+            known_ms, low_ms, high_ms = pieces.pop()
+            value_ms, weights = self.best(limit_ms, weights, low_ms, high_ms)
+            value_ms = max(known_ms, value_ms)
+            if value_ms >= limit_ms:
+                least_ms = min(least_ms, value_ms)
+            elif high_ms > low_ms * (1 + NARROW):
+                middle_ms = float(np.sqrt(low_ms * high_ms))
+                pieces += [(value_ms, low_ms, middle_ms), (value_ms, middle_ms, high_ms)]
+            else:
+                return min(least_ms, value_ms, *(known_ms for known_ms, _, _ in pieces)), weights
+        return least_ms, weights
+
+    def shortest(self, weights: Weights, low_ms: float = 0.0, high_ms: float = np.inf) -> tuple[float, Path]:
         """The bound (price) with a split and an order that have it; inf and none where nothing fits."""
-        costs = self.costs
+        costs, fits = self.costs, self.fits & (self.times <= high_ms)
         factors = weights.rows @ self.forward, weights.rows @ self.backward, weights.follow
-        each = np.where(self.fits, 0.0, np.inf)
+        each = np.where(fits, 0.0, np.inf)
         for factor, array in zip(factors, (costs.forward, costs.backward, costs.follow), strict=True):
-            each += factor[:, None, None, None] * np.where(self.fits, array, 0.0)
-        each[0] += np.where(self.fits[0], costs.reduction, 0.0) * weights.rows.sum()
-        return shortest_path(each, costs.counts)
+            each += factor[:, None, None, None] * np.where(fits, array, 0.0)
+        each[0] += np.where(fits[0], costs.reduction, 0.0) * weights.rows.sum()
+        slack = 0.0 if costs.slack is None else costs.slack[:, :, None, None]
+        value_ms, path = shortest_path(each, costs, self.times + slack >= low_ms)
+        if path:
+            rows, follow = self.values(path)
+            promise_ms = float(rows.max() + follow.max())
+            if promise_ms < self.promised[0]:
+                self.promised = promise_ms, path
+        return value_ms, path
 
     def values(self, path: Path) -> tuple[Floats, Floats]:
         """What every row, with the reduction of stage 0, and what follows each stage take of a path."""
@@ -135,36 +168,35 @@ class PricedOrders:
         return rows + float(self.costs.reduction[path[0][1:]]), self.costs.follow[at]
 
 
-def shortest_path(costs: Floats, counts: tuple[int, ...]) -> tuple[float, Path]:
-    """Least sum of costs [stage, class, first, end] of a split over all orders, and where; inf and none."""
-    cut = np.arange(costs.shape[2])
-    least = {(0,) * len(counts): np.where(cut == 0, 0.0, np.inf)}
-    origins: list[dict[tuple[int, ...], tuple[Ints, Ints]]] = []
-    for of_stage in costs:
-        ahead: dict[tuple[int, ...], Floats] = {}
-        came: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
-        for used, so_far in least.items():
-            for c in np.flatnonzero(np.array(used) < np.array(counts)).tolist():
-                total = so_far[:, None] + of_stage[c]
-                first = total.argmin(axis=0)
-                value, of_class = total[first, cut], np.full(len(cut), c)
-                then = (*used[:c], used[c] + 1, *used[c + 1 :])
-                if then in ahead:
-                    better = value < ahead[then]
-                    value = np.where(better, value, ahead[then])
-                    of_class, first = (
-                        np.where(better, *two) for two in zip((of_class, first), came[then], strict=True)
-                    )
-                ahead[then], came[then] = value, (of_class, first)
-        least = ahead
-        origins.append(came)
-    used, end = counts, int(cut[-1])
-    value_ms, path = float(least[used][end]), []
-    for s in reversed(range(len(costs))) if np.isfinite(value_ms) else ():
-        of_class, first = origins[s][used]
-        c, begin = int(of_class[end]), int(first[end])
-        path.append((s, c, begin, end))
-        used, end = (*used[:c], used[c] - 1, *used[c + 1 :]), begin
+def shortest_path(each: Floats, costs: GroupCosts, slow: Bools | None = None) -> tuple[float, Path]:
+    """Least sum of costs [stage, class, length, end] of a split over all orders, and where; inf and none.
+
+    Of those that have one of the `slow` runs, where there are any.
+    """
+    sources, _ = ways_to_use(costs.most, costs.num_stages)
+    turns = each[:, None] if slow is None else np.stack([each, np.where(slow, each, np.inf)], axis=1)
+    so_far, came = np.repeat(start_of(costs, 1), turns.shape[1], axis=0), []
+    so_far[1:] = np.inf
+    for of_stage, source in zip(turns, sources, strict=True):
+        least = np.full((len(of_stage), source.shape[1] + 1, each.shape[-1]), np.inf)
+        origin = np.zeros((3, *least.shape), dtype=np.int64)
+        for c, before in enumerate(source):
+            for into, layer, cost in [(0, 0, 0), (1, 1, 0), (1, 0, 1)][: 2 * len(of_stage) - 1]:
+                sums = totals(so_far[layer], of_stage[cost, c])
+                length = sums.argmin(axis=0)
+                value = np.take_along_axis(sums, length[None], axis=0)[0][before]
+                at = np.flatnonzero(value.ravel() < least[into, :-1].ravel())
+                least[into, :-1].ravel()[at] = value.ravel()[at]
+                for part, of in enumerate((np.full_like(length, c), length, np.full_like(length, layer))):
+                    origin[part, into, :-1].ravel()[at] = of[before].ravel()[at]
+        so_far = least
+        came.append(origin)
+    layer, state, end = len(so_far) - 1, 0, each.shape[-1] - 1
+    value_ms, path = float(so_far[layer, state, end]), []
+    for s in reversed(range(len(each))) if np.isfinite(value_ms) else ():
+        c, length, layer = (int(of[layer, state, end]) for of in came[s])
+        path.append((s, c, length, end))
+        state, end = int(sources[s][c, state]), end - length
     return value_ms, path[::-1]
 
 

@@ -29,6 +29,7 @@ from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Pair
 from planner.search.kinds import kinds_of
 from planner.search.partition import PartitionOpener
+from planner.search.partition_bounds import OrderBounds
 from planner.search.referee import Referee
 from planner.search.space import Groups, Pairs, list_pairs
 from planner.search.state import Clock, Frontier, Incumbent
@@ -78,6 +79,7 @@ class BeyondOpener(PartitionOpener):
         frontier: Frontier[Item] = Frontier(incumbent, gap)
         super().__init__(problem, prices, table, data, frontier, clock, referee)
         self.intervals = Intervals(problem, prices, table, most_on_first=kinds.num_lead - 1)
+        self.orders = OrderBounds(self.intervals)
         pairs = self._pairs()
         frontier.queue.stream(pairs.bound_s, lambda i: Pair(int(pairs.choice[i]), int(pairs.stages[i])))
 

@@ -1,8 +1,9 @@
-"""Which runs of layers of several kinds fit a stage: the terms of `planner.cost.stage` for all runs."""
+"""Which runs of layers of several kinds fit a stage: the terms of `planner.cost.stage` for many runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from planner.cost.stage_memory import kept_of_layers
 from planner.tolerances import MEMORY_TOL_BYTES
 
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,8 @@ class Position:
 
     choice: int
     node_class: int
-    in_flight: int
-    """Micro-batches whose activations the stage holds."""
+    in_flight: int | Ints
+    """Micro-batches whose activations the stage holds; several numbers where it stands for several stages."""
     first: bool
     last: bool
     num_stages: int
@@ -31,47 +33,68 @@ class Position:
     """Whether the stage may be without a layer."""
 
 
-def spans(values: Floats) -> Floats:
-    """Sum of each run of layers, array [first, end]."""
-    until = np.concatenate([[0.0], np.cumsum(values)])
-    sums: Floats = until[None, :] - until[:, None]
-    return sums
+@dataclass(frozen=True)
+class Runs:
+    """Runs of layers by first layer and end, arrays that broadcast to [..., run]."""
+
+    first: Ints
+    end: Ints
+
+    @classmethod
+    def all_of(cls, num_layers: int) -> Runs:
+        """Every run, [first, end]; those that end before they begin hold nothing."""
+        cut = np.arange(num_layers + 1)
+        return cls(cut[:, None], cut[None, :])
+
+    @property
+    def length(self) -> Ints:
+        """Layers of each."""
+        return self.end - self.first
+
+    def sums(self, values: Floats) -> Floats:
+        """Sum of a value of each layer."""
+        until = np.concatenate([[0.0], np.cumsum(values)])
+        sums: Floats = until[self.end] - until[self.first]
+        return sums
 
 
 class IntervalMemory:
-    """Whether runs fit one position, array [first, end], by what is recomputed."""
+    """Whether runs fit a position, by what is recomputed; arrays [run], or [in_flight, run] where `at` has
+    several numbers of micro-batches, [in_flight, 1, ...]."""
 
-    def __init__(self, prices: Prices, at: Position, kind_of_layer: NDArray[np.int64]) -> None:
+    def __init__(self, prices: Prices, at: Position, kind_of_layer: Ints, runs: Runs) -> None:
         c, n, prices = at.choice, at.node_class, in_pipeline_of(prices, at.num_stages)
-        self.prices, self.at, self.kinds = prices, at, kind_of_layer
-        base = 0.0 if at.first and at.last else float(prices.pipeline_buffer_bytes[c])
+        self.prices, self.at, self.kinds, self.runs = prices, at, kind_of_layer, runs
+        base: Any = 0.0 if at.first and at.last else float(prices.pipeline_buffer_bytes[c])
         if at.first:
             base += float(prices.embedding_state_bytes[c].sum())
-            base += at.in_flight * float(prices.embedding_activation_bytes[c])
+            base = base + at.in_flight * float(prices.embedding_activation_bytes[c])
         if at.last:
-            base += at.in_flight * float(prices.head_activation_bytes[c, n])
+            base = base + at.in_flight * float(prices.head_activation_bytes[c, n])
             base += float(self._head_states().sum())
         states = prices.layer_state_bytes[c].sum(axis=-1)[kind_of_layer]
         outside = outside_bytes(prices, c, n, at.first or at.last, at.num_stages)
         reserved = float(prices.limit_bytes[n]) + MEMORY_TOL_BYTES / 2 - float(outside)
-        self.room: Floats = reserved * float(prices.allocated_fraction) - base - spans(states)
-        """[first, end] what activations and passing buffers may take [bytes]."""
+        self.room: Floats = reserved * float(prices.allocated_fraction) - base - runs.sums(states)
+        """What activations and passing buffers may take [bytes]."""
         present = [np.where(kind_of_layer == kind, 1.0, 0.0) for kind in range(len(prices.kinds))]
-        self.present = [spans(count) > 0 for count in present]
+        self.present = [runs.sums(count) > 0 for count in present]
         self.step_fits = self._step_fits(reserved, base)
 
-    def _step_fits(self, reserved: float, base: float) -> Bools:
+    def _step_fits(self, reserved: float, base: Any) -> Bools:
         """Whether what a run copies for the optimizer's step fits, when all activations are gone."""
         prices, c, n = self.prices, self.at.choice, self.at.node_class
         optimizer, ends = STATES.index("optimizer"), 0.0
         if self.at.first:
-            base -= self.at.in_flight * float(prices.embedding_activation_bytes[c])
+            base = base - self.at.in_flight * float(prices.embedding_activation_bytes[c])
             ends += float(prices.embedding_state_bytes[c, optimizer])
         if self.at.last:
-            base -= self.at.in_flight * float(prices.head_activation_bytes[c, n])
+            base = base - self.at.in_flight * float(prices.head_activation_bytes[c, n])
             ends += float(self._head_states()[optimizer])
         layers = prices.layer_state_bytes[c]
-        held = spans((layers.sum(axis=-1) + prices.step_copy_share * layers[:, optimizer])[self.kinds])
+        held = self.runs.sums(
+            (layers.sum(axis=-1) + prices.step_copy_share * layers[:, optimizer])[self.kinds]
+        )
         held = held + self._largest(prices.layer_placeholder_bytes[c]) + prices.step_copy_share * ends
         fits: Bools = held <= reserved * float(prices.allocated_fraction) - base
         return fits
@@ -94,19 +117,27 @@ class IntervalMemory:
         again = self._of_class(whole) - self._of_class(kept)
         return self._fits(self._kept(kept), self._working(again, "selective"))
 
-    def fits_full(self) -> Bools:
-        """The first k + 1 layers recomputed in full, array [k, first, end]; shorter runs do not count."""
-        prices, count = self.prices, len(self.kinds)
+    def fewest_full(self) -> Ints:
+        """How many of its first layers a run recomputes in full at least; 0 where not even all are enough.
+
+        With the layers recomputed grows what they save, and in few steps what exists again beside their
+        passing buffers: that of the largest kind among them. For each such size the fewest layers that save
+        enough count where none of them is of a larger kind; the least over the sizes is exact.
+        """
+        prices, runs, kinds = self.prices, self.runs, self.kinds
         whole, kept = prices.layer_activation_bytes, prices.layer_activation_full_bytes
-        saved = self.at.in_flight * (self._of_class(whole) - self._of_class(kept))
-        first = np.arange(count + 1)
-        until = np.minimum(first + np.arange(1, count + 1)[:, None], count)
-        less = spans(saved[self.kinds])[first, until]
+        saved = np.maximum(self._of_class(whole) - self._of_class(kept), 0.0)[kinds]
+        until = np.concatenate([[0.0], np.cumsum(saved)])
+        held, working = self._kept(whole) - self.room, self._working(0.0, "full")
         peaks = self._of_class(prices.layer_working_bytes + prices.layer_recompute_peak_bytes)
-        # Only a kind among the recomputed layers exists again beside its passing buffers.
-        again = [np.where(own[first, until], peaks[kind], 0.0) for kind, own in enumerate(self.present)]
-        working = np.maximum(self._working(0.0, "full"), np.max(again, axis=0)[:, :, None])
-        return self._fits(self._kept(whole) - less[:, :, None], working)
+        most, fewest = runs.length, np.full(1, len(kinds) + 1)
+        for size in np.unique(peaks[kinds]):
+            larger = np.append(np.flatnonzero(peaks[kinds] > size), len(kinds))
+            up_to = larger[np.searchsorted(larger, runs.first)] - runs.first
+            short = (held + np.maximum(working, size)) / self.at.in_flight
+            layers = np.maximum(np.searchsorted(until, until[runs.first] + short) - runs.first, 1)
+            fewest = np.minimum(fewest, np.where(layers <= np.minimum(up_to, most), layers, len(kinds) + 1))
+        return np.where((fewest <= len(kinds)) & self.step_fits, fewest, 0)
 
     def _of_class(self, layer_bytes: Floats) -> Floats:
         """Sizes of a layer [choice, kind, node_class] here, by kind."""
@@ -115,10 +146,10 @@ class IntervalMemory:
 
     def _kept(self, layer_bytes: Floats) -> Floats:
         """Activations that a run keeps [bytes]."""
-        kept: Floats = self.at.in_flight * spans(self._of_class(layer_bytes)[self.kinds])
+        kept: Floats = self.at.in_flight * self.runs.sums(self._of_class(layer_bytes)[self.kinds])
         return kept
 
-    def _working(self, again: Floats | float, recompute: str) -> Floats:
+    def _working(self, again: Any, recompute: str) -> Floats:
         """Passing buffers of the largest kind in a run, with what exists again; or those of the head or of
         the embedding [bytes]."""
         c = self.at.choice

@@ -21,13 +21,13 @@ from planner.cost.stage import in_flight_1f1b
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
 from planner.search.empty import ends_without_layers
-from planner.search.interval_memory import IntervalMemory, Position, spans
+from planner.search.interval_memory import IntervalMemory, Position, Runs
 from planner.units import MS
 
 
 @dataclass(frozen=True)
 class IntervalTable:
-    """Arrays [first, end]; times in ms, inf where the run does not fit."""
+    """Arrays [first, end], or over other runs; times in ms, inf where the run does not fit."""
 
     forward_ms: Floats
     backward_ms: Floats
@@ -49,7 +49,8 @@ class Intervals:
         self.most_on_first = most_on_first
         index_of = {kind: i for i, kind in enumerate(prices.kinds)}
         self.kind_of_layer = np.array([index_of[kind] for kind in problem.model.kind_of_layer])
-        self._table = lru_cache(maxsize=256)(self._compute)
+        self._all_runs = Runs.all_of(len(self.kind_of_layer))
+        self._table = lru_cache(maxsize=256)(lambda at: self.costs(at, self._all_runs))
 
     def data(self, choice: int, order: Sequence[int]) -> LayerPartitionData:
         """The program of one order of classes; where sends block, they lengthen the passes."""
@@ -112,14 +113,15 @@ class Intervals:
             )
         )
 
-    def _compute(self, key: Position) -> IntervalTable:
+    def costs(self, key: Position, runs: Runs) -> IntervalTable:
+        """What a position costs with each run; [in_flight, run] where it has several numbers in flight."""
         c, n, first, last = key.choice, key.node_class, key.first, key.last
         prices, kinds = self.prices, self.kind_of_layer
 
         def layers(array: Floats) -> Floats:
             """Sums over runs of a time by [kind, class] and, if it has them, parts."""
             of_kind = array[c, :, n]
-            return spans((of_kind.sum(axis=-1) if of_kind.ndim == 2 else of_kind)[kinds])
+            return runs.sums((of_kind.sum(axis=-1) if of_kind.ndim == 2 else of_kind)[kinds])
 
         def ends(embedding: Floats, head: Floats) -> float:
             """What the embedding and the head add."""
@@ -132,7 +134,7 @@ class Intervals:
             of_ends = ends(getattr(prices, f"embedding_{task}_s"), getattr(prices, head))
             return layers(getattr(prices, f"layer_{task}_s")) + of_ends
 
-        extra, selective, full = self._least_recompute(key)
+        extra, selective, full = self._least_recompute(key, runs)
         forward = layers(prices.layer_forward_s)
         forward = forward + ends(prices.embedding_forward_s, prices.head_forward_s)
         backward = layers(prices.layer_backward_s) + extra
@@ -154,31 +156,27 @@ class Intervals:
             full_layers=full,
         )
 
-    def _least_recompute(self, key: Position) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int64]]:
-        """More backward [s], whether selective, and layers in full, arrays [first, end]."""
+    def _least_recompute(
+        self, key: Position, runs: Runs
+    ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.int64]]:
+        """More backward [s], whether selective, and layers in full."""
         c, n = key.choice, key.node_class
         prices, kinds, forbid = self.prices, self.kind_of_layer, self.problem.options.forbid
-        count = len(kinds)
-        run = np.arange(count + 1)[None, :] - np.arange(count + 1)[:, None]
-        memory = IntervalMemory(prices, key, kinds)
-        held = run >= (0 if key.may_be_empty else 1)
+        memory = IntervalMemory(prices, key, kinds, runs)
+        held = runs.length >= (0 if key.may_be_empty else 1)
         if key.first and self.most_on_first is not None:
-            held &= run <= self.most_on_first
+            held &= runs.length <= self.most_on_first
         extra = np.where(held & memory.fits_plain(), 0.0, np.inf)
         selective = np.zeros(extra.shape, dtype=bool)
         if "recompute=selective" not in forbid:
-            of_kind = prices.layer_selective_s[c, :, n].sum(axis=-1)
-            time = spans(of_kind[kinds])
-            time[:, count] += prices.predictions_selective_s[c, n].sum()
-            selective = held & (run > 0) & ~np.isfinite(extra) & memory.fits_selective()
+            time = runs.sums(prices.layer_selective_s[c, :, n].sum(axis=-1)[kinds])
+            time = time + np.where(runs.end == len(kinds), prices.predictions_selective_s[c, n].sum(), 0.0)
+            selective = held & (runs.length > 0) & ~np.isfinite(extra) & memory.fits_selective()
             extra = np.where(selective, time, extra)
         if "recompute=full" in forbid:
             return extra, selective, np.zeros(extra.shape, dtype=np.int64)
-        time = spans(prices.layer_full_s[c, :, n].sum(axis=-1)[kinds])
-        layers = np.arange(1, count + 1)[:, None, None]
-        fits = memory.fits_full() & held & (run >= layers) & (~np.isfinite(extra) | selective)
-        fewest = fits.argmax(axis=0) + 1
-        first = np.arange(count + 1)[:, None]
-        own = np.where(fits.any(axis=0), time[first, np.minimum(first + fewest, count)], np.inf)
+        until = np.concatenate([[0.0], np.cumsum(prices.layer_full_s[c, :, n].sum(axis=-1)[kinds])])
+        fewest = np.where(held & (~np.isfinite(extra) | selective), memory.fewest_full(), 0)
+        own = np.where(fewest > 0, until[runs.first + fewest] - until[runs.first], np.inf)
         better = own < extra
         return np.where(better, own, extra), selective & ~better, np.where(better, fewest, 0)

@@ -3,10 +3,10 @@
 What `openings` does for layers of one kind: a pair lists its groups, a group its orders of classes, an
 order becomes a program, here `formulations.layer_partition`, whose answers the referee judges. For one
 order and one split the least recomputation that fits is best, so each split is judged once and then
-excluded; the program goes on until its bound passes the best plan.
+excluded; the program goes on until its bound passes the best plan. Before, all groups of a pair, all orders
+of a group and each order are bounded by shortest paths (`partition_bounds`), whose splits are tried, too.
 
-Left out: recomputation of other modules than the stack's, and the bounds that walk over orders, which
-count layers of one kind; groups and orders are bounded by their times alone, so gaps close more slowly.
+Left out: recomputation of other modules than the stack's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formulations import layer_partition, layer_partition_cp
 from formulations.layer_partition_data import (
@@ -31,12 +32,13 @@ from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed, own_classes
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
+from planner.search.cut_moves import improved
 from planner.search.degrees import DegreeTable
 from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Order, Pair, Program
 from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
-from planner.search.partition_bounds import WeightsOf, is_bounded_whole, orders_bound_s
+from planner.search.partition_bounds import OrderBounds, Split, is_bounded_whole
 from planner.search.referee import Referee
 from planner.search.space import Groups, list_groups
 from planner.search.state import Clock, Frontier
@@ -47,8 +49,8 @@ MAX_GROUPS = 100_000
 """Groups of a pair up to which they are listed."""
 FEW_ORDERS = 40
 """Orders that are listed one by one where more are bounded at once. A guess."""
-MAX_MOVES = 40
-"""Moves of one cut after which a first split is good enough."""
+MOST_TRIES = 40
+"""Groups of which a split is tried as they are bounded; more only where their bound is less. A guess."""
 NO_SPLIT = (
     "no split of the layers fits the chips, even with every layer recomputed; add chips, or chips with more "
     "memory, or lower the memory reserve"
@@ -73,8 +75,9 @@ class PartitionOpener:
         self.problem, self.prices, self.table = problem, prices, table
         self.bounds, self.frontier, self.clock = bounds, frontier, clock
         self.intervals = Intervals(problem, prices, table)
-        self.weights: WeightsOf = {}
-        """Of the rows of the pipeline, for all orders of a group."""
+        self.orders = OrderBounds(self.intervals)
+        self.tries, self.likeliest_s = 0, np.inf
+        """Groups of which a split was tried as they were bounded, and the least of their bounds [s]."""
         self.programs = 0
         self.evaluated = 0
         self.sets_since_better = 0
@@ -100,8 +103,33 @@ class PartitionOpener:
             self.frontier.close(bound_s)
             return
         groups = self._groups(bound_s, pair)
+        most = self.table.max_stages[pair.choice]
+        if (groups.bound_s < self.frontier.cutoff_s).any() and self._are_bounded_whole(most, pair.stages):
+            known = self.orders.of_pair(pair.choice, pair.stages, self.frontier.cutoff_s)
+            closer = np.array([known[tuple(counts)] for counts in groups.counts.tolist()])
+            groups = replace(groups, bound_s=np.maximum(groups.bound_s, closer))
+            self._try_groups(pair, groups)
         for counts, group_s in zip(groups.counts, groups.bound_s, strict=True):
             self.frontier.push(float(group_s), BoundedGroup(pair.choice, tuple(map(int, counts))))
+
+    def _try_groups(self, pair: Pair, groups: Groups) -> None:
+        """Judge the split that a path of the likeliest group has, if it is likelier than others before."""
+        best = int(np.argmin(groups.bound_s))
+        bound_s = float(groups.bound_s[best])
+        if bound_s >= self.frontier.cutoff_s or (self.tries >= MOST_TRIES and bound_s >= self.likeliest_s):
+            return
+        self.tries, self.likeliest_s = self.tries + 1, min(bound_s, self.likeliest_s)
+        found = self.orders.likely_split(tuple(groups.counts[best].tolist()))
+        self._try_split(pair.choice, found)
+
+    def _try_split(self, choice: int, split: Split | None) -> None:
+        """Judge a split, or what single moves make of it, if there is one and it is allowed."""
+        if split is not None and self.is_allowed(choice, split[0]):
+            self._judge_improved(choice, split[0], self.intervals.data(choice, split[0]), split[1])
+
+    def _are_bounded_whole(self, most: NDArray[np.int64], stages: int) -> bool:
+        """Whether all orders of so many stages on each class at most are bounded at once."""
+        return is_bounded_whole(most, stages, self.problem.model.num_layers)
 
     def _groups(self, bound_s: float, pair: Pair) -> Groups:
         """The groups of a pair with their bounds."""
@@ -109,12 +137,15 @@ class PartitionOpener:
 
     def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
         """One part for each order of the classes, bounded by itself, or for each class of the next stage."""
-        bound_s = max(bound_s, orders_bound_s(self.intervals, group, self.frontier.cutoff_s, self.weights))
+        is_whole = self._are_bounded_whole(np.array(group.counts), sum(group.counts))
+        if is_whole:
+            closer_s, split = self.orders.of_group(group, self.frontier.cutoff_s)
+            bound_s = max(bound_s, closer_s)
+            self._try_split(group.choice, split)
         if bound_s >= self.frontier.cutoff_s:
             self.frontier.push(bound_s, group)
             return
         left = np.array(group.counts) - np.bincount(group.first, minlength=len(group.counts))
-        is_whole = is_bounded_whole(group, self.problem.model.num_layers)
         few = count_orders(left.tolist()) <= (FEW_ORDERS if is_whole else MAX_ORDERS)
         if few or self.problem.options.keep_class_order:
             self._push_orders(bound_s, group, all_orders(left.tolist()))
@@ -173,15 +204,27 @@ class PartitionOpener:
         _, cuts = least_bottleneck(data)
         if cuts is None:
             return False
+        self._judge_improved(choice, order, data, cuts)
+        return True
+
+    def _judge_improved(
+        self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts
+    ) -> None:
+        """Judge the split that single moves lead to from another."""
         cuts, value_ms = improved(data, cuts)
         if value_ms * MS < self.frontier.incumbent.worth_judging_s:
             self._judge(choice, order, data, cuts)
-        return True
 
     def _open_order(self, bound_s: float, part: Order) -> None:
         """A good split without a solver, then the program unless that already closes the order."""
         if not self.try_order(part.choice, part.order):
             return
+        counts = np.bincount(part.order, minlength=len(self.problem.cluster.classes))
+        if bound_s < self.frontier.cutoff_s and self._are_bounded_whole(counts, len(part.order)):
+            of_order = BoundedGroup(part.choice, tuple(counts.tolist()), part.order)
+            closer_s, split = self.orders.of_group(of_order, self.frontier.cutoff_s)
+            bound_s = max(bound_s, closer_s)
+            self._try_split(part.choice, split)
         if bound_s >= self.frontier.cutoff_s:
             self.frontier.close(bound_s)
             return
@@ -236,22 +279,3 @@ class PartitionOpener:
         if incumbent.step_s is None or evaluation.step_s < incumbent.step_s:
             self.sets_since_better = 0
         incumbent.offer(plan, evaluation)
-
-
-def improved(data: LayerPartitionData, cuts: Cuts) -> tuple[Cuts, float]:
-    """Move single cuts by a layer or two while the objective falls; cuts and objective [ms]."""
-    value = objective_ms(data, cuts)
-    for _ in range(MAX_MOVES):
-        edges = (0, *cuts, data.num_layers)
-        moved = [
-            (*cuts[:s], cuts[s] + by, *cuts[s + 1 :])
-            for s in range(len(cuts))
-            for by in (-2, -1, 1, 2)
-            if edges[s] <= cuts[s] + by <= edges[s + 2]
-        ]
-        values = [objective_ms(data, other) for other in moved]
-        if not values or min(values) >= value:
-            break
-        value = min(values)
-        cuts = moved[values.index(value)]
-    return cuts, value

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
-from math import prod
 
 import numpy as np
 
-from formulations.layer_partition_paths import least_behind_ms, least_of_orders_ms
-from formulations.layer_partition_prices import OrderCosts, PricedOrders, Weights
+from formulations.layer_partition_data import Cuts
+from formulations.layer_partition_groups import GroupPaths, num_ways
+from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData, bound_data
 from planner.search.empty import most_without_layers
+from planner.search.interval_memory import Ints
 from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup
 from planner.search.kinds import LayerKinds
+from planner.search.run_tables import RunTables
 from planner.units import MS
 
-MAX_WAYS = 2_000_000
-"""Ways to have used up stages of a group by class, times layers squared, up to which all its orders are
-bounded at once. A guess."""
-
+MAX_WAYS = 30_000_000
+"""Ways to have used up stages by class, times runs and classes, up to which orders are bounded at once.
+A guess."""
 
 WeightsOf = dict[tuple[int, tuple[int, ...]], Weights]
 """Weights by row of degrees and stages on each class."""
@@ -55,35 +55,60 @@ def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
     )
 
 
-def is_bounded_whole(group: BoundedGroup, num_layers: int) -> bool:
-    """Whether all orders of a group are bounded at once."""
-    return prod(count + 1 for count in group.counts) * num_layers**2 <= MAX_WAYS
+def is_bounded_whole(most: Ints, num_stages: int, num_layers: int) -> bool:
+    """Whether all orders of so many stages on each class at most are bounded at once."""
+    ways = num_ways(np.minimum(most, num_stages).tolist())
+    return ways * len(most) * num_layers * -(-2 * num_layers // num_stages) <= MAX_WAYS
 
 
-def orders_bound_s(intervals: Intervals, group: BoundedGroup, limit_s: float, known: WeightsOf) -> float:
-    """Bound of all orders of a group at once [s]: 0 where they are too many, inf where nothing fits.
+Split = tuple[tuple[int, ...], Cuts]
+"""Class of every stage, and where the layers are cut."""
 
-    By paths alone, then by weights of rows until they reach a limit [s]; `known` keeps the weights of groups.
-    """
-    cuts = len(intervals.kind_of_layer) + 1
-    if not is_bounded_whole(group, cuts - 1):
-        return 0.0
-    stages = sum(group.counts)
-    forward, backward, reduction, follow = np.full((4, stages, len(group.counts), cuts, cuts), np.inf)
-    for s, c in product(range(stages), np.flatnonzero(group.counts)):
-        if s < len(group.first) and c != group.first[s]:
-            continue
-        table = intervals.of_stage(group.choice, [int(c)] * stages, s)
-        forward[s, c], backward[s, c] = table.forward_ms, table.backward_ms
-        reduction[s, c], follow[s, c] = table.reduction_ms, table.follow_ms
-    m = int(intervals.table.num_microbatches[group.choice])
-    least_ms = least_of_orders_ms(m, forward, backward, group.counts)
-    if np.isinf(least_ms):
-        return least_ms
-    least_ms += least_behind_ms(np.isfinite(forward), reduction, follow)
-    if least_ms * MS < limit_s < np.inf:
-        key = group.choice, group.counts
-        priced = PricedOrders(OrderCosts(m, forward, backward, reduction[0], follow, group.counts))
-        value_ms, known[key] = priced.best(limit_s / MS, known.get(key))
-        least_ms = max(least_ms, value_ms)
-    return least_ms * MS
+
+class OrderBounds:
+    """Bounds of all orders at once, of pairs and of groups."""
+
+    def __init__(self, intervals: Intervals) -> None:
+        self.intervals, self.runs_of = intervals, RunTables(intervals)
+        self.weights: WeightsOf = {}
+        """Of the rows of the pipeline, for all orders of a group."""
+        self.last: GroupPaths
+        """Of the pair that was bounded last."""
+
+    def of_pair(self, choice: int, stages: int, limit_s: float) -> dict[tuple[int, ...], float]:
+        """Bounds of its groups by paths alone [s]: no more than a finite limit, else inf where none fits."""
+        most = tuple(np.minimum(self.intervals.table.max_stages[choice], stages).tolist())
+        paths = GroupPaths(self.runs_of.costs(choice, most, stages, limit_s))
+        bounds = np.minimum(paths.least_ms(limit_s / MS) * MS, limit_s)
+        self.last = paths
+        return dict(zip(paths.counts, bounds.tolist(), strict=True))
+
+    def likely_split(self, counts: tuple[int, ...]) -> Split | None:
+        """Order and cuts of a group of the last pair with the least sum of times where its bound is least."""
+        paths, of_group = self.last, replace(self.last.costs, most=counts)
+        pace_ms = paths.paces_ms[paths.counts.index(counts)]
+        _, path = shortest_path(np.where(paths.times <= pace_ms, paths.times, np.inf), of_group)
+        return split_of(path)
+
+    def of_group(self, group: BoundedGroup, limit_s: float) -> tuple[float, Split | None]:
+        """Bound of all orders of a group [s], by paths, then by weights of rows until they reach a limit; and
+        the likeliest split that was met, if it did not.
+
+        No more than a finite limit, else inf where nothing fits.
+        """
+        costs = self.runs_of.costs(group.choice, group.counts, sum(group.counts), limit_s, group.first)
+        paths = GroupPaths(costs)
+        least_ms = float(paths.least_ms(limit_s / MS)[0])
+        if least_ms * MS >= limit_s or limit_s == np.inf:
+            return min(least_ms * MS, limit_s), None
+        key, priced = (group.choice, group.counts), PricedOrders(costs)
+        value_ms, weights = priced.best_in_pieces(limit_s / MS, *paths.open_ms, self.weights.get(key))
+        if weights is not None:
+            self.weights[key] = weights
+        split = split_of(priced.promised[1]) if value_ms * MS < limit_s else None
+        return min(max(least_ms, value_ms) * MS, limit_s), split
+
+
+def split_of(path: Path) -> Split | None:
+    """Order and cuts of a path; None of none."""
+    return (tuple(c for _, c, _, _ in path), tuple(end for _, _, _, end in path[:-1])) if path else None

@@ -13,7 +13,7 @@ from planner.cost.pricing import price
 from planner.cost.stage import StageContent
 from planner.cost.stage_memory import memory_bytes
 from planner.data.load import build_problem
-from planner.search.interval_memory import IntervalMemory, Position
+from planner.search.interval_memory import IntervalMemory, Position, Runs
 
 
 def stages(prices: Prices, at: Position, kinds: list[int], recompute: str, layers: int) -> np.ndarray:
@@ -44,15 +44,46 @@ def test_runs_fit_where_the_referee_says_so(stack: str, sequence: int, first: bo
     kinds = [prices.kinds.index(kind) for kind in of.model.kind_of_layer[:12]]
     alone = first and last
     at = Position(0, 0, 2, first, last, num_stages=1 if alone else 4, may_be_empty=first != last)
-    for recompute, layers in [("none", 0), ("selective", 0), ("full", 1), ("full", 4)]:
-        sizes = stages(prices, at, kinds, recompute, layers)
+    full = np.array([stages(prices, at, kinds, "full", layers) for layers in range(1, len(kinds) + 1)])
+    for recompute in ("none", "selective", "full"):
+        sizes = full.min(axis=0) if recompute == "full" else stages(prices, at, kinds, recompute, 0)
         room = float(np.median(sizes[np.isfinite(sizes)])) * 1.001
-        memory = IntervalMemory(replace(prices, limit_bytes=np.array([room])), at, np.array(kinds))
+        limited = replace(prices, limit_bytes=np.array([room]))
+        memory = IntervalMemory(limited, at, np.array(kinds), Runs.all_of(len(kinds)))
+        long_enough = np.isfinite(sizes)
         fits = {
             "none": memory.fits_plain,
             "selective": memory.fits_selective,
-            "full": lambda memory=memory, layers=layers: memory.fits_full()[layers - 1],
+            "full": lambda memory=memory: memory.fewest_full() > 0,
         }[recompute]()
-        long_enough = np.isfinite(sizes)
-        assert np.array_equal(fits[long_enough], sizes[long_enough] <= room), (recompute, layers)
+        assert np.array_equal(fits[long_enough], sizes[long_enough] <= room), recompute
         assert 0 < fits[long_enough].sum() < long_enough.sum()
+    seen, some = set(), np.isfinite(full).any(axis=0)
+    for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
+        room = float(np.quantile(full[np.isfinite(full)], quantile)) * 1.001
+        fits_so, limited = full <= room, replace(prices, limit_bytes=np.array([room]))
+        memory = IntervalMemory(limited, at, np.array(kinds), Runs.all_of(len(kinds)))
+        fewest = np.where(fits_so.any(axis=0), fits_so.argmax(axis=0) + 1, 0)
+        assert np.array_equal(memory.fewest_full()[some], fewest[some])
+        seen |= set(fewest.ravel().tolist())
+    assert len(seen) > 2 or stack == "megatron-bridge"
+
+
+def test_several_numbers_in_flight_are_those_one_by_one() -> None:
+    of = build_problem(
+        cluster="4x8 h100-sxm-80gb", model="nemotron-h-8b", seq_length=512, global_batch_size=64
+    )
+    prices = price(of, Degrees.single(tensor_parallel=2, data_parallel=2))
+    kinds, runs = np.array([prices.kinds.index(kind) for kind in of.model.kind_of_layer]), Runs.all_of(52)
+    limited = replace(prices, limit_bytes=0.3 * prices.limit_bytes)
+    places = [
+        Position(0, 0, held, first=False, last=True, num_stages=4, may_be_empty=True) for held in (1, 2, 9)
+    ]
+    several = replace(places[0], in_flight=np.array([1, 2, 9])[:, None, None])
+    together = IntervalMemory(limited, several, kinds, runs)
+    for i, at in enumerate(places):
+        alone = IntervalMemory(limited, at, kinds, runs)
+        assert np.array_equal(together.fits_plain()[i], alone.fits_plain())
+        assert np.array_equal(together.fits_selective()[i], alone.fits_selective())
+        assert np.array_equal(together.fewest_full()[i], alone.fewest_full())
+    assert len(np.unique(together.fewest_full())) > 5

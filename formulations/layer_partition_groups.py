@@ -1,0 +1,262 @@
+"""What every split of every order takes at least, for many numbers of stages of each class at once.
+
+Sets, data and costs are those of `layer_partition`, the class of each stage open but for how many stages of
+each class there are at most. Let s be a slowest stage of a split, tau its time, q = p - 1 - s. By
+`pipeline_rows` with what follows any stage at its mean
+
+    (long)   T + O >= sum_{i<s} t[i] + (m - q) tau + 2 sum_{i>s} t[i] + z[0] + sum_i o[i] / p    if m >= q + 2
+    (short)  T + O >= sum_i t[i] + (m - 1) max(f[s], b[s]) + z[0] + sum_i o[i] / p               if m <= q + 1
+
+and sends there and back, those behind s twice in (long). Proof. (long) is the row (partial, e = s), up +
+m t + (d - q f) + (d - q b), in which d is the sum over the stages behind s with their sends and that of s;
+(short) is (window) with k = 0. Either holds up to the end of stage 0, whose reduction is behind it; O is no
+less than what follows any stage, and so than the mean.
+
+Each stage adds a term of its own once it is known whether s lies before it. So for tau between two numbers
+the least over all orders, splits and s is a shortest path through the cuts, the stages of each class used up
+and whether s has been passed, by runs no slower than the larger one, s no faster than the smaller one. Values
+of tau are cut into pieces, which are cut again where a path lies below the limit.
+
+Sends depend on the classes of two stages: their least counts, and by as much as they may be more s may be
+faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from formulations.pipeline_rows import Floats, Ints
+
+PIECES = 3
+"""Pieces of the time of the slowest stage to begin with, and into which a piece is cut. A guess."""
+NARROW = 0.005
+"""Width of a piece, relatively, that is cut no more. A guess."""
+WIDE = 1.3
+"""Where there is no limit, how much longer than the least time the slowest stage is looked at closely."""
+
+
+@dataclass(frozen=True)
+class GroupCosts:
+    """Arrays [stage, class, length, end] of runs by length and end, in ms; inf where one does not fit."""
+
+    num_microbatches: int
+    forward: Floats
+    backward: Floats
+    reduction: Floats
+    """Of stage 0 alone, [class, length, end]."""
+    follow: Floats
+    most: tuple[int, ...]
+    """Stages on each class at most."""
+    sends: Floats | None = None
+    """[stage, class] what a send and its return delay others by at least."""
+    slack: Floats | None = None
+    """[stage, class] by how much passes may be longer than they are here."""
+
+    @property
+    def num_stages(self) -> int:
+        """p."""
+        return len(self.forward)
+
+
+def by_length(runs: Floats, longest: int | None = None) -> Floats:
+    """Array [..., first, end] of runs by length and end, [..., length, end]; inf where there is none."""
+    cuts = runs.shape[-1]
+    length, end = np.arange((cuts - 1 if longest is None else longest) + 1)[:, None], np.arange(cuts)[None, :]
+    found: Floats = np.where(end >= length, runs[..., np.maximum(end - length, 0), end], np.inf)
+    return found
+
+
+@lru_cache(maxsize=512)
+def ways_to_use(
+    most: tuple[int, ...], num_stages: int
+) -> tuple[tuple[Ints, ...], tuple[tuple[int, ...], ...]]:
+    """How stages of each class are used up: by stage the state before each, [class, state], -1 where none is;
+    stages of each class at the end, by state."""
+    states = [(0,) * len(most)]
+    sources = []
+    ranges = [range(count + 1) for count in most]
+    by_sum: dict[int, list[tuple[int, ...]]] = {}
+    for used in product(*ranges):
+        by_sum.setdefault(sum(used), []).append(used)
+    for s in range(num_stages):
+        index = {used: i for i, used in enumerate(states)}
+        states = by_sum.get(s + 1, [])
+        sources.append(
+            np.array(
+                [
+                    [index.get((*used[:c], used[c] - 1, *used[c + 1 :]), -1) for used in states]
+                    for c in range(len(most))
+                ],
+                dtype=np.int64,
+            ).reshape(len(most), len(states))
+        )
+    return tuple(sources), tuple(states)
+
+
+def num_ways(most: Sequence[int]) -> int:
+    """Numbers of stages of each class that may have been used up."""
+    return int(np.prod([count + 1 for count in most]))
+
+
+def windows_of(so_far: Floats, lengths: int) -> Floats:
+    """Values [..., state, cut] before a run of each length by its end, a view [length, ..., state, end]."""
+    shape = so_far.shape
+    padded = np.full((*shape[:-1], lengths - 1 + shape[-1]), np.inf)
+    padded[..., lengths - 1 :] = so_far
+    step = padded.strides[-1]
+    return as_strided(
+        padded[..., lengths - 1 :], (lengths, *shape), (-step, *padded.strides), writeable=False
+    )
+
+
+def lengths_first(costs: Floats) -> Floats:
+    """Array [..., length, end] as [length, ..., state, end]."""
+    return costs.transpose(costs.ndim - 2, *range(costs.ndim - 2), costs.ndim - 1)[..., None, :]
+
+
+def totals(so_far: Floats, costs: Floats) -> Floats:
+    """Sums of what lies before a run and the run, [length, ..., state, end].
+
+    Parameters
+    ----------
+    so_far
+        [..., state, cut]
+    costs
+        [..., length, end] of one class.
+    """
+    windows = windows_of(so_far, costs.shape[-2])
+    sums = np.empty(windows.shape)
+    np.add(windows, lengths_first(costs), out=sums)
+    return sums
+
+
+def ahead(so_far: Floats, costs: Floats, sources: Ints) -> Floats:
+    """The least one stage on, [..., state, cut], whose last state is none.
+
+    Parameters
+    ----------
+    costs
+        [..., class, length, end]
+    sources
+        [class, state] of `ways_to_use`.
+    """
+    least = np.full((*so_far.shape[:-2], sources.shape[1] + 1, so_far.shape[-1]), np.inf)
+    for c, source in enumerate(sources):
+        if (source >= 0).any() and np.isfinite(costs[..., c, :, :]).any():
+            value = totals(so_far, costs[..., c, :, :]).min(axis=0)
+            np.minimum(least[..., :-1, :], value[..., source, :], out=least[..., :-1, :])
+    return least
+
+
+def start_of(costs: GroupCosts, pieces: int) -> Floats:
+    """Nothing placed, [piece, state, cut]."""
+    start = np.full((pieces, 2, costs.forward.shape[-1]), np.inf)
+    start[:, 0, 0] = 0.0
+    return start
+
+
+def least_slowest_ms(costs: GroupCosts) -> Floats:
+    """Least time of the slowest stage, by numbers of stages of `ways_to_use` [ms]; inf where nothing fits."""
+    times = costs.forward + costs.backward
+    sources, _ = ways_to_use(costs.most, costs.num_stages)
+    so_far = start_of(costs, 1)[0]
+    for of_stage, source in zip(times, sources, strict=True):
+        least = np.full((source.shape[1] + 1, so_far.shape[-1]), np.inf)
+        for c, came in enumerate(source):
+            if np.isfinite(of_stage[c]).any():
+                windows = windows_of(so_far, of_stage.shape[1])
+                value = np.maximum(windows, of_stage[c][:, None, :]).min(axis=0)
+                np.minimum(least[:-1], value[came], out=least[:-1])
+        so_far = least
+    found: Floats = so_far[:-1, -1]
+    return found
+
+
+class GroupPaths:
+    """Shortest paths of one set of costs."""
+
+    def __init__(self, costs: GroupCosts) -> None:
+        self.costs, m, p = costs, costs.num_microbatches, costs.num_stages
+        self.sources, self.counts = ways_to_use(costs.most, p)
+        """Behind them the numbers of stages of each class at the end, by state."""
+        self.times = costs.forward + costs.backward
+        self.behind = p - 1 - np.arange(p)
+        self.is_short = m < self.behind + 2
+        send = np.zeros(self.times.shape[:2]) if costs.sends is None else costs.sends
+        self.send = send[:, :, None, None]
+        slack = np.zeros(self.times.shape[:2]) if costs.slack is None else costs.slack
+        self.slack = slack[:, :, None, None]
+        self.extra = np.where(np.isfinite(self.times), costs.follow, 0.0) / p
+        self.paces_ms = np.full(len(self.counts), np.inf)
+        """Upper end of the piece that has the least bound, by `counts`, once they are bounded [ms]."""
+        self.open_ms = 0.0, np.inf
+        """Where the slowest stage lies in pieces below the limit, once they are bounded [ms]."""
+        self.extra[0] += np.where(np.isfinite(self.times[0]), costs.reduction, 0.0)
+
+    def least_ms(self, limit_ms: float) -> Floats:
+        """What all plans take at least, by `counts` [ms]: no more than a finite limit; inf where none fits.
+
+        Of each group the piece of least bound is cut again until it is narrow or above the limit.
+        """
+        slowest = least_slowest_ms(self.costs)
+        fits, begin = np.isfinite(slowest), float(slowest.min(initial=np.inf))
+        most_ms = limit_ms / self.costs.num_microbatches
+        if begin >= most_ms:
+            return np.where(fits, limit_ms, np.inf)
+        edges = np.geomspace(begin, min(most_ms, WIDE * begin), PIECES + 1)
+        edges = np.append(edges, most_ms) if most_ms > edges[-1] else edges
+        low, high = edges[:-1], edges[1:]
+        value = self._shortest(low, high)
+        while True:
+            least = value.min(axis=0)
+            at = np.unique(value.argmin(axis=0)[fits & (least < limit_ms)])
+            at = at[(high[at] > low[at] * (1 + NARROW)) & np.isfinite(high[at])]
+            if not len(at):
+                break
+            cut = np.linspace(low[at], high[at], PIECES + 1)
+            closer = self._shortest(cut[:-1].ravel(), cut[1:].ravel())
+            low, high = (
+                np.append(np.delete(old, at), new) for old, new in ((low, cut[:-1]), (high, cut[1:]))
+            )
+            value = np.concatenate([np.delete(value, at, axis=0), closer])
+        self.paces_ms = high[value.argmin(axis=0)]
+        is_open = (value[:, fits] < limit_ms).any(axis=1)
+        self.open_ms = float(low[is_open].min(initial=np.inf)), float(high[is_open].max(initial=0.0))
+        return np.where(fits, np.minimum(least, limit_ms), np.inf)
+
+    def _shortest(self, low: Floats, high: Floats) -> Floats:
+        """The least over the splits whose slowest stage lies in a piece, [piece, group]."""
+        m, inf = self.costs.num_microbatches, np.inf
+        before = start_of(self.costs, len(low))
+        long, short = np.full_like(before, inf), np.full_like(before, inf)
+        for s, source in enumerate(self.sources):
+            times = self.times[s]
+            quick = times <= high[:, None, None, None]
+            own, extra, send = np.where(quick, times, inf), self.extra[s], self.send[s]
+            pace = np.maximum(own, low[:, None, None, None])
+            if self.is_short[s] and m > 1:
+                longer = np.maximum(self.costs.forward[s], self.costs.backward[s])
+                turn = own + (m - 1) * np.maximum(longer, pace / 2) + send
+            elif self.is_short[s]:
+                turn = own + send
+            else:
+                turn = (m - self.behind[s]) * pace + 2 * send
+            turn = np.where(times + self.slack[s] >= low[:, None, None, None], turn + extra, inf)
+            turned = ahead(before, turn, source)
+            if self.is_short[0]:
+                short = ahead(short, own + extra + send, source)
+            long = ahead(long, 2 * own + extra + 2 * send, source)
+            if self.is_short[s]:
+                short = np.minimum(short, turned)
+            else:
+                long = np.minimum(long, turned)
+            before = ahead(before, own + extra + send, source)
+            short = short if self.is_short[0] else np.full_like(long, inf)
+        found: Floats = np.minimum(long, short)[:, :-1, -1]
+        return found
