@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pulp
+from numpy.typing import NDArray
 
 from formulations.interleaved_constraints import Grid
+from formulations.interleaved_paths import Floats
 from formulations.virtual_classes_data import Key, VirtualClassesData, hull_lines, most_saved
 from formulations.virtual_selection_tables import fewest_layers
 
@@ -32,6 +35,7 @@ class Variables:
     forward: Grid
     backward: Grid
     send: list[pulp.LpVariable]
+    reduction: list[pulp.LpVariable]
     wait_before: list[pulp.LpVariable]
     wait_after: list[pulp.LpVariable]
     end: pulp.LpVariable
@@ -139,3 +143,29 @@ def add_follow_up(model: pulp.LpProblem, data: VirtualClassesData, var: Variable
     for s in range(data.sample.num_stages):
         total = pulp.lpSum(behind for (stage, _), behind in var.behind.items() if stage == s)
         model += var.follow >= total, f"follow_up_{s}"
+
+
+def add_reduction(model: pulp.LpProblem, data: VirtualClassesData, var: Variables) -> None:
+    """Gradients of a stage that its last backward does not hide are reduced when its backwards have ended."""
+    hidden = data.sample.stage.hidden_fraction
+    for s, reduction in enumerate(var.reduction):
+        tails, rest, most = [], [], []
+        for c in (c for stage, c in var.z if stage == s):
+            a, z, layers, table = var.a[s, c], var.z[s, c], data.layers((s, c)), data.tables[c]
+            tails.append((z, float(data.classes[c].stage.reduce_tail_ms[s])))
+            slope, offset = _line(layers, table.unhidden_ms[s, layers])
+            rest += [(a, slope), (z, offset)]
+            slope, offset = _line(layers, -table.most_extra_ms[s, layers])
+            most += [(a, -slope), (z, -offset)]
+        extra = pulp.lpSum(more for (stage, _), more in var.more.items() if stage == s)
+        left = pulp.LpAffineExpression([*tails, *rest]) - hidden * extra
+        model += reduction >= pulp.LpAffineExpression(tails), f"reduction_tail_{s}"
+        model += reduction >= left, f"reduction_{s}"
+        model += extra <= pulp.LpAffineExpression(most), f"reduction_most_{s}"
+
+
+def _line(layers: NDArray[np.int64], values: Floats) -> tuple[float, float]:
+    """Slope and offset of a line that lies below values at whole layers, as near as may be at the ends."""
+    slope = float(values[-1] - values[0]) / max(int(layers[-1] - layers[0]), 1)
+    offset = float((values - slope * layers).min())
+    return slope, offset

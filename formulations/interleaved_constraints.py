@@ -94,6 +94,14 @@ def add_wait(model: pulp.LpProblem, passes: Passes, most_terms: int | None = Non
         model += passes.end >= pulp.LpAffineExpression([*work, *waits]) + passes.after, f"wait_{s}"
 
 
+def add_own(model: pulp.LpProblem, passes: Passes, reductions: Sequence[pulp.LpVariable]) -> None:
+    """A stage waits for the first micro-batch, does all its work, and reduces its own gradients."""
+    for s, reduction in enumerate(reductions):
+        work = [(time, float(passes.num_microbatches)) for time in passes.work(s)]
+        own = pulp.LpAffineExpression([*work, (passes.before[s], 1.0), (reduction, 1.0)])
+        model += passes.end >= own, f"own_{s}"
+
+
 class _Sums:
     """Sums of forwards and backwards over the stages up to each, as variables of their own."""
 

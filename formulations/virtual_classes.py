@@ -19,10 +19,12 @@ Data       L, m                           layers of the model; micro-batches, a 
            d, a0                          weights, gradients and optimizer state of a layer; its activations
            e[s,h,k]                       micro-batches in flight on chunk k at moment h
            M[s,c,h]                       memory that is left beside the layers
-           r[s,c,h]                       most memory at moment h that a unit of recomputation time saves
+           ru[s,c,h]                      most memory at moment h that a unit of recomputation time saves
            o[s,c,n]                       what n layers add after the pipeline
            h[c,c']                        least send from a stage on c to one on c'
-           rt[c]                          tail of the reduction
+           r[s,c,n]                       reduction of n layers, less what hides it with nothing recomputed
+           rt[s,c], eta                   its tail; share of the last backward that hides it
+           g1[s,c,n]                      the most that recomputation adds to the backward
            const                          least that an order adds (tied embeddings, by its ends)
 Variables  z[s,c]    binary               s is of class c
            a[s,c]    whole                its layers there
@@ -32,7 +34,8 @@ Variables  z[s,c]    binary               s is of class c
            P[s,c]                         what follows s on c
            F[s,k], B[s,k], S[s]           forward and backward of a chunk, send behind a stage
            I[s], J[s]                     what s waits before its work, and what follows it on stage 0
-           T, O                           end of stage 0 with its reduction; what follows
+           Q[s]                           reduction of s that is left when its backwards have ended
+           T, O                           end of all stages with their reductions; what follows
            From 8 stages on also the sums of F and of B over the stages up to each, by chunk, in which (wait)
            is written: the same rows with fewer factors (`interleaved_constraints`).
 Model      min  T + O + const
@@ -46,28 +49,32 @@ Model      min  T + O + const
                      and k2[c] < p;  sum_s,c!=c' y[s,c,c'] >= 2 where all k2[c] < p  (change)
                 G[s,c] >= line(a[s,c], z[s,c]) of the lower hull of g on N[s,c],
                 sum_k E[s,k] = sum_c G[s,c]                                     (recompute)
-                sum_k (d + e[s,h,k] a0) n[s,c,k] <= M[s,c,h] z[s,c] + r[s,c,h] G[s,c]
+                sum_k (d + e[s,h,k] a0) n[s,c,k] <= M[s,c,h] z[s,c] + ru[s,c,h] G[s,c]
                      for moments h                                              (memory)
                 P[s,c] >= line(a[s,c], z[s,c]) of the lower hull of o on N[s,c],
                 O >= sum_c P[s,c]                                               (follow_up)
                 S[s] = sum_cc' h[c,c'] y[s,c,c']                                (send)
                 F[s,k] = sum_c (f[c] n[s,c,k] + f0[s,c,k] z[s,c])               (forward_time)
                 B[s,k] = sum_c (b[c] n[s,c,k] + b0[s,c,k] z[s,c]) + E[s,k]      (backward_time)
+                Q[s] >= sum_c (line(a[s,c], z[s,c]) of the lower hull of r on N[s,c] + rt[s,c] z[s,c])
+                     - eta sum_k E[s,k],  Q[s] >= sum_c rt[s,c] z[s,c],
+                sum_c G[s,c] <= sum_c line(a[s,c], z[s,c]) over g1 on N[s,c]    (reduction)
                 I[s] >= row(F, B, S) and J[s] >= row(F, B, S) for the rows of W[s],
-                T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + sum_c rt[c] z[0,c]  (wait)
+                T >= m sum_k (F[s,k] + B[s,k]) + I[s] + J[s] + Q[0]             (wait)
+                T >= m sum_k (F[s,k] + B[s,k]) + I[s] + Q[s]                    (own)
                 T + O + const <= cutoff                                            (cutoff)
-                T >= row (dealt) of `interleaved_rows` + sum_c rt[c] z[0,c]        (dealt)
-                T >= row (hop) of `interleaved_rows` + sum_c rt[c] z[0,c]
+                T >= row (dealt) of `interleaved_rows` + Q[0]                      (dealt)
+                T >= row (hop) of `interleaved_rows` + Q[0]
                      for s < p-1 and both of its stages, where sends may be slow   (hop)
-                T >= row (detour) of `interleaved_detours` + sum_c rt[c] z[0,c]
+                T >= row (detour) of `interleaved_detours` + Q[0]
                      where chunks are whole and stages few, D[j] >= 0 a variable a block
                                                                                 (detour)
-                T >= row(F, B, S) + sum_c rt[c] z[0,c] for rows (path) to the end of
+                T >= row(F, B, S) + Q[0] for rows (path) to the end of
                      stage 0 of `interleaved_paths`, added when violated           (path)
            Where sends block, S[s] is in F[s,k] and S[s-1] in B[s,k] instead, but for the two ends.
 Size       2 p C integers for C classes, p C (v + 2) + p C^2 more variables, p (2 C v + 4 v) rows.
-Exact      a relaxation: chunks may be in fractions, their memory is what no dealing undercuts, reduction
-           shows its tail alone, rows are those that bound the end of stage 0. Every plan below the cutoff
+Exact      a relaxation: chunks may be in fractions, their memory is what no dealing undercuts, rows
+           are those that bound the end of stage 0. Every plan below the cutoff
            satisfies all rows with its own values, so that the objective, or the cutoff, bounds the step of
            every plan.
 Source     rows: proved in `interleaved_rows` and `interleaved_paths`; tables: `virtual_selection_tables`.
@@ -93,9 +100,18 @@ from formulations.class_constraints import (
     add_memory,
     add_neighbour,
     add_recompute,
+    add_reduction,
 )
 from formulations.class_path_search import ClassPathSearch
-from formulations.interleaved_constraints import Passes, add_dealt, add_detour, add_hop, add_path, add_wait
+from formulations.interleaved_constraints import (
+    Passes,
+    add_dealt,
+    add_detour,
+    add_hop,
+    add_own,
+    add_path,
+    add_wait,
+)
 from formulations.interleaved_paths import PathRow
 from formulations.interleaved_rows import wait_rows
 from formulations.options import SolveOptions
@@ -130,8 +146,10 @@ def build(data: VirtualClassesData, *, whole_chunks: bool = False) -> tuple[pulp
     add_send(model, data, var)
     add_forward_time(model, data, var)
     add_backward_time(model, data, var)
+    add_reduction(model, data, var)
     passes = passes_of(data, var)
     add_wait(model, passes, _most_terms(data))
+    add_own(model, passes, var.reduction)
     add_dealt(model, passes)
     if _sends_are_slow(data):
         add_hop(model, passes)
@@ -169,6 +187,7 @@ def _variables(data: VirtualClassesData, of_chunks: str) -> Variables:
         forward=by_chunk("F"),
         backward=by_chunk("B"),
         send=by_stage("S"),
+        reduction=by_stage("Q"),
         wait_before=by_stage("I"),
         wait_after=by_stage("J"),
         end=pulp.LpVariable("T", 0),
@@ -209,8 +228,7 @@ def add_backward_time(model: pulp.LpProblem, data: VirtualClassesData, var: Vari
 
 
 def passes_of(data: VirtualClassesData, var: Variables) -> Passes:
-    """What the rows of `interleaved_rows` speak of; the tail of the reduction follows stage 0."""
-    tails = [(z, float(data.classes[c].stage.reduce_tail_ms[0])) for (s, c), z in var.z.items() if s == 0]
+    """What the rows of `interleaved_rows` speak of; its reduction follows stage 0."""
     return Passes(
         forward=var.forward,
         backward=var.backward,
@@ -218,7 +236,7 @@ def passes_of(data: VirtualClassesData, var: Variables) -> Passes:
         before=var.wait_before,
         behind=var.wait_after,
         end=var.end,
-        after=pulp.LpAffineExpression(tails),
+        after=pulp.LpAffineExpression(var.reduction[0]),
         num_microbatches=data.sample.stage.num_microbatches,
     )
 

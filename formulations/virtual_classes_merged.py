@@ -127,7 +127,9 @@ def _best(
     more = np.min([table.backward_ms - _plain_ms(one) for one, table in members], axis=0)
     forward = np.min([table.forward_ms for _, table in members], axis=0)
     follow = np.min([table.follow_ms for _, table in members], axis=0)
-    return best, DealtTable(forward, _plain_ms(best) + more, follow)
+    unhidden = np.min([table.unhidden_ms for _, table in members], axis=0)
+    most_extra = np.max([table.most_extra_ms for _, table in members], axis=0)
+    return best, DealtTable(forward, _plain_ms(best) + more, follow, unhidden, most_extra)
 
 
 def _plain_ms(one: VirtualSelectionData) -> Floats:

@@ -35,6 +35,10 @@ class DealtTable:
     """With the least recomputation."""
     follow_ms: Floats
     """What the stage adds after all have met: optimizer, and gathering that stays exposed."""
+    unhidden_ms: Floats
+    """Reduction without its tail, less what hides it where nothing is recomputed; it may be negative."""
+    most_extra_ms: Floats
+    """The most that recomputation adds to the backward."""
 
     @property
     def times_ms(self) -> Floats:
@@ -71,7 +75,48 @@ def dealt_table(data: VirtualSelectionData) -> DealtTable:
     with np.errstate(invalid="ignore"):
         gathering = np.maximum(gathering - stage.hidden_fraction * forward, 0.0)
     follow = stage.optimizer_ms[:, None] * n + (stage.base_optimizer_ms + stage.gather_tail_ms)[:, None]
-    return DealtTable(forward, backward, np.where(np.isfinite(extra), follow + gathering, np.inf))
+    plain = stage.backward_ms[:, None] * n + base_backward
+    return DealtTable(
+        forward,
+        backward,
+        np.where(np.isfinite(extra), follow + gathering, np.inf),
+        stage.reduce_ms[:, None] * n + stage.base_reduce_ms[:, None] - stage.hidden_fraction * plain,
+        _most_extra(data, n),
+    )
+
+
+def _most_extra(data: VirtualSelectionData, n: Floats) -> Floats:
+    """What the most recomputation adds to the backward, [stage, n]: of one kind, all layers."""
+    stage, most = data.stage, np.zeros((data.num_stages, n.shape[1]))
+    if "selective" in data.kinds:
+        most = np.maximum(most, stage.selective_ms[:, None] * n + stage.selective_more_ms[:, None])
+    if "full" in data.kinds:
+        lead = stage.lead * np.maximum(stage.lead_full_ms - stage.full_ms, 0.0)
+        most = np.maximum(most, stage.full_ms[:, None] * n + lead[:, None])
+    return most
+
+
+def reduction_ms(data: VirtualSelectionData, table: DealtTable) -> Floats:
+    """Least that a stage still reduces when its backwards have ended, where they count, [stage, n].
+
+    Where the end of a stage counts its own backward once or more, with all that is recomputed, recomputation
+    hides less than it adds: the least goes with the least of it.
+    """
+    plain = data.stage.backward_ms[:, None] * np.arange(data.num_layers + 1)
+    extra = table.backward_ms - plain - data.base_ms()[1].sum(axis=1)[:, None]
+    return _exposed(data, table.unhidden_ms, np.where(np.isfinite(extra), np.maximum(extra, 0.0), 0.0))
+
+
+def least_reduction_ms(data: VirtualSelectionData, table: DealtTable) -> Floats:
+    """The same whatever the stage recomputes, [stage, n]."""
+    return _exposed(data, table.unhidden_ms, table.most_extra_ms)
+
+
+def _exposed(data: VirtualSelectionData, unhidden_ms: Floats, extra_ms: Floats) -> Floats:
+    """Reduction with its tail where so much is recomputed, [stage, n]."""
+    rest = np.maximum(unhidden_ms - data.stage.hidden_fraction * extra_ms, 0.0)
+    exposed: Floats = rest + data.stage.reduce_tail_ms[:, None]
+    return exposed
 
 
 class _Memory:
@@ -187,6 +232,12 @@ def first_chunk_ms(data: VirtualSelectionData) -> Floats:
     """Least time of chunk 0 of every stage, forward and backward, [stage]: with its fewest layers."""
     layer = data.stage.forward_ms + data.stage.backward_ms
     least: Floats = layer * fewest_layers(data)[:, 0] + np.add(*data.base_ms())[:, 0]
+    return least
+
+
+def first_forward_ms(data: VirtualSelectionData) -> Floats:
+    """The same of its forward alone, [stage]."""
+    least: Floats = data.stage.forward_ms * fewest_layers(data)[:, 0] + data.base_ms()[0][:, 0]
     return least
 
 

@@ -4,7 +4,9 @@ With t[s] the time of a micro-batch on all chunks of s, `formulations.interleave
 
     T >= m t[s] + sum_{i<s} (f[i,0] + b[i,0] + 2 c[i]) + (what follows the pipeline)
 
-for every stage s, so that a limit on T is one on the layers of each stage, by class and place, memory and
+for every stage s, with what stage 0 reduces at least among what follows, and without the way back (b[i,0] and
+one c[i] of every i) but with what s itself reduces. So a limit on T is one on the layers of each stage, by
+class and place, memory and
 recomputation included (`formulations.virtual_selection_tables`). Where sends block, every chunk of a stage
 also takes its quickest sends forth and back, instead of the c[i]. Where the stages together cannot hold the
 model's layers in any order of the classes no plan beats the limit. Chunk 0 of the stages before s takes what
@@ -74,21 +76,27 @@ class Capacity:
         for s, c in enumerate(limits.prefix):
             self.allowed[:, s] = np.arange(len(self.most)) == c
         self.blocked_ms = self._blocked_ms(tables, sends_block=sends_block)
-        fill = self._fill_ms(tables, limits.prefix, sends_block=sends_block)
-        tail = float(tables.tail_ms[self.allowed[:, 0]].min())
-        after = tables.follow_ms + tail + tables.constant_ms
+        first = tables.first_ms + self.blocked_ms[:, None]
+        first[:, 0] -= self.blocked_ms  # nothing comes before it, and it sends nothing back
+        hops = np.zeros_like(tables.hop_ms) if sends_block else tables.hop_ms
+        fill = self._fill_ms(first, limits.prefix, 2 * hops)
+        there = self._fill_ms(tables.first_forward_ms, limits.prefix, hops)
+        can_be_first = self.allowed[:, 0, None] & np.isfinite(tables.times_ms[:, 0])
+        tail = float(np.where(can_be_first, tables.least_reduction_ms, np.inf).min())
+        after = tables.follow_ms + tables.constant_ms
         blocked = tables.virtual_stages * self.blocked_ms[:, None].repeat(num_stages, axis=1)
         blocked[:, [0, -1]] -= self.blocked_ms[
             :, None
         ]  # nothing comes before the first chunk, nor after the last
         times = tables.times_ms + blocked[:, :, None]
-        alone = np.where(self.allowed[:, :, None], num_microbatches * times + after, np.inf)
-        first = tables.first_ms + self.blocked_ms[:, None]
-        first[:, 0] -= self.blocked_ms  # nothing comes before it, and it sends nothing back
-        hops = np.zeros_like(tables.hop_ms) if sends_block else tables.hop_ms
+        with np.errstate(invalid="ignore"):
+            work = np.where(self.allowed[:, :, None], num_microbatches * times + after, np.inf)
+            own = work + tables.reduction_ms
+        alone = work + tail
+        alone[:, 0] = own[:, 0]
         self.places = Places(alone, first, hops, self.fewest, self.most)
         """What each stage takes wherever it stands."""
-        self.values_ms = alone + fill[None, :, None]
+        self.values_ms = np.maximum(alone + fill[None, :, None], own + there[None, :, None])
         """[class, stage, n] least step where that stage holds n layers."""
         share = np.arange(num_stages) / tables.virtual_stages
         even = np.where(np.isfinite(times), times, 0.0) * share[None, :, None]
@@ -114,21 +122,29 @@ class Capacity:
         hop = np.where(used[:, None] & used[None, :], tables.hop_ms, np.inf)
         return np.where(used, hop.min(axis=1) + hop.min(axis=0), 0.0)
 
-    def _fill_ms(self, tables: StageTimes, prefix: tuple[int, ...], *, sends_block: bool) -> Floats:
-        """Least time that a micro-batch takes to reach each stage and to come back from it, [stage]."""
-        first, fixed = tables.first_ms, list(prefix)
+    def _fill_ms(self, first: Floats, prefix: tuple[int, ...], sends: Floats) -> Floats:
+        """Least time that a micro-batch takes to reach each stage, and perhaps to come back from it, [stage].
+
+        Parameters
+        ----------
+        first
+            [class, stage] what chunk 0 takes of it.
+        sends
+            [class, class] between neighbours.
+        """
+        fixed = list(prefix)
         num_stages, left = first.shape[1], self.most.copy()
         np.subtract.at(left, fixed, 1)
         used = np.flatnonzero(self.most > 0)
-        inner = first[:, min(1, num_stages - 1)] + self.blocked_ms
+        inner = first[:, min(1, num_stages - 1)]
         one = inner[fixed].tolist()
         pool = np.sort(np.repeat(inner[used], np.maximum(left[used], 0)))
         taken = np.concatenate([one, pool])[:num_stages]
         starts = used if not fixed else np.array(fixed[:1])
         embedding = float((first[starts, 0] - inner[starts]).min())
-        hop = 0.0 if sends_block else float(tables.hop_ms[np.ix_(used, used)].min())
+        send = float(sends[np.ix_(used, used)].min())
         fill = np.concatenate([[0.0], np.cumsum(taken)[: num_stages - 1] + embedding])
-        result: Floats = fill + 2 * hop * np.arange(num_stages)
+        result: Floats = fill + send * np.arange(num_stages)
         return result
 
     def fits(self, limit_ms: float) -> Bools:

@@ -5,7 +5,8 @@ Whole layers seldom let them be, and where stages have their long chunks at diff
 for each other, turn after turn. Here every stage has a list of ways: a class, whole layers of each chunk, and
 what is recomputed (`planner.search.virtual_ways`). Ways of stages that follow each other, a *window*, go
 together if their step, by `formulations.interleaved_windows` (window), lies below the limit, where the other
-stages take the least that the classes and layers left for them do (`planner.search.virtual_passes`). A plan
+stages take the least that the classes and layers left for them do (`planner.search.virtual_passes`), and
+either stage 0 or the first of the window still reduces its gradients behind its last backward. A plan
 below it is a path through windows that overlap in all but a stage, with no more stages of a class than there
 are and the layers of the model. With g the numbers of stages of each class up to the end of a window w,
 
@@ -23,7 +24,7 @@ Leaves out that stages outside a window take their least on other ways for each 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -118,10 +119,6 @@ class DealtPaths:
         """Sums behind the first windows, [window, numbers]."""
         self._ahead: list[Sums] = []
         """[first stage] sums before the last stage from which all layers are reached [window, numbers]."""
-        self._tails_ms = np.zeros(len(data.most))
-        for c, one in data.classes.items():
-            self._tails_ms[c] = one.stage.reduce_tail_ms[0]
-        self._least_tail_ms = self._tails_ms[np.unique(self.ways[0].of_class)].min()
 
     def hold(self) -> bool:
         """Whether some path may hold all layers below the limit; never wrongly no.
@@ -189,6 +186,7 @@ class DealtPaths:
         used = [self._used(s) for s in range(self.num_stages)]
         left = [one.only(at) for one, at in zip(self.ways, used, strict=True)]
         least = LeastPasses(self._sums, left, self.data.hop_ms)
+        self._first_reduction_ms = float(left[0].reduction_ms.min())
         grown: list[Windows] = []
         reached: list[Sums] = []
         sums, last, words = begun, self.num_stages - width, 0
@@ -284,9 +282,11 @@ class DealtPaths:
         hops = [data.hop_ms[here, there] for here, there in pairwise(classes)]
         layers = np.sum([one.layers for one in chosen], axis=0)
         outside = least.of_windows(s, classes.T, layers)
-        tail = self._tails_ms[classes[0]] if s == 0 else self._least_tail_ms
+        own = chosen[0].reduction_ms
+        behind = own if s == 0 else np.maximum(outside.after + self._first_reduction_ms, own)
+        outside = replace(outside, after=behind)
         follow = np.max([one.follow_ms for one in chosen], axis=0)
-        limit = data.cutoff_ms * (1 + ROUNDING) - data.sample.stage.constant_ms - follow - tail
+        limit = data.cutoff_ms * (1 + ROUNDING) - data.sample.stage.constant_ms - follow
         pieces = [one.pieces for one in chosen]
         below: Bools = window_ends(s, self.num_stages, pieces, hops, outside, m, limit) <= limit
         return below

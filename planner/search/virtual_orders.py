@@ -3,8 +3,8 @@
 Where orders are few all of them are looked at, with every number of whole layers on each stage that fits. One
 of them at a time, that with the least bound, gets weights of the longest paths
 (`formulations.interleaved_prices`), which bound all others as well, so that a few hundred close a hundred
-thousand. The step is at least the end of stage 0, its tail, what the slowest stage adds afterwards, and what
-every plan adds.
+thousand. The step is at least the end of stage 0, what it still reduces, what the slowest stage adds
+afterwards, and what every plan adds.
 
 Left are those whose layers may be dealt in fractions of chunks below the limit: often a handful, or none.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from formulations.interleaved_paths import PathRow
 from formulations.interleaved_prices import OrderedLayers, PathWeights, best_weights
 from formulations.virtual_classes_data import VirtualClassesData
-from formulations.virtual_selection_tables import fewest_layers
+from formulations.virtual_selection_tables import fewest_layers, least_reduction_ms
 from planner.cost.prices import Bools, Floats, Ints
 from planner.search.orders import all_orders, count_orders
 
@@ -114,7 +114,8 @@ class PricedOrders:
         self._forward, self._backward = np.zeros((2, p, number))
         self._base_forward, self._base_backward = np.zeros((2, p, number, v))
         self._extra, self._follow = np.zeros((2, p, number, width))
-        self._tail = np.zeros(number)
+        self._reduction = np.zeros((number, width))
+        """[class, n] of stage 0."""
         for c, one in data.classes.items():
             forward, backward = one.stage.forward_ms[:, None], one.stage.backward_ms[:, None]
             base_forward, base_backward = one.base_ms()
@@ -124,7 +125,7 @@ class PricedOrders:
             self._base_backward[:, c] = base_backward + backward * fewest
             self._extra[:, c] = np.where(data.fits[c], np.maximum(extra, 0.0), 0.0)
             self._follow[:, c] = np.where(data.fits[c], data.tables[c].follow_ms, 0.0)
-            self._tail[c] = one.stage.reduce_tail_ms[0]
+            self._reduction[c] = least_reduction_ms(one, data.tables[c])[0]
 
     def run(self, most_orders: int) -> float:
         """Bound of all plans of the part [ms], at most the limit; those below it are left in `open`.
@@ -184,7 +185,8 @@ class PricedOrders:
         follow = self._follow[np.arange(some.order.shape[1]), some.order, some.layers].max(
             axis=1, initial=0.0
         )
-        after: Floats = self._tail[some.order[:, 0]] + follow + self.data.sample.stage.constant_ms
+        reduction = self._reduction[some.order[:, 0], some.layers[:, 0]]
+        after: Floats = reduction + follow + self.data.sample.stage.constant_ms
         return after
 
     def by_order(self) -> list[tuple[float, VirtualClassesData]]:

@@ -9,7 +9,14 @@ from functools import lru_cache
 import numpy as np
 
 from formulations.virtual_selection_data import VirtualSelectionData
-from formulations.virtual_selection_tables import DealtTable, dealt_table, first_chunk_ms
+from formulations.virtual_selection_tables import (
+    DealtTable,
+    dealt_table,
+    first_chunk_ms,
+    first_forward_ms,
+    least_reduction_ms,
+    reduction_ms,
+)
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
@@ -34,8 +41,12 @@ class StageTimes:
     """[node_class, stage, n] what the stage adds after the pipeline."""
     first_ms: Floats
     """[node_class, stage] of chunk 0, forward and backward."""
-    tail_ms: Floats
-    """[node_class] reduction of the first stage that nothing hides."""
+    first_forward_ms: Floats
+    """[node_class, stage] its forward alone."""
+    reduction_ms: Floats
+    """[node_class, stage, n] reduction left when its backwards have ended, where these count in full."""
+    least_reduction_ms: Floats
+    """[node_class, n] of the first stage, whatever it recomputes."""
     hop_ms: Floats
     """[node_class, node_class] of a send; within a host between stages of one class, where it holds two."""
     tied_ms: Floats
@@ -96,7 +107,8 @@ class VirtualTables:
     def _made(self, choice: int, virtual_stages: int, num_stages: int) -> VirtualClassTables:
         num_classes = self.table.max_stages.shape[1]
         times = np.full((num_classes, num_stages, self.problem.model.num_layers + 1), np.inf)
-        follow, first, tail = times.copy(), np.full((num_classes, num_stages), np.inf), np.zeros(num_classes)
+        follow, reduction, first = times.copy(), times.copy(), np.full((num_classes, num_stages), np.inf)
+        forward, least = first.copy(), times[:, 0].copy()
         data, tables = {}, {}
         used = np.flatnonzero(self.table.max_stages[choice])
         tied, ends = np.full((num_classes, num_classes), np.inf), np.ix_(used, used)
@@ -114,9 +126,10 @@ class VirtualTables:
             one = replace(one, stage=replace(one.stage, constant_ms=float(tied.min())))
             data[c], tables[c] = one, dealt_table(one)
             times[c], follow[c] = tables[c].times_ms, tables[c].follow_ms
-            first[c], tail[c] = first_chunk_ms(one), one.stage.reduce_tail_ms[0]
+            first[c], forward[c] = first_chunk_ms(one), first_forward_ms(one)
+            reduction[c], least[c] = reduction_ms(one, tables[c]), least_reduction_ms(one, tables[c])[0]
         hop = self._hop_ms(choice)
-        summary = StageTimes(virtual_stages, times, follow, first, tail, hop, tied)
+        summary = StageTimes(virtual_stages, times, follow, first, forward, reduction, least, hop, tied)
         return VirtualClassTables(data, tables, summary)
 
     def _hop_ms(self, choice: int) -> Floats:
@@ -144,8 +157,12 @@ class VirtualTables:
         first = np.repeat(bounds.layer_s[choice][:, None], num_stages, axis=1)
         first[:, 0] *= not ends_may_be_empty(self.problem, num_stages * most_virtual)
         first[:, 0] += bounds.embedding_s[choice]
-        tail = bounds.tail_s[choice] / MS
+        reduction = np.zeros_like(whole.times_ms)
+        reduction[:, 0] = (bounds.tail_s[choice] / MS)[:, None]
         hop = self._hop_ms(choice)
         times = whole.times_ms.copy()
         times[:, :, 0] = np.inf  # another chunk has a layer
-        return StageTimes(1, times, whole.follow_ms, first / MS, tail, hop, whole.tied_ms)
+        nothing = np.zeros_like(first)
+        return StageTimes(
+            1, times, whole.follow_ms, first / MS, nothing, reduction, reduction[:, 0], hop, whole.tied_ms
+        )

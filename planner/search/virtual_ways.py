@@ -38,6 +38,8 @@ class Ways:
     """[way, chunk] with what is recomputed."""
     follow_ms: Floats
     """What the stage adds after all have met."""
+    reduction_ms: Floats
+    """What it reduces at least when its backwards have ended, more of which may be recomputed."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -97,7 +99,8 @@ def taken_together(ways: Sequence[Ways], groups: Sequence[Group]) -> list[Ways]:
 
 def _is_longer(one: Ways) -> Bools:
     """Whether some other way of the same class and layers is nowhere longer, [way]; of equals all but one."""
-    times = np.concatenate([one.forward_ms, one.backward_ms, one.follow_ms[:, None]], axis=1)
+    single = one.follow_ms[:, None], one.reduction_ms[:, None]
+    times = np.concatenate([one.forward_ms, one.backward_ms, *single], axis=1)
     longer: Bools = np.zeros(len(one), dtype=np.bool_)
     for c, n in np.unique(np.stack([one.of_class, one.layers], axis=1), axis=0).tolist():
         at = np.flatnonzero((one.of_class == c) & (one.layers == n))
@@ -170,4 +173,32 @@ def _ways(data: VirtualClassesData, s: int, c: int, n: int, fewest: tuple[int, .
         forward_ms=forward + one.stage.forward_ms[s] * layers,
         backward_ms=backward + one.stage.backward_ms[s] * layers + extra,
         follow_ms=np.full(len(pairs), float(data.tables[c].follow_ms[s, n])),
+        reduction_ms=_reduction_ms(data, s, c, layers, extra),
     )
+
+
+def _reduction_ms(data: VirtualClassesData, s: int, c: int, layers: Floats, extra_ms: Floats) -> Floats:
+    """What a stage reduces at least behind its last backward on ways with these layers and recomputation.
+
+    A plan may recompute more than it needs, which hides more of the reduction. That is core attention of all
+    its layers at most, or as many layers of every chunk that has any as the shortest one holds. Where the way
+    recomputes nothing the latter makes the last backward of chunk 0, which is on every path to the end of the
+    stage, so much longer; both are linear in their number.
+    """
+    one, table = data.classes[c], data.tables[c]
+    stage, hidden = one.stage, one.stage.hidden_fraction
+    total, count = layers.sum(axis=1), (layers > 0).sum(axis=1)
+    extra = extra_ms.sum(axis=1)
+    more = np.zeros(len(layers))
+    if "selective" in one.kinds:
+        most = stage.selective_ms[s] * total + stage.selective_more_ms[s]
+        more = np.maximum(more, hidden * (most - extra))
+    if "full" in one.kinds:
+        most_of_chunk = np.where(layers > 0, layers, np.inf).min(axis=1) * stage.full_ms[s]
+        in_first = np.where((layers[:, 0] > 0) & (extra == 0), most_of_chunk, 0.0)
+        more = np.maximum(more, hidden * (most_of_chunk * count - extra) - in_first)
+    if stage.lead[s]:
+        more = hidden * (table.most_extra_ms[s, total.astype(np.int64)] - extra)
+    unhidden = table.unhidden_ms[s, total.astype(np.int64)] - hidden * extra
+    reduction: Floats = np.maximum(unhidden - np.maximum(more, 0.0), 0.0) + stage.reduce_tail_ms[s]
+    return reduction

@@ -14,12 +14,20 @@ from formulations.interleaved_paths import PathRow
 from formulations.options import SolveOptions
 from formulations.virtual_classes_data import most_saved
 from formulations.virtual_selection_data import (
+    VirtualChoice,
     VirtualSelectionData,
     choices,
     objectives_ms,
+    pieces_ms,
     recomputations,
 )
-from formulations.virtual_selection_tables import dealt_table, fewest_layers, step_by_layers
+from formulations.virtual_selection_tables import (
+    dealt_table,
+    fewest_layers,
+    least_reduction_ms,
+    reduction_ms,
+    step_by_layers,
+)
 from planner.search.virtual_capacity import VirtualLimits, most_layers
 from tests.formulations.interleaved_instances import Part, random_interleaved, random_part
 from tests.formulations.test_virtual_selection import awkward
@@ -89,6 +97,42 @@ def test_recomputation_saves_no_more_in_its_time_than_the_rate_says() -> None:
                     assert saved <= most * (1 + 1e-9) + 1e-12
                     shares.append(saved / most if most else 1.0)
     assert len(shares) > 40 and max(shares) > 0.99
+
+
+def any_recomputation(data: VirtualSelectionData, counts: list[int]) -> list[tuple[str, int]]:
+    """All that a stage may recompute, needed or not."""
+    found = [("none", 0)] + [("selective", 0)] * ("selective" in data.kinds)
+    most = min(n for n in counts if n) if any(counts) and "full" in data.kinds else 0
+    return found + [("full", layers) for layers in range(1, most + 1)]
+
+
+def test_no_recomputation_leaves_less_to_reduce_than_the_tables_say() -> None:
+    """Of every stage and dealing, by what fits and by what is more than it takes; some are as little."""
+    near = 0
+    for seed in range(30):
+        part = random_part(seed)
+        for c, data in part.classes.data.items():
+            table = part.classes.tables[c]
+            own, least = reduction_ms(data, table), least_reduction_ms(data, table)
+            fewest, m = fewest_layers(data), data.stage.num_microbatches
+            for s, n in np.argwhere(np.isfinite(table.backward_ms)).tolist():
+                for counts in dealings(n, fewest[s]):
+                    needed = recomputations(data, s, counts)
+                    for kind, layers in any_recomputation(data, counts) if needed else ():
+                        one = VirtualChoice(
+                            (tuple(counts),) * len(fewest), (kind,) * len(fewest), (layers,) * len(fewest)
+                        )
+                        pieces = pieces_ms(data, [one])
+                        rest, backward = pieces.reduction[0, s], float(pieces.backward[0, s].sum())
+                        assert rest >= least[s, n] * (1 - REL) - REL, (seed, c, s, counts, kind)
+                        if backward >= float(table.backward_ms[s, n]) * (1 - REL):
+                            with_own = m * float(table.backward_ms[s, n]) + own[s, n]
+                            assert m * backward + rest >= with_own * (1 - REL), (seed, c, s, counts, kind)
+                        near += (
+                            rest <= least[s, n] * (1 + 1e-6)
+                            and least[s, n] > 1.01 * data.stage.reduce_tail_ms[s]
+                        )
+    assert near > 0
 
 
 def check_part(part: Part) -> bool:

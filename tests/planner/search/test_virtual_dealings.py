@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 
 from formulations.virtual_classes_merged import alike, merged
-from formulations.virtual_selection_data import choices, objective_ms, recomputations
+from formulations.virtual_selection_data import (
+    VirtualChoice,
+    choices,
+    objective_ms,
+    pieces_ms,
+    recomputations,
+)
 from formulations.virtual_selection_tables import fewest_layers
 from planner.search import virtual_dealings
 from planner.search.virtual_dealings import DealtPaths
 from planner.search.virtual_ways import Spare, WayLists, Ways, compositions, taken_together
 from tests.formulations.interleaved_instances import Part, random_part
-from tests.formulations.test_virtual_classes import best_of_order, dealings
+from tests.formulations.test_virtual_classes import any_recomputation, best_of_order, dealings
 
 REL = 1e-9
 MOST = 10**12
@@ -111,11 +117,14 @@ def test_ways_that_are_nowhere_shorter_than_others_are_left_out() -> None:
         forward_ms=forward,
         backward_ms=forward,
         follow_ms=np.ones(5),
+        reduction_ms=np.ones(5),
     )
     assert taken_together([ways], [(0, 1)])[0].forward_ms.tolist() == forward[[0, 1, 3]].tolist()
     assert len(taken_together([ways], [])[0]) == 4, "other classes are others"
     slower = replace(ways, follow_ms=np.array([2.0, 1.0, 1.0, 1.0, 1.0]))
     assert taken_together([slower], [(0, 1)])[0].follow_ms.tolist() == [1.0, 1.0, 1.0]
+    later = replace(ways, reduction_ms=np.array([2.0, 1.0, 1.0, 1.0, 1.0]))
+    assert taken_together([later], [(0, 1)])[0].reduction_ms.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.slow
@@ -187,6 +196,30 @@ def test_windows_of_all_stages_are_the_plans_below_the_limit() -> None:
         assert expected <= plans, seed
         left += len(expected)
     assert left > 10
+
+
+def test_no_recomputation_beyond_that_of_its_way_ends_a_stage_sooner() -> None:
+    """What a way reduces, and its last backward on chunk 0, against all that the stage may recompute."""
+    near = 0
+    for seed in range(40):
+        part = random_part(seed)
+        data = part.data(1e9)
+        ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+        for s, one in enumerate(ways or []):
+            for i, c in enumerate(one.of_class.tolist()):
+                stages = data.classes[c]
+                forward = stages.base_ms()[0][s]
+                layers = (one.forward_ms[i] - forward) / stages.stage.forward_ms[s]
+                counts = tuple(round(n) for n in layers.tolist())
+                for kind, number in any_recomputation(stages, list(counts)):
+                    p = part.num_stages
+                    pieces = pieces_ms(stages, [VirtualChoice((counts,) * p, (kind,) * p, (number,) * p)])
+                    backward, rest = pieces.backward[0, s], float(pieces.reduction[0, s])
+                    if (backward >= one.backward_ms[i] - REL).all():
+                        later = backward[0] + rest - one.backward_ms[i, 0] - one.reduction_ms[i]
+                        assert later >= -REL, (seed, s, c, counts, kind)
+                        near += later <= REL and rest > 1.01 * stages.stage.reduce_tail_ms[s]
+    assert near > 5
 
 
 def test_ways_are_all_dealings_that_fit() -> None:

@@ -25,6 +25,7 @@ def random_ways(rng: np.random.Generator) -> Ways:
         forward_ms=1 + rng.random((number, CHUNKS)),
         backward_ms=1 + rng.random((number, CHUNKS)),
         follow_ms=np.zeros(number),
+        reduction_ms=np.zeros(number),
     )
 
 
