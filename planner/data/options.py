@@ -32,9 +32,10 @@ class Options(Data):
     top: int = Field(default=3, ge=1, le=100)
     """How many plans to return, the best included."""
     workers: int | None = Field(default=None, ge=1, le=1024)
-    """Processes of one search; the answer does not depend on it. Null takes a second one where it is sure to
-    pay (mixes of pipelines on few chips, annealing of virtual stages); two or more also bound parts of the
-    space, two fifths of the work without virtual stages and a few hundredths with them."""
+    """Processes of one search; the answer does not depend on it unless a time limit cuts the search. Null
+    takes a second one where it is sure to pay (mixes of pipelines, annealing of virtual stages); two or more
+    also bound parts of the space, two fifths of the work without virtual stages and a few hundredths with
+    them."""
     solver: SolverName = "highs"
     """Solver of the mixed-integer programs."""
     seed: int = Field(default=0, ge=0)

@@ -1,17 +1,50 @@
-"""Choose which pipelines run side by side, and what each gets of the batch, among some candidates."""
+"""Choose which pipelines run side by side, and what each gets of the batch; the referee judges a choice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from formulations import replica_mix, replica_mix_cp
 from formulations.options import SolveOptions
 from formulations.replica_mix import ReplicaMix, ReplicaMixData
+from formulations.solvers import loading_s
+from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.search.replicas.templates import Candidate
+from planner.data.result import Evaluation
+from planner.search.meshes.driver import MeshSearch
+from planner.search.meshes.opener import MeshOpener
+from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.templates import Candidate, assemble_mix, chains_by_share, list_candidates
+from planner.simulate.evaluate import evaluate
+from planner.units import MS
 
+ANY_NUMBER, FEWER = 1_000_000, (2, 3, 5)
+"""Most pipelines of a mix: few large ones exchange less."""
 MOST_PROGRAMS = 40
 """Programs among which the time that is left is divided."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What came of choosing mixes once."""
+
+    copies: int
+    """The most pipelines of a mix that is done before the best plan, one where there is none."""
+    judged: tuple[tuple[Plan, Evaluation], ...]
+    """Plans that the referee confirmed, in the order in which they came up."""
+    programs: int
+    evaluated: int
+    """Mixes that it looked at."""
+
+    def take(self, search: MeshSearch, opener: MeshOpener) -> None:
+        """Take over what another process chose."""
+        for plan, evaluation in self.judged:
+            search.incumbent.offer(plan, evaluation)
+        opener.programs += self.programs
+        opener.evaluated += self.evaluated
 
 
 def choose_mix(
@@ -43,3 +76,44 @@ def choose_mix(
     if options.solver == "cp_sat":
         return replica_mix_cp.solve(data, solver_options)
     return replica_mix.solve(data, solver_options)
+
+
+def choose_mixes(search: MeshSearch, opener: MeshOpener, mixes: Mixes) -> Chosen:
+    """Choose among the chains that were found, those of plans at hand and some others."""
+    most, judged, before = 1, list[tuple[Plan, Evaluation]](), (opener.programs, opener.evaluated)
+    for chains in chains_by_share(opener, search.seeds, mixes):
+        candidates = list_candidates(opener, *chains)
+        copies = _mix(search, opener, candidates, ANY_NUMBER, judged)
+        for number in FEWER:
+            if number < copies:
+                _mix(search, opener, candidates, number, judged)
+        most = max(most, copies)
+    return Chosen(most, tuple(judged), opener.programs - before[0], opener.evaluated - before[1])
+
+
+def _mix(
+    search: MeshSearch,
+    opener: MeshOpener,
+    candidates: list[Candidate],
+    most_pipelines: int,
+    judged: list[tuple[Plan, Evaluation]],
+) -> int:
+    """The best mix of some candidates, judged by the referee; its pipelines."""
+    if not candidates or search.clock.is_up_behind(loading_s(search.problem.options.solver)):
+        return 0
+    best_s = search.incumbent.step_s
+    latest_ms = np.inf if best_s is None else best_s / MS
+    found = choose_mix(search.problem, candidates, most_pipelines, latest_ms, search.clock.left_s)
+    opener.programs += 1
+    if found is None:
+        # What does not run the batch may with chains that are still to be found.
+        return most_pipelines if best_s is None else 0
+    plan = assemble_mix(search.problem, opener, candidates, found)
+    if plan is None or not set(search.use) <= {stage.node_class for stage in plan.stages}:
+        return sum(found.copies)
+    evaluation = evaluate(search.problem, plan)
+    opener.evaluated += 1
+    if not evaluation.violations:
+        search.incumbent.offer(plan, evaluation)
+        judged.append((plan, evaluation))
+    return sum(found.copies)

@@ -38,7 +38,7 @@ from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.opener import MeshOpener
 from planner.search.progress import Progress
-from planner.search.replicas.mixing import SHARE_OF_PART, Mixing
+from planner.search.replicas.mixing import SHARE_BESIDE, SHARE_OF_PART, Mixing
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
@@ -125,16 +125,19 @@ class ReplicaSearch(MeshSearch):
         """Search FlagScale's plans and choose mixes, then bound those; whether a limit cut the search.
 
         Where chips are few mixes are chosen behind the first plans of FlagScale, so that another process may
-        do so meanwhile: the answer is the same with and without.
+        do so meanwhile: the answer is the same with and without. Where they are many and a limit cuts mixes,
+        another process goes on with them.
         """
         is_later = mixing.may_come_later and "flagscale" not in self.proven_s
         if is_later:
             mixing.begin_beside()
         else:
-            mixing.choose()
+            mixing.choose(may_go_on_beside="flagscale" not in self.proven_s)
         share = 1.0 if mixing.bound_s >= self.frontier.cutoff_s else SHARE_OF_LAST
+        share = SHARE_BESIDE if mixing.beside is not None else share
         cut = self._narrower("flagscale", MeshSearch, share, mixing.choose if is_later else None)
         mixing.choose()
+        mixing.join()
         mixing.improve(min(self.proven_s.values()))
         return cut
 

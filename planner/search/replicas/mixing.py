@@ -1,33 +1,33 @@
-"""Mixes of pipelines within a search: chosen among candidates, judged by the referee, and bounded in turn."""
+"""Mixes of pipelines within a search: chosen and bounded in turn, beside other work where that pays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.solvers import loading_s
-from planner.data.plan import Plan
-from planner.data.result import Evaluation
+from planner.cost.prices import Floats
+from planner.search.beside import Beside, may_have_others
 from planner.search.meshes.driver import MeshSearch
-from planner.search.meshes.opener import MeshOpener
 from planner.search.replicas.chains import Chains
-from planner.search.replicas.choosing import choose_mix
+from planner.search.replicas.choices import are_many
+from planner.search.replicas.choosing import Chosen, choose_mixes
 from planner.search.replicas.mixes import NEAR, Mixes
 from planner.search.replicas.rooms_beside import RoomsBeside, are_worth_a_process
-from planner.search.replicas.templates import Candidate, assemble_mix, chains_by_share, list_candidates
-from planner.simulate.evaluate import evaluate
-from planner.units import MS
+from planner.search.state import Reporter
 
-ANY_NUMBER, FEWER = 1_000_000, (2, 3, 5)
-"""Most pipelines of a mix: few large ones exchange less."""
 SHARE_OF_PART = 0.4
 """Share of the time that is left that the search for one launcher, or that for mixes, may take."""
 SHARE_OF_LOOKS = 0.7
 """Share of that time after which mixes are chosen for the first time."""
 ROUNDS = 3
 """Times that mixes are chosen and bounded in turn while plans get better."""
+SHARE_ALONE = 0.05
+"""Share of the time that is left after which another process goes on with mixes where chips are many."""
+SHARE_BESIDE = 0.9
+"""Share of what is left then that both it and the search beside it may take. Guesses."""
 DOUBLINGS = 12
 """Doublings of a time in which any chains are looked for."""
 LEAST_STEP_S = 1e-3
@@ -37,64 +37,16 @@ BEYOND = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What came of choosing mixes once."""
+class Further:
+    """How far another process came with mixes."""
 
-    copies: int
-    """The most pipelines of a mix that is done before the best plan, one where there is none."""
-    judged: tuple[tuple[Plan, Evaluation], ...]
-    """Plans that the referee confirmed, in the order in which they came up."""
-    programs: int
-    evaluated: int
-    """Mixes that it looked at."""
-
-    def take(self, search: MeshSearch, opener: MeshOpener) -> None:
-        """Take over what another process chose."""
-        for plan, evaluation in self.judged:
-            search.incumbent.offer(plan, evaluation)
-        opener.programs += self.programs
-        opener.evaluated += self.evaluated
-
-
-def choose_mixes(search: MeshSearch, opener: MeshOpener, mixes: Mixes) -> Chosen:
-    """Choose among the chains that were found, those of plans at hand and some others."""
-    most, judged, before = 1, list[tuple[Plan, Evaluation]](), (opener.programs, opener.evaluated)
-    for chains in chains_by_share(opener, search.seeds, mixes):
-        candidates = list_candidates(opener, *chains)
-        copies = _mix(search, opener, candidates, ANY_NUMBER, judged)
-        for number in FEWER:
-            if number < copies:
-                _mix(search, opener, candidates, number, judged)
-        most = max(most, copies)
-    return Chosen(most, tuple(judged), opener.programs - before[0], opener.evaluated - before[1])
-
-
-def _mix(
-    search: MeshSearch,
-    opener: MeshOpener,
-    candidates: list[Candidate],
-    most_pipelines: int,
-    judged: list[tuple[Plan, Evaluation]],
-) -> int:
-    """The best mix of some candidates, judged by the referee; its pipelines."""
-    if not candidates or search.clock.is_up_behind(loading_s(search.problem.options.solver)):
-        return 0
-    best_s = search.incumbent.step_s
-    latest_ms = np.inf if best_s is None else best_s / MS
-    found = choose_mix(search.problem, candidates, most_pipelines, latest_ms, search.clock.left_s)
-    opener.programs += 1
-    if found is None:
-        # What does not run the batch may with chains that are still to be found.
-        return most_pipelines if best_s is None else 0
-    plan = assemble_mix(search.problem, opener, candidates, found)
-    if plan is None or not set(search.use) <= {stage.node_class for stage in plan.stages}:
-        return sum(found.copies)
-    evaluation = evaluate(search.problem, plan)
-    opener.evaluated += 1
-    if not evaluation.violations:
-        search.incumbent.offer(plan, evaluation)
-        judged.append((plan, evaluation))
-    return sum(found.copies)
+    bound_s: float
+    """What no mix undercuts [s]."""
+    bound_ms: float
+    price: Floats
+    """Bound and prices of the mixes themselves."""
+    looks: int
+    chosen: tuple[Chosen, ...]
 
 
 class Mixing:
@@ -110,8 +62,12 @@ class Mixing:
         """Whether mixes were chosen at first."""
         self.rooms: RoomsBeside[Chosen] | None = None
         """Another process that chooses them and asks rooms."""
+        self.beside: Beside[Further] | None = None
+        """Another process that goes on with mixes where a share of the time was too short for them."""
         self.share_up_s = 0.0
         """Time that mixes leave to what comes after them [s]."""
+        self._all_chosen: list[Chosen] = []
+        self._is_unwanted: Callable[[], bool] = lambda: False
         if search.clock.is_up:
             return
         search.reporter.report("mixing pipelines", search.incumbent.step_s, None, 0, 0)
@@ -127,7 +83,7 @@ class Mixing:
     def _is_share_up(self) -> bool:
         """Whether the rest of the time is that of what comes after mixes."""
         left_s = self.search.clock.left_s
-        return left_s is not None and left_s <= self.share_up_s
+        return self._is_unwanted() or (left_s is not None and left_s <= self.share_up_s)
 
     @property
     def may_come_later(self) -> bool:
@@ -137,22 +93,39 @@ class Mixing:
         """
         return self.mixes is not None and self.mixes.are_few and self.search.incumbent.step_s is not None
 
-    def choose(self) -> None:
-        """Choose mixes and bound them in turn, unless that was done."""
+    def choose(self, *, may_go_on_beside: bool = False) -> None:
+        """Choose mixes and bound them in turn, unless that was done.
+
+        Parameters
+        ----------
+        may_go_on_beside
+            Whether other work follows, so that another process may go on where they take long. It is begun
+            only where a time limit cuts them, which no answer then depends on more than on the limit.
+        """
         if self.mixes is None or self.is_chosen:
             return
         self.is_chosen = True
-        self._choose_in_turn(self.mixes)
-        if self.mixes is None or self.mixes.columns:
+        search = self.search
+        self._choose_in_turn(
+            self.mixes,
+            may_go_on_beside
+            and search.clock.left_s is not None
+            and search.incumbent.step_s is not None
+            and not are_many(self.mixes)
+            and may_have_others(search.problem.options.workers),
+        )
+        if self.rooms is not None and (self.mixes is None or self.mixes.columns):
             # What prices tell comes before rooms then.
             self.end_beside()
 
-    def _choose_in_turn(self, mixes: Mixes) -> None:
+    def _choose_in_turn(
+        self, mixes: Mixes, may_go_on_beside: bool = False, of_part: float = SHARE_OF_PART
+    ) -> None:
         search, left_s = self.search, self.search.clock.left_s or 0.0
         least_s, copies = self.work_s, 1
         for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = search.incumbent.step_s
-            self.share_up_s = (1 - share * SHARE_OF_PART) * left_s
+            self.share_up_s = (1 - (SHARE_ALONE if may_go_on_beside else share * of_part)) * left_s
             bound_s, is_first = least_s, mixes.are_few and before_s is not None and not copies > 1
             if before_s is None:
                 bound_s = max(least_s, _improve_without_plan(mixes, least_s))
@@ -168,19 +141,52 @@ class Mixing:
             was_cut = self._is_share_up()
             if bound_s >= search.frontier.cutoff_s or (was_cut and share == 1):
                 return
-            copies = self._chosen(mixes)
+            if was_cut and may_go_on_beside and self._go_on_beside(mixes):
+                return
+            may_go_on_beside = False
+            copies = self._chosen(mixes).copies
             if is_first and copies > 1:
                 continue
             if not was_cut and (search.incumbent.step_s is None or search.incumbent.step_s == before_s):
                 return
 
-    def _chosen(self, mixes: Mixes) -> int:
-        """Choose mixes once, or take what another process chose; the most pipelines of one."""
+    def _chosen(self, mixes: Mixes) -> Chosen:
+        """Choose mixes once, or take what another process chose."""
         found = self.rooms.chosen(lambda: self.search.clock.is_up) if self.rooms else None
         if found is None:
-            return choose_mixes(self.search, self.opener, mixes).copies
-        found.take(self.search, self.opener)
-        return found.copies
+            found = choose_mixes(self.search, self.opener, mixes)
+        else:
+            found.take(self.search, self.opener)
+        self._all_chosen.append(found)
+        return found
+
+    def _go_on_beside(self, mixes: Mixes) -> bool:
+        """Let another process go on with mixes; whether there is one."""
+        with suppress(OSError):
+            self.beside = Beside(lambda is_unwanted: self._further(mixes, is_unwanted))
+        return self.beside is not None
+
+    def _further(self, mixes: Mixes, is_unwanted: Callable[[], bool]) -> Further:
+        """Choose mixes and bound them in turn, in the other process."""
+        self._is_unwanted = is_unwanted
+        self.search.reporter = Reporter(self.search.clock, None)
+        self._choose_in_turn(mixes, of_part=SHARE_BESIDE)
+        chosen = tuple(self._all_chosen)
+        return Further(self.bound_s, mixes.bound_ms, mixes.best_price, mixes.looks, chosen)
+
+    def join(self) -> None:
+        """Take over what another process found, once it is done."""
+        if self.beside is None or self.mixes is None:
+            return
+        found = self.beside.answer(lambda: self.search.clock.is_up)
+        self.end_beside()
+        if found is None:
+            return
+        self.bound_s, mixes = max(self.bound_s, found.bound_s), self.mixes
+        mixes.bound_ms, mixes.best_price, mixes.looks = found.bound_ms, found.price, found.looks
+        mixes.price = mixes.aims.price = found.price
+        for one in found.chosen:
+            one.take(self.search, self.opener)
 
     def improve(self, others_s: float) -> None:
         """Raise the bound by all that tells anything where mixes hold that of all plans.
@@ -223,9 +229,10 @@ class Mixing:
 
     def end_beside(self) -> None:
         """End the other process."""
-        if self.rooms is not None:
-            self.rooms.end()
-            self.rooms = None
+        for other in (self.rooms, self.beside):
+            if other is not None:
+                other.end()
+        self.rooms = self.beside = None
 
 
 def _improve_without_plan(mixes: Mixes, least_s: float) -> float:

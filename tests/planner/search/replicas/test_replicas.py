@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 from collections.abc import Callable
 
@@ -16,8 +17,9 @@ from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.report.targets import targets_report
 from planner.search.replicas import rooms_beside
+from planner.search.replicas.choosing import Chosen
 from planner.search.replicas.driver import ReplicaSearch
-from planner.search.replicas.mixing import Chosen
+from planner.search.replicas.mixing import Mixing
 from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
@@ -216,6 +218,39 @@ def test_mixes_and_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch
     answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
     assert len(taken) == 2
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.slow
+def test_mixes_that_a_limit_cuts_go_on_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process and in none, and in one that dies, the same plan is proven as well."""
+    problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
+    monkeypatch.setattr("planner.search.replicas.whole_rooms.MOST_ROOMS", 0)  # chips are many
+    monkeypatch.setattr("planner.search.replicas.mixing.SHARE_ALONE", 0.0)
+    monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
+    further = Mixing._further
+    answers, joined = [], list[float]()
+    join = Mixing.join
+
+    def watched(mixing: Mixing) -> None:
+        before_s = mixing.bound_s
+        is_beside = mixing.beside is not None
+        join(mixing)
+        if is_beside:
+            joined.append(mixing.bound_s - before_s)
+
+    monkeypatch.setattr(Mixing, "join", watched)
+    for workers, work in ((1, further), (2, further), (2, lambda *_: os._exit(1))):
+        monkeypatch.setattr(Mixing, "_further", work)
+        options = problem.options.model_copy(
+            update={"workers": workers, "max_virtual_stages": 1, "time_limit_s": 300.0}
+        )
+        result = api.plan(problem, options)
+        assert result.evaluation is not None and result.bound_s is not None
+        answers.append((result.evaluation.step_s, result.termination, result.bound_s))
+    assert [answer[:2] for answer in answers] == [answers[0][:2]] * 3
+    assert all(bound_s >= answers[0][0] * (1 - options.gap) * (1 - 1e-6) for *_, bound_s in answers)
+    assert len(joined) == 2 and joined[0] > 0 and joined[1] == 0
+    assert not multiprocessing.active_children()
 
 
 def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
