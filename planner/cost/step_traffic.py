@@ -31,14 +31,15 @@ ZERO_GRADIENT_BYTES = 4.0
 """Bytes written to clear a gradient, for each parameter of the rank or, where it keeps no more, its shard."""
 
 
-def whole_gradient_bytes(stack: SoftwareStack, s: Sizes) -> Values:
+def whole_gradient_bytes(stack: SoftwareStack, s: Sizes, precision: Precision) -> Values:
     """Bytes that passes over gradients move for each parameter of a rank before and after they are reduced.
 
     Megatron-LM core takes the norm of a bucket whatever the ranks, then divides experts' gradients by the
     same number as all others (check_grads and start_grad_sync of core/distributed/param_and_grad_buffer.py).
-    That the host waits for each norm is left out.
+    In fp16 infinities tell the loss scaler to lower its scale, and nothing is checked (validate_args of
+    megatron/training/arguments.py). That the host waits for each norm is left out.
     """
-    checked = stack.gradient_bytes if stack.gradients_checked else 0.0
+    checked = stack.gradient_bytes if stack.gradients_checked and precision != "fp16" else 0.0
     divided = 2 * stack.gradient_bytes if stack.gradients_divided_apart else 0.0
     copied = 4 * stack.gradient_bytes if stack.gradient_buckets_copied else 0.0
     if not divided and not copied:

@@ -238,7 +238,7 @@ def synchronisation(
         is_narrow = parameter_bytes(stack, precision) < WEIGHT_BYTES
         cast = TRANSPOSE_WEIGHT_BYTES if is_narrow else CAST_WEIGHT_BYTES
     cleared = ZERO_GRADIENT_BYTES if stack.clears_gradients else 0.0
-    whole = whole_gradient_bytes(stack, s)
+    whole = whole_gradient_bytes(stack, s, precision)
     sharded = dp_mode in SCATTERS_EACH_MICROBATCH
     return Synchronisation(
         dense,

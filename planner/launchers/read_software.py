@@ -66,6 +66,9 @@ def read_stack(flags: Flags, base: SoftwareStack, notes: list[str], gradient_ran
         "dropout": dropout,
         "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion" not in flags,
         "fused_cross_entropy": "--cross-entropy-loss-fusion" in flags,
+        "gradients_checked": base.gradients_checked and "--no-check-for-nan-in-loss-and-grad" not in flags,
+        "gradients_divided_apart": base.gradients_divided_apart
+        and "--ddp-average-in-collective" not in flags,
         "loss_bytes_per_logit": _loss_bytes_per_logit(flags),
         "current_scaling": flags.text("--fp8-recipe", "delayed") == "tensorwise",
         "flash_attention": _fuses_attention(flags),

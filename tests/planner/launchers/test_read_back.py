@@ -584,6 +584,10 @@ def test_words_on_software_and_experts_are_read() -> None:
     assert (stack.cp_exchange, stack.bucket_parameters, stack.gradient_bytes) == ("a2a", 1_000_000, 2.0)
     assert stack.host_layer_floor_ms == 0.0
     assert notes == ["no waiting for the host: CUDA graphs are captured"]
+    assert stack.gradients_checked and stack.gradients_divided_apart
+    unchecked = Flags(["--no-check-for-nan-in-loss-and-grad", "--ddp-average-in-collective"])
+    found = read_stack(unchecked, load_stack("megatron-core"), notes)
+    assert unchecked.unknown == () and not found.gradients_checked and not found.gradients_divided_apart
     assert read_capacity(flags) == {"capacity_factor": 1.25, "pad_to_capacity": True}
     assert set(read_recompute_modules(flags, stack, notes) or ()) == {"moe", "layernorm"}
     ring = read_stack(Flags(["--cp-comm-type", "p2p", "a2a"]), load_stack("megatron-core"), notes)
