@@ -78,7 +78,7 @@ def _check_model(back: ReadBack, name: str, where: str) -> None:
     stated = not any(note.startswith("vocabulary of") for note in back.notes)
     wanted = load.load_model(name)
     shape = differences(found, wanted, vocabulary_is_known=stated)
-    different = (*shape, *other_constants(found, wanted))
+    different = (*shape, *other_constants(found, wanted), *back.other_network)
     if different:
         raise InstanceError(f"trains another model than {name}: {'; '.join(different)}", where)
 

@@ -80,6 +80,8 @@ PROVIDER = {
     "qk_pos_emb_head_dim": "--qk-pos-emb-head-dim",
     "v_head_dim": "--v-head-dim",
     "softmax_type": "--softmax-type",
+    "activation_func_clamp_value": "--activation-func-clamp-value",
+    "glu_linear_offset": "--glu-linear-offset",
     "window_attn_skip_freq": "--window-attn-skip-freq",
     "experimental_attention_variant": "--experimental-attention-variant",
     "linear_conv_kernel_dim": "--linear-conv-kernel-dim",

@@ -23,8 +23,8 @@ _SILU = ("silu", "swiglu")
 _CLAMPED = ("swiglu-clamped",)
 _GELU = ("gelu", "gelu-tanh")
 
-_CLAMP = "7.0"
-"""Clamp of gpt-oss' gated unit (openai/gpt-oss, `gpt_oss/torch/model.py`, `swiglu(limit=7.0)`)."""
+CLAMP, LINEAR_OFFSET = "7.0", "1.0"
+"""Clamp of gpt-oss' gated unit, and what is added (openai/gpt-oss, `gpt_oss/torch/model.py`, `swiglu`)."""
 
 
 CONVOLUTION = 4
@@ -244,8 +244,8 @@ def _feed_forward(model: ModelSpec) -> Arguments:
     if model.activation in _CLAMPED:
         return (
             switch("--quick-geglu"),
-            option("--activation-func-clamp-value", _CLAMP),
-            option("--glu-linear-offset", "1.0"),
+            option("--activation-func-clamp-value", CLAMP),
+            option("--glu-linear-offset", LINEAR_OFFSET),
         )
     if model.gated_mlp:
         return (switch("--swiglu"),)

@@ -24,3 +24,5 @@ class ReadBack:
     """Traps that it walks into, and that no number of the prediction shows."""
     refusals: tuple[str, ...] = field(default=())
     """Flags that contradict one another, so that Megatron-LM stops at them."""
+    other_network: tuple[str, ...] = field(default=())
+    """What makes it another network than any model file describes, at the same cost."""

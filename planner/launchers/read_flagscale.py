@@ -29,6 +29,7 @@ from planner.launchers.flagscale_files import (
 from planner.launchers.read_back import ReadBack
 from planner.launchers.read_flags import Flags
 from planner.launchers.read_megatron import assemble, host_names, plan_fields, read_problem
+from planner.launchers.read_other import same_cost_other_network
 from planner.launchers.read_stages import recomputation, stage_on
 from planner.launchers.read_warnings import warnings_of
 from planner.rules.flagscale_config import (
@@ -117,7 +118,10 @@ class _Hetero:
             *recompute_lists_add_up(config),
             *warnings_of(problem, plan, flags),
         )
-        return ReadBack(problem, plan, flags.unknown, tuple(dict.fromkeys(notes)), warnings)
+        unlike = tuple(same_cost_other_network(flags))
+        return ReadBack(
+            problem, plan, flags.unknown, tuple(dict.fromkeys(notes)), warnings, other_network=unlike
+        )
 
     def _stages(self, problem: Problem, notes: list[str]) -> tuple[Stage, ...]:
         """The stages of the meshes one after the other, on the hosts of their ranks."""

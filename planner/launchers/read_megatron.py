@@ -20,6 +20,7 @@ from planner.launchers.read_bridge import megatron_words
 from planner.launchers.read_flags import Flags, differing, split_words
 from planner.launchers.read_layout import prediction_stage
 from planner.launchers.read_model import read_model
+from planner.launchers.read_other import same_cost_other_network
 from planner.launchers.read_refusals import attention_refusals, refusals_of
 from planner.launchers.read_software import read_precision, read_recompute_modules, read_stack
 from planner.launchers.read_stages import is_selective, read_stages
@@ -202,6 +203,7 @@ def assemble(
         tuple(dict.fromkeys(notes)),
         warnings_of(problem, plan, flags),
         tuple(dict.fromkeys([*said, *attention_refusals(problem, plan, flags)])),
+        tuple(same_cost_other_network(flags)),
     )
 
 

@@ -205,7 +205,7 @@ def _positions(flags: Flags) -> str:
 
 
 def _activation(flags: Flags) -> dict[str, Any]:
-    if "--quick-geglu" in flags:
+    if "--quick-geglu" in flags and "--squared-relu" not in flags:  # which goes first
         return {"gated_mlp": True, "activation": "swiglu-clamped"}
     if "--swiglu" in flags:
         return {"gated_mlp": True, "activation": "silu"}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from planner.errors import InstanceError
+from planner.launchers.megatron_model import CLAMP, LINEAR_OFFSET
 from planner.launchers.read_flags import Flags
 
 _OTHER_MODEL = {
@@ -79,6 +80,25 @@ def refuse_other_models(flags: Flags) -> None:
                 "memory; leave the flag out to predict that",
                 flags.where,
             )
+
+
+def same_cost_other_network(flags: Flags) -> Iterator[str]:
+    """A phrase for each flag of a network that no model file describes, at the cost of one that it does.
+
+    Sources: megatron-core 0.19.2, `core/models/common/embeddings/rope_utils.py` (`_rotate_half`) and
+    `core/transformer/mlp.py` (`glu`).
+    """
+    if "--rotary-interleaved" in flags:
+        yield "positions turn neighbouring values of a head (--rotary-interleaved)"
+    if flags.text("--position-embedding-type", "none") == "alibi":
+        yield "scores fall with distance (--position-embedding-type alibi)"
+    clamp = flags.real("--activation-func-clamp-value") if "--activation-func-clamp-value" in flags else None
+    offset = flags.real("--glu-linear-offset", 0.0)
+    if "--quick-geglu" in flags and (clamp, offset) != (float(CLAMP), float(LINEAR_OFFSET)):
+        told = "not clamped" if clamp is None else f"clamped at {clamp:g}"
+        yield f"--quick-geglu {told} and moved by {offset:g}, not as gpt-oss: {CLAMP} and {LINEAR_OFFSET}"
+    elif "--swiglu" in flags and (clamp is not None or offset != 0):
+        yield "gated units are clamped or moved (--activation-func-clamp-value, --glu-linear-offset)"
 
 
 def unpriced(flags: Flags) -> Iterator[str]:

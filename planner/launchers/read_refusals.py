@@ -29,6 +29,9 @@ def refusals_of(flags: Flags) -> Iterator[str]:
     yield from _of_overlap(flags)
     yield from _of_experts(flags)
     yield from _of_attention(flags)
+    others = [flag for flag in ("--quick-geglu", "--squared-relu") if flag in flags]
+    if "--swiglu" in flags and others:
+        yield f"--swiglu with {others[0]}: Megatron-LM takes one of them; leave the other out"
 
 
 def attention_refusals(problem: Problem, plan: Plan, flags: Flags) -> Iterator[str]:

@@ -14,7 +14,7 @@ from planner.data.problem import Problem
 from planner.launchers.megatron_arguments import GROUP_SIZE
 from planner.launchers.read_constants import other_constants
 from planner.launchers.read_flags import Flags
-from planner.launchers.read_other import unpriced
+from planner.launchers.read_other import same_cost_other_network, unpriced
 from planner.launchers.read_software import captures_graphs
 from planner.launchers.rotary_positions import FIRST_DIVISION, LLAMA3_FACTOR
 from planner.rules.experts import exchange_cannot_hide
@@ -38,6 +38,7 @@ def warnings_of(problem: Problem, plan: Plan, flags: Flags) -> tuple[str, ...]:
         *_recomputed_layers(flags),
         *_constants(problem),
         *_lost_stretching(problem, plan),
+        *(f"{phrase}: another network at the same cost" for phrase in same_cost_other_network(flags)),
     ]
     copied = kv_heads_are_not_copied(problem, plan, "0.15")
     return (*found, copied) if copied is not None else tuple(found)

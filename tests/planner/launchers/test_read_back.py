@@ -174,6 +174,42 @@ def test_numbers_of_positions_that_do_not_reach_the_model_are_warned_of(flags: s
     assert [said in warning for warning in found] == ([] if said is None else [True])
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "said"),
+    [
+        ("llama3-8b", "--rotary-interleaved", "neighbouring values of a head (--rotary-interleaved)"),
+        ("llama3-8b", "--activation-func-clamp-value 7", "gated units are clamped or moved"),
+        ("gpt-oss-20b", "--activation-func-clamp-value 5", "clamped at 5 and moved by 1, not as gpt-oss"),
+        ("gpt-oss-20b", "--glu-linear-offset 0", "clamped at 7 and moved by 0, not as gpt-oss"),
+        ("gpt-oss-20b", "", None),
+    ],
+)
+def test_a_flag_of_another_network_at_the_same_cost_is_not_passed_over(
+    name: str, flags: str, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts with them were taken for the published network, and `--model` let them pass."""
+    stated = " ".join((*arguments_of(name), *words(all_constants(load_model(name), NEWEST)), flags))
+    script = tmp_path / "arguments.txt"
+    script.write_text(
+        stated + " --micro-batch-size 1 --bf16 --vocab-size " + str(load_model(name).vocab_size)
+    )
+    asked = ["predict", "--from-args", str(script), "--cluster", "8x8 h100-sxm-80gb"]
+    code = main([*asked, "--model", name])
+    error = capsys.readouterr().err
+    if said is None:
+        assert code != 2, error
+    else:
+        assert code == 2 and f"trains another model than {name}: " in error and said in error
+        back = read_arguments(script.read_text(), "8x8 h100-sxm-80gb", where="here")
+        assert said in " ".join(back.warnings)
+
+
+def test_gates_that_megatron_does_not_take_together_are_refused() -> None:
+    arguments = " ".join((*arguments_of("llama3-8b"), "--squared-relu --micro-batch-size 1 --bf16"))
+    (refusal,) = read_arguments(arguments, "1x8 h100-sxm-80gb", where="here").refusals
+    assert refusal.startswith("--swiglu with --squared-relu")
+
+
 def test_experts_in_every_layer_are_known_from_flagscales_files(tmp_path: Path) -> None:
     """Its list of layers has no parentheses, so that gpt-oss was read as a network with biases everywhere."""
     problem, plan = plans.two_stages("gpt-oss-20b")
