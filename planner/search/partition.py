@@ -217,24 +217,29 @@ class PartitionOpener:
 
     def _open_order(self, bound_s: float, part: Order) -> None:
         """A good split without a solver, then the program unless that already closes the order."""
-        if not self.try_order(part.choice, part.order):
-            return
+        if self.try_order(part.choice, part.order):
+            program = Program(part.choice, part.order, (), ())
+            self.frontier.push(self._closer_s(bound_s, program), program)
+
+    def _closer_s(self, bound_s: float, part: Program) -> float:
+        """Bound of an order by paths and weights of rows [s]; a split that was met on the way is judged."""
         counts = np.bincount(part.order, minlength=len(self.problem.cluster.classes))
-        if bound_s < self.frontier.cutoff_s and self._are_bounded_whole(counts, len(part.order)):
-            of_order = BoundedGroup(part.choice, tuple(counts.tolist()), part.order)
-            closer_s, split = self.orders.of_group(of_order, self.frontier.cutoff_s)
-            bound_s = max(bound_s, closer_s)
-            self._try_split(part.choice, split)
-        if bound_s >= self.frontier.cutoff_s:
-            self.frontier.close(bound_s)
-            return
-        self._solve(bound_s, Program(part.choice, part.order, (), ()))
+        cutoff_s = self.frontier.cutoff_s
+        if bound_s >= cutoff_s or not self._are_bounded_whole(counts, len(part.order)):
+            return bound_s
+        of_order = BoundedGroup(part.choice, tuple(counts.tolist()), part.order)
+        closer_s, split = self.orders.of_group(of_order, cutoff_s)
+        self._try_split(part.choice, split)
+        return max(bound_s, closer_s)
 
     def _solve(self, bound_s: float, part: Program) -> None:
         """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
+        bound_s = bound_s if part.excluded else self._closer_s(bound_s, part)
+        cutoff_s, options = self.frontier.cutoff_s, self.problem.options
+        if bound_s >= cutoff_s:
+            self.frontier.close(bound_s)
+            return
         data = self.intervals.data(part.choice, part.order)
-        options = self.problem.options
-        cutoff_s = self.frontier.cutoff_s
         program = layer_partition_cp if options.solver == "cp_sat" else layer_partition
         result = program.solve(
             data,
