@@ -24,6 +24,7 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
         found.append(kv_heads_are_not_copied(problem, plan, version))
         found.append(predictions_stay_with_the_loss(plan, version))
         found.append(router_pads_for_eight_bits_alone(problem, version))
+        found.append(shared_experts_have_no_gate(problem, version))
     if version != NEWEST:
         found.append(sharding_is_new(plan, version))
     found.append(softplus_is_new(problem, version))
@@ -75,6 +76,20 @@ def router_pads_for_eight_bits_alone(problem: Problem, version: str) -> str | No
     return (
         f"stack {problem.stack.id}, pads_narrow_experts false: Megatron core {version} does not pad in "
         "the router for nvfp4; take version 0.16 or newer"
+    )
+
+
+def shared_experts_have_no_gate(problem: Problem, version: str) -> str | None:
+    """Shared experts are weighed by a gate of their own from core 0.16 on.
+
+    Source: megatron-core 0.16.1, megatron/core/transformer/transformer_config.py (`moe_shared_expert_gate`);
+    0.15.3 has no such argument.
+    """
+    model = problem.model
+    if model.moe is None or not model.moe.shared_expert_gate:
+        return None
+    return (
+        f"model {model.id}: Megatron core {version} has no gate of shared experts; take version 0.16 or newer"
     )
 
 

@@ -307,3 +307,15 @@ def test_scores_that_an_older_version_lacks_are_refused() -> None:
     assert version_violations(problem, plan, "0.18") == ()
     (reason,) = version_violations(problem, plan, "0.17")
     assert "take version 0.18 or newer" in reason
+
+
+def test_gates_of_shared_experts_are_refused_for_the_version_that_has_none() -> None:
+    """Core 0.15 stopped at an argument that it does not know."""
+    problem, plan = plans.two_stages("mixtral-8x7b")
+    assert problem.model.moe is not None
+    gate = {"shared_ffn_hidden_size": 1024, "shared_expert_gate": True}
+    moe = problem.model.moe.model_copy(update=gate)
+    gated = problem.model_copy(update={"model": problem.model.model_copy(update={"moe": moe})})
+    assert version_violations(gated, plan, "0.16") == version_violations(problem, plan, "0.15") == ()
+    (reason,) = version_violations(gated, plan, "0.15")
+    assert "no gate of shared experts; take version 0.16" in reason
