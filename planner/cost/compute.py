@@ -122,7 +122,8 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
         joined = isolated[:, at] * grouped
         single = stack.experts_as_single_products and _grouped_training(relative) == "h100_sxm"
-        joined = np.where(count[at] == 1, latency[:, at], joined)  # there is nothing to group
+        alone = (count[at] == 1) | stack.experts_apart
+        joined = np.where(alone, latency[:, at], joined)  # there is nothing to group
         latency[:, at] = np.minimum(joined, latency[:, at]) if single else joined
     if relative.sustained_flop_per_s is not None:
         limited = np.array([1.0, 1.0, sums])[:, None, None] * (products.flop / relative.sustained_flop_per_s)

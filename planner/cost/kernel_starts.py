@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.cost.attention_traffic import copies_heads
-from planner.cost.elementwise import Values, where
+from planner.cost.elementwise import Values, maximum, where
 from planner.cost.launches import FUSED_ROUTER_SHARE, module_of
 from planner.cost.operators import Matmul
 from planner.cost.sizes import Sizes
@@ -224,13 +224,18 @@ def _experts(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> dict[str, list
         sends = s.ep * s.etp > 1
         counting, again = where(sends, 1.0, counting), where(sends, 0.0, again)
     sorting = SORTING if stack.moe_permute_fusion else PLAIN_SORTING
+    activation: Kernels = _activation(model, stack)
+    if stack.experts_apart:
+        local = maximum(moe.num_experts / s.ep, 1.0)
+        joined = where(moe.num_experts > s.ep, 1.0, 0.0)
+        activation = (local * activation[0] + joined, local * activation[1] + joined)
     return {
         "moe_router": routing,
         "moe_preprocess": [(counting, 0.0)],
         "experts": [
             sorting,
             (again * SORTING_AGAIN[0], again * SORTING_AGAIN[1]),
-            _activation(model, stack),
+            activation,
         ],
     }
 
@@ -248,7 +253,8 @@ def _casts(product: Matmul, precision: Precision, stack: SoftwareStack) -> Kerne
         cast = TENSOR_CAST * each
         return (0.0 if product.input_again else cast), cast
     if precision == "fp8":
-        return 0.0 if product.after_norm or product.input_again else 1.0, 1.0
+        kernels = each if stack.experts_apart else 1.0
+        return 0.0 if product.after_norm or product.input_again else kernels, kernels
     if precision == "fp8_block":
         return each, each
     cast = 3.0 if precision == "nvfp4" else each  # largest value, rows, columns; those of all experts at once

@@ -87,9 +87,9 @@ ROUTING_BACKWARD_LAUNCHES = 45.0
 LAUNCH_US = 29.0
 """What one launch of the count stands for: the floor of a dense layer, 0.9 ms, over 31 [us]."""
 
-EXPERT_LAUNCHES = (0.7, 0.7)
+EXPERT_LAUNCHES, MODULE_LAUNCHES = (0.7, 0.7), (MLP_LAUNCHES - 3.0, 2.0)
 """For each local expert, in a forward and what its backward has more: a cast and a product of both maps,
-launched from a loop in C++ at some 5 us each (guess)."""
+launched from a loop in C++ at some 5 us each (guess); as a module of its own, an MLP's but norm and sum."""
 
 SINGLE_PRODUCT_US, CAST_US = 33.0, 10.0
 """Host time of a single expert's product in a loop over them [us]: 0.267 ms for 8 products of 128 tokens,
@@ -261,8 +261,8 @@ def _expert_launches(stack: SoftwareStack, narrow: bool) -> tuple[float, float]:
 
     Single products are two maps, dgrad and wgrad of each in the backward; what each pass reads is cast once.
     """
-    if not stack.experts_as_single_products:
-        return EXPERT_LAUNCHES
+    if stack.experts_apart or not stack.experts_as_single_products:
+        return MODULE_LAUNCHES if stack.experts_apart else EXPERT_LAUNCHES
     cast = CAST_US + NARROW_TENSOR_US if narrow else 0.0
     product = SINGLE_PRODUCT_US + (NARROW_OPERANDS_US if narrow else 0.0)
     return 2 * (cast + product) / LAUNCH_US, 2 * (product + GRADIENT_US) / LAUNCH_US

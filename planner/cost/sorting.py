@@ -27,6 +27,11 @@ PADDING_BYTES = 4 * HALF
 twice, and their gradients as well (quantization_padding of TEGroupedMLP, transformer/moe/experts.py)."""
 
 
+JOINING_BYTES = 2 * HALF
+"""Results of a rank's experts that are modules of their own are joined, and in the backward the gradients of
+their inputs: read and written (SequentialMLP.forward of transformer/moe/experts.py, torch.split and cat)."""
+
+
 def pads_apart(stack: SoftwareStack, s: Sizes) -> Values:
     """1 where kernels of their own pad narrow products' rows, else 0; HybridEP pads as it sorts them."""
     if not stack.pads_narrow_experts:
@@ -51,5 +56,7 @@ def sorting_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, narrow: bool
         # Tokens leave as they are and are sorted where they arrive (flex dispatcher of token_dispatcher.py).
         permute = where(parted, HALF * own * 2.0, permute)
     padding = PADDING_BYTES * pads_apart(stack, s) if narrow else 0.0
+    if stack.experts_apart:
+        padding = padding + where(moe.num_experts > s.ep, JOINING_BYTES, 0.0)
     moved: Values = permute + received * (sorted_again + padding)
     return moved

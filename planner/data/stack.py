@@ -79,6 +79,9 @@ class SoftwareStack(Data):
     experts_as_single_products: bool = False
     """Whether experts run as single products on several streams (Transformer Engine's GroupedLinear), rather
     than in one grouped kernel."""
+    experts_apart: bool = False
+    """Whether a rank's experts run one after the other as modules of their own, whose results are joined
+    (SequentialMLP of Megatron-LM, without --moe-grouped-gemm)."""
     pads_narrow_experts: bool = False
     """With products in 8 bits or fewer: whether kernels of their own pad the rows of each expert, as where
     the router does not (Megatron-LM without --moe-router-padding-for-quantization) and none is dropped, or

@@ -22,6 +22,7 @@ from planner.cost.products import Products
 from planner.cost.relatives import relative_of
 from planner.cost.routing import distinct_share
 from planner.cost.sizes import Sizes
+from planner.cost.sorting import sorting_bytes
 from planner.data.chip import Precision
 from planner.data.problem import Problem
 from planner.units import MS
@@ -157,6 +158,25 @@ def test_single_products_make_up_for_slow_grouped_kernels_where_those_were_measu
             float(expert_times(chip, experts_as_single_products=how).dgrad_s[0]) for how in (True, False)
         )
         assert (single < grouped) == gains
+
+
+def test_experts_that_are_modules_of_their_own_run_one_by_one_and_are_joined() -> None:
+    of = problem(cluster="1x8 h100-sxm-80gb", model="mixtral-8x7b")
+    relative = network_of(of, 0).relative
+    shape = ("expert1", 2048.0, 4096.0, 6144.0, 4.0)
+    apart = of.stack.model_copy(update={"experts_apart": True, "experts_as_single_products": False})
+    one_by_one = matmul_times(relative, Products([Matmul(*shape, grouped=True)]), "bf16", apart)
+    alone = matmul_times(relative, Products([Matmul(*shape)]), "bf16", of.stack)
+    for name in ("forward_s", "dgrad_s", "wgrad_s"):
+        assert getattr(one_by_one, name)[0] == pytest.approx(getattr(alone, name)[0])
+    # Results of two experts are read and written once more each way; of one nothing is joined.
+    for ep, joined in ((4, 4.0), (8, 0.0)):
+        sizes = Sizes.of(of, Degrees.single(data_parallel=8, expert_parallel=ep, expert_tensor_parallel=1))
+        rows = float(np.max(sizes.expert_rows(2)))
+        more = sorting_bytes(of.model, apart, sizes, False) - sorting_bytes(of.model, of.stack, sizes, False)
+        assert float(np.max(more)) == pytest.approx(joined * rows * 4096)
+    few, many = (float(launches(of.model, "moe", stack, sizes)[0]) for stack in (of.stack, apart))
+    assert many > few  # modules of Python, each with its own launches
 
 
 @pytest.mark.parametrize(
