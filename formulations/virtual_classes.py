@@ -25,6 +25,7 @@ Data       L, m                           layers of the model; micro-batches, a 
            r[s,c,n]                       reduction of n layers, less what hides it with nothing recomputed
            rt[s,c], eta                   its tail; share of the last backward that hides it
            g1[s,c,n]                      the most that recomputation adds to the backward
+           o0                             what the slowest stage adds after the pipeline, at least
            const                          least that an order adds (tied embeddings, by its ends)
 Variables  z[s,c]    binary               s is of class c
            a[s,c]    whole                its layers there
@@ -52,7 +53,7 @@ Model      min  T + O + const
                 sum_k (d + e[s,h,k] a0) n[s,c,k] <= M[s,c,h] z[s,c] + ru[s,c,h] G[s,c]
                      for moments h                                              (memory)
                 P[s,c] >= line(a[s,c], z[s,c]) of the lower hull of o on N[s,c],
-                O >= sum_c P[s,c]                                               (follow_up)
+                O >= sum_c P[s,c],  O >= o0                                     (follow_up)
                 S[s] = sum_cc' h[c,c'] y[s,c,c']                                (send)
                 F[s,k] = sum_c (f[c] n[s,c,k] + f0[s,c,k] z[s,c])               (forward_time)
                 B[s,k] = sum_c (b[c] n[s,c,k] + b0[s,c,k] z[s,c]) + E[s,k]      (backward_time)
@@ -191,7 +192,7 @@ def _variables(data: VirtualClassesData, of_chunks: str) -> Variables:
         wait_before=by_stage("I"),
         wait_after=by_stage("J"),
         end=pulp.LpVariable("T", 0),
-        follow=pulp.LpVariable("O", 0),
+        follow=pulp.LpVariable("O", data.least_follow_ms),
     )
 
 

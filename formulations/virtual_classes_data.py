@@ -37,6 +37,8 @@ class VirtualClassesData:
     """[class, class] h"""
     sends_block: bool
     cutoff_ms: float
+    least_follow_ms: float = 0.0
+    """What the slowest stage of every plan below the cutoff adds after the pipeline, at least."""
 
     @property
     def sample(self) -> VirtualSelectionData:

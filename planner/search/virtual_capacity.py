@@ -94,7 +94,7 @@ class Capacity:
             own = work + tables.reduction_ms
         alone = work + tail
         alone[:, 0] = own[:, 0]
-        self.places = Places(alone, first, hops, self.fewest, self.most)
+        self.places = Places(alone, first, hops, self.fewest, self.most, tables.follow_ms)
         """What each stage takes wherever it stands."""
         self.values_ms = np.maximum(alone + fill[None, :, None], own + there[None, :, None])
         """[class, stage, n] least step where that stage holds n layers."""
@@ -147,9 +147,17 @@ class Capacity:
         result: Floats = fill + send * np.arange(num_stages)
         return result
 
-    def fits(self, limit_ms: float) -> Bools:
-        """Numbers of layers with which a stage keeps below the limit, [class, stage, n]."""
-        kept: Bools = self.values_ms <= limit_ms
+    def fits(self, limit_ms: float, follow_ms: float = 0.0) -> Bools:
+        """Numbers of layers with which a stage keeps below the limit, [class, stage, n].
+
+        Parameters
+        ----------
+        follow_ms
+            What some stage of every plan below the limit adds after the pipeline, at least.
+        """
+        with np.errstate(invalid="ignore"):
+            more = np.maximum(follow_ms - self.places.follow_ms, 0.0)
+        kept: Bools = self.values_ms + more <= limit_ms
         return kept
 
     def holds(self, limit_ms: float, *, likely: bool = False) -> bool:

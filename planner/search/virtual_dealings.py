@@ -186,7 +186,6 @@ class DealtPaths:
         used = [self._used(s) for s in range(self.num_stages)]
         left = [one.only(at) for one, at in zip(self.ways, used, strict=True)]
         least = LeastPasses(self._sums, left, self.data.hop_ms)
-        self._first_reduction_ms = float(left[0].reduction_ms.min())
         grown: list[Windows] = []
         reached: list[Sums] = []
         sums, last, words = begun, self.num_stages - width, 0
@@ -283,9 +282,8 @@ class DealtPaths:
         layers = np.sum([one.layers for one in chosen], axis=0)
         outside = least.of_windows(s, classes.T, layers)
         own = chosen[0].reduction_ms
-        behind = own if s == 0 else np.maximum(outside.after + self._first_reduction_ms, own)
-        outside = replace(outside, after=behind)
-        follow = np.max([one.follow_ms for one in chosen], axis=0)
+        outside = replace(outside, after=own if s == 0 else np.maximum(outside.after, own))
+        follow = np.max([one.follow_ms for one in chosen], axis=0).clip(data.least_follow_ms)
         limit = data.cutoff_ms * (1 + ROUNDING) - data.sample.stage.constant_ms - follow
         pieces = [one.pieces for one in chosen]
         below: Bools = window_ends(s, self.num_stages, pieces, hops, outside, m, limit) <= limit

@@ -20,6 +20,7 @@ from planner.search.state import Clock
 from planner.search.virtual_capacity import VirtualLimits
 from planner.search.virtual_dealings import DealtPaths
 from planner.search.virtual_dives import VirtualDiver
+from planner.search.virtual_follow import below
 from planner.search.virtual_items import VirtualPart
 from planner.search.virtual_orders import Combinations, PricedOrders, combinations
 from planner.search.virtual_ways import WayLists, taken_together
@@ -60,7 +61,7 @@ class VirtualLister(VirtualDiver):
     def __init__(self, bounds: BoundData, clock: Clock, opener: Opener) -> None:
         super().__init__(bounds, clock, opener)
         self._way_lists = WayLists()
-        self._narrowed: dict[PartKey, tuple[float, Bools]] = {}
+        self._narrowed: dict[PartKey, tuple[float, Bools | None]] = {}
         """By part: a cutoff, and the numbers of layers of all plans below it."""
         self.futile = 0
         """Parts in a row that too many orders were left of."""
@@ -69,17 +70,19 @@ class VirtualLister(VirtualDiver):
         tables = self.tables.of_classes(part.choice, part.virtual_stages, part.stages)
         capacity = self._capacity(part)
         used = {c: one for c, one in tables.data.items() if part.limits.most[c]}
-        fits = capacity.fits(cutoff_s / MS) & self._prefixes(part).fits(cutoff_s / MS)
-        below_s, narrowed = self._narrowed.get(part_key(part), (0.0, fits))
+        below_s, narrowed = self._narrowed.get(part_key(part), (0.0, None))
+        known = narrowed if cutoff_s <= below_s else None
+        fits, follow_ms = below(capacity, self._prefixes(part), cutoff_s / MS, known)
         return VirtualClassesData(
             classes=used,
             tables=tables.tables,
-            fits=fits & narrowed if cutoff_s <= below_s else fits,
+            fits=fits,
             fewest=capacity.fewest,
             most=capacity.most,
             hop_ms=tables.times.hop_ms,
             sends_block=self._sends_block(part.virtual_stages),
             cutoff_ms=cutoff_s / MS,
+            least_follow_ms=follow_ms,
         )
 
     def _combinations(self, part: VirtualPart) -> Combinations | None:

@@ -9,6 +9,14 @@ least over the ways of s on class c with n layers,
 is the least of all stages up to s together, g of them of each class and l layers in all; likewise the least
 of those behind. What passes a window of classes h and n layers takes, for every piece of work on its own, at
 least min over g, l of B(s, g, l, q) + (behind) (g + h, l + n, q').
+
+What comes after the last backward of a stage ends when the stages before it have reduced their gradients:
+with b(s,c,n) and r(s,c,n) the least last backward of chunk 0 and reduction of a stage, h(c) the least send
+from class c, behind that of stage s
+
+    R(s, g, l),  R(s+1, g, l) = min over c, n of  h(c) + b(s,c,n) + max(r(s,c,n), R(s, g - one of c, l - n))
+
+is the least. As all stages together have few layers less than they may hold, some early one reduces many.
 """
 
 from __future__ import annotations
@@ -43,30 +51,37 @@ class LeastPasses:
         self._sends = LeastSends(sums, [np.unique(one.of_class) for one in ways], hop_ms)
         self._sums, self._v = sums, ways[0].forward_ms.shape[1]
         v, p, width = self._v, sums.num_stages, sums.num_layers + 1
+        hops = np.unique(np.concatenate([one.of_class for one in ways]))
         works = [_works(one) for one in ways]
-        self._before = [np.full((size, width, 2 * v + 2), np.inf) for size in sums.sizes]
+        self._first_reduction_ms = float(ways[0].reduction_ms.min())
+        self._before = [np.full((size, width, 2 * v + 3), np.inf) for size in sums.sizes]
         """[stage][numbers, layers, work] of the stages before it."""
         self._before[0][0, 0] = 0.0
         self._behind = [np.full_like(before, np.inf) for before in self._before]
         """[stage][numbers, layers, work] of the stage and those behind, by the layers before it."""
         self._behind[p][sums.is_end, sums.num_layers] = 0.0
         for s in range(p):
-            for c, n, least in works[s]:
+            for c, n, least, reduction_ms in works[s]:
                 old, new = sums.moves[s][c]
-                found = self._before[s][old, : width - n] + least
+                before = self._before[s][old, : width - n]
+                found = before + least
+                reduced = np.maximum(before[..., -1], reduction_ms)
+                found[..., -1] = hop_ms[c, hops].min() + least[v] + reduced
                 self._before[s + 1][new, n:] = np.minimum(self._before[s + 1][new, n:], found)
         for s in range(p - 1, -1, -1):
-            for c, n, least in works[s]:
+            for c, n, least, _ in works[s]:
                 old, new = sums.moves[s][c]
                 found = self._behind[s + 1][new, n:] + least
                 self._behind[s][old, : width - n] = np.minimum(self._behind[s][old, : width - n], found)
-        # Work before and behind the window of each pass: forwards, backwards, and what comes after.
+        # Work before and behind the window of each pass: forwards, backwards, what comes after and all of it.
         forward, backward, turn, nothing = np.arange(v), v + np.arange(v), 2 * v, 2 * v + 1
-        self._first = np.concatenate([forward, backward[1:], [nothing, v]])
-        self._second = np.concatenate([[nothing], forward[:-1], backward[:-1], [turn, nothing]])
+        self._first = np.concatenate([forward, backward[1:], [nothing, v, nothing + 1]])
+        self._second = np.concatenate([[nothing], forward[:-1], backward[:-1], [turn, nothing, nothing]])
 
     def of_windows(self, s: int, classes: Ints, layers: Ints) -> Passes:
         """Passes with their sends for windows from stage s on, infinite where no plan is left.
+
+        What comes after ends with the last reduction of the stages before the window.
 
         Parameters
         ----------
@@ -86,13 +101,15 @@ class LeastPasses:
             sends = self._sends.around(s, at, s + len(one), to, one[0], one[-1])
             found[i] = (works + self._sends_of(sends)).min(axis=0, initial=np.inf)
         passes = found.T[:, which]
-        return Passes(passes[: self._v], passes[self._v : -1], passes[-1])
+        after = np.maximum(passes[-2] + self._first_reduction_ms, passes[-1])
+        return Passes(passes[: self._v], passes[self._v : -2], after)
 
     def _sends_of(self, sends: Sends) -> Floats:
         """Sends of each pass, [numbers, pass]."""
         v = self._v
-        passes = np.repeat(sends.around[:, None], 2 * v + 1, axis=1)
-        passes[:, 0] = passes[:, -1] = sends.before
+        passes = np.repeat(sends.around[:, None], 2 * v + 2, axis=1)
+        passes[:, 0] = passes[:, -2] = sends.before
+        passes[:, -1] = 0.0  # these have been counted
         passes[:, 2 * v - 1] = 2 * sends.inner
         return passes
 
@@ -138,9 +155,16 @@ def _alike(classes: Ints, layers: Ints) -> tuple[Ints, Ints]:
     return some[some >= 0], place[key]
 
 
-def _works(one: Ways) -> list[tuple[int, int, Floats]]:
-    """Classes and layers of ways, with the least of each work: forwards, backwards, turn, nothing."""
+def _works(one: Ways) -> list[tuple[int, int, Floats, float]]:
+    """Classes and layers of ways, with the least of each work and reduction.
+
+    Works are forwards, backwards, turn, and twice nothing.
+    """
     turn = one.forward_ms[:, -1:] + one.backward_ms[:, -1:]
-    all_works = np.concatenate([one.forward_ms, one.backward_ms, turn, np.zeros_like(turn)], axis=1)
-    pairs = np.unique(np.stack([one.of_class, one.layers], axis=1), axis=0).tolist()
-    return [(c, n, all_works[(one.of_class == c) & (one.layers == n)].min(axis=0)) for c, n in pairs]
+    nothing = np.zeros((len(one), 2))
+    all_works = np.concatenate([one.forward_ms, one.backward_ms, turn, nothing], axis=1)
+    found = []
+    for c, n in np.unique(np.stack([one.of_class, one.layers], axis=1), axis=0).tolist():
+        some = (one.of_class == c) & (one.layers == n)
+        found.append((c, n, all_works[some].min(axis=0), float(one.reduction_ms[some].min())))
+    return found

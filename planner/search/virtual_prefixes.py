@@ -50,6 +50,8 @@ class Places:
     """[class] stages"""
     most: Ints
     """[class]"""
+    follow_ms: Floats
+    """[class, stage, n] what of the step a stage adds after the pipeline."""
 
 
 class Prefixes:
@@ -59,8 +61,7 @@ class Prefixes:
         self.places = places
         self.num_classes, self.num_stages, width = places.least_ms.shape
         self.num_layers = width - 1
-        # The least step with n layers or more: what a limit allows is then one number of layers.
-        self._or_more = np.minimum.accumulate(places.least_ms[:, :, ::-1], axis=2)[:, :, ::-1]
+        self._or_more = _or_more(places.least_ms)
         most = np.minimum(places.most, self.num_stages)
         self.is_small = int(np.prod(most + 1)) <= MOST_NODES
         if not self.is_small:
@@ -92,14 +93,19 @@ class Prefixes:
                 wait[to, then] = np.minimum(wait[to, then], later)
         return wait
 
-    def _held(self, limit_ms: float) -> list[list[Floats]]:
+    def _held(self, limit_ms: float, follow_ms: float = 0.0) -> list[list[Floats]]:
         """h, [stage][class][node]; minus infinity where nothing fits."""
         held = []
+        or_more = self._or_more
+        if follow_ms > 0.0:
+            with np.errstate(invalid="ignore"):
+                least = self.places.least_ms + np.maximum(follow_ms - self.places.follow_ms, 0.0)
+            or_more = _or_more(least)
         for s, nodes in enumerate(self._nodes):
             of_stage = []
             for c, at in enumerate(nodes):
                 room = limit_ms * (1 + ROUNDING) - self._wait_ms[c, at]
-                most = np.searchsorted(self._or_more[c, s], room, side="right") - 1.0
+                most = np.searchsorted(or_more[c, s], room, side="right") - 1.0
                 of_stage.append(np.where(most >= 0, most, -np.inf))
             held.append(of_stage)
         return held
@@ -137,13 +143,19 @@ class Prefixes:
                 low_ms = middle_ms
         return low_ms
 
-    def fits(self, limit_ms: float) -> Bools:
-        """Numbers of layers that a stage may hold in a plan below the limit, [class, stage, n]."""
+    def fits(self, limit_ms: float, follow_ms: float = 0.0) -> Bools:
+        """Numbers of layers that a stage may hold in a plan below the limit, [class, stage, n].
+
+        Parameters
+        ----------
+        follow_ms
+            What some stage of every such plan adds after the pipeline, at least.
+        """
         width = self.num_layers + 1
         may: Bools = np.ones((self.num_classes, self.num_stages, width), dtype=np.bool_)
         if not self.is_small:
             return may
-        held = self._held(limit_ms)
+        held = self._held(limit_ms, follow_ms)
         behind = self._behind(held)
         before = np.full((self.num_classes, self._num_counts), -np.inf)
         before[:, 0] = 0.0
@@ -158,3 +170,9 @@ class Prefixes:
                 if s < self.num_stages - 1:
                     before[:, then] = np.maximum(before[:, then], total)
         return may
+
+
+def _or_more(least_ms: Floats) -> Floats:
+    """The least step with n layers or more: what a limit allows is then one number of layers."""
+    found: Floats = np.minimum.accumulate(least_ms[:, :, ::-1], axis=2)[:, :, ::-1]
+    return found

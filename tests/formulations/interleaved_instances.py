@@ -13,6 +13,7 @@ from formulations.virtual_selection_tables import dealt_table
 from planner.cost.pricing import price
 from planner.search.degrees import list_degrees
 from planner.search.virtual_capacity import Capacity, VirtualLimits
+from planner.search.virtual_follow import below
 from planner.search.virtual_prefixes import Prefixes
 from planner.search.virtual_tables import VirtualClassTables, VirtualTables
 from tests.random_problems import random_interleaved_problem
@@ -85,15 +86,17 @@ class Part:
 
     def data(self, cutoff_ms: float) -> VirtualClassesData:
         classes, capacity = self.classes, self.capacity
+        fits, follow_ms = below(capacity, Prefixes(capacity.places), cutoff_ms)
         return VirtualClassesData(
             classes={c: one for c, one in classes.data.items() if self.limits.most[c]},
             tables=classes.tables,
-            fits=capacity.fits(cutoff_ms) & Prefixes(capacity.places).fits(cutoff_ms),
+            fits=fits,
             fewest=capacity.fewest,
             most=capacity.most,
             hop_ms=classes.times.hop_ms,
             sends_block=self.sends_block,
             cutoff_ms=cutoff_ms,
+            least_follow_ms=follow_ms,
         )
 
 

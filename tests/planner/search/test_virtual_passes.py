@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -65,6 +66,37 @@ def test_passes_are_no_longer_than_those_of_any_plan_and_as_long_as_one(with_sen
                     near += int((alone >= 0.9 * values).all())
                     met += 1
     assert met > 30 and near > met / 2
+
+
+def test_reductions_of_the_stages_before_end_no_sooner_than_those_of_any_plan() -> None:
+    """A window of the second or third stage: what comes after its last backward."""
+    rng, shares = np.random.default_rng(8), []
+    for _ in range(12):
+        hop = rng.random((2, 2))
+        fewest, most = np.array([1, 0]), np.array([3, 2])
+        ways = [replace(random_ways(rng), reduction_ms=6 * rng.random(4)) for _ in range(STAGES)]
+        least = LeastPasses(LayerSums(fewest, most, STAGES, LAYERS), ways, hop)
+        for s in (1, 2):
+            best: dict[tuple[int, int], float] = {}
+            for picks in product(range(4), repeat=STAGES):
+                chosen = [one.only(np.array([i])) for one, i in zip(ways, picks, strict=True)]
+                classes = [int(one.of_class[0]) for one in chosen]
+                counts = np.bincount(classes, minlength=2)
+                if sum(int(one.layers[0]) for one in chosen) != LAYERS or (counts < fewest).any():
+                    continue
+                if (counts > most).any():
+                    continue
+                after = 0.0
+                for i, one in enumerate(chosen[:s]):
+                    last = float(one.backward_ms[0, 0])
+                    after = hop[classes[i], classes[i + 1]] + last + max(float(one.reduction_ms[0]), after)
+                key = classes[s], int(chosen[s].layers[0])
+                best[key] = min(best.get(key, np.inf), after)
+            for (c, n), value in best.items():
+                found = float(least.of_windows(s, np.array([[c]]), np.array([n])).after[0])
+                assert found <= value * (1 + 1e-12)
+                shares.append(found / value)
+    assert len(shares) > 30 and np.mean(shares) > 0.9 and max(shares) > 0.999
 
 
 def test_windows_that_no_plan_has_have_no_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ def places_by_hand() -> Places:
     least[0, :, 1:] = 10.0 * np.arange(1, 9)
     least[1, :, 1:] = 18.0 * np.arange(1, 9)
     first = np.repeat([[3.0], [6.0]], 4, axis=1)
-    return Places(least, first, np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([2, 2]), np.array([2, 2]))
+    hops, two = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([2, 2])
+    return Places(least, first, hops, two, two, np.zeros_like(least))
 
 
 def test_what_comes_before_a_stage_is_what_one_order_puts_there() -> None:
@@ -44,7 +46,8 @@ def random_places(rng: np.random.Generator) -> Places:
     most[0] = max(most[0], stages - most[1:].sum())
     fewest = np.minimum(rng.integers(0, 2, classes), most)
     hops = rng.random((classes, classes)) * 0.2
-    return Places(least, rng.random((classes, stages)) * 0.5, hops, fewest, most)
+    first, follow = rng.random((classes, stages)) * 0.5, rng.random(least.shape)
+    return Places(least, first, hops, fewest, most, follow)
 
 
 def brute_force(places: Places, limit: float) -> np.ndarray:
@@ -116,6 +119,20 @@ def test_plans_of_two_hundred_parts_are_among_what_fits() -> None:
 
 def test_too_many_numbers_of_stages_are_left_alone() -> None:
     least = np.zeros((5, 16, 3))
-    many = Prefixes(Places(least, least[:, :, 0], np.zeros((5, 5)), np.zeros(5, int), np.full(5, 16)))
+    sixteen = np.full(5, 16)
+    many = Prefixes(Places(least, least[:, :, 0], np.zeros((5, 5)), np.zeros(5, int), sixteen, least))
     assert not many.is_small and many.holds(-1.0) and many.fits(-1.0).all()
     assert many.bound_ms(1.0, 2.0) < 1.1
+
+
+def test_what_follows_the_pipeline_in_every_plan_counts_on_all_stages() -> None:
+    fewer = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        places = random_places(rng)
+        limit, follow = float(rng.uniform(1.0, 6.0)), float(rng.uniform(0.5, 1.5))
+        longer = replace(places, least_ms=places.least_ms + np.maximum(follow - places.follow_ms, 0.0))
+        found = Prefixes(places).fits(limit, follow)
+        assert np.array_equal(found, Prefixes(longer).fits(limit)), seed
+        fewer += int(found.sum() < Prefixes(places).fits(limit).sum())
+    assert fewer > 10
