@@ -49,6 +49,8 @@ MAX_GROUPS = 100_000
 """Groups of a pair up to which they are listed."""
 FEW_ORDERS = 40
 """Orders that are listed one by one where more are bounded at once. A guess."""
+MOST_TRIED = 100
+"""Orders of a group up to which all of them are tried before they are bounded. A guess."""
 MOST_TRIES = 40
 """Groups of which a split is tried as they are bounded; more only where their bound is less. A guess."""
 NO_SPLIT = (
@@ -138,6 +140,8 @@ class PartitionOpener:
     def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
         """One part for each order of the classes, bounded by itself, or for each class of the next stage."""
         is_whole = self._are_bounded_whole(np.array(group.counts), sum(group.counts))
+        if not group.first and count_orders(group.counts) <= MOST_TRIED:
+            self._try_orders(group.choice, all_orders(group.counts))
         if is_whole:
             closer_s, split = self.orders.of_group(group, self.frontier.cutoff_s)
             bound_s = max(bound_s, closer_s)
@@ -150,14 +154,19 @@ class PartitionOpener:
         if few or self.problem.options.keep_class_order:
             self._push_orders(bound_s, group, all_orders(left.tolist()))
         elif is_whole:
-            for order in [] if group.first else block_orders(group.counts):
-                if self.is_allowed(group.choice, order) and not self.clock.is_up:
-                    self.try_order(group.choice, order)
+            if not group.first:
+                self._try_orders(group.choice, block_orders(group.counts))
             for c in np.flatnonzero(left):
                 self.frontier.push(bound_s, replace(group, first=(*group.first, int(c))))
         else:
             self.frontier.close(bound_s)
             self._push_orders(bound_s, group, block_orders(group.counts))
+
+    def _try_orders(self, choice: int, orders: Iterable[tuple[int, ...]]) -> None:
+        """Judge a good split of each order, as far as it is allowed and time is left."""
+        for order in orders:
+            if not self.clock.is_up and self.is_allowed(choice, order):
+                self.try_order(choice, order)
 
     def _push_orders(self, bound_s: float, group: BoundedGroup, rests: Iterable[tuple[int, ...]]) -> None:
         """One part for each order that begins as a group does and goes on in one of these ways."""
