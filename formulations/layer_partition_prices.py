@@ -92,11 +92,18 @@ class PricedOrders:
         self.forward, self.backward = all_rows(len(costs.forward), costs.num_microbatches)
 
     def best(
-        self, limit_ms: float, start: Weights | None = None, low_ms: float = 0.0, high_ms: float = np.inf
+        self,
+        limit_ms: float,
+        start: Weights | None = None,
+        low_ms: float = 0.0,
+        high_ms: float = np.inf,
+        *,
+        to_the_end: bool = False,
     ) -> tuple[float, Weights]:
         """The largest bound met, or one beyond the limit, with its weights [ms]; inf where no split fits.
 
-        Of splits whose slowest stage takes no less than `low_ms` and no more than `high_ms`.
+        Of splits whose slowest stage takes no less than `low_ms` and no more than `high_ms`. It goes on
+        `to_the_end` even where it is clear that no weights reach the limit.
         """
         num_rows, p = self.forward.shape
         best = start or Weights(np.full(num_rows, 1 / num_rows), np.full(p, 1 / p))
@@ -111,9 +118,11 @@ class PricedOrders:
         for _ in range(MOST_ROUNDS):
             answer = program.solve()
             if answer is None and start is not None:  # numbers that the solver cannot bear: begin anew
-                other_ms, other = self.best(limit_ms, None, low_ms, high_ms)
+                other_ms, other = self.best(limit_ms, None, low_ms, high_ms, to_the_end=to_the_end)
                 return (other_ms, other) if other_ms > best_ms else (best_ms, best)
-            if answer is None or answer[0] < limit_ms or answer[0] - best_ms < CLOSE * limit_ms:
+            if answer is None or answer[0] - best_ms < CLOSE * limit_ms:
+                break
+            if answer[0] < limit_ms and not to_the_end:
                 break
             there = Weights(np.array(answer[1 : num_rows + 1]), np.array(answer[num_rows + 1 :]))
             half = Weights((there.rows + best.rows) / 2, (there.follow + best.follow) / 2)
@@ -130,9 +139,10 @@ class PricedOrders:
     ) -> tuple[float, Weights | None]:
         """As `best`, with weights of their own for pieces of the time of the slowest stage [ms].
 
-        A piece that weights do not bring to the limit is halved; where even a narrow one stays below it, no
-        other is looked at.
+        A piece that weights do not bring to the limit is halved; where even a narrow one stays below it, the
+        best weights for all together are looked for.
         """
+        whole = low_ms, high_ms
         pieces, least_ms, weights = [(-np.inf, low_ms, high_ms)], np.inf, start
         while pieces:
             known_ms, low_ms, high_ms = pieces.pop()
@@ -144,7 +154,9 @@ class PricedOrders:
                 middle_ms = float(np.sqrt(low_ms * high_ms))
                 pieces += [(value_ms, low_ms, middle_ms), (value_ms, middle_ms, high_ms)]
             else:
-                return min(least_ms, value_ms, *(known_ms for known_ms, _, _ in pieces)), weights
+                least_ms = min(least_ms, value_ms, *(known_ms for known_ms, _, _ in pieces))
+                value_ms, weights = self.best(limit_ms, weights, *whole, to_the_end=True)
+                return max(least_ms, value_ms), weights
         return least_ms, weights
 
     def shortest(self, weights: Weights, low_ms: float = 0.0, high_ms: float = np.inf) -> tuple[float, Path]:

@@ -75,6 +75,8 @@ def test_pieces_of_the_slowest_stage_have_bounds_of_their_own(seed: int) -> None
         for share in (0.9, 1.0, 1.3):
             value_ms, _ = priced.best(share * least_ms, None, low_ms, high_ms)
             assert value_ms <= inside_ms * (1 + 1e-9)
+        most_ms, _ = priced.best(10 * least_ms, None, low_ms, high_ms, to_the_end=True)
+        assert value_ms <= most_ms * (1 + 1e-3) <= inside_ms * (1 + 2e-3)
     for share in (0.8, 0.9, 0.95, 1.0, 1.1):
         value_ms, _ = priced.best_in_pieces(share * least_ms, float(slowest[0]), float(slowest[-1]))
         assert value_ms <= max(share, 1 + 1e-9) * least_ms
