@@ -8,9 +8,10 @@ leave the same time, no prices close the deadline at which they are worth less t
 `formulations.chip_prices`: a cutting plane of the relaxation itself, for this deadline and all later ones, as
 what is done by one is done by a later one. Where all rows together ask for more than the batch, no such
 prices are left. The next prices are in the midst of those that all rows leave (`planner.search.replicas.
-centres`). The chains that stayed open are looked at first there, those first whose rows leave least, which
-mostly shows at once that these do not suffice. Rows only say what prices are tried: what is proven is that a
-deadline is closed at some.
+centres`). Once some prices leave but a few chains open, the next ones lie on the way from these to that
+midst, as near as the rows allow: further off others would open that took long to close. The chains that
+stayed open are looked at first there, those first whose rows leave least, which mostly shows at once that
+these do not suffice. Rows only say what prices are tried; proven is that a deadline is closed at some.
 
 Deadlines rise, so that rows stay valid: the last one is tried at once, in case the first prices close it,
 then shares of it; between one that is closed and one that is not, the middle. Prices that do not close a
@@ -45,6 +46,8 @@ NEAR = 2e-3
 """Relative distance between two deadlines below which no third one is looked at between them."""
 APART = 0.01
 """The same between one that is closed and one that no prices close."""
+SLACK = 5e-3
+"""Share by which chips of a row are to be worth more than asked for between those prices and the midst."""
 SAME = 2e-3
 """Relative distance between prices below which nothing new would come of them."""
 
@@ -94,6 +97,8 @@ class Aims:
         """Chains that stayed open at some deadline and price, those of the last one last."""
         self._look: Deadlines | None = None
         """A look that was cut."""
+        self._nearly: Floats | None = None
+        """The last prices that left but a few chains open."""
 
     def improve(self, least_ms: float, most_ms: float, most_aims: int | None = None) -> float:
         """The latest deadline up to a last one that was closed, or what is known already [ms].
@@ -138,16 +143,32 @@ class Aims:
             if self.is_up():
                 return False
             self._learn(self._look)
+            if self._look.is_nearly:
+                self._nearly = self.price
             if tried % TRIES == 0:
                 self._close_before(deadline_ms, self._look)
                 if self.is_up():
                     return False
             rows = [row for row in self._rows if row.deadline_ms <= deadline_ms]
-            before, (self.price, worth) = self.price, self.program(deadline_ms, rows)
-            self._look = None
+            before, (midst, worth) = self.price, self.program(deadline_ms, rows)
+            self.price, self._look = self._towards(midst, rows), None
+            if np.allclose(self.price, before, rtol=SAME):
+                self.price = midst
             if worth >= self.batch or np.allclose(self.price, before, rtol=SAME):
                 return False
         return False
+
+    def _towards(self, midst: Floats, rows: list[Row]) -> Floats:
+        """Prices amid those that keep all rows, or on the way to them from such as nearly did."""
+        if self._nearly is None:
+            return midst
+        way = 0.0
+        for row in rows:
+            chips, asked = np.array(row.chips), row.sequences * (1 + SLACK)
+            have, there = float(chips @ self._nearly), float(chips @ midst)
+            if have < asked:
+                way = max(way, (asked - have) / (there - have) if there > asked else 1.0)
+        return (1 - way) * self._nearly + way * midst
 
     def _close_before(self, deadline_ms: float, look: Deadlines) -> None:
         """Try a deadline before one that the prices of a look did not close."""

@@ -65,6 +65,8 @@ class Deadlines:
         """The one looked at last."""
         self._spans: list[Span] = []
         """What it left open."""
+        self.is_nearly = False
+        """Whether all but a few chains were closed by it."""
 
     def closes(self, deadline_ms: float, first: Sequence[Span] = ()) -> bool:
         """Whether no chain runs what its chips are worth by a deadline, without the least exchange.
@@ -74,7 +76,7 @@ class Deadlines:
         """
         if deadline_ms > self.deadline_ms:
             self._spans = self._all_spans()
-        self.found, self.deadline_ms = [], deadline_ms
+        self.found, self.deadline_ms, self.is_nearly = [], deadline_ms, False
         for span in first:
             if self.is_up() or len(self.open_ones) >= MOST_FIRST:
                 break
@@ -82,6 +84,7 @@ class Deadlines:
         if self.open_ones:
             return False
         self._spans = self._left(self._spans, deadline_ms)
+        self.is_nearly = len(self.open_ones) < MOST_OPEN and not self.is_up()
         return not self._spans
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.search.replicas.aims import APART, NEAR, PRICES, TRIES, Aims
+from planner.search.replicas.aims import APART, NEAR, PRICES, SLACK, TRIES, Aims, Row
 from planner.search.replicas.deadlines import MORE_HALVINGS, Deadlines
 from planner.search.replicas.holding import LeastWorth, _Line, _undominated
 from planner.search.replicas.holding_rows import ChainStages, SumBracket, inner_range
@@ -27,6 +27,20 @@ def random_price(random: np.random.Generator, mixes) -> np.ndarray:  # type: ign
     price: np.ndarray = random.uniform(0.1, 1.0, 2)
     price *= mixes.batch / float(price @ mixes.available)
     return price
+
+
+def test_prices_that_nearly_close_a_deadline_are_left_no_further_than_rows_ask() -> None:
+    """The midst of few rows may lie far off, where others are open that took long to close."""
+    mixes = mixes_of(small_problem(0))
+    nearly, midst = np.array([1.0, 1.0]), np.array([0.5, 3.0])
+    aims = Aims(mixes.pricing.paths, nearly, lambda *_: (midst, 0.0), lambda _: None)
+    rows = [Row((1.0, 0.0), 0.6), Row((0.0, 1.0), 1.2), Row((0.0, 2.0), 2.2)]
+    assert aims._towards(midst, rows) is midst
+    aims._nearly = nearly
+    price = aims._towards(midst, rows)
+    assert price[1] == pytest.approx(1.2 * (1 + SLACK)) and 0.9 < price[0] < 1
+    assert aims._towards(midst, [Row((0.0, 1.0), 4.0)]) == pytest.approx(midst)
+    assert aims._towards(midst, rows[:1]) == pytest.approx(nearly)
 
 
 @pytest.mark.slow
@@ -180,7 +194,7 @@ class _UpTo:
     """A stand-in for looks that close every deadline before 100 ms at any prices."""
 
     def __init__(self, *_: object) -> None:
-        self.deadline_ms, self.open_ones = 0.0, []  # type: ignore[var-annotated]
+        self.deadline_ms, self.open_ones, self.is_nearly = 0.0, [], False  # type: ignore[var-annotated]
 
     def closes(self, deadline_ms: float, first: object) -> bool:
         self.deadline_ms = deadline_ms
