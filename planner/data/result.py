@@ -107,6 +107,8 @@ class Result(Data):
     """Whether a time limit or Ctrl-C cut it."""
     stopped: bool = False
     """Whether Ctrl-C did."""
+    hurried: bool = False
+    """Whether a time limit changed the search's course, cut or not; another run may find another plan."""
     reason: str | None = None
     """Why there is no plan, in a sentence."""
     seconds: float

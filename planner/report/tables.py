@@ -212,6 +212,8 @@ def _ending(problem: Problem, result: Result) -> str:
         return f", cut before the wanted gap of {format_percent(wanted)}"
     if result.plan is not None and result.termination != "optimal":
         return f", ended above the wanted gap of {format_percent(wanted)}"
+    if result.hurried:
+        return ", hurried by the time limit: another run may find another plan as near to the best"
     return ""
 
 

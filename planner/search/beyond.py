@@ -23,6 +23,7 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import bound_data
 from planner.search.bounds import group_bounds, relaxed_bounds
+from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable, one_virtual_stage_is_allowed
 from planner.search.empty import ends_without_layers
 from planner.search.intervals import Intervals
@@ -32,7 +33,7 @@ from planner.search.partition import PartitionOpener
 from planner.search.partition_bounds import OrderBounds
 from planner.search.referee import Referee
 from planner.search.space import Groups, Pairs, list_pairs
-from planner.search.state import Clock, Frontier, Incumbent
+from planner.search.state import Frontier, Incumbent
 
 MOST_LAYERS = 16
 """Layers of a model up to which such plans are looked at: on longer stages they gain little, and the times of

@@ -5,8 +5,7 @@ bound is opened next: it is bounded again by shortest walks (`planner.search.wal
 classes, with memory, whole layers and hops; then cut by the number of stages on each class, then by the
 classes of the first stages, down to single orders, which become programs (`formulations.stage_selection`).
 Every plan is judged by the referee. The search ends when the least bound left comes within the gap of
-the best plan: no plan of the space can beat it by more. Where virtual stages follow, whole ones are looked
-at a little more closely than that.
+the best plan: no plan of the space can beat it by more. Before virtual stages it goes a little further.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from planner.rules.megatron import violations
 from planner.rules.target import TARGETS
 from planner.search.alike import spread
 from planner.search.apart import bounds_of, with_predictions_apart
+from planner.search.clock import Clock
 from planner.search.degrees import list_degrees, may_mix_stages
 from planner.search.dive import dive
 from planner.search.floors import Floors
@@ -38,7 +38,7 @@ from planner.search.progress import Progress
 from planner.search.referee import Referee
 from planner.search.same_nodes import counted_as_one
 from planner.search.space import list_pairs
-from planner.search.state import Clock, Frontier, Incumbent, Reporter, is_proven
+from planner.search.state import Frontier, Incumbent, Reporter, heads_of, is_proven
 from planner.search.virtual import FIRST_PAIRS, VirtualOpener
 from planner.search.virtual_items import VirtualItem, turn_of
 from planner.search.virtual_programs import virtual_gap
@@ -220,8 +220,7 @@ class Search:
                 best_s is not None and self.opened > most + times * self.opened_at_best
             ):
                 return True
-            in_turn = not self.clock.is_late
-            heads = [one.frontier.queue.head(one.frontier.cutoff_s, in_turn=in_turn) for one in going]
+            heads, in_turn = heads_of([one.frontier for one in going], self.clock)
             least = min(range(len(going)), key=lambda i: heads[i] if in_turn else heads[i][1:])
             opener, frontier = going[least], going[least].frontier
             if frontier.has_looked_closer(self.opened, *heads[least]):
@@ -285,6 +284,7 @@ class Search:
             termination=termination,
             interrupted=interrupted,
             stopped=self.is_stopped,
+            hurried=self.clock.was_felt,
             reason=reason,
             seconds=self.clock.elapsed_s,
             solver=self.problem.options.solver,

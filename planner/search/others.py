@@ -6,10 +6,11 @@ from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.beyond import BeyondOpener, leads_may_go_on
 from planner.search.bound_data import BoundData
+from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable, may_mix_stages
 from planner.search.mixed.opener import MixedOpener
 from planner.search.referee import Referee
-from planner.search.state import Clock, Incumbent
+from planner.search.state import Incumbent
 
 OtherOpener = MixedOpener | BeyondOpener
 

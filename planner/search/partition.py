@@ -32,6 +32,7 @@ from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed, own_classes
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
+from planner.search.clock import Clock
 from planner.search.cut_moves import improved
 from planner.search.degrees import DegreeTable
 from planner.search.intervals import Intervals
@@ -41,7 +42,7 @@ from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.partition_bounds import OrderBounds, Split, is_bounded_whole
 from planner.search.referee import Referee
 from planner.search.space import Groups, list_groups
-from planner.search.state import Clock, Frontier
+from planner.search.state import Frontier
 from planner.tolerances import BOUND_TOL
 from planner.units import MS
 

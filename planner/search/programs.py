@@ -15,12 +15,13 @@ from formulations.stage_selection_data import StageSelectionData, StageSelection
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
+from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
 from planner.search.items import Item, Program
 from planner.search.judge import Judge
 from planner.search.local import all_splits
 from planner.search.referee import Referee
-from planner.search.state import Clock, Frontier
+from planner.search.state import Frontier
 from planner.units import MS
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,14 +12,13 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.data.plan import Plan
 from planner.data.result import Evaluation, RunnerUp
+from planner.search.clock import Clock
 from planner.search.floors import Floors
 from planner.search.progress import Progress
 from planner.tolerances import GAP_TOL, ROUNDING_TOL
 
 T = TypeVar("T")
 
-LEAST_SHARE_S = 1e-3
-"""Least time limit of a search that gets a share of one [s]: it ends at its first look at the clock."""
 PROGRESS_EVERY_S = 0.1
 """Least time between two reports [s]."""
 FINER = 0.2
@@ -31,51 +28,6 @@ FINER_BESIDE = 0.3
 """The same behind the search of a neighbour, whose bounds then close most parts as they are. A guess."""
 LEAST_FURTHER, FURTHER = 4, 0.25
 """Parts opened for that beyond the gap asked for: a number, and over those opened up to it. A guess."""
-
-
-@dataclass
-class Clock:
-    """Time since the search began, and until its limit."""
-
-    limit_s: float | None
-    started: float = field(default_factory=time.monotonic)
-    late_s: float | None = None
-    """When it is late [s]; None for half of the limit."""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the start [s]."""
-        return time.monotonic() - self.started
-
-    @property
-    def left_s(self) -> float | None:
-        """Until the limit [s]; None without one."""
-        return None if self.limit_s is None else self.limit_s - self.elapsed_s
-
-    @property
-    def is_late(self) -> bool:
-        """Whether half of the limit has passed, or what was set in its place."""
-        if self.limit_s is None:
-            return False
-        return self.elapsed_s > (self.limit_s / 2 if self.late_s is None else self.late_s)
-
-    def stop(self) -> None:
-        """Let no time be left."""
-        self.limit_s = self.elapsed_s
-
-    def go_on(self, seconds: float) -> None:
-        """Begin anew with another limit, late as it is."""
-        self.started, self.limit_s, self.late_s = time.monotonic(), seconds, 0.0
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the limit has passed."""
-        return self.is_up_behind(0.0)
-
-    def is_up_behind(self, next_s: float) -> bool:
-        """Whether the limit passes with what comes next, of so much time [s]."""
-        left = self.left_s
-        return left is not None and left <= next_s
 
 
 class Queue(Generic[T]):
@@ -291,6 +243,18 @@ class Frontier(Generic[T]):
             self.close(bound_s)
         else:
             self.queue.push(bound_s, part)
+
+
+def heads_of(frontiers: Sequence[Frontier[T]], clock: Clock) -> tuple[list[tuple[int, float]], bool]:
+    """Turn and bound of the part that comes next on each frontier, and whether turns count.
+
+    They do not once it is late, which is noted where it makes a difference.
+    """
+    in_turn = not clock.is_late
+    heads = [one.queue.head(one.cutoff_s, in_turn=in_turn) for one in frontiers]
+    if not in_turn and not clock.was_felt:
+        clock.was_felt = heads != [one.queue.head(one.cutoff_s) for one in frontiers]
+    return heads, in_turn
 
 
 def is_proven(step_s: float, wanted: Iterable[tuple[float | None, float]]) -> bool:

@@ -12,9 +12,9 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
 from planner.errors import InstanceError
+from planner.search.clock import LEAST_SHARE_S, Clock
 from planner.search.floors import Floors
 from planner.search.progress import Progress
-from planner.search.state import LEAST_SHARE_S, Clock
 
 PLANNED_TARGETS: tuple[TargetName, ...] = ("megatron-bridge", "megatron-lm", "flagscale", "unrestricted")
 """Launchers that plans are made for, the narrower before the wider."""

@@ -26,11 +26,11 @@ from dataclasses import replace
 import numpy as np
 
 from planner.search.bound_data import BoundData
+from planner.search.clock import Clock
 from planner.search.degrees import interleaving_is_asked_for
 from planner.search.floors import ANY_VIRTUAL, Cell
 from planner.search.openings import Opener
 from planner.search.orders import all_orders, count_orders
-from planner.search.state import Clock
 from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_dives import LIKELY
 from planner.search.virtual_items import (

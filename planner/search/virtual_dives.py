@@ -14,10 +14,10 @@ from itertools import combinations, islice
 import numpy as np
 
 from planner.search.bound_data import BoundData
+from planner.search.clock import Clock
 from planner.search.openings import Opener
 from planner.search.orders import block_orders
 from planner.search.space import fill_fastest
-from planner.search.state import Clock
 from planner.search.virtual_capacity import Capacity, VirtualLimits
 from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_prefixes import Prefixes

@@ -15,8 +15,8 @@ from formulations.virtual_classes_data import VirtualClassesData
 from formulations.virtual_classes_merged import Group, alike, merged
 from planner.cost.prices import Bools
 from planner.search.bound_data import BoundData
+from planner.search.clock import Clock
 from planner.search.openings import Opener
-from planner.search.state import Clock
 from planner.search.virtual_capacity import VirtualLimits
 from planner.search.virtual_dealings import DealtPaths
 from planner.search.virtual_dives import VirtualDiver

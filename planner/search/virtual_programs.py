@@ -20,10 +20,10 @@ from formulations.virtual_selection_tables import fewest_layers
 from planner.data.options import Options
 from planner.errors import SolverError
 from planner.search.assemble import assemble_virtual_plan
+from planner.search.clock import Clock
 from planner.search.floors import Cell
 from planner.search.local import all_splits
 from planner.search.openings import Opener
-from planner.search.state import Clock
 from planner.search.virtual_items import VirtualItem, VirtualOrder, VirtualPart, VirtualProgram
 from planner.search.virtual_local import Dealer
 from planner.search.virtual_tables import VirtualTables

@@ -19,8 +19,8 @@ from formulations.interleaved_paths import PathRow
 from formulations.virtual_classes_data import VirtualClassesResult
 from formulations.virtual_classes_merged import Group, alike, merged
 from planner.search.bound_data import BoundData
+from planner.search.clock import Clock
 from planner.search.openings import Opener
-from planner.search.state import Clock
 from planner.search.virtual_items import VirtualOrder, VirtualPart
 from planner.search.virtual_lists import PartKey, VirtualLister, part_key
 from planner.units import MS

@@ -16,8 +16,8 @@ import numpy as np
 
 from formulations.virtual_selection_data import choices, objective_ms
 from planner.search.ahead import Ahead, shared
+from planner.search.clock import Clock
 from planner.search.openings import Opener
-from planner.search.state import Clock
 from planner.search.virtual_annealing import Dealing, Order, anneal_dealings
 from planner.search.virtual_items import VirtualOrder
 from planner.search.virtual_programs import VirtualSolver
@@ -200,6 +200,7 @@ class VirtualRounds(VirtualSolver):
         """Whether no time is left for a round that has begun."""
         limit_s = self.clock.limit_s
         if one.spare is None or limit_s is None:
+            self.clock.was_felt |= self.clock.is_late
             return self.clock.is_late
         return self.clock.is_up_behind(one.spare * limit_s)
 

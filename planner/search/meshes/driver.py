@@ -26,6 +26,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Result
 from planner.search.bound_data import bound_data
+from planner.search.clock import LEAST_SHARE_S
 from planner.search.driver import Search
 from planner.search.items import Prefix
 from planner.search.kinds import check_kinds, layer_kinds
@@ -37,7 +38,6 @@ from planner.search.meshes.pairs import list_lengths, list_pairs, longest_of
 from planner.search.meshes.shapes import list_batches
 from planner.search.progress import Progress
 from planner.search.space import Pairs
-from planner.search.state import LEAST_SHARE_S
 
 BLOCKS, LOOKS = 400, 120
 """Choices of one shape a class that are listed, and pipelines of them that are looked at for first plans."""
@@ -192,6 +192,7 @@ class MeshSearch(Search):
     def _ran(self, search: Search, more_s: float | None = None) -> Result:
         """What a search within this one found, in `more_s` where it goes on [s]; Ctrl-C leaves no time."""
         found = search.run() if more_s is None else search.go_on(more_s)
+        self.clock.was_felt |= found.hurried
         if search.is_stopped:
             self.is_stopped = True
             self.clock.stop()

@@ -18,6 +18,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.search.bound_data import BoundData
+from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable, length_is_allowed
 from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes import sequences
@@ -32,7 +33,7 @@ from planner.search.meshes.units import count_units
 from planner.search.meshes.walks import MeshWalks
 from planner.search.openings import TRIED_ORDERS, Opener
 from planner.search.referee import confirmed
-from planner.search.state import Clock, Frontier
+from planner.search.state import Frontier
 from planner.simulate.evaluate import evaluate_stages
 from planner.units import MS
 

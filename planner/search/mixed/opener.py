@@ -25,6 +25,7 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.rules.hosts import transports_meet
 from planner.search.bound_data import BoundData, bound_data
+from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
 from planner.search.empty import most_without_layers
 from planner.search.items import Item, Order, Part, Program, TightOrder
@@ -38,7 +39,7 @@ from planner.search.openings import TRIED_ORDERS, Opener
 from planner.search.referee import confirmed
 from planner.search.relaxation import Found
 from planner.search.relaxer import Relaxer
-from planner.search.state import Clock, Frontier, Incumbent
+from planner.search.state import Frontier, Incumbent
 from planner.search.workers import Workers
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import BOUND_TOL

@@ -33,6 +33,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
 from planner.search.bound_data import bound_data
+from planner.search.clock import LEAST_SHARE_S
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
@@ -42,7 +43,6 @@ from planner.search.replicas.mixing import SHARE_BESIDE, SHARE_OF_PART, Mixing
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
-from planner.search.state import LEAST_SHARE_S
 from planner.search.wishes import keeps_wishes
 
 SHARE_OF_LAST = 0.8

@@ -82,8 +82,9 @@ class Mixing:
 
     def _is_share_up(self) -> bool:
         """Whether the rest of the time is that of what comes after mixes."""
-        left_s = self.search.clock.left_s
-        return self._is_unwanted() or (left_s is not None and left_s <= self.share_up_s)
+        clock = self.search.clock
+        is_up = clock.is_up_behind(self.share_up_s)
+        return self._is_unwanted() or is_up
 
     @property
     def may_come_later(self) -> bool:

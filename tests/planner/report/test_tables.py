@@ -47,6 +47,13 @@ def test_plans_without_virtual_stages_are_told_to_be_closed_without_a_number() -
     assert "none without virtual stages more than 0.2%" in text_of(proof_grid(problem, nearly), width=250)
 
 
+def test_a_time_limit_that_was_felt_is_told() -> None:
+    problem = two_class_problem()
+    for hurried in (False, True):
+        shown = text_of(proof_grid(problem, made_up_result(problem, hurried=hurried)), width=250)
+        assert ("another run may find another plan" in shown) is hurried
+
+
 def test_plan_without_a_bound_claims_nothing() -> None:
     problem = two_class_problem()
     shown = text_of(proof_grid(problem, made_up_result(problem, bound_s=None, gap=None, interrupted=True)))

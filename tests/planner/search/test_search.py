@@ -172,6 +172,18 @@ def test_spare_time_of_mixes_closes_what_a_share_of_it_had_cut(
     assert (result.termination == "optimal") is not stops
 
 
+def test_a_limit_that_changes_the_course_of_a_search_is_told() -> None:
+    # From half of it on parts come in another order, which was not said: a busy machine found another plan.
+    problem = with_options(load_problem("llama3-8b-h100-a100-16"), time_limit_s=1000.0)
+    told = []
+    for late_s in (None, 0.0):
+        search = driver.Search(problem, None)
+        search.clock.late_s = late_s
+        found = search.run()
+        told.append((found.termination, found.interrupted, found.hurried))
+    assert told == [("optimal", False, False), ("optimal", False, True)]
+
+
 def test_a_search_that_its_limit_cut_goes_on() -> None:
     problem = with_options(load_problem("llama3-8b-h100-a100-16"), max_virtual_stages=1)
     whole = driver.search(problem)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from planner import load_problem
+from planner.search.clock import Clock
 from planner.search.driver import Search
-from planner.search.state import Clock, Frontier, Incumbent, Queue
+from planner.search.state import Frontier, Incumbent, Queue
 
 
 def queue_of(*parts: tuple[int, float]) -> Queue[tuple[int, float]]:

@@ -11,8 +11,8 @@ from formulations.virtual_selection_data import choices, objective_ms
 from formulations.virtual_selection_tables import fewest_layers
 from planner.cost.pricing import price
 from planner.search import virtual_annealing
+from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable, list_degrees
-from planner.search.state import Clock
 from planner.search.virtual_annealing import anneal_dealings
 from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualOrder
