@@ -24,7 +24,7 @@ SHARE_OF_LOOKS = 0.7
 """Share of that time after which mixes are chosen for the first time."""
 ROUNDS = 3
 """Times that mixes are chosen and bounded in turn while plans get better."""
-SHARE_ALONE = 0.05
+SHARE_ALONE = 0.15
 """Share of the time that is left after which another process goes on with mixes where chips are many."""
 SHARE_BESIDE = 0.9
 """Share of what is left then that both it and the search beside it may take. Guesses."""
