@@ -55,10 +55,13 @@ class Beside(Generic[T]):
     def answer(self, is_up: Callable[[], bool]) -> T | None:
         """The answer once it is there; None where time is up before, or the process died or was ended."""
         with suppress(EOFError, OSError):
-            while not is_up():
-                if self._answers.poll(LOOK_S):
+            while True:
+                is_late = is_up()
+                if self._answers.poll(0.0 if is_late else LOOK_S):
                     found: T = self._answers.recv()
                     return found
+                if is_late:
+                    break
         return None
 
     def end(self) -> None:

@@ -99,6 +99,7 @@ class VirtualOpener(VirtualRelaxer):
 
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
+        self._anneal_due(bound_s)
         if bound_s >= self.cutoff_s:
             self.frontier.close_virtual(bound_s)
         elif self.work >= self._most_work(bound_s):

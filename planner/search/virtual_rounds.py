@@ -124,6 +124,17 @@ class VirtualRounds(VirtualSolver):
         if self.may_anneal_longer:
             self._anneal_last(bound_s)
 
+    def _anneal_due(self, bound_s: float) -> None:
+        """The same before the limit: once another process has no time left for it, or half is over here.
+
+        What waits for it may come later than that, and the plans found would be lost.
+        """
+        if self.last is None or not self.may_anneal_last:
+            return
+        is_begun = self.last[1].is_begun
+        if self._ends(LAST_ROUND) if is_begun else self.clock.is_late:
+            self._anneal_last(bound_s)
+
     def _anneal_last(self, bound_s: float) -> None:
         """The same before the first program in whole numbers whose cutoff rises, which takes as long."""
         if not self.may_anneal_last:

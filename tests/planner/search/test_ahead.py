@@ -49,10 +49,18 @@ def test_what_was_asked_ahead_is_answered_though_the_copy_dies() -> None:
         return number
 
     ahead = Ahead([1, 2], dies, 2)
-    assert multiprocessing.active_children()
+    assert ahead.is_begun
     assert ahead.answers(never) == [1, 2]
     assert list(shared([1, 2, 3], dies, 2, never)) == [1, 2, 3]
     assert not multiprocessing.active_children()
+
+
+def test_what_is_there_when_time_is_up_counts() -> None:
+    """A plan found in time was lost where the search came back to it behind its limit."""
+    here = os.getpid()
+    ahead = Ahead([1, 2], lambda number, _: (number, os.getpid()), 2)
+    assert ahead._beside is not None and ahead._beside._answers.poll(20.0)
+    assert [process == here for _, process in ahead.answers(lambda: True)] == [False, False]
 
 
 def test_no_process_is_left_where_the_search_is_interrupted() -> None:

@@ -14,8 +14,10 @@ from planner.search import virtual_annealing
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable, list_degrees
 from planner.search.virtual_annealing import anneal_dealings
+from planner.search.virtual_capacity import VirtualLimits
 from planner.search.virtual_dives import VirtualDiver
-from planner.search.virtual_items import VirtualOrder
+from planner.search.virtual_items import VirtualOrder, VirtualPart
+from planner.search.virtual_relaxer import LEVEL, VirtualRelaxer
 from planner.search.virtual_rounds import LAST_ROUND, ROUND_NEAR, ROUNDS, Round, Start
 from planner.search.virtual_screens import PathScreen
 from planner.search.virtual_tables import VirtualTables
@@ -235,3 +237,43 @@ def test_annealing_goes_on_where_the_last_round_was_of_use(
         diver._anneal_good(1.0)
         diver._anneal_longer(1.0)
     assert rounds == [*ROUNDS, ROUND_NEAR, *([LAST_ROUND] if longer else [])]
+
+
+@pytest.mark.parametrize(("bound_s", "waits"), [(90.0, False), (100.0 * (1 - LEVEL), True)])
+def test_steps_below_the_cutoff_do_not_wait_for_the_last_round(
+    bound_s: float, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama-3.1 405B on four classes: all waited for it before the first step, a quarter of a minute."""
+    relaxer, done = VirtualRelaxer.__new__(VirtualRelaxer), []
+    monkeypatch.setattr(VirtualRelaxer, "cutoff_s", 100.0)
+    relaxer._levels, relaxer._undealt = {}, set()
+    relaxer._anneal_last = lambda _: done.append("annealed")
+    relaxer._may_deal = lambda part, level_s, pieces: done.append(level_s) or False
+    part = VirtualPart(0, 2, 4, VirtualLimits((4,), (4,)))
+    expected_s = 100.0 if waits else bound_s + LEVEL * 100.0
+    assert relaxer._dealt_s(bound_s, part) == pytest.approx(expected_s)
+    assert done == [*(["annealed"] if waits else []), pytest.approx(expected_s)]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_last_round_is_taken_before_the_time_is_up(begun: bool) -> None:
+    """Where another process has it once that has ended, else while there is time for it; once in all."""
+    rounds, taken = VirtualDiver.__new__(VirtualDiver), []
+    rounds.last, rounds.may_anneal_last = ([], SimpleNamespace(is_begun=begun)), True
+    rounds._anneal_last = lambda _: taken.append(rounds.clock.elapsed_s)
+    limit_s = 100.0
+    for passed_s in (0.49, 0.51, 1 - LAST_ROUND.spare - 0.01, 1 - LAST_ROUND.spare + 0.01):
+        rounds.clock = SimpleNamespace(
+            limit_s=limit_s,
+            elapsed_s=passed_s * limit_s,
+            is_late=passed_s > 0.5,
+            is_up_behind=lambda next_s, passed_s=passed_s: (1 - passed_s) * limit_s <= next_s,
+        )
+        rounds._anneal_due(1.0)
+    assert min(taken) == pytest.approx((1 - LAST_ROUND.spare + 0.01 if begun else 0.51) * limit_s)
+    rounds.may_anneal_last, number = False, len(taken)
+    rounds._anneal_due(1.0)
+    assert len(taken) == number
+    rounds.last, rounds.may_anneal_last = None, True
+    rounds._anneal_due(1.0)
+    assert len(taken) == number

@@ -267,8 +267,8 @@ def test_whole_layers_at_rising_cutoffs_never_bound_above_the_best(
     found: list[bool] = []
     dealt_s = VirtualOpener._dealt_s
 
-    def counted(self: VirtualOpener, bound_s: float, part: VirtualPart, level_s: float) -> float:
-        risen_s = dealt_s(self, bound_s, part, level_s)
+    def counted(self: VirtualOpener, bound_s: float, part: VirtualPart) -> float:
+        risen_s = dealt_s(self, bound_s, part)
         found.append(risen_s > bound_s)
         return risen_s
 
