@@ -131,8 +131,8 @@ class VirtualRounds(VirtualSolver):
         """
         if self.last is None or not self.may_anneal_last:
             return
-        is_begun = self.last[1].is_begun
-        if self._ends(LAST_ROUND) if is_begun else self.clock.is_late:
+        if self._ends(LAST_ROUND) if self.last[1].is_begun else self.clock.is_late:
+            self.clock.was_felt = True
             self._anneal_last(bound_s)
 
     def _anneal_last(self, bound_s: float) -> None:

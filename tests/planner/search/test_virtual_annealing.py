@@ -267,9 +267,12 @@ def test_the_last_round_is_taken_before_the_time_is_up(begun: bool) -> None:
             limit_s=limit_s,
             elapsed_s=passed_s * limit_s,
             is_late=passed_s > 0.5,
+            was_felt=False,
             is_up_behind=lambda next_s, passed_s=passed_s: (1 - passed_s) * limit_s <= next_s,
         )
+        number = len(taken)
         rounds._anneal_due(1.0)
+        assert rounds.clock.was_felt == (len(taken) > number)
     assert min(taken) == pytest.approx((1 - LAST_ROUND.spare + 0.01 if begun else 0.51) * limit_s)
     rounds.may_anneal_last, number = False, len(taken)
     rounds._anneal_due(1.0)
