@@ -97,6 +97,8 @@ class Aims:
         """Chains that stayed open at some deadline and price, those of the last one last."""
         self._look: Deadlines | None = None
         """A look that was cut."""
+        self._prices_left = PRICES
+        """Prices that its deadline was to be tried with, from that look on."""
         self._nearly: Floats | None = None
         """The last prices that left but a few chains open."""
 
@@ -123,7 +125,7 @@ class Aims:
     def _aims(self, most_ms: float) -> Iterator[tuple[float, int]]:
         """Deadlines in turn, with the prices that are tried for each."""
         if self._look is not None:
-            yield min(self._look.deadline_ms, most_ms), PRICES
+            yield min(self._look.deadline_ms, most_ms), self._prices_left
         elif not self._rows:
             yield most_ms, 1
         for share in SHARES:
@@ -134,6 +136,7 @@ class Aims:
     def _closes(self, deadline_ms: float, most_prices: int) -> bool:
         """Whether some prices close a deadline."""
         for tried in range(1, most_prices + 1):
+            self._prices_left = most_prices - tried + 1
             if self._look is None or deadline_ms > self._look.deadline_ms:
                 self._look = Deadlines(self.paths, self.price, self.is_up)
                 self.looks += 1

@@ -146,6 +146,8 @@ class Mixes:
             bound_s = self.improve(most_s, FEW_BOXES)
             if FAR_OFF * most_s <= bound_s < most_s:
                 bound_s = self.improve(most_s, MOST_BOXES)
+            if self.is_up():  # boxes that were cut do not say how near more of them would come
+                return bound_s
         return bound_s if bound_s >= most_s else max(bound_s, self.improve_by_deadlines(most_s))
 
     def improve_by_deadlines(self, most_s: float, most_aims: int | None = None) -> float:

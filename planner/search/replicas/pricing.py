@@ -224,11 +224,11 @@ class Pricing:
             taken, rest = _least_of(pool, look)
             pool = _joined(taken, rest)
             boxes, values, asked = taken
-            looked += len(boxes)
             now, chains = self.paths.soonest(boxes, price, look.cutoff_ms)
             if self.is_up():
-                # Boxes that no time was left for stay open.
+                # Boxes that no time was left for stay open, and count as not looked at.
                 break
+            looked += len(boxes)
             values = np.maximum(values, now)
             for chain in chains:
                 look.take(chain)

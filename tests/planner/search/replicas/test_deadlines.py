@@ -229,6 +229,20 @@ def test_prices_that_do_not_close_a_deadline_are_tried_for_one_before_it(
     assert aims_of(TRIES).improve(50.0, 110.0) >= 80.0 * (1 - NEAR)
 
 
+def test_a_deadline_whose_look_time_cut_is_tried_with_as_many_prices_as_before() -> None:
+    # The last one, looked at with the first prices alone, was tried with sixty of them behind a cut.
+    mixes, calls = mixes_of(small_problem(0)), [0]
+
+    def is_up() -> bool:
+        calls[0] += 1
+        return calls[0] > 1
+
+    keep = lambda columns: None  # noqa: E731
+    aims = Aims(mixes.pricing.paths, mixes.best_price, mixes._middle, keep, is_up)
+    aims.improve(0.0, 1e6)
+    assert aims.looks == 1 and next(aims._aims(1e6)) == (1e6, 1)
+
+
 def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:
     """And does not look again at what was closed; an earlier deadline is closed with it."""
     mixes = mixes_of(small_problem(0))
@@ -249,6 +263,25 @@ def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:
     assert cut.closes(0.99 * deadline_ms)
     assert before > 0
     assert cut.holding.evaluated - before < whole.holding.evaluated
+
+
+@pytest.mark.parametrize("after", range(1, 25, 3))
+def test_boxes_that_time_cut_are_asked_before_deadlines_once_there_is_time(after: int) -> None:
+    # Where few boxes were cut the rest were not asked: deadlines took ten times as long to close as much.
+    problem, left, most_s = small_problem(1), [after], 10.0
+    whole = mixes_of(problem)
+    whole_s = whole.improve_by_prices(most_s)
+
+    def is_up() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    cut = mixes_of(problem, is_up)
+    cut.improve_by_prices(most_s)
+    assert left[0] < 0 and not cut.aims.looks
+    left[0] = 10**9
+    assert cut.improve_by_prices(most_s) == whole_s
+    assert (cut.aims.looks, cut.pricing.evaluated) == (whole.aims.looks, whole.pricing.evaluated)
 
 
 def test_choices_that_another_is_as_good_as_are_left_out() -> None:
