@@ -33,6 +33,9 @@ is too much, as long as it is so much at least. Guesses."""
 MOST_ENTRIES, MOST_RISING = 260, 200
 """Most chunks, by class, of such a program with classes taken together, and of one that rises: with 240 none
 was closed in twenty seconds. Guesses."""
+STEP_GROWS = 5.0
+"""So many times as long as the last a step by whole layers may take, where time is short. A guess: steps of
+405B took 3.3 and 4.6 times as long, those half as high twice."""
 STEP_NODES = 200
 """Nodes of a program in whole numbers whose cutoff rises, unless an exact answer is asked for. A guess."""
 MOST_RISE = 0.005
@@ -67,6 +70,8 @@ class VirtualRelaxer(VirtualLister):
         """Negative where no classes are taken together."""
         self._levels: dict[PartKey, float] = {}
         """By part: part of the cutoff by which its cutoff rises, where that is less than at first."""
+        self._took_s: dict[PartKey, float] = {}
+        """By part: what its last step by whole layers took [s]."""
         self._undealt: set[PartKey] = set()
         """Parts whose whole layers are too many to look at any higher."""
         self._paths: dict[tuple[int, int, int], dict[PathRow, None]] = {}
@@ -171,7 +176,8 @@ class VirtualRelaxer(VirtualLister):
         """Bound of a part by whole layers of all chunks: a level, or half way up to it.
 
         Where either takes too much it is not looked at again. What the last round of annealing finds is
-        waited for only where the level is the cutoff.
+        waited for only where the level is the cutoff. Where the time left seems too short for the level it
+        goes half way at once.
         """
         key = part_key(part)
         if key in self._undealt:
@@ -181,8 +187,11 @@ class VirtualRelaxer(VirtualLister):
             self._anneal_last(bound_s)
         if not bound_s < (level_s := self._level_s(bound_s, level)) < np.inf:
             return bound_s
-        for one_s in (level_s, (bound_s + level_s) / 2):
+        begun_s = self.clock.elapsed_s
+        is_short = self.clock.is_up_behind(STEP_GROWS * self._took_s.get(key, 0.0))
+        for one_s in (level_s, (bound_s + level_s) / 2)[is_short:]:
             if not self._may_deal(part, one_s, MOST_PIECES_OF_STEP):
+                self._took_s[key] = self.clock.elapsed_s - begun_s
                 return one_s
             level = self._levels.get(key, LEVEL) / 2
             if level >= LEAST_LEVEL:

@@ -17,6 +17,7 @@ from planner.search.virtual_annealing import anneal_dealings
 from planner.search.virtual_capacity import VirtualLimits
 from planner.search.virtual_dives import VirtualDiver
 from planner.search.virtual_items import VirtualOrder, VirtualPart
+from planner.search.virtual_lists import part_key
 from planner.search.virtual_relaxer import LEVEL, VirtualRelaxer
 from planner.search.virtual_rounds import LAST_ROUND, ROUND_NEAR, ROUNDS, Round, Start
 from planner.search.virtual_screens import PathScreen
@@ -246,13 +247,31 @@ def test_steps_below_the_cutoff_do_not_wait_for_the_last_round(
     """Llama-3.1 405B on four classes: all waited for it before the first step, a quarter of a minute."""
     relaxer, done = VirtualRelaxer.__new__(VirtualRelaxer), []
     monkeypatch.setattr(VirtualRelaxer, "cutoff_s", 100.0)
-    relaxer._levels, relaxer._undealt = {}, set()
+    relaxer._levels, relaxer._undealt, relaxer._took_s, relaxer.clock = {}, set(), {}, Clock(None)
     relaxer._anneal_last = lambda _: done.append("annealed")
     relaxer._may_deal = lambda part, level_s, pieces: done.append(level_s) or False
     part = VirtualPart(0, 2, 4, VirtualLimits((4,), (4,)))
     expected_s = 100.0 if waits else bound_s + LEVEL * 100.0
     assert relaxer._dealt_s(bound_s, part) == pytest.approx(expected_s)
     assert done == [*(["annealed"] if waits else []), pytest.approx(expected_s)]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "limit_s", "share"), [(9.0, 100.0, 1.0), (30.0, 100.0, 0.5), (30.0, None, 1.0)]
+)
+def test_steps_are_half_as_high_where_time_is_short(
+    took_s: float, limit_s: float | None, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step has begun when time is up is lost: 405B ended at its bound of 20 s before."""
+    relaxer = VirtualRelaxer.__new__(VirtualRelaxer)
+    monkeypatch.setattr(VirtualRelaxer, "cutoff_s", 100.0)
+    part = VirtualPart(0, 2, 4, VirtualLimits((4,), (4,)))
+    relaxer._levels, relaxer._undealt, relaxer.clock = {}, set(), Clock(limit_s)
+    relaxer._took_s = {part_key(part): took_s}
+    relaxer._may_deal = lambda part, level_s, pieces: False
+    assert relaxer._dealt_s(90.0, part) == pytest.approx(90.0 + share * LEVEL * 100.0)
+    assert relaxer.clock.was_felt == (share < 1)
+    assert relaxer._took_s[part_key(part)] < 1.0
 
 
 @pytest.mark.parametrize("begun", [True, False])
