@@ -148,6 +148,7 @@ class VirtualRelaxer(VirtualLister):
             return
         level = self._levels.get(part_key(part), LEVEL)
         if rises:
+            self._want_last(bound_s)
             if (dealt_s := self._dealt_s(bound_s, part)) > bound_s:
                 self._push(dealt_s, part)
                 return

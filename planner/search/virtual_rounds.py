@@ -83,6 +83,8 @@ class VirtualRounds(VirtualSolver):
         super().__init__(clock, opener)
         self.may_anneal, self.may_anneal_longer, self.anneals_late = True, False, False
         self.may_anneal_last = True
+        self.is_last_wanted = False
+        """Whether what the last round finds is judged however near the bound has come since."""
         self.may_anneal_beside = False
         self.last: tuple[list[Start], Ahead[Start, Annealed]] | None = None
         """The last round, which may have begun in another process."""
@@ -124,6 +126,15 @@ class VirtualRounds(VirtualSolver):
         if self.may_anneal_longer:
             self._anneal_last(bound_s)
 
+    def _want_last(self, bound_s: float) -> None:
+        """Begin the last round and have its plans wanted, where there is room for better; else leave it."""
+        if not self.may_anneal_last or self.is_last_wanted:
+            return
+        self._begin_last(bound_s, is_sure=True)
+        self.is_last_wanted = self._leaves_room(bound_s, LAST_ROUND)
+        if not self.is_last_wanted:
+            self._anneal_last(bound_s)
+
     def _anneal_due(self, bound_s: float) -> None:
         """The same before the limit: once another process has no time left for it, or half is over here.
 
@@ -141,7 +152,7 @@ class VirtualRounds(VirtualSolver):
             return
         self._begin_last(bound_s, is_sure=True)
         self.may_anneal_longer = self.may_anneal_last = False
-        if self.last is not None and self._leaves_room(bound_s, LAST_ROUND):
+        if self.last is not None and (self.is_last_wanted or self._leaves_room(bound_s, LAST_ROUND)):
             starts, ahead = self.last
             self._judge_annealed(starts, ahead.answers(lambda: self.clock.is_up))
         self.end()

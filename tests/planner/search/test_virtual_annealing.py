@@ -231,7 +231,7 @@ def test_annealing_goes_on_where_the_last_round_was_of_use(
 
     monkeypatch.setattr(diver, "_anneal_best", anneal_best)
     monkeypatch.setattr(diver, "_starts", lambda _, one: rounds.append(one) or [])
-    diver.may_anneal_last, diver.last = True, None
+    diver.may_anneal_last, diver.is_last_wanted, diver.last = True, False, None
     diver.problem = SimpleNamespace(options=SimpleNamespace(workers=1))
     diver.clock = Clock(None)
     for _ in range(2):
@@ -299,3 +299,18 @@ def test_the_last_round_is_taken_before_the_time_is_up(begun: bool) -> None:
     rounds.last, rounds.may_anneal_last = None, True
     rounds._anneal_due(1.0)
     assert len(taken) == number
+
+
+@pytest.mark.parametrize(("first_s", "judged"), [(95.0, True), (97.0, False)])
+def test_plans_of_the_last_round_count_however_near_the_bound_has_come(first_s: float, judged: bool) -> None:
+    """405B on four classes lost its best plan where the bound had come within 4% before it was waited for."""
+    rounds, found = VirtualDiver.__new__(VirtualDiver), []
+    rounds.may_anneal_last, rounds.may_anneal_longer, rounds.is_last_wanted = True, False, False
+    rounds.frontier = SimpleNamespace(incumbent=SimpleNamespace(step_s=100.0))
+    rounds.clock = Clock(None)
+    rounds.last = [], SimpleNamespace(answers=lambda _: ["plan"], end=lambda: None)
+    rounds._judge_annealed = lambda starts, annealed: found.extend(annealed)
+    rounds._want_last(first_s)
+    assert not found and rounds.may_anneal_last == judged
+    rounds._anneal_last(97.5)
+    assert found == (["plan"] if judged else [])
