@@ -34,13 +34,13 @@ from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
 from planner.search.others import OtherOpener, other_openers
 from planner.search.partition import NO_SPLIT, PartitionOpener
-from planner.search.progress import Progress
+from planner.search.progress import Progress, Reporter
 from planner.search.referee import Referee
 from planner.search.same_nodes import counted_as_one
 from planner.search.space import list_pairs
-from planner.search.state import Frontier, Incumbent, Reporter, heads_of, is_proven
-from planner.search.virtual import FIRST_PAIRS, VirtualOpener
-from planner.search.virtual_items import VirtualItem, turn_of
+from planner.search.state import Frontier, Incumbent, heads_of, is_proven
+from planner.search.virtual_begun import VirtualSearch
+from planner.search.virtual_items import VirtualItem
 from planner.search.virtual_programs import virtual_gap
 from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
@@ -99,7 +99,7 @@ class Search:
         self.gap = max(problem.options.gap, GAP_TOL)
         self.frontier: Frontier[Item] = Frontier(self.incumbent, self.gap, floors)
         self.opener: Opener | PartitionOpener | None = None
-        self.virtual: VirtualOpener | None = None
+        self.virtual: VirtualSearch | None = None
         self.others: list[OtherOpener] = []
         """What opens the parts that `opener` leaves out, each on a frontier of its own."""
 
@@ -140,12 +140,9 @@ class Search:
         given = self.problem, *self.plain, self.bounds, self.incumbent, self.gap, self.clock
         self.others = other_openers(*given, self.opener.referee)
         if isinstance(self.opener, Opener):
-            self.frontier.queue.turn_of = turn_of
-            self.virtual = VirtualOpener(self.bounds, self.clock, self.opener, self.beyond_s)
-            if self.beyond_s is None and self.virtual.waiting:
-                self.frontier.look_closer()
+            self.virtual = VirtualSearch(self.bounds, self.clock, self.opener, self.beyond_s)
             try:
-                self.virtual.begin(0 if cut else FIRST_PAIRS)
+                self.virtual.begin(is_cut=cut)
             except KeyboardInterrupt:
                 cut = self.is_stopped = True
         self.is_listed = True
@@ -246,6 +243,8 @@ class Search:
 
     def _opened(self, left: int) -> None:
         """What a search does behind every part that it has opened."""
+        if self.virtual is not None:
+            self.virtual.open_ahead(self.opened)
         self.reporter.report("searching", self.incumbent.step_s, self.bound_s, self.opened, left)
 
     def _why_infeasible(self) -> str:

@@ -14,13 +14,10 @@ from planner.data.plan import Plan
 from planner.data.result import Evaluation, RunnerUp
 from planner.search.clock import Clock
 from planner.search.floors import Floors
-from planner.search.progress import Progress
 from planner.tolerances import GAP_TOL, ROUNDING_TOL
 
 T = TypeVar("T")
 
-PROGRESS_EVERY_S = 0.1
-"""Least time between two reports [s]."""
 FINER = 0.2
 """Gap of whole stages, over the one asked for, that is looked for where virtual stages follow: the better the
 best plan, the more of their parts are closed, and none are dearer to bound. A guess."""
@@ -70,6 +67,14 @@ class Queue(Generic[T]):
         if from_stream and head_s is not None and self._make is not None:
             self._next += 1
             return head_s, self._make(self._next - 1)
+        bound_s, _, part = heapq.heappop(heap)
+        return bound_s, part
+
+    def pop_of(self, turn: int) -> tuple[float, T] | None:
+        """The part of least bound that was pushed for a turn; None where there is none."""
+        heap = self._heaps.get(turn)
+        if not heap:
+            return None
         bound_s, _, part = heapq.heappop(heap)
         return bound_s, part
 
@@ -142,28 +147,6 @@ class Incumbent:
         """The best plans, the very best first."""
         order = sorted(self._best.items(), key=lambda item: (item[1].evaluation.step_s, item[0]))
         return [runner_up for _, runner_up in order[: self._keep]]
-
-
-class Reporter:
-    """Calls `on_progress` now and then."""
-
-    def __init__(self, clock: Clock, on_progress: Callable[[Progress], None] | None) -> None:
-        self._clock, self._on_progress = clock, on_progress
-        self._last_s = -PROGRESS_EVERY_S
-
-    def report(
-        self, phase: str, incumbent_s: float | None, bound_s: float | None, opened: int, left: int
-    ) -> None:
-        """Say where the search stands, at most once in a while."""
-        if self._on_progress is None or self._clock.elapsed_s - self._last_s < PROGRESS_EVERY_S:
-            return
-        self._last_s = self._clock.elapsed_s
-        gap = None
-        if incumbent_s is not None and bound_s is not None:
-            gap = max(0.0, 1 - bound_s / incumbent_s)
-        self._on_progress(
-            Progress(phase, self._last_s, incumbent_s, bound_s, gap, opened, left, self._clock.left_s)
-        )
 
 
 class Frontier(Generic[T]):

@@ -86,17 +86,6 @@ class VirtualOpener(VirtualRelaxer):
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         self._opened, self.waiting = 0, self.space.pairs()
 
-    def begin(self, most: int) -> None:
-        """Open so many pairs and queue the others; an interrupted one too, so that the bound counts it."""
-        pairs, opened = self.waiting, 0
-        try:
-            while opened < min(most, len(pairs)) and not self.clock.is_up:
-                self.open(*pairs[opened])
-                opened += 1
-        finally:
-            for bound_s, pair in pairs[opened:]:
-                self._push(bound_s, pair)
-
     def open(self, bound_s: float, item: VirtualItem) -> None:
         """Bound a part better, split it, or judge what is in it."""
         self._anneal_due(bound_s)

@@ -74,6 +74,9 @@ class VirtualProgram:
 
 VirtualItem = VirtualPair | VirtualPart | VirtualOrder | VirtualProgram
 
+PAIRS_TURN = 1
+"""Turn of pairs, behind whole stages."""
+
 
 def turn_of(part: object) -> int:
     """When a part is opened: whole stages first, then relaxations, then what takes whole numbers.
@@ -85,5 +88,5 @@ def turn_of(part: object) -> int:
     if isinstance(part, VirtualPart):
         return 2 if part.looks < (part.whole_look + 1 if part.rises else 1) else 3
     if isinstance(part, VirtualPair):
-        return 1
+        return PAIRS_TURN
     return 3 if isinstance(part, VirtualOrder | VirtualProgram) else 0

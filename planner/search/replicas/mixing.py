@@ -11,12 +11,12 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.beside import Beside, may_have_others
 from planner.search.meshes.driver import MeshSearch
+from planner.search.progress import Reporter
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.choices import are_many
 from planner.search.replicas.choosing import Chosen, choose_mixes
 from planner.search.replicas.mixes import NEAR, Mixes
 from planner.search.replicas.rooms_beside import RoomsBeside, are_worth_a_process
-from planner.search.state import Reporter
 
 SHARE_OF_PART = 0.4
 """Share of the time that is left that the search for one launcher, or that for mixes, may take."""

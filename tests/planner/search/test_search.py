@@ -221,7 +221,7 @@ def test_an_interrupt_before_all_is_listed_proves_nothing(monkeypatch: pytest.Mo
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "VirtualOpener", stop)
+    monkeypatch.setattr(driver, "VirtualSearch", stop)
     result = driver.search(load_problem("llama3-8b-h100-8"))
     assert result.interrupted and result.plan is not None
     assert result.bound_s is None and result.gap is None and result.termination == "feasible"

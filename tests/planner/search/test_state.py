@@ -42,6 +42,13 @@ def test_the_head_is_what_pop_takes() -> None:
             assert queue.pop(5.0, in_turn=in_turn) == (head[1], head)
 
 
+def test_a_later_turn_may_be_asked_by_itself() -> None:
+    queue = queue_of((0, 3.0), (1, 4.0), (1, 2.0), (2, 1.0))
+    assert [queue.pop_of(1) for _ in range(3)] == [(2.0, (1, 2.0)), (4.0, (1, 4.0)), None]
+    assert queue.pop_of(7) is None
+    assert [queue.pop(5.0)[1] for _ in range(2)] == [(0, 3.0), (2, 1.0)]
+
+
 def test_no_search_without_a_limit_is_late() -> None:
     assert not Clock(None, started=-1e9).is_late
     assert Clock(1.0, started=-1e9).is_late

@@ -259,7 +259,7 @@ def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.Monk
     monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
     asked: list[float] = []
     monkeypatch.setattr(RoomsBeside, "ask", lambda _, most_s: asked.append(most_s))
-    monkeypatch.setattr("planner.search.state.PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("planner.search.progress.PROGRESS_EVERY_S", 0.0)
     problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
     options = problem.options.model_copy(update={"workers": 2, "max_virtual_stages": 1})
     told: list[str] = []
