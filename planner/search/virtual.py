@@ -41,6 +41,7 @@ from planner.search.virtual_items import (
     VirtualPart,
 )
 from planner.search.virtual_relaxer import RAISING_ROUNDS, VirtualRelaxer
+from planner.search.virtual_rounds import FAR
 from planner.search.virtual_space import VirtualSpace
 from planner.units import MS
 
@@ -52,8 +53,9 @@ EFFORT = 100_000_000
 """Work of all programs where nobody asked for virtual stages (`Solution.work`; some 9 s), whatever the gap: a
 wider one closes parts sooner. A guess."""
 LOWEST = 8.0
-"""So many times as much where classes are many, for parts below all that were given up: what raises their
-bounds raises that of all. Few classes would take as long for next to nothing. A guess."""
+"""So many times as much where classes are many, or the bound is far from the best plan (`FAR`), for parts
+below all that were given up: what raises their bounds raises that of all. Nearer by, few classes would take
+as long for next to nothing. A guess."""
 NEIGHBOUR = 0.05
 """Share of it behind the search of a neighbour. A guess: as much again tightened bounds of questions by 0.1%
 of the step, and all the rest by 1% at most, in twice the time."""
@@ -110,7 +112,8 @@ class VirtualOpener(VirtualRelaxer):
     def _most_work(self, bound_s: float) -> float:
         """Work after which a part with such a bound is left."""
         is_lowest = bound_s <= self.frontier.virtual_floor_s
-        is_worth_more = len(self.problem.cluster.classes) > FEW_CLASSES and not self.anneals_late
+        is_far = bound_s < (1 - FAR) * (self.frontier.incumbent.step_s or np.inf)
+        is_worth_more = (is_far or len(self.problem.cluster.classes) > FEW_CLASSES) and not self.anneals_late
         return self.most_work * LOWEST if is_lowest and is_worth_more else self.most_work
 
     def _open_pair(self, bound_s: float, pair: VirtualPair) -> None:
