@@ -170,7 +170,8 @@ class Intervals:
         selective = np.zeros(extra.shape, dtype=bool)
         if "recompute=selective" not in forbid:
             time = runs.sums(prices.layer_selective_s[c, :, n].sum(axis=-1)[kinds])
-            time = time + np.where(runs.end == len(kinds), prices.predictions_selective_s[c, n].sum(), 0.0)
+            if key.last:  # an empty stage may have them behind one that ends with the last layer
+                time = time + prices.predictions_selective_s[c, n].sum()
             selective = held & (runs.length > 0) & ~np.isfinite(extra) & memory.fits_selective()
             extra = np.where(selective, time, extra)
         if "recompute=full" in forbid:

@@ -64,9 +64,11 @@ def racks(seed: int, *, target: TargetName = "megatron-lm", num_classes: int = 2
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))]
+    "seed",
+    [*range(3), 27, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40) if seed != 27)],
 )
 def test_racks_are_planned_as_well_as_by_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seed 27: predictions behind an empty last stage once lengthened the stage with the last layers, too.
     if seed % 2:
         monkeypatch.setattr(Solver, "max_splits", 0)
     problem = racks(seed)
