@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+
+from planner.garbage import collect_rarely
 
 
 def pytest_configure() -> None:
@@ -11,3 +14,9 @@ def pytest_configure() -> None:
     A shell that puts the tests in its background hands them on with Ctrl-C ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Spare what is there for good, thousands of tests and all modules, from every look for dead objects."""
+    collect_rarely()
+    gc.freeze()

@@ -535,7 +535,9 @@ def test_tables_survive_a_screen_without_unicode() -> None:
     assert done.returncode == 0 and "megatron-lm" in done.stdout
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-")), ">&- 2>&- <&-"]
+)
 def test_a_program_started_without_output_does_its_work(closed: str, tmp_path: Path) -> None:
     """Once a traceback, or nothing done at all."""
     problem, plan = plans.uniform()

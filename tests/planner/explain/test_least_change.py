@@ -44,7 +44,7 @@ CLUSTERS = ("3x8 h100-sxm-80gb, 1x8 a100-sxm-80gb", "4x8 h100-sxm-80gb")
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("within", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("within", [0.05, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.0, 0.5))])
 def test_plan_is_legal_and_no_slower_than_allowed(cluster: str, within: float) -> None:
     problem, before, best = loss(cluster)
     result, change = least_change(problem, before, best, within)

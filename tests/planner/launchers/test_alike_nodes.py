@@ -68,7 +68,13 @@ def started(path: Path, chips: list[int]) -> list[tuple[tuple[str, ...], int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("uniform", 2), ("mixed_128", 5), ("stages_share_a_host", 2), ("virtual_stages", 2)]
+    ("name", "runs"),
+    [
+        ("uniform", 2),
+        pytest.param("mixed_128", 5, marks=pytest.mark.slow),
+        ("stages_share_a_host", 2),
+        pytest.param("virtual_stages", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_few_runs_of_a_launch_directory_tell_the_same_as_all(
     name: str, runs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

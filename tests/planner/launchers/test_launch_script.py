@@ -290,7 +290,10 @@ def test_data_without_a_tokenizer_stops_with_the_name_of_the_variable(mixed: Pat
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-@pytest.mark.parametrize("name", ["mixed_128", "stages_share_a_host", "experts"])
+@pytest.mark.parametrize(
+    "name",
+    ["mixed_128", *(pytest.param(one, marks=pytest.mark.slow) for one in ("stages_share_a_host", "experts"))],
+)
 def test_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
     out = export_plan(*plans.CASES[name](), "megatron-lm", tmp_path / "launch")
     scripts = [out / "launch.sh", out / "submit.sbatch", *(out / "lib").glob("*.sh")]

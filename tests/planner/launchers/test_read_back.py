@@ -63,7 +63,7 @@ def test_an_exported_script_reads_back_as_its_plan(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("hybrid", plans.HYBRIDS)
 @pytest.mark.parametrize("virtual", [False, True])
-@pytest.mark.parametrize("version", ["0.17", "0.19"])
+@pytest.mark.parametrize("version", [pytest.param("0.17", marks=pytest.mark.slow), "0.19"])
 def test_an_exported_hybrid_reads_back_as_its_plan(
     version: str, virtual: bool, hybrid: tuple[str, int], tmp_path: Path
 ) -> None:

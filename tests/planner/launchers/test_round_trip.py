@@ -169,7 +169,7 @@ def test_formats_of_sharded_gradients_read_back(
 
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("width", [2.0, 4.0])
+@pytest.mark.parametrize("width", [2.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_the_format_of_summed_gradients_reads_back(
     width: float, precision: Precision, target: TargetName, tmp_path: Path
 ) -> None:

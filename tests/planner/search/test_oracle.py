@@ -108,7 +108,7 @@ def test_one_setting_of_recomputation_with_stages_without_a_layer_equals_brute_f
     assert_search_finds_the_best(seed, empty=True, target="megatron-bridge")
 
 
-@pytest.mark.parametrize("by_programs", [False, True])
+@pytest.mark.parametrize("by_programs", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", [423, pytest.param(438, marks=pytest.mark.slow)])
 def test_the_best_plan_has_predictions_before_the_stage_with_the_loss(
     seed: int, by_programs: bool, monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,9 @@ def test_the_same_problem_gives_the_same_plan() -> None:
     assert first.model_dump(exclude={"seconds"}) == second.model_dump(exclude={"seconds"})
 
 
-@pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "cp_sat"])
+@pytest.mark.parametrize(
+    "solver", ["highs", "cp_sat", *(pytest.param(one, marks=pytest.mark.slow) for one in ("scip", "cbc"))]
+)
 def test_solvers_agree_on_the_best_plan(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Solver, "max_splits", 0)
     problem = random_problem(7, most_layers=8)

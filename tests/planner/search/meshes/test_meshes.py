@@ -429,6 +429,7 @@ def test_a_plan_whose_stages_mix_chips_begins_no_search_of_whole_ones() -> None:
     assert sequence_of(opener.problem, opener.batches, mixed) is None
 
 
+@pytest.mark.slow
 def test_a_search_ends_by_itself_where_parts_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a time limit it went on for ever where sets of pipelines kept the bound below the gap."""
     monkeypatch.setattr(driver, "STALE_SETS", 2)

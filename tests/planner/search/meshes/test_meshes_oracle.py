@@ -64,6 +64,7 @@ def assert_is_best(problem: Problem, result: Result, best: Best, seed: int, *, s
     assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + REL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
 def test_search_equals_brute_force_on_a_few_problems(seed: int) -> None:
     assert_search_finds_the_best(seed, 2)

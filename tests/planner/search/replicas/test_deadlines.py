@@ -243,6 +243,7 @@ def test_a_deadline_whose_look_time_cut_is_tried_with_as_many_prices_as_before()
     assert aims.looks == 1 and next(aims._aims(1e6)) == (1e6, 1)
 
 
+@pytest.mark.slow
 def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:
     """And does not look again at what was closed; an earlier deadline is closed with it."""
     mixes = mixes_of(small_problem(0))
@@ -265,7 +266,9 @@ def test_a_look_that_time_cut_goes_on_where_it_ended() -> None:
     assert cut.holding.evaluated - before < whole.holding.evaluated
 
 
-@pytest.mark.parametrize("after", range(1, 25, 3))
+@pytest.mark.parametrize(
+    "after", [16, *(pytest.param(calls, marks=pytest.mark.slow) for calls in (1, 4, 7, 10, 13, 19, 22))]
+)
 def test_boxes_that_time_cut_are_asked_before_deadlines_once_there_is_time(after: int) -> None:
     # Where few boxes were cut the rest were not asked: deadlines took ten times as long to close as much.
     problem, left, most_s = small_problem(1), [after], 10.0

@@ -253,6 +253,7 @@ def test_mixes_that_a_limit_cuts_go_on_beside(monkeypatch: pytest.MonkeyPatch) -
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """On many chips nothing was said for minutes; and rooms are asked anew for what a better plan leaves."""
     monkeypatch.setattr(rooms_beside, "LEAST_ROOMS", 1)
