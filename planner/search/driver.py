@@ -283,7 +283,7 @@ class Search:
             termination=termination,
             interrupted=interrupted,
             stopped=self.is_stopped,
-            hurried=self.clock.was_felt,
+            hurried=self.clock.was_felt and self.problem.options.time_limit_s is not None,
             reason=reason,
             seconds=self.clock.elapsed_s,
             solver=self.problem.options.solver,

@@ -154,6 +154,7 @@ def test_an_interrupt_of_the_search_within_ends_all_of_it(
     problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": target})
     result = search_target(problem)
     assert result.stopped and result.interrupted and result.plan is not None
+    assert not result.hurried  # there is no limit
     assert result.evaluation is not None and result.bound_s is not None
     assert result.bound_s <= result.evaluation.step_s and result.statistics["opened"] == 0
     begun.clear()
