@@ -5,7 +5,6 @@ Names as in the docstring of `layer_partition`; times in ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -126,51 +125,3 @@ def least_bottleneck(data: LayerPartitionData) -> tuple[float, Cuts | None]:
         at = int(from_cut[s][at])
         cuts.append(at)
     return float(least[-1, -1]), tuple(reversed(cuts))
-
-
-def least_bottleneck_of_orders(times_ms: Floats, counts: Sequence[int]) -> float:
-    """Least time of the slowest stage over all orders of the classes [ms]; inf where nothing fits.
-
-    Dynamic programming over the stages of each class used up and the layers placed.
-
-    Parameters
-    ----------
-    times_ms
-        [stage, class, first, end] forward and backward of a run of layers, inf where it does not fit.
-    counts
-        Stages on each class.
-    """
-    start = np.where(np.arange(times_ms.shape[2]) == 0, 0.0, np.inf)
-
-    def slowest(of_stage: Floats, so_far: Floats, c: int) -> Floats:
-        least: Floats = np.maximum(so_far[:, None], of_stage[c]).min(axis=0)
-        return least
-
-    return float(least_over_orders(times_ms, counts, start, slowest)[-1])
-
-
-def least_over_orders(
-    stages: Iterable[Floats],
-    counts: Sequence[int],
-    start: Floats,
-    ahead_of: Callable[[Floats, Floats, int], Floats],
-) -> Floats:
-    """The least over all orders of the classes of what their stages make of a start, one after the other.
-
-    Parameters
-    ----------
-    stages
-        Times of every stage.
-    ahead_of
-        What a stage of such times makes of what lies before it on class c, arrays of one shape.
-    """
-    least = {(0,) * len(counts): start}
-    for of_stage in stages:
-        ahead: dict[tuple[int, ...], Floats] = {}
-        for used, so_far in least.items():
-            for c in np.flatnonzero(np.array(used) < np.array(counts)).tolist():
-                value = ahead_of(of_stage, so_far, c)
-                then = (*used[:c], used[c] + 1, *used[c + 1 :])
-                ahead[then] = np.minimum(ahead[then], value) if then in ahead else value
-        least = ahead
-    return least[tuple(counts)]

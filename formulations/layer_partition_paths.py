@@ -1,4 +1,4 @@
-"""The least that any split with a given run of layers takes, for all runs at once, and that of all orders.
+"""The least that any split with a given run of layers takes, for all runs at once.
 
 With tau the time of the slowest stage of a split, Sigma the sum over its stages, C that of the sends and rho
 the least share of the longer pass in a stage's time, no objective of `layer_partition` is less than each of
@@ -19,23 +19,17 @@ All of them rise with tau and the sums, and splits with a smaller tau have large
 are cut into pieces: a split whose tau lies within a piece has a tau of at least where the piece begins, and
 sums of at least the shortest path through the cuts by runs no slower than where it ends. Through each run
 leads a shortest path of its own: one from the first cut to it, one from it to the last. Where the order of
-the classes is open, a path goes through the stages of each class used up as well.
+the classes is open `layer_partition_groups` says more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.layer_partition_data import (
-    LayerPartitionData,
-    least_bottleneck,
-    least_bottleneck_of_orders,
-    least_over_orders,
-)
+from formulations.layer_partition_data import LayerPartitionData, least_bottleneck
 from formulations.pipeline_rows import Floats
 
 PIECES = 24
@@ -60,50 +54,25 @@ def least_through_ms(data: LayerPartitionData) -> Floats:
         quick = np.where(times <= end, times, np.inf)
         late = _sums(rows.weights[:, None, None] * quick)
         least = np.minimum(least, rows.largest(np.maximum(first, quick), _sums(quick), late))
-    behind = least_behind_ms(allowed, data.reduction_ms, data.follow_ms)
+    behind = _least_behind_ms(allowed, data.reduction_ms, data.follow_ms)
     return least + behind + data.constant_ms
 
 
 def least_ms(data: LayerPartitionData) -> float:
-    """The least of `least_through_ms` over the runs of a stage, in less time [ms]; inf where nothing fits."""
+    """The same over all splits, in less time [ms]; inf where nothing fits."""
     allowed = data.allowed()
-    forward, backward = (np.where(allowed, of, np.inf)[:, None] for of in (data.forward_ms, data.backward_ms))
-    sends_ms = 2 * float(data.send_ms.sum())
-    least = least_of_orders_ms(data.num_microbatches, forward, backward, [data.num_stages], sends_ms)
-    if not np.isfinite(least):
-        return least
-    return least + least_behind_ms(allowed, data.reduction_ms, data.follow_ms) + data.constant_ms
-
-
-def least_of_orders_ms(
-    num_microbatches: int,
-    forward_ms: Floats,
-    backward_ms: Floats,
-    counts: Sequence[int],
-    sends_ms: float = 0.0,
-) -> float:
-    """What every split of every order of the classes takes at least, without what follows [ms].
-
-    Parameters
-    ----------
-    forward_ms, backward_ms
-        [stage, class, first, end] of a run of layers, inf where it does not fit.
-    counts
-        Stages on each class.
-    sends_ms
-        What all sends take at least, there and back.
-    """
-    times = forward_ms + backward_ms
-    begin = least_bottleneck_of_orders(times, counts)
+    forward, backward = (np.where(allowed, of, np.inf) for of in (data.forward_ms, data.backward_ms))
+    begin, _ = least_bottleneck(data)
     if not np.isfinite(begin):
         return begin
-    rows = _Rows.of(num_microbatches, forward_ms, backward_ms, sends_ms)
-    first, end = _pieces(begin)
-    late = _sums_of_orders(rows.weights[:, None, None, None] * times, times, end, counts)
-    return float(rows.largest(first, _sums_of_orders(times, times, end, counts), late).min())
+    rows = _Rows.of(data.num_microbatches, forward, backward, 2 * float(data.send_ms.sum()))
+    times, (first, end) = forward + backward, _pieces(begin)
+    late = _totals(rows.weights[:, None, None] * times, times, end)
+    least = float(rows.largest(first, _totals(times, times, end), late).min())
+    return least + _least_behind_ms(allowed, data.reduction_ms, data.follow_ms) + data.constant_ms
 
 
-def least_behind_ms(fits: NDArray[np.bool_], reduction_ms: Floats, follow_ms: Floats) -> float:
+def _least_behind_ms(fits: NDArray[np.bool_], reduction_ms: Floats, follow_ms: Floats) -> float:
     """The least reduction of a stage, and optimizer and gathering of the slowest at their least [ms].
 
     Arrays [stage, ...] over what each stage may hold.
@@ -168,16 +137,10 @@ def _sums(times: Floats) -> Floats:
     return sums
 
 
-def _sums_of_orders(weighted: Floats, times: Floats, ends: Floats, counts: Sequence[int]) -> Floats:
-    """Shortest way through the cuts over all orders by runs no slower than where a piece ends, [piece]."""
-    start = np.where(np.arange(times.shape[2]) == 0, 0.0, np.inf)
-    stages = (
-        np.where(own[None] <= ends[:, None, None, None], of_stage[None], np.inf)
-        for of_stage, own in zip(weighted, times, strict=True)
-    )
-
-    def total(quick: Floats, so_far: Floats, c: int) -> Floats:
-        least: Floats = (so_far[:, :, None] + quick[:, c]).min(axis=1)
-        return least
-
-    return least_over_orders(stages, counts, np.tile(start, (len(ends), 1)), total)[:, -1]
+def _totals(weighted: Floats, times: Floats, ends: Floats) -> Floats:
+    """Shortest way through the cuts by runs no slower than where a piece ends, [piece]."""
+    so_far = np.tile(np.where(np.arange(times.shape[1]) == 0, 0.0, np.inf), (len(ends), 1))
+    for of_stage, own in zip(weighted, times, strict=True):
+        quick = np.where(own <= ends[:, None, None], of_stage, np.inf)
+        so_far = (so_far[:, :, None] + quick).min(axis=1)
+    return so_far[:, -1]

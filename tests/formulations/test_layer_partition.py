@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from formulations.layer_partition_data import (
     LayerPartitionData,
     LayerPartitionResult,
     least_bottleneck,
-    least_bottleneck_of_orders,
     objective_ms,
     stages_of,
 )
@@ -191,20 +190,3 @@ def test_the_least_bottleneck_is_that_of_every_cut():
     )
     found, cuts = least_bottleneck(data)
     assert found == pytest.approx(least) and cuts is not None and np.isfinite(objective_ms(data, cuts))
-
-
-def test_the_least_bottleneck_of_orders_is_that_of_every_order():
-    rng = np.random.default_rng(3)
-    layers, counts = 6, (2, 1, 1)
-    run = np.arange(layers + 1)[None, :] - np.arange(layers + 1)[:, None]
-    times = np.where(run > 0, rng.uniform(0.5, 1.5, (4, 3, *run.shape)) * run, np.inf)
-    assert times.shape == (4, 3, 7, 7)
-    of_order = {
-        order: min(
-            max(times[s, order[s], a, e] for s, (a, e) in enumerate(stages_of(cuts, layers)))
-            for cuts in combinations(range(1, layers), 3)
-        )
-        for order in set(permutations((0, 0, 1, 2)))
-    }
-    assert least_bottleneck_of_orders(times, counts) == min(of_order.values()) < min(of_order[0, 0, 1, 2], 9)
-    assert least_bottleneck_of_orders(np.where(run == 4, times, np.inf), counts) == np.inf

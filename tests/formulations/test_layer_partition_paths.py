@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from formulations.layer_partition_data import LayerPartitionData, least_bottleneck, objective_ms, stages_of
-from formulations.layer_partition_paths import least_behind_ms, least_of_orders_ms, least_through_ms
+from formulations.layer_partition_paths import least_ms, least_through_ms
 from tests.formulations.test_layer_partition import partition_data, random_data
 
 
@@ -29,10 +29,11 @@ def test_no_split_is_below_what_is_said_of_any_of_its_runs(first: int) -> None:
         data = random_data(seed)
         said, best = least_through_ms(data), best_through_ms(data)
         assert (said <= best * (1 + 1e-9)).all(), seed
+        assert least_ms(data) <= said[0].min() * (1 + 1e-9)
         if np.isfinite(best).any():
             assert np.isfinite(said[np.isfinite(best)]).all()
-            shares.append(said[0].min() / best[0].min())
-    assert 0.85 < np.mean(shares) < 1
+            shares.append((said[0].min() / best[0].min(), least_ms(data) / best[0].min()))
+    assert np.min(np.mean(shares, axis=0)) > 0.85 and np.max(np.mean(shares, axis=0)) < 1
 
 
 def test_it_says_all_of_even_stages_and_more_than_the_slowest_stage() -> None:
@@ -47,23 +48,3 @@ def test_it_says_all_of_even_stages_and_more_than_the_slowest_stage() -> None:
 def test_a_run_that_no_split_has_is_infinite() -> None:
     said = least_through_ms(partition_data(np.ones(8), np.ones(4), 6, most=2.5))
     assert np.isfinite(said[1, 2, 4]) and np.isinf(said[1, 2, 3]) and np.isinf(said[0, 1, 2])
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_split_of_any_order_is_below_what_is_said_of_all(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    layers, counts, m = 6, (2, 1, 1), int(rng.integers(1, 10))
-    run = np.arange(layers + 1)[None, :] - np.arange(layers + 1)[:, None]
-    table = rng.uniform(0.8, 1.2, (4, 4, 3, *run.shape)) * np.array([1.0, 1.5, 2.5])[:, None, None]
-    forward, backward = np.where((run > 0) & (run <= 4), table[:2] * run, np.inf)
-    reduction, follow = 0.3 * table[2:]
-    values = []
-    for order in set(permutations((0, 0, 1, 2))):
-        of = [array[np.arange(4), order] for array in (forward, backward, reduction, follow)]
-        data = LayerPartitionData(m, *of, np.zeros(4), np.zeros(4), 0.0)
-        values.append(best_through_ms(data)[0].min())
-        assert least_of_orders_ms(m, forward, backward, counts) <= values[-1]
-    said = least_of_orders_ms(m, forward, backward, counts)
-    assert said == pytest.approx(min(values), rel=0.25)
-    assert said + least_behind_ms(np.isfinite(forward), reduction, follow) <= min(values) * (1 + 1e-9)
-    assert least_of_orders_ms(m, np.where(run == 4, forward, np.inf), backward, counts) == np.inf
