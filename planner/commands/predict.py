@@ -77,6 +77,8 @@ def _check_model(back: ReadBack, name: str, where: str) -> None:
     found = back.problem.model
     stated = not any(note.startswith("vocabulary of") for note in back.notes)
     wanted = load.load_model(name)
+    # The tokenizer of made-up data adds an entry up to core 0.17, and is told of one fewer.
+    stated = stated and found.vocab_size + 1 != wanted.vocab_size
     shape = differences(found, wanted, vocabulary_is_known=stated)
     different = (*shape, *other_constants(found, wanted), *back.other_network)
     if different:

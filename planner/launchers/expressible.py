@@ -6,6 +6,7 @@ from planner.data.problem import Problem
 from planner.errors import InstanceError
 from planner.launchers.megatron_model import builds, inexpressible
 from planner.launchers.stated_software import software_refusals
+from planner.rules.target import TARGETS
 from planner.rules.versions import newest_buildable
 
 
@@ -19,7 +20,7 @@ def check_expressible(problem: Problem) -> None:
     """
     target = problem.target
     reasons = inexpressible(problem.model, **builds(target))
-    software = software_refusals(problem)
+    software = [*software_refusals(problem), *exchange_may_not_hide(problem)]
     if software and not reasons:
         raise InstanceError(f"target {target} cannot run this: {'; '.join(software)}", problem.name)
     if reasons:
@@ -30,6 +31,48 @@ def check_expressible(problem: Problem) -> None:
         )
 
 
+def exchange_may_not_hide(problem: Problem) -> list[str]:
+    """Why a search could end with a plan whose exchange of tokens does not hide as the software says.
+
+    Behind computation it runs with virtual stages or without a pipeline (`planner.rules.experts`), which the
+    search does not ask of every plan.
+    """
+    if not _hides_exchange(problem):
+        return []
+    pin, forbid = problem.options.pin, problem.options.forbid
+    if problem.model.mtp_num_layers > 1:
+        ways = "pin ep=1"
+    elif pin.get("pp") == 1 or pin.get("vp", 1) > 1 or "vp=1" in forbid:
+        return []
+    else:
+        ways = "pin pp=1 or a vp above 1, or ep=1"
+    return [
+        f"software {problem.stack.id} hides the exchange of tokens behind computation (ep_overlap), which "
+        f"Megatron-LM does in some plans only: {ways}, or take software without ep_overlap"
+    ]
+
+
+def _hides_exchange(problem: Problem) -> bool:
+    """Whether a launcher would have to run the exchange of tokens behind computation."""
+    return (
+        problem.stack.ep_overlap
+        and problem.model.moe is not None
+        and problem.options.pin.get("ep") != 1
+        and TARGETS[problem.target].has_launcher
+    )
+
+
+def _hiding(problem: Problem) -> Problem:
+    """The problem without the recomputation beside which the exchange of tokens hides nowhere."""
+    if not _hides_exchange(problem):
+        return problem
+    wishes = ["recompute=full"]
+    if "moe" in problem.stack.selective_modules:
+        wishes.append("recompute=selective")
+    forbid = tuple(dict.fromkeys((*problem.options.forbid, *wishes)))
+    return problem.model_copy(update={"options": problem.options.model_copy(update={"forbid": forbid})})
+
+
 def buildable(problem: Problem) -> Problem:
     """The problem with options that some version of the launcher can run together.
 
@@ -37,6 +80,7 @@ def buildable(problem: Problem) -> Problem:
     Megatron-Bridge builds no virtual stages of Mamba layers (0.6.2, models/hybrid/hybrid_provider.py,
     `provide`).
     """
+    problem = _hiding(problem)
     if problem.target == "megatron-bridge" and problem.model.hybrid is not None:
         options = problem.options.model_copy(update={"max_virtual_stages": 1})
         return problem.model_copy(update={"options": options})

@@ -23,7 +23,7 @@ from planner.launchers.arguments import Arguments
 from planner.launchers.crowded_groups import crowded_groups
 from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.environments import environment_of
-from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.megatron_model import mock_vocabulary, model_arguments, moe_arguments
 from planner.launchers.model_constants import (
     constant_arguments,
     left_out,
@@ -186,7 +186,10 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
         "data": {
             "mock_data": True,
             "no_create_attention_mask_in_dataloader": True,
-            "tokenizer": {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocab_size},
+            "tokenizer": {
+                "tokenizer_type": "NullTokenizer",
+                "vocab_size": mock_vocabulary(model, CORE_VERSION),
+            },
         },
     }
 

@@ -287,6 +287,8 @@ def recompute_arguments(stage: Stage, modules: Sequence[str]) -> Arguments:
 
 
 def grouped_gemm_runs(problem: Problem, plan: Plan) -> bool:
-    """Whether every chip of the plan can run grouped matrix products; all nodes must agree on it."""
+    """Whether experts run as grouped matrix products, as the software says and every chip of the plan can."""
+    if problem.stack.experts_apart:
+        return False
     capabilities = (problem.chips[stage.chip].compute_capability for stage in plan.stages)
     return all(value is None or value >= MIN_GROUPED_GEMM_CAPABILITY for value in capabilities)

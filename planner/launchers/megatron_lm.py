@@ -19,7 +19,7 @@ from planner.launchers.arguments import Arguments, words
 from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
-from planner.launchers.megatron_model import model_arguments, moe_arguments
+from planner.launchers.megatron_model import mock_vocabulary, model_arguments, moe_arguments
 from planner.launchers.model_constants import (
     constant_arguments,
     norm_epsilon,
@@ -98,7 +98,7 @@ def _command(problem: Problem, plan: Plan, by_rank: bool, version: str) -> str:
             "train_iters": workload.train_iters,
             "norm_epsilon": f"{norm_epsilon(model):g}",
             "training_args": _training_placeholders(problem, version),
-            "vocab_size": model.vocab_size,
+            "vocab_size": mock_vocabulary(model, version),
             "checkpoint_format": args.checkpoint_format(plan),
             "script": script,
             "entry_point": "$HERE/lib/run_stage.py" if by_rank else f"$MEGATRON_PATH/{script}",

@@ -14,7 +14,7 @@ from planner.launchers.layer_lists import list_expression
 from planner.launchers.linear_attention import linear_arguments, linear_attention_troubles
 from planner.launchers.model_constants import balances_by_bias, expert_scores
 from planner.launchers.rotary_positions import stretched_by
-from planner.rules.versions import NEWEST
+from planner.rules.versions import NEWEST, VERSIONS
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this times the tensor-parallel degree."""
@@ -134,6 +134,17 @@ def model_arguments(model: ModelSpec, seq_length: int, version: str = NEWEST) ->
         *_norms_and_biases(model),
         *_positions_and_vocabulary(model, version),
     )
+
+
+def mock_vocabulary(model: ModelSpec, version: str) -> int:
+    """Entries that `NullTokenizer`, which stands in for a tokenizer, is told to have.
+
+    Up to core 0.17 it adds one for the end of a document, which would make the model's rows more by a whole
+    multiple where they are one already (megatron-core 0.17.1 and 0.18.2,
+    core/tokenizers/text/libraries/null_tokenizer.py).
+    """
+    adds_one = VERSIONS.index(version) < VERSIONS.index("0.18")
+    return model.vocab_size - adds_one
 
 
 def position_kind(model: ModelSpec, version: str) -> str:

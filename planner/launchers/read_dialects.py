@@ -35,10 +35,11 @@ _RENAMED = {
     "--warmup": "--lr-warmup-fraction",
     "--checkpoint-num-layers": "--recompute-num-layers",
     "--activations-checkpoint-num-layers": "--recompute-num-layers",
-    "--padded-vocab-size": "--vocab-size",
-    "--pad-vocab-size-to": "--vocab-size",
 }
 """Other names for the same; where both stand, upstream's counts."""
+
+_PADDED = ("--padded-vocab-size", "--pad-vocab-size-to")
+"""Entries of the vocabulary that the network has, whatever the tokenizer's."""
 
 _EXCHANGES = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a", "hybrid_cp_algo": "a2a+p2p"}
 """MindSpeed's names of context exchanges."""
@@ -57,7 +58,7 @@ def in_upstream_words(given: Values, where: str) -> Values:
     values = {flag: words for flag, words in given.items() if flag not in _RENAMED}
     for flag in given.keys() & _RENAMED.keys():
         values.setdefault(_RENAMED[flag], given[flag])
-    for translate in (_dense_of_deepspeed, _old_recomputation, _old_fp8, _context):
+    for translate in (_dense_of_deepspeed, _old_recomputation, _old_fp8, _context, _vocabulary):
         translate(values)
     _experts(values, where)
     if " ".join(values.get("--spec", ())).startswith("mindspeed"):  # layers that the other flags describe
@@ -159,6 +160,17 @@ def _context(values: Values) -> None:
     kind = values.pop("--context-parallel-algo", None)
     if kind and kind[0] in _EXCHANGES:
         values.setdefault("--cp-comm-type", (_EXCHANGES[kind[0]],))
+
+
+def _vocabulary(values: Values) -> None:
+    """The network's entries go before the tokenizer's, but where they are these in whole multiples."""
+    for padded in (values.pop(flag) for flag in _PADDED if flag in values):
+        entries = _number(values, "--vocab-size", 0)
+        multiple = _number(values, "--make-vocab-size-divisible-by", 128)
+        multiple *= _number(values, "--tensor-model-parallel-size", 1)
+        is_padding = multiple > 0 and padded == (str(-(-entries // multiple) * multiple),)
+        if not entries or not is_padding:
+            values["--vocab-size"] = padded
 
 
 def _layer_list(values: Values, where: str) -> None:

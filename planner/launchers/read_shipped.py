@@ -9,7 +9,12 @@ from planner.data.catalog import names
 from planner.data.load import load_model
 from planner.data.model_spec import HybridSpec, ModelSpec
 from planner.launchers.arguments import words
-from planner.launchers.megatron_model import inexpressible, model_arguments, moe_arguments
+from planner.launchers.megatron_model import (
+    inexpressible,
+    mock_vocabulary,
+    model_arguments,
+    moe_arguments,
+)
 from planner.launchers.read_flags import Flags
 from planner.rules.versions import NEWEST, VERSIONS
 
@@ -26,7 +31,7 @@ def shipped(flags: Flags, hybrid: HybridSpec | None, linear: LinearAttentionSpec
             continue
         if model.hybrid != hybrid or model.linear_attention != linear:
             continue
-        if vocabulary not in (None, (str(model.vocab_size),)):
+        if vocabulary not in (None, (str(model.vocab_size),), *_one_fewer(model, flags)):
             continue
         rest = model.model_copy(update={"linear_attention": None})
         shape = Flags(
@@ -37,6 +42,12 @@ def shipped(flags: Flags, hybrid: HybridSpec | None, linear: LinearAttentionSpec
         ) and not (_SHAPE & flags.values.keys() - shape.values.keys()):
             found.append(model)
     return found[0] if len(found) == 1 else None
+
+
+def _one_fewer(model: ModelSpec, flags: Flags) -> list[tuple[str, ...]]:
+    """The vocabulary as the tokenizer of made-up data is told that adds an entry (`mock_vocabulary`)."""
+    is_mock = flags.text("--tokenizer-type", "") == "NullTokenizer"
+    return [(str(mock_vocabulary(model, VERSIONS[0])),)] if is_mock else []
 
 
 def _agree(flag: str, found: tuple[str, ...] | None, wanted: tuple[str, ...]) -> bool:

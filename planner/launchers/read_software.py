@@ -140,7 +140,13 @@ def _dispatch(flags: Flags, notes: list[str]) -> dict[str, Any]:
     if kind == "allgather":
         notes.append("tokens exchanged all to all; --moe-token-dispatcher-type allgather is not priced")
     hybrid = flags.text("--moe-flex-dispatcher-backend", "deepep") == "hybridep"
+    apart = "--moe-grouped-gemm" not in flags
     return {
+        **(
+            {"experts_apart": True, "experts_as_single_products": False}
+            if apart
+            else {"experts_apart": False}
+        ),
         "moe_dispatcher": "deduplicating" if kind == "flex" else "alltoall",
         "dispatcher_library": "hybridep" if hybrid and kind == "flex" else "deepep",
         "moe_permute_fusion": "--moe-permute-fusion" in flags,

@@ -26,7 +26,12 @@ _OTHER_SOFTWARE = frozenset(
 
 def software_refusals(problem: Problem) -> list[str]:
     """Why no plan of the target would run as it is priced, each in a sentence."""
-    found = [loss_is_another(problem), positions_are_fewer(problem), optimizer_is_shared_by_all(problem)]
+    found = [
+        loss_is_another(problem),
+        positions_are_fewer(problem),
+        optimizer_is_shared_by_all(problem),
+        experts_are_not_padded(problem),
+    ]
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -54,6 +59,22 @@ def optimizer_is_shared_by_all(problem: Problem) -> str | None:
         f"software {problem.stack.id} shares the optimizer's state among {size} ranks "
         "(optimizer_shard_size), FlagScale among all replicas of a stage; leave it out, or take target "
         "megatron-lm"
+    )
+
+
+def experts_are_not_padded(problem: Problem) -> str | None:
+    """DeepEP hands experts as many tokens as come, whatever their capacity.
+
+    Source: megatron-core 0.19.2, core/transformer/transformer_config.py:1600.
+    """
+    moe, stack = problem.model.moe, problem.stack
+    by_deepep = stack.moe_dispatcher == "deduplicating" and stack.dispatcher_library == "deepep"
+    if moe is None or not moe.pad_to_capacity or not by_deepep:
+        return None
+    return (
+        f"software {stack.id} exchanges tokens by DeepEP, which does not pad the experts of "
+        f"{problem.model.id} to their capacity (pad_to_capacity): take dispatcher_library hybridep or "
+        "moe_dispatcher alltoall"
     )
 
 

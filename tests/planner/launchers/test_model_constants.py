@@ -6,6 +6,7 @@ import ast
 import math
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import ModelSpec
 from planner.launchers import bridge_model, flagscale, megatron_bridge, megatron_lm
 from planner.launchers.arguments import words
+from planner.launchers.directory import export_plan
 from planner.launchers.megatron_model import inexpressible, model_arguments
 from planner.launchers.model_constants import all_constants, constant_arguments, left_out
+from planner.launchers.read_megatron import read_script
 from planner.launchers.rotary_positions import stretching_arguments
 from planner.rules.versions import NEWEST, version_violations
 from tests.planner.launchers import plans
@@ -215,6 +218,7 @@ def test_flagscale_and_bridge_state_them_too() -> None:
         plan.model_copy(update={"target": "flagscale"}),
     )
     tree: Any = yaml.safe_load(flagscale.launch_files(problem, plan, None)["train/hetero.yaml"])
+    assert tree["data"]["tokenizer"]["vocab_size"] == load_model("qwen3-8b").vocab_size - 1
     assert (tree["model"]["rotary_base"], tree["model"]["norm_epsilon"]) == (1_000_000, 1e-6)
     kimi = bridge_model.provider_fields(load_model("kimi-k2"), grouped_gemm=True)
     assert (kimi["rotary_scaling_factor"], kimi["beta_fast"]) == ("32.0", "1.0")
@@ -319,3 +323,13 @@ def test_gates_of_shared_experts_are_refused_for_the_version_that_has_none() -> 
     assert version_violations(gated, plan, "0.16") == version_violations(problem, plan, "0.15") == ()
     (reason,) = version_violations(gated, plan, "0.15")
     assert "no gate of shared experts; take version 0.16" in reason
+
+
+def test_the_tokenizer_of_made_up_data_makes_no_vocabulary_of_its_own(tmp_path: Path) -> None:
+    """Up to core 0.17 it adds an entry: 128,256 were padded to 128,384, and another model was timed."""
+    problem, plan = plans.uniform()
+    for version, entries in (("0.17", 128_255), ("0.18", 128_256)):
+        files = megatron_lm.launch_files(problem, plan, None, version)
+        assert f"--vocab-size {entries}\n" in files["launch.sh"]
+    out = export_plan(problem, plan, "megatron-lm", tmp_path / "launch", version="0.17")
+    assert read_script(out / "launch.sh", "2x8 h100-sxm-80gb").problem.model == problem.model

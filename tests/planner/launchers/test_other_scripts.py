@@ -37,6 +37,20 @@ def of_arguments(flags: str, cluster: str = "1x8 h100-sxm-80gb") -> ReadBack:
     return read_arguments(MODEL + flags, cluster, where="case")
 
 
+@pytest.mark.parametrize(
+    ("words", "entries"),
+    [
+        ("--padded-vocab-size 32768", 32768),  # more than a multiple of 128 asks for: the network has them
+        ("--padded-vocab-size 32256 --tensor-model-parallel-size 2", 32256),
+        ("--padded-vocab-size 32256 --tensor-model-parallel-size 4", 32000),
+        ("--pad-vocab-size-to 33000", 33000),
+    ],
+)
+def test_entries_of_the_network_go_before_those_of_the_tokenizer(words: str, entries: int) -> None:
+    """A padded vocabulary beside --vocab-size was passed over, though Megatron-LM builds it."""
+    assert of_arguments(words).problem.model.vocab_size == entries
+
+
 def test_layers_that_do_nothing_are_no_layers() -> None:
     # Ascend/MindSpeed-LLM, DeepSeek-V3 on 64 nodes: 61 layers padded to 64, so that 8 stages divide them.
     pattern = "([0]*3+[1]*61)"

@@ -19,6 +19,7 @@ from planner.launchers.arguments import words
 from planner.launchers.directory import export_plan
 from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.megatron_arguments import (
+    grouped_gemm_runs,
     optimizer_arguments,
     parallel_arguments,
     refusals,
@@ -650,6 +651,14 @@ def test_how_tokens_reach_experts_is_written_as_priced_and_read_back(tmp_path: P
     assert flags.unknown == ()
     stack = read_stack(flags, problem.stack, [])
     assert {name: getattr(stack, name) for name in changed} == changed
+    # Experts of a script without --moe-grouped-gemm were priced as if they ran as grouped products.
+    assert stack.experts_apart and not stack.experts_as_single_products
+    grouped = read_stack(Flags(("--num-experts", "8", "--moe-grouped-gemm")), problem.stack, [])
+    assert not grouped.experts_apart
+    assert grouped.experts_as_single_products == problem.stack.experts_as_single_products
+    assert grouped_gemm_runs(problem, plan)
+    apart = problem.stack.model_copy(update={"experts_apart": True})
+    assert not grouped_gemm_runs(problem.model_copy(update={"stack": apart}), plan)
     alone = plan.model_copy(update={"expert_parallel": 1})
     assert words(dispatch_arguments(of, alone)) == ("--moe-token-dispatcher-type", "alltoall")
     notes: list[str] = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from planner import api
 from planner.data.load import load_stack, names
-from planner.data.problem import TargetName
+from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan
+from planner.launchers.expressible import buildable, check_expressible
+from planner.launchers.megatron_arguments import refusals
 from planner.launchers.stated_software import _OTHER_SOFTWARE, other_software, told_of_software
 from tests.planner.launchers import plans
 
@@ -80,3 +83,54 @@ def test_graphs_that_the_files_do_not_capture_are_told(
     assert ("do not ask for CUDA graphs" in text) == (said is not None)
     assert said is None or said in text
     assert told_of_software(problem, "unrestricted") == []
+
+
+def test_experts_that_deepep_does_not_pad_are_refused() -> None:
+    """Megatron-LM stopped at files of such a plan ("does not support moe_pad_expert_input_to_capacity")."""
+    problem, plan = plans.experts()
+    assert problem.model.moe is not None
+    moe = problem.model.moe.model_copy(update={"capacity_factor": 1.0, "pad_to_capacity": True})
+    model = problem.model.model_copy(update={"moe": moe, "id": "padded"})
+
+    def of(library: str) -> Problem:
+        changes = {"moe_dispatcher": "deduplicating", "dispatcher_library": library}
+        stack = problem.stack.model_copy(update=changes)
+        return problem.model_copy(update={"stack": stack, "model": model})
+
+    assert refusals(of("hybridep"), plan) == ()
+    (reason,) = refusals(of("deepep"), plan)
+    assert "DeepEP, which does not pad the experts of padded to their capacity" in reason
+
+
+@pytest.mark.parametrize(
+    ("options", "predictions", "said"),
+    [
+        ({}, 0, "pin pp=1 or a vp above 1, or ep=1"),
+        ({"pin": {"vp": 1}}, 0, "pin pp=1"),
+        ({"pin": {"pp": 1}}, 2, "pin ep=1"),
+        ({"pin": {"pp": 1}}, 1, None),
+        ({"pin": {"vp": 2}}, 0, None),
+        ({"forbid": ("vp=1",)}, 0, None),
+        ({"pin": {"ep": 1}}, 2, None),
+    ],
+)
+def test_no_plan_is_searched_whose_exchange_megatron_cannot_hide(
+    options: dict[str, object], predictions: int, said: str | None
+) -> None:
+    """Of software with ep_overlap, plans were found that the export then refused."""
+    problem, _ = plans.experts()
+    stack = problem.stack.model_copy(update={"ep_overlap": True})
+    changes = {
+        "stack": stack,
+        "model": problem.model.model_copy(update={"mtp_num_layers": predictions}),
+        "options": problem.options.model_copy(update=options),
+    }
+    problem = problem.model_copy(update=changes)
+    if said is None:
+        check_expressible(problem)
+        searched = buildable(problem).options.forbid
+        assert ("recompute=full" in searched) == ("ep" not in problem.options.pin)
+    else:
+        with pytest.raises(InstanceError, match=re.escape(said)):
+            check_expressible(problem)
+    check_expressible(problem.model_copy(update={"target": "unrestricted"}))
