@@ -107,6 +107,8 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
             "layers_per_stage": [[len(chunk) for chunk in stage] for stage in layers],
             "layers": layers,
             "rank_coords": coordinates,
+            "settings": validate.settings(args, config),
+            "recomputation": _recomputation(launch, world_size, coordinates),
         }
     wrong = disagreements(launch, [place["pp"] for place in coordinates])
     if wrong:
@@ -127,14 +129,26 @@ def differences(report: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Where a report is not what was expected, each in a sentence."""
     wrong = [
         f"{name}: Megatron-LM says {report[name]}, expected {expected[name]}"
-        for name in ("layers_per_stage", "layers", "num_microbatches", "params_per_stage")
+        for name in ("layers_per_stage", "layers", "num_microbatches", "params_per_stage", "recomputation")
         if name in expected and report[name] != expected[name]
+    ]
+    wrong += [
+        f"{name}: Megatron-LM has {report['settings'].get(name)}, expected {value}"
+        for name, value in expected.get("settings", {}).items()
+        if report["settings"].get(name) != value
     ]
     for rank, place in expected.get("rank_coords", {}).items():
         found = report["rank_coords"][int(rank)]
         if any(found.get(axis) != value for axis, value in place.items()):
             wrong.append(f"rank {rank}: Megatron-LM puts it at {found}, expected {place}")
     return wrong
+
+
+def _recomputation(launch: Launch, world_size: int, coordinates: list[dict[str, int]]) -> list[list[Any]]:
+    """What the first rank of every stage recomputes: granularity, method, number of layers."""
+    first = _ranks_to_simulate("stages", coordinates)
+    found = (validate.read_arguments(launch.arguments[rank], world_size) for rank in first)
+    return [[a.recompute_granularity, a.recompute_method, a.recompute_num_layers] for a in found]
 
 
 def _ranks_to_simulate(text: str, coordinates: list[dict[str, int]]) -> list[int]:

@@ -17,6 +17,8 @@ from planner.data.model_spec import WITH_EXPERTS
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 
+from .settings import expected_recomputation, expected_settings
+
 
 def expectation(problem: Problem, plan: Plan) -> dict[str, Any]:
     """Layers, rank coordinates, micro-batches and parameters, in the form that the check compares with."""
@@ -25,6 +27,8 @@ def expectation(problem: Problem, plan: Plan) -> dict[str, Any]:
         "layers": [[list(range(first, last + 1)) for first, last in stage.chunks] for stage in plan.stages],
         "rank_coords": {str(rank): coordinates(plan, rank) for rank in range(plan.world_size)},
         "num_microbatches": plan.num_microbatches,
+        "settings": expected_settings(problem, plan),
+        "recomputation": expected_recomputation(plan),
         "params_per_stage": [stage_parameters(problem, plan, s) for s in range(plan.pipeline_parallel)],
     }
 

@@ -74,6 +74,23 @@ def transformer_config(args: Namespace) -> Any:
     return core_transformer_config_from_args(args)
 
 
+def settings(args: Namespace, config: Any) -> dict[str, Any]:
+    """Plain values of the configuration, and of the arguments where it has none, by name."""
+    found = {**vars(args), **vars(config)}
+    if args.vocab_size:
+        found["padded_vocab_size"] = _padded_vocab_size(args)
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: functions and types by name, tuples as lists."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__name__", str(value))
+
+
 def num_microbatches(args: Namespace) -> int:
     """Micro-batches of a step, by Megatron's calculator."""
     from megatron.core import num_microbatches_calculator as calculator
@@ -208,6 +225,8 @@ def parameters_per_stage(args: Namespace, config: Any) -> list[int]:
     coordinates = rank_coordinates(args)
     plain = copy.copy(config)
     plain.transformer_impl = "local"
+    # Neither says anything of weights, and both want libraries that are not installed here.
+    plain.moe_token_dispatcher_type, plain.recompute_granularity = "alltoall", None
     for switch in (
         "perform_initialization",
         "gradient_accumulation_fusion",
@@ -299,9 +318,13 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
 
 def _padded_vocab_size(args: Namespace) -> int:
     """Size of the vocabulary that Megatron pads to."""
-    multiple, tp = args.make_vocab_size_divisible_by, args.tensor_model_parallel_size
-    try:
-        from megatron.training.vocab_utils import calculate_padded_vocab_size
-    except ModuleNotFoundError:  # up to core 0.17 a private function of the tokenizers did it
-        return -(-args.vocab_size // (multiple * tp)) * multiple * tp
-    return calculate_padded_vocab_size(args.vocab_size, multiple, tp, False)
+    if args.padded_vocab_size is not None:
+        return int(args.padded_vocab_size)
+    from megatron.core.tokenizers.utils.build_tokenizer import vocab_size_with_padding
+
+    entries = args.vocab_size
+    if args.tokenizer_type == "NullTokenizer":  # which adds one up to core 0.17
+        from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
+
+        entries = NullTokenizer(entries).vocab_size
+    return int(vocab_size_with_padding(entries, args, logging_enabled=False))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from planner.data.chip import Precision
 from planner.data.load import load_model
+from planner.data.model_spec import ModelSpec
 from planner.data.plan import Recompute
 from planner.launchers.nearest import is_legal
 from planner.rules.tensor import tp_is_legal
@@ -16,8 +18,6 @@ MODELS = (
     *("llama3-8b", "llama2-7b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-20b", "phi-4", "qwen3-30b-a3b"),
     *("deepseek-v2-lite", "glm-4.5-air"),  # latent attention; prediction after experts
 )
-HYBRIDS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b")
-"""Models with Mamba layers or linear attention, for Megatron-LM alone."""
 CHIPS = ("h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb")
 
 
@@ -32,7 +32,15 @@ def random_case(seed: int, models: Sequence[str] = MODELS, version: str = NEWEST
 
 
 def _attempt(rng: random.Random, models: Sequence[str]) -> plans.Case | None:
-    model = plans.few_experts(load_model(rng.choice(models)))
+    return random_attempt(rng, [plans.few_experts(load_model(rng.choice(models)))], CHIPS)
+
+
+def random_attempt(
+    rng: random.Random, models: Sequence[ModelSpec], chips: Sequence[str], precision: Precision = "bf16"
+) -> plans.Case | None:
+    """A plan that may break rules, of one of the models on one or two of the chips; None where none was
+    found."""
+    model = rng.choice(models)
     chips_a_node = rng.choice([4, 8])
     tp = rng.choice([t for t in (1, 2, 4, 8) if t <= chips_a_node and tp_is_legal(model, t)])
     cp, dp, pp = rng.choice([1, 1, 1, 2]), rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 3, 4, 6, 8])
@@ -50,7 +58,7 @@ def _attempt(rng: random.Random, models: Sequence[str]) -> plans.Case | None:
     node_class = [0] * border + [1] * (pp - border)
     size = tp * cp * dp
     nodes = [max(1, -(-node_class.count(c) * size // chips_a_node)) for c in range(num_classes)]
-    names = rng.sample(CHIPS, num_classes)
+    names = rng.sample(chips, num_classes)
     cluster = ", ".join(f"{n}x{chips_a_node} {name}" for n, name in zip(nodes, names, strict=True))
     count = rng.choice([1, 2, 4]) * (pp if chunks > 1 else rng.choice([1, 2, 3]))
     batch = count * dp * rng.choice([1, 1, 2])
@@ -70,7 +78,9 @@ def _attempt(rng: random.Random, models: Sequence[str]) -> plans.Case | None:
         sequence_parallel=tp > 1 and (model.moe is not None or rng.random() < 0.7),
         recompute={s: _recompute(rng, by_stage[s]) for s in range(pp)},
     )
-    problem, plan = plans.case(model, cluster, batch, 2048, sketch)
+    problem, plan = plans.case(
+        model, cluster, batch, min(2048, model.max_position_embeddings), sketch, precision
+    )
     return problem, plan.model_copy(update={"dp_mode": rng.choice(["distopt", "distopt", "ddp"])})
 
 

@@ -19,7 +19,7 @@ from planner.launchers.directory import export_plan
 from planner.search import driver
 from tests.megatron_check.expectation import expectation
 from tests.planner.launchers import plans
-from tests.planner.launchers.random_plans import HYBRIDS, MODELS, random_case
+from tests.planner.launchers.wide_plans import wide_case
 
 pytestmark = pytest.mark.slow
 
@@ -179,7 +179,7 @@ def test_megatron_accepts_random_plans_and_places_them_alike(
     options: list[str] = []
     for seed in range(first, first + count):
         core = version.rpartition(".")[0]
-        problem, plan = random_case(seed, (*MODELS, *HYBRIDS), core)
+        problem, plan = wide_case(seed, core)
         out = write(tmp_path / f"seed-{seed}", problem, plan, core)
         nodes = len((out / "hosts.txt").read_text().splitlines())
         options += ["--script", str(out / "launch.sh"), "--nodes", str(nodes)]
