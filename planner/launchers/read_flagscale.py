@@ -60,6 +60,9 @@ def read_flagscale(path: str | Path, cluster: str | Cluster, *, stack: str = "me
     train, hostfile = experiment_files(Path(path))
     leaves = dict(leaves_of(yaml_table(train)))
     flags = Flags(tuple(words_of(leaves)), str(train))
+    if flags.text("--tokenizer-type", "") == "NullTokenizer" and "--vocab-size" in flags:
+        # It adds an entry for the end of a document (`megatron_model.mock_vocabulary`).
+        flags.values["--vocab-size"] = (str(flags.number("--vocab-size") + 1),)
     hosts = read_hosts(hostfile)
     if not leaves.get("enable_hetero"):
         if not hosts:
