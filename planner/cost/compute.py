@@ -127,12 +127,14 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         latency[:, at] = np.minimum(joined, latency[:, at]) if single else joined
     if relative.sustained_flop_per_s is not None:
         limited = np.array([1.0, 1.0, sums])[:, None, None] * (products.flop / relative.sustained_flop_per_s)
-        limited[2, apart] /= sums
+        if apart:
+            limited[2, apart] /= sums
         latency = np.maximum(latency, limited)
     rate = relative.memory_bytes_per_s
     element = 1.0 if relative.gemm_precision.startswith("fp8") else HALF
     moved_s = products.moved_bytes(element, stack.gradient_bytes) / rate
-    latency[2, apart] += ((2 * stack.gradient_bytes - HALF) * n * k / rate)[apart]
+    if apart:
+        latency[2, apart] += (2 * stack.gradient_bytes - HALF) * n[apart] * k[apart] / rate
     latency = count * np.maximum(latency, moved_s)
     if relative.gemm_precision != "bf16":
         turned = relative.measured.table not in UNTURNED

@@ -73,11 +73,6 @@ def total(values: Iterable[Values]) -> Values:
     return sum(values, start=0.0)
 
 
-def as_column(values: Values) -> Values:
-    """Values [choice] as an array [choice, 1]."""
-    return values[:, None] if isinstance(values, np.ndarray) else values
-
-
 def by_choice(
     values: Sequence[Values], rows: int, shape: Sequence[int], axis: int = 0
 ) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, overload
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.cost.elementwise import Values
+from planner.cost.lazy import lazy
 
 Floats = NDArray[np.float64]
 
@@ -106,7 +107,7 @@ class LogGrid:
         self._remembered_point_s = lru_cache(maxsize=REMEMBERED)(self._point_s)
         self._remembered_along = lru_cache(maxsize=REMEMBERED_LINES)(self._along)
 
-    @cached_property
+    @lazy
     def _scalar_flat(self) -> list[float]:
         """Logarithms of the latencies as plain numbers."""
         values: list[float] = self._flat.tolist()

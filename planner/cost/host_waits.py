@@ -6,10 +6,10 @@ How many launches a piece has stands in `launches.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from planner.cost.elementwise import Values, exists, maximum, minimum, total, where
 from planner.cost.launches import DENSE_LAUNCHES
+from planner.cost.lazy import lazy
 from planner.cost.prices import PARTS
 from planner.cost.sizes import Sizes
 from planner.data.chip import Chip
@@ -43,7 +43,7 @@ class HostWaits:
     chip: Chip
     sizes: Sizes
 
-    @cached_property
+    @lazy
     def layer_s(self) -> float:
         """What the host takes to launch the forward of a dense layer [s]."""
         return host_layer_s(self.stack, self.chip)

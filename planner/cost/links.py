@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from planner.cost.elementwise import Values, maximum
+from planner.cost.lazy import lazy
 from planner.cost.relatives import Relative
 from planner.data.cluster import ETHERNET_MTU_BYTES, Transport
 
@@ -69,12 +69,12 @@ class Network:
     oversubscription: float = 1.0
     """Rate into such a group of nodes over the rate out of it."""
 
-    @cached_property
+    @lazy
     def chip_bytes_per_s(self) -> float:
         """A chip's share of the node's adapters, as its transport leaves it [bytes/s]."""
         return transport_rate(self.node_bytes_per_s, self.transport, self.mtu_bytes) / self.chips_per_node
 
-    @cached_property
+    @lazy
     def is_mesh(self) -> bool:
         """Whether links join the chips of a node in pairs, without a switch, unlike those of the table."""
         return self.peer_bytes_per_s < self.link_bytes_per_s and self.relative.collective_table not in MESHED
@@ -85,7 +85,7 @@ class Network:
             return 1.0
         return maximum(self.link_bytes_per_s / (self.peer_bytes_per_s * maximum(ranks - 1, 1.0)), 1.0)
 
-    @cached_property
+    @lazy
     def step_latency_s(self) -> float:
         """Latency of one message between nodes [s]."""
         return self.latency_s + TRANSPORT_LATENCY_S[self.transport]

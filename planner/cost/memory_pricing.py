@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.cost import memory, placeholders, states
 from planner.cost.communicators import communicator_bytes
-from planner.cost.elementwise import Values, as_column, by_choice, total, where
+from planner.cost.elementwise import Values, by_choice, total, where
 from planner.cost.identity import remembered
 from planner.cost.networks import networks_of
 from planner.cost.operators import HALF
@@ -92,21 +92,17 @@ def _activations(problem: Problem, work: Work, sizes: Sizes, rows: int) -> tuple
     predictions, [choice, node_class]: classes whose attention keeps its scores hold more."""
     model, precision, stacks = problem.model, problem.workload.precision, stacks_of(problem)
     names = ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
-    layer = np.empty((len(names), rows, len(work.kinds), len(stacks)))
-    head = np.empty((rows, len(stacks)))
-    of_kernel = stacks_by_kernel(problem)
-    for fused, stack in of_kernel.items():
-        whole = dict[str, Values]()
-        classes = [one.flash_attention == fused for one in stacks] if len(of_kernel) > 1 else slice(None)
-        for k, kind in enumerate(work.kinds):
-            of = memory.layer_activations(model, kind, stack, sizes, precision)
-            whole[kind] = of.whole
-            found = (of.whole, of.selective, of.full, of.working, of.whole - of.full)
-            for filled, size in zip(layer[:, :, k], found, strict=True):
-                filled[:, classes] = as_column(size)
+    layers, heads = dict[bool, list[list[Values]]](), dict[bool, Values]()
+    for fused, stack in stacks_by_kernel(problem).items():
+        of_kinds = [memory.layer_activations(model, kind, stack, sizes, precision) for kind in work.kinds]
+        layers[fused] = [[*of, of.whole - of.full] for of in of_kinds]
+        whole = {kind: of.whole for kind, of in zip(work.kinds, of_kinds, strict=True)}
         predicting = total(whole[kind] for kind in model.prediction_kinds) if model.mtp_num_layers else None
-        kept = memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting)
-        head[:, classes] = as_column(kept)
+        heads[fused] = memory.head_activation_bytes(model, stack, work.vocab, sizes, predicting)
+    kernels, kinds = [stack.flash_attention for stack in stacks], range(len(work.kinds))
+    found = [layers[kernel][kind][i] for i in range(len(names)) for kind in kinds for kernel in kernels]
+    layer = by_choice(found, rows, (len(names), len(kinds), len(kernels)), 1)
+    head = by_choice([heads[kernel] for kernel in kernels], rows, (len(kernels),))
     return dict(zip(names, layer, strict=True)), head
 
 

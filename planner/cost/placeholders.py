@@ -25,8 +25,10 @@ def placeholder_bytes(products: Sequence[Matmul]) -> Values:
     small and has a gradient of its own.
     """
     maps = [product for product in products if product.has_weight and product.narrow]
-    if not any(isinstance(of.n, np.ndarray) or isinstance(of.k, np.ndarray) for of in maps):
-        return sum(HALF * n * k for n, k in dict.fromkeys((of.n, of.k) for of in maps))
+    if not maps:
+        return 0.0
+    if isinstance(maps[0].n * maps[0].k, float):  # all are of one choice then
+        return sum([HALF * n * k for n, k in {(of.n, of.k): None for of in maps}])
     total: Values = 0.0
     for i, a in enumerate(maps):
         is_new: Values = 1.0

@@ -9,10 +9,11 @@ shape of that table; `pricing.py` and `memory_pricing.py` fill it, `stage.py` an
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from planner.cost.lazy import lazy
 
 Floats = NDArray[np.float64]
 
@@ -77,19 +78,9 @@ class Degrees:
     ) -> Degrees:
         """One row."""
 
-        def one(value: int) -> NDArray[np.int64]:
-            return np.array([value], dtype=np.int64)
-
-        return Degrees(
-            one(tensor_parallel),
-            one(context_parallel),
-            one(expert_parallel),
-            one(expert_tensor_parallel),
-            one(data_parallel),
-            one(microbatch_size),
-            np.array([sequence_parallel], dtype=np.bool_),
-            dp_mode,
-        )
+        degrees = (tensor_parallel, context_parallel, expert_parallel, expert_tensor_parallel, data_parallel)
+        t, c, e, et, d, b = (np.array([n], dtype=np.int64) for n in (*degrees, microbatch_size))
+        return Degrees(t, c, e, et, d, b, np.array([sequence_parallel], dtype=np.bool_), dp_mode)
 
 
 @dataclass(frozen=True)
@@ -230,15 +221,17 @@ class Prices:
     """[choice, piece, node_class] synchronisation of each of the `ENDS` that nothing hides, which the
     optimizer's prices contain; None where there is none."""
 
-    @cached_property
+    @lazy
     def layer_rows_s(self) -> Floats:
         """[row, choice, kind, node_class]: forward, backward, selective and full, all parts together; then
         reduction, gathering, optimizer."""
         times = (self.layer_forward_s, self.layer_backward_s, self.layer_selective_s, self.layer_full_s)
-        tasks = (self.layer_reduce_s, self.layer_gather_s, self.layer_optimizer_s)
-        return np.array((*np.array(times).sum(axis=-1), *tasks))
+        rows = np.empty((7, *self.layer_reduce_s.shape))
+        np.add.reduce(np.array(times), axis=-1, out=rows[:4])
+        rows[4], rows[5], rows[6] = self.layer_reduce_s, self.layer_gather_s, self.layer_optimizer_s
+        return rows
 
-    @cached_property
+    @lazy
     def predictions_selective_s(self) -> Floats:
         """[choice, node_class, part] what selective recomputation adds to a backward for all predictions."""
         if not self.num_predictions:
@@ -246,7 +239,7 @@ class Prices:
         total: Floats = self.num_predictions * self.layer_selective_s[:, self.prediction_kinds].sum(axis=1)
         return total
 
-    @cached_property
+    @lazy
     def end_rows_s(self) -> Floats:
         """[piece, row, choice, node_class]: embedding, head, head beside the embedding; forward and backward,
         all parts together, reduction, gathering, optimizer."""
@@ -254,25 +247,36 @@ class Prices:
             (self.embedding_forward_s, self.embedding_backward_s),
             (self.head_forward_s, self.head_backward_s),
         )
-        tasks = [[getattr(self, f"{piece}_{task}_s") for task in TASKS] for piece in ENDS]
-        embedding, head = np.array(times).sum(axis=-1)
-        return np.array([(*passes, *of) for passes, of in zip((embedding, head, head), tasks, strict=True)])
+        rows = np.empty((len(ENDS), 2 + len(TASKS), *self.reduce_tail_s.shape))
+        np.add.reduce(np.array(times), axis=-1, out=rows[:2, :2])
+        rows[2, :2] = rows[1, :2]
+        of_tasks = [getattr(self, f"{piece}_{task}_s") for piece in ENDS for task in TASKS]
+        rows[:, 2:] = np.array(of_tasks).reshape(rows[:, 2:].shape)
+        return rows
 
-    @cached_property
+    @lazy
     def stage_rows_s(self) -> Floats:
         """[row, choice, node_class]: what nothing can hide of reduction and of gathering, what the step takes
         when all stages met, and `predictions_selective_s`, all parts together."""
-        again = self.predictions_selective_s.sum(axis=-1)
-        return np.array((self.reduce_tail_s, self.gather_tail_s, self.step_fixed_s, again))
+        rows = np.empty((4, *self.reduce_tail_s.shape))
+        rows[0], rows[1], rows[2] = self.reduce_tail_s, self.gather_tail_s, self.step_fixed_s
+        rows[3] = self.predictions_selective_s.sum(axis=-1) if self.num_predictions else 0.0
+        return rows
 
-    @cached_property
+    @lazy
+    def layer_held_bytes(self) -> Floats:
+        """[choice, kind] weights, gradients and optimizer state of a layer."""
+        held: Floats = np.add.reduce(self.layer_state_bytes, -1)
+        return held
+
+    @lazy
     def layer_rows_bytes(self) -> Floats:
         """[row, choice, kind, node_class]: what a layer keeps with nothing, core attention and all of it
         recomputed, what passes in its backward, and what exists again while it is recomputed."""
         names = ("activation", "activation_selective", "activation_full", "working", "recompute_peak")
         return np.array([getattr(self, f"layer_{name}_bytes") for name in names])
 
-    @cached_property
+    @lazy
     def end_rows_bytes(self) -> Floats:
         """[row, choice]: weights, gradients and optimizer state of embedding, head, and head beside the
         embedding; what the embedding keeps, what passes in its backward and in the head's, and receive

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.elementwise import Values
+from planner.cost.lazy import lazy
 from planner.cost.operators import HALF, Matmul, Split
 from planner.cost.prices import Floats
+
+_DIMENSIONS = np.array([[0, 0, 1], [1, 2, 2], [2, 1, 0]])
+"""[dimension, pass] which of m, n and k are rows, columns and depth of forward, dgrad and wgrad."""
 
 
 class Products:
@@ -20,7 +23,8 @@ class Products:
         self.matmuls = matmuls
         values = np.array([[x.m, x.n, x.k, x.count] for x in matmuls])
         self.single = values.ndim == 2
-        self.m, self.n, self.k, self.count = values.reshape(len(matmuls), 4, -1).transpose(1, 0, 2)
+        self._shapes = values.reshape(len(matmuls), 4, -1).transpose(1, 0, 2)
+        self.m, self.n, self.k, self.count = self._shapes
         self.weight = np.array([x.has_weight for x in matmuls])[:, None]
         self.grouped = [i for i, x in enumerate(matmuls) if x.grouped]
         self._found: dict[Hashable, Floats] = {}
@@ -38,22 +42,22 @@ class Products:
         shapes = (size for x in self.matmuls for size in (x.m, x.n, x.k, x.count))
         return (*shapes, *(x.own_rows for x in self.matmuls)) if cast else tuple(shapes)
 
-    @cached_property
+    @lazy
     def after_norm(self) -> NDArray[np.bool_]:
         """Whether a norm makes a product's input, array [product, 1]."""
         return np.array([x.after_norm for x in self.matmuls])[:, None]
 
-    @cached_property
+    @lazy
     def input_again(self) -> NDArray[np.bool_]:
         """Whether its input is cast already, array [product, 1]."""
         return np.array([x.input_again for x in self.matmuls])[:, None]
 
-    @cached_property
+    @lazy
     def own_inputs(self) -> Floats:
         """Rows of its input that a rank casts, the rest being gathered, array [product, choice]."""
         return self._own_rows("column")
 
-    @cached_property
+    @lazy
     def own_gradients(self) -> Floats:
         """The same of its output's gradient."""
         return self._own_rows("row")
@@ -65,14 +69,14 @@ class Products:
                 own[i] = x.own_rows
         return own
 
-    @cached_property
+    @lazy
     def log_shapes(self) -> Floats:
         """Logarithms of rows, columns and depth of forward, dgrad and wgrad, array [dimension, pass, product,
         choice]."""
-        m, n, k = np.log(self.m), np.log(self.n), np.log(self.k)
-        return np.array([[m, m, n], [n, k, k], [k, n, m]])
+        shapes: Floats = np.log(self._shapes[:3])[_DIMENSIONS]
+        return shapes
 
-    @cached_property
+    @lazy
     def flop(self) -> Floats:
         """FLOP of one product of each, array [product, choice]."""
         flop: Floats = 2.0 * self.m * self.n * self.k
@@ -104,12 +108,12 @@ class Products:
 
         return self.once(("moved", element, gradient_bytes), moved)
 
-    @cached_property
+    @lazy
     def in_16_bits(self) -> Products:
         """Products that stay in 16 bits."""
         return Products([self.matmuls[i] for i in self.wide])
 
-    @cached_property
+    @lazy
     def in_few_bits(self) -> Products:
         """Products that run in the workload's format."""
         return Products([self.matmuls[i] for i in self.narrow])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.elementwise import Flags, Values, maximum, minimum, where
+from planner.cost.lazy import lazy
 from planner.cost.prices import Degrees
 from planner.data.problem import Problem
 from planner.data.stack import SoftwareStack
@@ -59,57 +59,57 @@ class Sizes:
             expert_load=expert_load(problem),
         )
 
-    @cached_property
+    @lazy
     def of_one_replica(self) -> Sizes:
         """The same without data parallelism, which changes nothing about the work of a micro-batch."""
         return replace(self, dp=self.ones)
 
-    @cached_property
+    @lazy
     def ones(self) -> Values:
         """One for every choice."""
         return np.ones_like(self.tp) if isinstance(self.tp, np.ndarray) else 1.0
 
-    @cached_property
+    @lazy
     def zeros(self) -> Values:
         """Nothing for every choice."""
         return 0.0 * self.ones
 
-    @cached_property
+    @lazy
     def splits_sequence(self) -> Flags:
         """Whether the tensor-parallel ranks split the sequence."""
         return self.sequence_parallel > 0
 
-    @cached_property
+    @lazy
     def copies_inputs(self) -> Flags:
         """Whether tensor-parallel ranks hold the whole sequence each."""
         return (self.tp > 1) & (self.sequence_parallel == 0)
 
-    @cached_property
+    @lazy
     def tokens(self) -> Values:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.microbatch_size * self.seq_length / self.cp
 
-    @cached_property
+    @lazy
     def norm_tokens(self) -> Values:
         """Tokens whose norms and residuals one rank computes: split with sequence parallelism."""
         return self.tokens / where(self.splits_sequence, self.tp, 1.0)
 
-    @cached_property
+    @lazy
     def routed_tokens(self) -> Values:
         """Tokens that one rank sends to experts; the tensor-parallel ranks share them."""
         return self.tokens / self.tp
 
-    @cached_property
+    @lazy
     def stage_chips(self) -> Values:
         """Chips of one stage."""
         return self.tp * self.cp * self.dp
 
-    @cached_property
+    @lazy
     def gradient_ranks(self) -> Values:
         """Ranks that share the gradient of a dense parameter: data x context parallel."""
         return self.dp * self.cp
 
-    @cached_property
+    @lazy
     def expert_gradient_ranks(self) -> Values:
         """Ranks that share the gradient of an expert's parameter."""
         return self.stage_chips / (self.ep * self.etp)

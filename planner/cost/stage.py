@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
+from planner.cost.lazy import lazy
 from planner.cost.prices import PARTS, Floats, Prices
 
 REPLICAS = PARTS.index("dp")
@@ -33,12 +34,12 @@ class StageContent:
     recompute_piece: int = 1
     """Layers of which only the first keeps its input, where all are recomputed."""
 
-    @cached_property
+    @lazy
     def kinds(self) -> tuple[int, ...]:
         """Layer kinds of all chunks."""
         return tuple(k for chunk in self.chunks for k in chunk)
 
-    @cached_property
+    @lazy
     def count_of_kind(self) -> Counter[int]:
         """Layers of each kind in all chunks."""
         return Counter(self.kinds)

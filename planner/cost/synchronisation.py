@@ -8,7 +8,10 @@ stage (core/distributed/param_and_grad_buffer.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from planner.cost.collectives import collective_s, ring_latency_s
 from planner.cost.elementwise import Values, maximum, minimum, where
@@ -22,6 +25,9 @@ from planner.cost.states import WEIGHT_BYTES
 from planner.cost.step_traffic import ZERO_GRADIENT_BYTES, step_bytes, whole_gradient_bytes
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
+
+REMEMBERED = 1024
+"""Groups kept, of a network and what goes at once."""
 
 BUCKET_PARAMETERS = 40e6
 BUCKET_PARAMETERS_PER_RANK = 1e6
@@ -85,16 +91,42 @@ def gradient_group(
     width
         Bytes of one where it is gathered [bytes].
     """
-    spread = spread_group(ranks, stride, network.domain_chips)
+    ways = _Ways(dp_mode, stack.gradient_bytes, stack.optimizer_shard_size, stack.parameters_broadcast)
+    of = (network, ranks, sharers, stride, sharing, bucket, width, ways)
+    return _found(*of) if isinstance(ranks, np.ndarray) else _found_of_one(*of)  # type: ignore[arg-type]
+
+
+class _Ways(NamedTuple):
+    """What a group takes from how the software runs it; see `SoftwareStack`."""
+
+    dp_mode: str
+    gradient_bytes: float
+    optimizer_shard_size: int | None
+    parameters_broadcast: bool
+
+
+def _found(
+    network: Network,
+    ranks: Values,
+    sharers: Values,
+    stride: Values,
+    sharing: Values,
+    bucket: Values,
+    width: float,
+    ways: _Ways,
+) -> GradientGroup:
+    """`gradient_group` of what it depends on."""
+    spread, dp_mode = spread_group(ranks, stride, network.domain_chips), ways.dp_mode
+    gradients = bucket * ways.gradient_bytes
     if dp_mode == "ddp":
-        reduce = collective_s(network, "all_reduce", bucket * stack.gradient_bytes, spread, sharing)
+        reduce = collective_s(network, "all_reduce", gradients, spread, sharing)
         gather: Values = 0.0
     elif dp_mode not in GATHERS_IN_FORWARD and (
-        stack.optimizer_shard_size is not None or stack.parameters_broadcast
+        ways.optimizer_shard_size is not None or ways.parameters_broadcast
     ):
-        return _shared_group(network, spread, stride, sharing, bucket, stack)
+        return _shared_group(network, spread, stride, sharing, bucket, ways)
     else:
-        reduce = collective_s(network, "reduce_scatter", bucket * stack.gradient_bytes, spread, sharing)
+        reduce = collective_s(network, "reduce_scatter", gradients, spread, sharing)
         gather = collective_s(network, "all_gather", bucket * width, spread, sharing)
     if dp_mode in SCATTERS_EACH_MICROBATCH:
         reduce = 0.0
@@ -107,13 +139,17 @@ def gradient_group(
     return GradientGroup(reduce / bucket, gather / bucket, reduce, gather, shard, nothing, nothing)
 
 
+_found_of_one = lru_cache(maxsize=REMEMBERED)(_found)
+"""That of a single group: choices ask for few of them again and again."""
+
+
 def _shared_group(
     network: Network,
     spread: Spread,
     stride: Values,
     sharing: Values,
     bucket: Values,
-    stack: SoftwareStack,
+    ways: _Ways,
 ) -> GradientGroup:
     """A distributed optimizer that neighbouring ranks share, or whose step broadcasts the parameters.
 
@@ -123,11 +159,11 @@ def _shared_group(
     latency for every sharer.
     """
     ranks, domain = spread.ranks, network.domain_chips
-    shard = minimum(ranks, float(stack.optimizer_shard_size or "inf"))
+    shard = minimum(ranks, float(ways.optimizer_shard_size or "inf"))
     near = spread_group(shard, stride, domain)
     alone, nothing = ranks <= 1, 0.0 * ranks
-    gradients = bucket * stack.gradient_bytes
-    if stack.parameters_broadcast:
+    gradients = bucket * ways.gradient_bytes
+    if ways.parameters_broadcast:
         whole = WHOLE_STAGE_PARAMETERS * WEIGHT_BYTES
         reduce = where(alone, 0.0, collective_s(network, "all_reduce", gradients, spread, sharing))
         sent = collective_s(network, "all_gather", whole, near, sharing) / WHOLE_STAGE_PARAMETERS

@@ -221,7 +221,7 @@ class ModelSpec(Data):
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds that occur, each once, in order of first occurrence."""
-        return tuple(dict.fromkeys(self.kind_of_layer))
+        return _each_once(self.kind_of_layer)
 
 
 def _check_blocks_of_experts(hybrid: HybridSpec, moe: MoeSpec | None) -> None:
@@ -272,3 +272,9 @@ def _kinds_among_experts(
     return tuple(
         LINEAR_OF[kind] if i < len(linear) and linear[i] == LINEAR else kind for i, kind in enumerate(kinds)
     )
+
+
+@lru_cache(maxsize=64)
+def _each_once(kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    """Kinds in order of first occurrence."""
+    return tuple(dict.fromkeys(kinds))

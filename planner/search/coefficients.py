@@ -69,50 +69,59 @@ def entry_coefficients(
     first_stage, last_stage = entries.is_first, entries.has_head
     kinds = kinds_of(problem)
     assert kinds is not None
-    lead = np.where(first_stage, kinds.num_lead, 0)
+    lead = np.where(first_stage, kinds.num_lead, 0) if kinds.num_lead else np.zeros(len(c), dtype=np.int64)
+    # Rows of flat tables: taking them is several times faster than by an index for every axis.
+    num_kinds, num_classes = prices.layer_rows_s.shape[2:]
+    layer_rows = prices.layer_rows_s.reshape(len(prices.layer_rows_s), -1)
+    place = c * num_classes + classes
 
     def of_layers(kind: int) -> Floats:
         """Times and tasks [row, entry] of a layer of a kind [ms]."""
-        return prices.layer_rows_s[:, c, kind, classes] / MS
-
-    def ends(embedding: Floats, head: Floats) -> Floats:
-        """What stages with embedding or head pay beside their layers, [row, entry]."""
-        total: Floats = np.where(first_stage, embedding, 0.0) + np.where(last_stage, head, 0.0)
-        return total
+        rows: Floats = layer_rows.take((c * num_kinds + kind) * num_classes + classes, axis=1) / MS
+        return rows
 
     layer = of_layers(kinds.main)
     leading = of_layers(kinds.lead) if kinds.num_lead else layer
-    embedding, head, beside = prices.end_rows_s[:, :, c, classes] / MS
-    reduce_tail, gather_tail, step_fixed, again = prices.stage_rows_s[:, c, classes] / MS
-    head[2:] = np.where(first_stage & last_stage, beside[2:], head[2:])
-    base = ends(embedding, head)
+    of_ends = prices.end_rows_s.reshape(*prices.end_rows_s.shape[:2], -1).take(place, axis=2) / MS
+    embedding, head, beside = of_ends
+    of_stages = prices.stage_rows_s.reshape(len(prices.stage_rows_s), -1).take(place, axis=1) / MS
+    reduce_tail, gather_tail, step_fixed, again = of_stages
+    if entries.num_stages <= 2:  # else no stage has both ends
+        head[2:] = np.where(first_stage & last_stage, beside[2:], head[2:])
+    # What stages with embedding or head pay beside their layers.
+    base: Floats = np.where(first_stage, embedding, 0.0) + np.where(last_stage, head, 0.0)
     if kinds.num_lead:
         base = base + lead * (leading - layer)[[0, 1, 4, 5, 6]]
+    hidden = prices.hidden_fraction
+    in_bucket = np.zeros((2, len(c)))
+    if prices.later_stages_have_one_bucket:
+        in_bucket = np.where(first_stage, 0.0, (layer[4], base[2]))
     # Where sends block the sender they lengthen its passes, but hide no part of the synchronisation.
-    hops, blocked, wait = hops / MS, np.zeros((2, len(c))), np.zeros(len(c))
+    hops, wait = hops / MS, np.zeros(len(c))
     if not problem.stack.p2p_overlap:
-        hops, blocked = np.zeros(len(c)), np.array([hops, returning / MS])
+        blocked = np.array([hops, returning / MS])
+        hops = np.zeros(len(c))
         wait = blocked[1] if problem.stack.p2p_after_gradient else wait
-    hidden, one_bucket = prices.hidden_fraction, ~first_stage & prices.later_stages_have_one_bucket
-    in_bucket = np.where(one_bucket, (layer[4], base[2]), 0.0)
+        base[:2] += blocked
+        base[2:4] += hidden * blocked[::-1]
     return StageSelectionData(
         num_layers=problem.model.num_layers,
         num_microbatches=num_microbatches,
         forward_ms=layer[0],
-        base_forward_ms=base[0] + blocked[0],
+        base_forward_ms=base[0],
         backward_ms=layer[1],
-        base_backward_ms=base[1] + blocked[1],
+        base_backward_ms=base[1],
         selective_ms=layer[2],
         full_ms=layer[3],
         send_ms=hops,
         wait_ms=wait,
         reduce_ms=layer[4],
-        base_reduce_ms=base[2] + hidden * blocked[1],
+        base_reduce_ms=base[2],
         reduce_tail_ms=reduce_tail,
         bucket_ms=in_bucket[0],
         base_bucket_ms=in_bucket[1],
         gather_ms=layer[5],
-        base_gather_ms=base[3] + hidden * blocked[0],
+        base_gather_ms=base[3],
         gather_tail_ms=gather_tail,
         optimizer_ms=layer[6],
         base_optimizer_ms=base[4] + step_fixed,
@@ -135,7 +144,7 @@ def _least_tied_ms(prices: Prices, entries: Entries, *, tied_embeddings: bool) -
     The rows of the prices are those of its last holders; 0 where the entries hold no ends of a pipeline.
     Beside predictions on a stage of their own that is one of two holders, or of three with a tied head.
     """
-    if entries.num_stages == 1 or not prices.tied_sync_s.any():
+    if entries.num_stages == 1 or not np.count_nonzero(prices.tied_sync_s):
         return 0.0
     holders = [0, entries.num_stages - 1]
     if entries.predicts is not None:
@@ -144,6 +153,6 @@ def _least_tied_ms(prices: Prices, entries: Entries, *, tied_embeddings: bool) -
     for one, other in combinations(holders, 2):
         here, there = (entries.position == s for s in (one, other))
         for row in entries.choice[there][:1]:
-            pairs = prices.tied_sync_s[row][np.ix_(entries.node_class[here], entries.node_class[there])]
+            pairs = prices.tied_sync_s[row][entries.node_class[here]][:, entries.node_class[there]]
             longest = max(longest, float(pairs.min(initial=np.inf)) if pairs.size else 0.0)
     return longest / MS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.cost.hops import hop_send_s
 from planner.cost.identity import remembered
+from planner.cost.lazy import lazy
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.empty import ends_without_layers
@@ -116,13 +116,13 @@ class Entries:
     predicts: NDArray[np.bool_] | None = None
     """[entry] whether it has predictions of further tokens, apart from the head; None where none has."""
 
-    @cached_property
+    @lazy
     def is_first(self) -> NDArray[np.bool_]:
         """[entry] whether it is the first of its pipeline."""
         first: NDArray[np.bool_] = self.position == 0
         return first
 
-    @cached_property
+    @lazy
     def has_head(self) -> NDArray[np.bool_]:
         """[entry] whether the prices of the head of its row belong to it."""
         return self._is_last if self.predicts is None else self._is_last | self.predicts
@@ -132,7 +132,7 @@ class Entries:
         """[entry] whether it has those of a model that predicts further tokens."""
         return self._is_last if self.predicts is None else self.predicts
 
-    @cached_property
+    @lazy
     def _is_last(self) -> NDArray[np.bool_]:
         """[entry] whether it is the last of its pipeline."""
         last: NDArray[np.bool_] = self.position == self.num_stages - 1

@@ -38,17 +38,18 @@ def memory_coefficients(
         held = in_flight_of_stages(p, num_microbatches, planned=prices.plans_memory)
         in_flight = held[entries.position]
     scale = 1 / prices.allocated_fraction / GIB
-    ends = prices.end_rows_bytes[:, c]
+    ends = prices.end_rows_bytes.take(c, axis=1)
     embedding_state, head_state, beside_state, embedding_kept, _, _, buffers = ends
     layer = prices.layer_rows_bytes[:, c, :, n].transpose(1, 0, 2)
     passing = _Passing(entries, kinds, layer, ends)
     kept = layer[:3]
-    of_layer = prices.layer_state_bytes[c].sum(axis=-1) + in_flight[:, None] * kept[NONE]
+    of_layer = prices.layer_held_bytes.take(c, axis=0) + in_flight[:, None] * kept[NONE]
     saved = in_flight[:, None] * (kept[NONE] - kept[1:]) * scale
     for less, recompute in zip(saved, ("selective", "full"), strict=True):
         if f"recompute={recompute}" in forbid:
             less[:] = 0.0
-    head_state = np.where(first_stage, beside_state, head_state)
+    if p <= 2:  # else no stage has both ends
+        head_state = np.where(first_stage, beside_state, head_state)
     base = np.where(first_stage, embedding_state + in_flight * embedding_kept, 0.0)
     base = base + np.where(last_stage, head_state + in_flight * prices.head_activation_bytes[c, n], 0.0)
     base = base + passing.base
@@ -99,7 +100,7 @@ class _Passing:
         self.kinds, self.layer = kinds, layer
         self.embedding_peak, self.head_peak = ends[4], ends[5]
         first = entries.is_first
-        self.lead = np.where(first, kinds.num_lead, 0)
+        self.lead = np.where(first, kinds.num_lead, 0) if kinds.num_lead else np.zeros(len(first), np.int64)
         kept, working = layer[:3], layer[3]
         modes = np.array((working, working + (kept[NONE] - kept[SELECTIVE]), working + layer[4]))
         # The embedding's backward makes what is beyond what is gone by then, as `stage_memory` has it.
