@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -50,7 +51,7 @@ MAX_PLANS = 2_000_000
 
 @dataclass
 class Best:
-    """The best plan of the enumeration, and how many were scored."""
+    """The best plan of the enumeration, and how many there are that fit."""
 
     step_s: float = float("inf")
     num_plans: int = 0
@@ -86,37 +87,82 @@ class Option:
         return self.room_bytes >= 0
 
 
+Known = dict[tuple[object, ...], tuple[float, ...]]
+"""What the referee has said of the passes of a run, and of its memory, under one row of prices: stages of
+many places and of pipelines of many lengths ask the same."""
+
+
 @dataclass
 class _Row:
     """What the stages of one row of degrees may hold, found once: of its order a stage knows its own class
     and place, and how many stages there are."""
 
     problem: Problem
+    degrees: Degrees
     prices: Prices
     num_microbatches: int
     of_stages: dict[tuple[int, int, int], list[Option]] = field(default_factory=dict)
     of_runs: dict[tuple[int, int, int, tuple[int, ...]], list[Option]] = field(default_factory=dict)
+    of_apart: dict[tuple[int, int, int], list[Option]] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
+    known_apart: list[Known] = field(default_factory=lambda: [{}, {}, {}])
 
     def of_order(self, order: tuple[int, ...]) -> list[list[Option]]:
-        """Options of every stage of an order."""
+        """Options of every stage of an order that fit its memory."""
         p = len(order)
         most = self.problem.model.num_layers - p + 1 + sum(ends_may_be_bare(self.problem, p))
         for s, own in enumerate(order):
             if (own, s, p) not in self.of_stages:
-                self.of_stages[own, s, p] = options_of_stage(
-                    self.problem, self.prices, (own,) * p, s, most, self.num_microbatches
+                options = options_of_stage(
+                    self.problem, self.prices, (own,) * p, s, most, self.num_microbatches, self.known
                 )
+                self.of_stages[own, s, p] = [option for option in options if option.fits]
         return [self.of_stages[own, s, p] for s, own in enumerate(order)]
 
     def of_cut(self, order: tuple[int, ...], runs: list[tuple[int, ...]]) -> list[list[Option]]:
-        """Options of every stage of an order whose stages hold these runs of layers, given by kind."""
+        """The same for an order whose stages hold these runs of layers, given by kind."""
         p = len(order)
         for s, (own, run) in enumerate(zip(order, runs, strict=True)):
             if (own, s, p, run) not in self.of_runs:
-                self.of_runs[own, s, p, run] = _options_of_run(
-                    self.problem, self.prices, (own,) * p, s, run, self.num_microbatches
+                options = _options_of_run(
+                    self.problem, self.prices, (own,) * p, s, run, self.num_microbatches, known=self.known
                 )
+                self.of_runs[own, s, p, run] = [option for option in options if option.fits]
         return [self.of_runs[own, s, p, run] for s, (own, run) in enumerate(zip(order, runs, strict=True))]
+
+    @cached_property
+    def apart(self) -> tuple[Prices, Prices, Prices]:
+        """Prices of stages before that with the predictions alone, of it, and of the last."""
+        ordinary, last, own = prices_of_kinds(self.problem, self.degrees, self.prices)
+        return ordinary, own, replace(last, num_predictions=0)
+
+    def of_order_apart(self, order: tuple[int, ...]) -> list[list[Option]]:
+        """Options of every stage of an order whose stage before the last predicts, and has no layer."""
+        p = len(order)
+        for s, own in enumerate(order):
+            if (own, s, p) not in self.of_apart:
+                self.of_apart[own, s, p] = [o for o in self._options_apart(own, s, p) if o.fits]
+        return [self.of_apart[own, s, p] for s, own in enumerate(order)]
+
+    def _options_apart(self, own: int, s: int, p: int) -> Iterator[Option]:
+        model, which = self.problem.model, max(s - (p - 3), 0)
+        kind_of_layer = [self.prices.kinds.index(kind) for kind in model.kind_of_layer]
+        num_lead = kind_of_layer.count(0) if len(self.prices.kinds) > 1 else 0
+        beside = int(model.predictions_need_a_layer) if s == p - 2 else 0
+        fewest = num_lead if s == 0 else beside if s >= p - 2 else 1
+        most = model.num_layers
+        runs = [kind_of_layer[:n] if s == 0 else kind_of_layer[most - n :] for n in range(fewest, most + 1)]
+        for run in runs[:1] if s == p - 1 else runs:
+            yield from _options_of_run(
+                self.problem,
+                self.apart[which],
+                (own,) * p,
+                s,
+                tuple(run),
+                self.num_microbatches,
+                has_head=s >= p - 2,
+                known=self.known_apart[which],
+            )
 
 
 def brute_force(problem: Problem) -> Best:
@@ -135,7 +181,7 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
     found: dict[tuple[int, ...], Best] = {}
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
-        row = _Row(problem, prices, num_microbatches)
+        row = _Row(problem, degrees, prices, num_microbatches)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
             best = found.setdefault(hosts_taken(problem, order, size), Best())
@@ -144,7 +190,7 @@ def brute_force_by_hosts(problem: Problem) -> dict[tuple[int, ...], Best]:
             for runs in _runs_beyond(problem, prices, order):
                 cut = row.of_cut(order, runs)
                 _score_order(problem, prices, degrees, num_microbatches, size, order, best, cut)
-            _score_apart(problem, prices, degrees, num_microbatches, size, order, best)
+            _score_apart(row, degrees, size, order, best)
             assert sum(of_hosts.num_plans for of_hosts in found.values()) <= MAX_PLANS
     return found
 
@@ -154,7 +200,7 @@ def brute_force_by_cut(problem: Problem) -> Best:
     best = Best()
     for degrees, num_microbatches in degrees_of(problem):
         prices = price(problem, degrees)
-        row = _Row(problem, prices, num_microbatches)
+        row = _Row(problem, degrees, prices, num_microbatches)
         kinds = tuple(prices.kinds.index(kind) for kind in problem.model.kind_of_layer)
         size = int(degrees.tensor_parallel[0] * degrees.context_parallel[0] * degrees.data_parallel[0])
         for order in orders_of(problem, degrees):
@@ -273,7 +319,13 @@ def hosts_taken(problem: Problem, order: tuple[int, ...], size: int) -> tuple[in
 
 
 def options_of_stage(
-    problem: Problem, prices: Prices, order: tuple[int, ...], s: int, most: int, num_microbatches: int
+    problem: Problem,
+    prices: Prices,
+    order: tuple[int, ...],
+    s: int,
+    most: int,
+    num_microbatches: int,
+    known: Known | None = None,
 ) -> list[Option]:
     kind_of_layer = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
     num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 and s == 0 else 0
@@ -283,7 +335,9 @@ def options_of_stage(
         for n in range(max(fewest, num_lead), most + 1)
     ]
     return [
-        option for run in runs for option in _options_of_run(problem, prices, order, s, run, num_microbatches)
+        option
+        for run in runs
+        for option in _options_of_run(problem, prices, order, s, run, num_microbatches, known=known)
     ]
 
 
@@ -296,34 +350,41 @@ def _options_of_run(
     num_microbatches: int,
     *,
     has_head: bool | None = None,
+    known: Known | None = None,
 ) -> list[Option]:
     """Every recomputation of one run of layers, given by kind, on stage s; the last has the head."""
     has_head = s == len(order) - 1 if has_head is None else has_head
+    known = {} if known is None else known
     p, n, found = len(order), len(layers), []
     in_flight = min(num_microbatches, p - s)
     if problem.stack.plans_memory and num_microbatches > 1 and s < p - 1:
         in_flight = 2 * p + 1  # places planned ahead, taken or not
+    limit = problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES
     kinds = [("none", 0), ("selective", 0), *(("full", r) for r in range(1, n + 1))]
     if not layers and not (prices.num_predictions and has_head):
         kinds = kinds[:1]
     for recompute, count in kinds:
         content = StageContent(order[s], (layers,), s == 0, has_head, recompute, count)
-        forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
-        memory = sum(memory_bytes(prices, 0, content, [in_flight], p).values())
-        follow = float(prices.step_fixed_s[0, order[s]]) + optimizer_s(prices, 0, content)
-        found.append(
-            Option(
-                n,
-                recompute,
-                count,
-                forward,
-                backward,
-                exposed_reduce_s(prices, 0, content, backward),
-                follow + exposed_gather_s(prices, 0, content, forward),
-                problem.memory_limit_bytes(order[s]) + MEMORY_TOL_BYTES - memory,
-            )
-        )
+        stage = (order[s], layers, s == 0, has_head, recompute, count)
+        if stage not in known:
+            known[stage] = _passes(prices, content)
+        if (*stage, in_flight, p) not in known:
+            known[*stage, in_flight, p] = (sum(memory_bytes(prices, 0, content, [in_flight], p).values()),)
+        (memory,) = known[*stage, in_flight, p]
+        found.append(Option(n, recompute, count, *known[stage], limit - memory))
     return found
+
+
+def _passes(prices: Prices, content: StageContent) -> tuple[float, float, float, float]:
+    """Forward and backward of one micro-batch, and what the stage reduces and does behind them [s]."""
+    forward, backward = (float(part.sum()) for part in chunk_times(prices, 0, content))
+    follow = float(prices.step_fixed_s[0, content.node_class]) + optimizer_s(prices, 0, content)
+    return (
+        forward,
+        backward,
+        exposed_reduce_s(prices, 0, content, backward),
+        follow + exposed_gather_s(prices, 0, content, forward),
+    )
 
 
 def _picks(options: list[list[Option]], layers: int) -> np.ndarray:
@@ -347,44 +408,19 @@ def may_be_apart(problem: Problem) -> bool:
     return is_target and not forbid & {"stages=empty", "stages=predictions"}
 
 
-def _score_apart(
-    problem: Problem,
-    prices: Prices,
-    degrees: Degrees,
-    num_microbatches: int,
-    size: int,
-    order: tuple[int, ...],
-    best: Best,
-) -> None:
+def _score_apart(row: _Row, degrees: Degrees, size: int, order: tuple[int, ...], best: Best) -> None:
     """Plans with predictions of further tokens on the stage before the last, which has no layer."""
-    p, most = len(order), problem.model.num_layers
+    problem, p = row.problem, len(order)
     if p < 3 or not may_be_apart(problem):
         return
-    ordinary, last, own = prices_of_kinds(problem, degrees, prices)
-    rows = [*[ordinary] * (p - 2), own, replace(last, num_predictions=0)]
-    kind_of_layer = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
-    num_lead = kind_of_layer.count(0) if len(prices.kinds) > 1 else 0
-    options = []
-    for s, row in enumerate(rows):
-        beside = int(problem.model.predictions_need_a_layer) if s == p - 2 else 0
-        fewest = num_lead if s == 0 else beside if s >= p - 2 else 1
-        kinds = [kind_of_layer[:n] if s == 0 else kind_of_layer[most - n :] for n in range(fewest, most + 1)]
-        options.append(
-            [
-                option
-                for run in (kinds[:1] if s == p - 1 else kinds)
-                for option in _options_of_run(
-                    problem, row, order, s, tuple(run), num_microbatches, has_head=s >= p - 2
-                )
-            ]
-        )
+    _, own, last = row.apart
     per_node = [node_class.chips_per_node for node_class in problem.cluster.classes]
     hops = hop_send_s(last.send_s[0], last.send_inside_s[0], order, size, per_node)
     holders = [order[0], order[-2], *([order[-1]] if problem.model.tied_embeddings else [])]
     pairs = itertools.combinations(holders, 2)
     tied_s = max(float(own.tied_sync_s[0, one, other]) for one, other in pairs)
-    apart = Apart(float(hops[-2]), tied_s)
-    _score_order(problem, prices, degrees, num_microbatches, size, order, best, options, apart)
+    apart, options = Apart(float(hops[-2]), tied_s), row.of_order_apart(order)
+    _score_order(problem, row.prices, degrees, row.num_microbatches, size, order, best, options, apart)
 
 
 def are_alike(stages: list[Option], *, predicts: bool) -> bool:
@@ -424,8 +460,6 @@ def _score_order(
         hops[-2] = apart.last_hop_s
     picks = _picks(options, layers)
     best.num_plans += len(picks)
-    fits = np.all([np.array([o.fits for o in options[s]])[picks[:, s]] for s in range(p)], axis=0)
-    picks = picks[fits]
     if not TARGETS[problem.target].recompute_per_stage:
         predicts = problem.model.mtp_num_layers > 0
         chosen = [[options[s][i] for s, i in enumerate(pick)] for pick in picks]
