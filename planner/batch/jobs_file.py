@@ -20,6 +20,7 @@ from planner.batch.records import Records
 from planner.batch.shares import shares
 from planner.batch.what_if import Variant, check_study, variants
 from planner.data.changes import with_prices
+from planner.data.field_docs import described_schema
 from planner.data.problem import Problem
 from planner.data.read import read_file
 from planner.errors import InstanceError
@@ -251,7 +252,7 @@ def _shown(value: Any) -> str:
 
 def jobs_schema() -> dict[str, Any]:
     """JSON Schema of a jobs file."""
-    entry = JobSpec.model_json_schema(ref_template="#/$defs/{model}")
+    entry = described_schema(JobSpec)
     definitions = {**entry.pop("$defs", {}), "Job": entry}
     axis = {"type": "object", "description": "Each field of a job with one value or a list of them."}
     properties = {

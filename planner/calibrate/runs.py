@@ -28,7 +28,7 @@ MAX_FILE_BYTES = 512 * MIB
 class Read(BaseModel):
     """A frozen record of someone else's file: unknown keys are ignored, null says what an absent key says."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Data(BaseModel):
     """A frozen record; change it with `model_copy(update=...)`, never in place."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -197,12 +197,12 @@ def _record_at(cls: type[BaseModel], parts: tuple[int | str, ...]) -> type[BaseM
         if _is_table_kind(part):
             owners = [owner for owner in owners if owner.__name__ in str(part)] or owners
         elif owners and isinstance(part, str) and part in owners[0].model_fields:
-            owners = _records_in(owners[0].model_fields[part].annotation)
+            owners = records_in(owners[0].model_fields[part].annotation)
     return owners[0] if owners else None
 
 
-def _records_in(annotation: Any) -> list[type[BaseModel]]:
+def records_in(annotation: Any) -> list[type[BaseModel]]:
     """Record classes inside an annotation such as `tuple[Stage, ...]` or `MoeSpec | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [record for argument in typing.get_args(annotation) for record in _records_in(argument)]
+    return [record for argument in typing.get_args(annotation) for record in records_in(argument)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.data.field_docs import described_schema
 from planner.data.kinds import CLASS_OF_KIND, schema_line
 from planner.data.nearest import did_you_mean
 from planner.errors import InstanceError
@@ -26,7 +27,7 @@ def json_schema(kind: str) -> dict[str, Any]:
             f"unknown kind {kind!r}{did_you_mean(kind, known)}; there are {', '.join(known)}", "schema"
         )
     line = schema_line(kind)
-    schema = CLASS_OF_KIND[kind].model_json_schema()
+    schema = described_schema(CLASS_OF_KIND[kind])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": line,

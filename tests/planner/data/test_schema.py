@@ -31,9 +31,17 @@ def test_schema_knows_every_key_of_the_shipped_files(kind):
         assert set(schema["required"]) <= set(values), name
 
 
-def test_every_field_of_a_problem_is_described():
-    properties = json_schema("problem")["properties"]
-    assert [key for key, value in properties.items() if not value.get("description")] == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_every_record_is_described(kind):
+    schema = json_schema(kind)
+    records = {kind: schema, **schema.get("$defs", {})}
+    bare = [
+        f"{name}.{key}"
+        for name, record in records.items()
+        for key, value in record.get("properties", {}).items()
+        if not value.get("description")
+    ]
+    assert bare == []
 
 
 def test_unknown_kind_names_the_nearest():
