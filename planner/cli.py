@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from planner import __version__
 from planner.commands import batch_flags, look_flags, plan_flags, predict_flags, screen
@@ -51,12 +53,18 @@ for _flags in (plan_flags, predict_flags, look_flags, batch_flags):
     _flags.register(app)
 
 
+@cache
+def _command() -> Any:
+    """All commands with their flags; who runs several of them in one process has these built once."""
+    return get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     screen.open_streams()
     try:
-        code = app(given or ["--help"], prog_name="hetplan", standalone_mode=False)
+        code = _command()(given or ["--help"], prog_name="hetplan", standalone_mode=False)
         sys.stdout.flush()
         # Typer turns Ctrl-C into a bare 130; a command that was interrupted has said so itself.
         if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):

@@ -25,7 +25,8 @@ MAX_FILE_BYTES = 32 * MIB
 MAX_DIGITS = 40
 """Digits of a whole number; no quantity of ours needs as many."""
 
-_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's loader of plain data, in C where PyYAML has it."""
 
 # YAML 1.2 core schema, section 10.3.2.
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
@@ -191,7 +192,7 @@ def _check_digits(word: str, where: str) -> None:
 
 
 def _parse_yaml(text: str, where: str) -> Any:
-    loader = _FastLoader(text)
+    loader = FastLoader(text)
     try:
         node = loader.get_single_node()
         return None if node is None else _value(node, where, set())

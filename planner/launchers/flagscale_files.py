@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from planner.data.read import FastLoader
 from planner.data.shorthand import MAX_CHIPS_PER_NODE
 from planner.errors import InstanceError
 
@@ -59,7 +60,7 @@ def yaml_table(path: Path) -> dict[str, Any]:
         Where it cannot be read or holds something else.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=FastLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InstanceError(f"cannot be read: {' '.join(str(error).split())}", str(path)) from None
     if not isinstance(tree, dict):
