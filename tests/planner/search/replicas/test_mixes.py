@@ -68,8 +68,19 @@ class Timed:
     """What it exchanges with a pipeline like itself beyond what any mix does."""
 
 
+PIPELINES: dict[tuple[str, bool], list[Timed]] = {}
+"""Those of each problem, which many tests ask for."""
+
+
 def all_pipelines(problem: Problem, *, sequence_parallel: bool = False) -> list[Timed]:
     """Every pipeline with one degree for all stages and one recomputation, by number of micro-batches."""
+    key = problem.model_dump_json(), sequence_parallel
+    if key not in PIPELINES:
+        PIPELINES[key] = _all_pipelines(problem, sequence_parallel)
+    return PIPELINES[key]
+
+
+def _all_pipelines(problem: Problem, sequence_parallel: bool) -> list[Timed]:
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch_size
     found = []
     for tp, dp, mbs, p in itertools.product((1, 2), (1, 2), (1, 2), range(1, 5)):
