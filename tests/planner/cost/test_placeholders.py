@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from planner.cost.operators import Matmul
 from planner.cost.placeholders import placeholder_bytes
 from planner.cost.prices import STATES, Prices
+from planner.cost.stage import StageContent
+from planner.cost.stage_memory import memory_bytes
 from planner.data.problem import Problem
+from planner.units import GIB
 from tests.planner.cost.problems import prices, problem
 
 GRADIENTS = STATES.index("gradients")
@@ -58,3 +64,13 @@ def test_leading_dense_layers_stand_beside_experts_but_not_the_other_way_round()
     held = (with_them.layer_working_bytes - bare.layer_working_bytes)[0]
     dense, experts = (held[with_them.kinds.index(kind)] for kind in ("dense", "moe"))
     assert dense - experts == pytest.approx(2 * 3 * 7168 * 18_432)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_largest_of_all_kinds_of_layers_stand_beside_the_step(largest: int) -> None:
+    of = prices(problem(model="deepseek-v3"), data_parallel=8, expert_parallel=8, expert_tensor_parallel=1)
+    sizes = np.ones_like(of.layer_placeholder_bytes)
+    sizes[0, largest] = 2.0
+    full = replace(of, layer_placeholder_bytes=sizes * GIB, step_copy_share=100.0)  # the step is fullest
+    content = StageContent(0, ((0, 1),), False, False, "none", 0)
+    assert memory_bytes(full, 0, content, [1], 4)["working"] == 2.0 * GIB

@@ -182,10 +182,10 @@ def test_class_alone_may_hang_on_a_link(load_text):
 
 def test_main_problem_loads_in_a_blink():
     load_problem("llama3-8b-h100-8")  # imports and caches aside
-    start = time.perf_counter()
+    start = time.process_time()  # what other processes take does not count
     load_problem("llama3-70b-h100-a100-128")
     # 5 to 10 ms on a quiet core; ten times that would mean that all instances are opened.
-    assert time.perf_counter() - start < 0.2
+    assert time.process_time() - start < 0.2
 
 
 PLAN = Plan(
