@@ -23,7 +23,7 @@ from planner.rules.hosts import class_has_chips, hosts_exist, stages_are_packed
 from planner.rules.megatron import violations
 from planner.rules.target import target_violations
 from planner.simulate.evaluate import evaluate
-from planner.simulate.replicas import hosts_of_replicas
+from planner.simulate.replicas import degrees_of_replicas, hosts_of_replicas
 from tests.planner.simulate.synthetic import packed_plan
 
 
@@ -328,3 +328,9 @@ def test_sharded_parameters_cross_the_link_between_classes_in_every_microbatch(
     m = h100_and_a100.num_microbatches
     passes_s = 8 * (4.0e9 / 8) * (2 + 2 + 2) / 2 / 1.25e9
     assert found["fsdp"] == pytest.approx(m * passes_s, rel=0.15)
+
+
+def test_experts_of_a_replica_split_no_further_than_its_ranks(problem: Problem) -> None:
+    rows = [[replica(problem, 0, 0, tp=8), replica(problem, 1, 0, tp=4)]]
+    degrees = degrees_of_replicas(mixed_plan(problem, rows, [32], expert_tensor_parallel=8))
+    assert degrees.tensor_parallel.tolist() == degrees.expert_tensor_parallel.tolist() == [8, 4]
