@@ -267,3 +267,12 @@ def test_among_more_nodes_than_are_known_latency_grows_with_their_number(op: str
     assert share(2 * known, size) == pytest.approx(share(known, size / 2), rel=0.05)
     assert share(2 * known, size) < 0.95 * share(known, size)
     assert share(2 * known, 2 * size) == pytest.approx(share(known, size), rel=0.05)
+
+
+@pytest.mark.parametrize(("op", "passes"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
+def test_a_collective_waits_for_a_message_on_every_level_of_every_pass(op: str, passes: int) -> None:
+    near = replace(network_of(problem(cluster="8x8 a100-sxm-80gb"), 0), reduces_along_trees=False)
+    far = replace(near, latency_s=near.latency_s + 1.0)
+    spread = spread_group(64.0, 1.0, 8.0)
+    longer_s = collective_s(far, op, 1.0, spread, 1.0) - collective_s(near, op, 1.0, spread, 1.0)
+    assert longer_s == pytest.approx(passes * 3, abs=1e-3)
