@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost import tables
-from planner.cost.collectives import PEAK_SHARE, SCALE_BYTES_PER_S, collective_s
+from planner.cost.collectives import PEAK_SHARE, SCALE_BYTES_PER_S, BetweenNodes, collective_s
 from planner.cost.grid import LogGrid
 from planner.cost.inside_node import inside_s
 from planner.cost.networks import network_of
@@ -276,3 +276,12 @@ def test_a_collective_waits_for_a_message_on_every_level_of_every_pass(op: str, 
     spread = spread_group(64.0, 1.0, 8.0)
     longer_s = collective_s(far, op, 1.0, spread, 1.0) - collective_s(near, op, 1.0, spread, 1.0)
     assert longer_s == pytest.approx(passes * 3, abs=1e-3)
+
+
+@pytest.mark.parametrize("inside", [1, 4])
+def test_ranks_of_a_node_send_no_faster_than_their_own_links(inside: int) -> None:
+    """However fast the adapters of the node are: those of other ranks are reached through its links."""
+    network = replace(network_of(problem(cluster="2x8 a100-sxm-80gb"), 0), link_bytes_per_s=1e9)
+    spread = spread_group(2.0 * inside, 8.0 / inside, 8.0)
+    took_s = BetweenNodes(network, "all_to_all", spread, 1.0).time_s(1e9, 1.0)
+    assert took_s == pytest.approx(0.5, rel=1e-3)  # half of all `inside` buffers, over as many links
