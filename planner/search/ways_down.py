@@ -28,11 +28,13 @@ from numpy.typing import NDArray
 from planner.cost.prices import Floats
 
 Bools = NDArray[np.bool_]
+Behind = int | NDArray[np.int64]
+"""q, one of all or of each; all m - 2 or fewer, or none."""
 
 
 def inner_ways_ms(
     num_microbatches: int,
-    behind: int,
+    behind: Behind,
     sums_ms: tuple[Floats | float, Floats | float],
     left_ms: Floats | float,
     passes_ms: tuple[Floats, Floats, Floats],
@@ -50,7 +52,7 @@ def inner_ways_ms(
     """
     m, q, (whole, before), (t, shorter, longer) = num_microbatches, behind, sums_ms, passes_ms
     shortest = before + (m - 1) * t - left_ms
-    if m < q + 2:
+    if not _is_short(m, q):
         return shortest, np.full_like(shortest, np.inf), np.asarray(whole + (m - 1) * longer <= left_ms)
     k, r = divmod(m - 1, q + 1)
     # How far below the deadline (partial) lies where it stands.
@@ -60,15 +62,21 @@ def inner_ways_ms(
 
 
 def first_way_ms(
-    num_microbatches: int, behind: int, left_ms: Floats | float, passes_ms: tuple[Floats, Floats, Floats]
+    num_microbatches: int, behind: Behind, left_ms: Floats | float, passes_ms: tuple[Floats, Floats, Floats]
 ) -> tuple[Floats, Bools]:
     """Longest way of the first stage, and whether it keeps the row of its own work; as above."""
     m, q, (t, shorter, longer) = num_microbatches, behind, passes_ms
     k, r = divmod(m - 1, q + 1)
     spare = left_ms - m * t
     longest = (left_ms - r * longer) / (k + 1) - t
-    if m >= q + 2:
+    if _is_short(m, q):
         # One wait grows up to where the other one begins, then both do.
         one, both = q * shorter + spare, (spare + q * (shorter + longer)) / 2
         longest = np.minimum(longest, np.where(spare <= q * (longer - shorter), one, both))
     return longest, np.asarray(spare >= 0)
+
+
+def _is_short(num_microbatches: int, behind: Behind) -> bool:
+    """Whether m >= q + 2."""
+    one = behind if isinstance(behind, int) else int(behind[0])
+    return num_microbatches >= one + 2

@@ -57,11 +57,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.search.replicas.holding_places import Places
 from planner.search.replicas.holding_rows import ChainStages, SumBracket
 from planner.search.replicas.holding_walk import Chain, Walk
 from planner.search.replicas.paths import Paths
 from planner.search.replicas.space import Ints
-from planner.tolerances import BOUND_TOL, NEXT_TO_NOTHING
+from planner.tolerances import BOUND_TOL, COUNT_TOL, NEXT_TO_NOTHING
 
 BRACKETS, TICKS = 10, 600
 """Brackets of the sum of all stages, and ticks of the deadline, at first. Guesses."""
@@ -145,13 +146,14 @@ class LeastWorth:
             for i, (low, high) in enumerate(itertools.pairwise(edges.tolist()))
         ]
         numbers = list(range(BRACKETS))
+        places = self._places(kind, least_m, deadline_ms)
         while open_ones:
             if is_up():
                 return Least(0.0)
             low, high, cuts, mu = open_ones.pop()
             tick_ms = deadline_ms / (TICKS * FINER**cuts)
             asked = SumBracket(kind, least_m, deadline_ms, low, high, tick_ms, need)
-            own, mu = self._of_bracket(asked, mu)
+            own, mu = self._of_bracket(places, asked, mu)
             if cuts == 0:
                 self._first_price[numbers.pop()] = mu * self.num_layers / need
             if own.worth >= need:
@@ -174,12 +176,25 @@ class LeastWorth:
         of_layer = least.times_ms[:, 1:] / np.arange(1, self.num_layers + 1)
         return float(of_layer.min()) * self.num_layers + least.after_ms
 
-    def _of_bracket(self, asked: SumBracket, mu: float) -> tuple[Least, float]:
+    def _places(self, kind: int, least_m: int, deadline_ms: float) -> Places:
+        """Stages at all places that a chain has by a deadline.
+
+        An inner stage counts less than a tick below its time, so that so many of them fit beside another.
+        """
+        tick_ms = deadline_ms / TICKS
+        beyond_ms = float(self.paths.least(kind).times_ms[:, 1:].min()) * (1 - COUNT_TOL) - tick_ms
+        fit = self.chains.longest
+        if beyond_ms * fit > deadline_ms:
+            fit = int(deadline_ms / beyond_ms) + 2
+        asked = SumBracket(kind, least_m, deadline_ms, 0.0, deadline_ms, tick_ms, 0.0)
+        return Places(partial(self._choices, asked), asked, min(fit, self.chains.longest))
+
+    def _of_bracket(self, places: Places, asked: SumBracket, mu: float) -> tuple[Least, float]:
         """Least worth of the chains of a bracket, and the price of a layer that tells most."""
         best, best_mu = Least(-np.inf), mu
         rising: _Line | None = None
         falling: _Line | None = None
-        walk = Walk(partial(self._choices, asked), asked, self.num_layers, self.chains.longest)
+        walk = Walk(places, asked, self.num_layers)
         for _ in range(MOST_PRICES):
             self.evaluated += 1
             most = walk.run(mu)
@@ -233,9 +248,13 @@ class LeastWorth:
         layers = layers + 1
         times = stages.times[item, layers]
         after = stages.after[item, layers]
-        pace = float((stages.most_forward[item, layers] / times).max(initial=0.0))
-        hop, worth = self.chains.hops_ms(kind)[item], self.worth[item]
-        listed = ChainStages(item, layers.astype(np.float64), times, hop, after, worth, min(pace, 0.5))
+        most = float((stages.most_forward[item, layers] / times).max(initial=0.0))
+        hop, worth, pace = (
+            self.chains.hops_ms(kind)[item],
+            self.worth[item],
+            np.full(len(item), min(most, 0.5)),
+        )
+        listed = ChainStages(item, layers.astype(np.float64), times, hop, after, worth, pace)
         return listed.at(_undominated(-layers, times, hop, after, worth))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.replicas.space import Ints
-from planner.search.ways_down import first_way_ms, inner_ways_ms
+from planner.search.ways_down import Behind, first_way_ms, inner_ways_ms
 
 NEVER = -1.0
 """A way down to the last stage that none has [ms]."""
@@ -27,13 +28,18 @@ class ChainStages:
     after: Floats
     """What follows the end of the stage itself [ms]."""
     worth: Floats
-    pace: float
-    """Most share of the forward in their time, no more than half."""
+    pace: Floats
+    """Most share of the forward in the time of any of its place, no more than half."""
 
-    def at(self, rows: NDArray[np.bool_] | Ints) -> ChainStages:
+    def at(self, rows: NDArray[np.bool_] | Ints | slice) -> ChainStages:
         """Some of them."""
-        times, hop, after = self.times[rows], self.hop[rows], self.after[rows]
-        return ChainStages(self.item[rows], self.layers[rows], times, hop, after, self.worth[rows], self.pace)
+        return ChainStages(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    @staticmethod
+    def join(parts: Sequence[ChainStages]) -> ChainStages:
+        """All of several."""
+        names = ChainStages.__dataclass_fields__
+        return ChainStages(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     @property
     def passes_ms(self) -> tuple[Floats, Floats, Floats]:
@@ -58,7 +64,7 @@ class SumBracket:
     need: float
 
 
-def first_high(asked: SumBracket, choices: ChainStages, behind: int) -> Floats:
+def first_high(asked: SumBracket, choices: ChainStages, behind: Behind) -> Floats:
     """Longest way down to the last stage with which a stage keeps the rows up to its own end (own)."""
     left_ms = asked.deadline_ms - choices.after
     longest, keeps = first_way_ms(asked.least_m, behind, left_ms, choices.passes_ms)
@@ -66,8 +72,14 @@ def first_high(asked: SumBracket, choices: ChainStages, behind: int) -> Floats:
     return high
 
 
-def inner_range(asked: SumBracket, choices: ChainStages, behind: int) -> tuple[Floats, Floats]:
-    """Shortest and longest way down to the last stage with which an inner stage keeps the rows."""
+def inner_range(
+    asked: SumBracket, choices: ChainStages, behind: Behind, own_ms: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Shortest and longest way down to the last stage with which an inner stage keeps the rows.
+
+    `own_ms` is what `first_high` says of them, where it is known.
+    """
     sums_ms, passes_ms = (asked.low, asked.low), choices.passes_ms
     shortest, longest, keeps = inner_ways_ms(asked.least_m, behind, sums_ms, asked.deadline_ms, passes_ms)
-    return shortest, np.where(keeps, np.minimum(longest, first_high(asked, choices, behind)), NEVER)
+    own_ms = first_high(asked, choices, behind) if own_ms is None else own_ms
+    return shortest, np.where(keeps, np.minimum(longest, own_ms), NEVER)

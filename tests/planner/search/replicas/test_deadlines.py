@@ -155,7 +155,7 @@ def test_where_no_pipeline_gains_more_rounding_leaves_nothing_open() -> None:
     assert kind is not None
     for mu, need in random.uniform(0.1, 8.0, (200, 2)).tolist():
         asked = SumBracket(kind, 2, 1e-3, 1e-4, 1e-3, 1e-5, need)
-        found, _ = holding._of_bracket(asked, mu)
+        found, _ = holding._of_bracket(holding._places(kind, 2, 1e-3), asked, mu)
         assert found.chain is None and found.worth >= need
 
 
@@ -311,7 +311,7 @@ def test_every_stage_of_a_step_keeps_the_rows_up_to_its_own_end_with_what_follow
             way = float(times[s + 1 :].sum()) + 2 * hop * behind
             asked = SumBracket(0, m, deadline, total, total, 1.0, 1.0)
             one = [np.array([value]) for value in (0, 1.0, times[s], hop, after[s], 1.0)]
-            stage = ChainStages(*one, pace=float(forward[s] / times[s]))
+            stage = ChainStages(*one, pace=forward[s : s + 1] / times[s])
             shortest, longest = inner_range(asked, stage, behind)
             assert shortest[0] - 1e-9 <= way <= longest[0] + 1e-9
             alone = replace(stage, after=np.zeros(1))
