@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from planner.search.replicas.mixes import Mixes
 
-FEW_CHOICES = 2
-"""Choices up to which chains of all of them are looked at together first: whether the sequence is split."""
 FEW_BOXES = 100
 """Boxes that are priced of each before deadlines. A guess."""
 
 
 def are_many(mixes: Mixes) -> bool:
     """Whether pipelines share more than whether the sequence is split."""
-    return mixes.problem.model.moe is not None and len(mixes.that_share()) > FEW_CHOICES
+    return mixes.problem.model.moe is not None and len(mixes.that_share()) > 1
 
 
 def _first_look(part: Mixes, most_s: float) -> float:

@@ -67,6 +67,8 @@ class Deadlines:
         """What it left open."""
         self.is_nearly = False
         """Whether all but a few chains were closed by it."""
+        self._ended_early = False
+        """Whether so many stayed open that the others were not looked at."""
 
     def closes(self, deadline_ms: float, first: Sequence[Span] = ()) -> bool:
         """Whether no chain runs what its chips are worth by a deadline, without the least exchange.
@@ -84,7 +86,8 @@ class Deadlines:
         if self.open_ones:
             return False
         self._spans = self._left(self._spans, deadline_ms)
-        self.is_nearly = len(self.open_ones) < MOST_OPEN and not self.is_up()
+        few = len(self.open_ones) < MOST_OPEN and not self._ended_early
+        self.is_nearly = few and not self.is_up()
         return not self._spans
 
     @property
@@ -141,6 +144,7 @@ class Deadlines:
                 todo = [one for one in todo if not self._are_alike(one, first)]
             else:
                 todo += pieces
+        self._ended_early = bool(todo)
         return later + todo + left
 
     def _are_alike(self, one: Span, other: Span) -> bool:

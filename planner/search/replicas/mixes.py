@@ -32,7 +32,7 @@ from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.reach import first_reach
 from planner.search.replicas.row_prices import RowPrices
 from planner.search.replicas.shares import Shares
-from planner.search.replicas.space import Shared, shared_rows
+from planner.search.replicas.space import Shared, shared_rows, widest_shares
 from planner.search.replicas.whole_rooms import WholeRooms, are_few
 from planner.search.replicas.work import speeds_of, work_of_chips
 from planner.units import MS
@@ -245,7 +245,8 @@ class Mixes:
         """Mixes by what all pipelines of one share, with the bound and the prices so far."""
         of = self.chains
         if not self.parts:
-            for shared, rows in shared_rows(self.problem, of.table).items():
+            shares = widest_shares(shared_rows(self.problem, of.table))
+            for shared, rows in shares.items():
                 chains = Chains(self.problem, of.table, of.prices, rows)
                 self.parts[shared] = Mixes(self.problem, chains, self.is_up)
         for part in self.parts.values():

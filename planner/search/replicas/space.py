@@ -6,6 +6,8 @@ as the shares of the batch need not be equal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -84,6 +86,26 @@ def shared_rows(problem: Problem, table: DegreeTable) -> dict[Shared, list[int]]
             found.setdefault(shared, []).append(row)
     widths = table.degrees.tensor_parallel
     return {shared: rows for shared, rows in found.items() if not (shared[0] and (widths[rows] == 1).all())}
+
+
+def widest_shares(found: Mapping[Shared, Sequence[int]]) -> dict[Shared, list[int]]:
+    """Those whose rows no other one has all of: what bounds the mixes of these bounds those of all.
+
+    With experts no stage of several chips is without a split, and one of a single chip stands beside split
+    ones as well.
+    """
+    sets = {shared: frozenset(rows) for shared, rows in found.items()}
+    order = {shared: number for number, shared in enumerate(sets)}
+
+    def is_within(one: Shared, other: Shared) -> bool:
+        same = sets[one] == sets[other]
+        return order[other] < order[one] if same else sets[one] < sets[other]
+
+    return {
+        shared: list(rows)
+        for shared, rows in found.items()
+        if not any(is_within(shared, other) for other in sets if other != shared)
+    }
 
 
 def _shared(problem: Problem, table: DegreeTable, row: int) -> list[Shared]:

@@ -159,6 +159,14 @@ def test_where_no_pipeline_gains_more_rounding_leaves_nothing_open() -> None:
         assert found.chain is None and found.worth >= need
 
 
+def test_a_look_that_ends_at_what_stays_open_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no pipeline came up for what stayed open, the look once counted as one that closed the rest."""
+    mixes = mixes_of(small_problem(0))
+    look = Deadlines(mixes.pricing.paths, mixes.best_price)
+    monkeypatch.setattr(look, "_pieces", lambda *_: None)
+    assert not look.closes(1e6) and not look.open_ones and not look.is_nearly
+
+
 def test_two_pipelines_weigh_up_to_all_layers() -> None:
     """One two layers short and one a layer beyond: a third of the first, two thirds of the other."""
     mixes = mixes_of(small_problem(0))

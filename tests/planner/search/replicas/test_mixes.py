@@ -23,7 +23,7 @@ from planner.search.replicas.items import held_levels
 from planner.search.replicas.mixes import FEW_BOXES, MOST_BOXES, Mixes
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import APART, NEAR, _share
-from planner.search.replicas.space import exchange_floor_s, replica_degrees, shared_rows
+from planner.search.replicas.space import exchange_floor_s, replica_degrees, shared_rows, widest_shares
 from planner.search.replicas.steps import paces
 from planner.search.replicas.work import work_of_chips
 from planner.simulate.evaluate import evaluate
@@ -190,11 +190,21 @@ def test_experts_make_the_choices_of_what_pipelines_share_many() -> None:
     problem = load_problem("mixtral-8x7b-h100-64")
     mixes = mixes_of(problem.model_copy(update={"target": "unrestricted"}))
     assert are_many(mixes) and not are_many(mixes_of(small_problem(0)))
-    rows = {row for shared in shared_rows(problem, mixes.chains.table).values() for row in shared}
-    assert rows == set(range(len(mixes.chains.table)))
+    shares = shared_rows(problem, mixes.chains.table)
+    assert {row for rows in shares.values() for row in rows} == set(range(len(mixes.chains.table)))
+    # Whole sequences stand on stages of one chip alone, which are beside split ones as well.
+    widest = widest_shares(shares)
+    assert set(widest) == {shared for shared in shares if shared[0]} == set(mixes.parts)
+    assert all(any(set(rows) <= set(wide) for wide in widest.values()) for rows in shares.values())
     most_s = 2 * mixes.improve(0.5)
     together_s = mixes.improve(most_s, 100)
     assert improve_each(mixes, most_s) >= together_s
+
+
+def test_of_choices_with_the_same_rows_one_stays() -> None:
+    one, two, three = (False, 1, None), (True, 1, None), (True, 2, None)
+    assert widest_shares({one: [1, 2], two: [2, 1], three: [2]}) == {one: [1, 2]}
+    assert widest_shares({one: [1], two: [1, 2], three: [2, 3]}) == {two: [1, 2], three: [2, 3]}
 
 
 def test_choices_of_what_pipelines_share_hold_all_rows_that_go_together() -> None:
