@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the virtual environment in which the real Megatron-Bridge reads our launch directories.
+# Makes the virtual environment in which the real Megatron-Bridge reads our launch directories, and in which
+# small networks that Megatron-LM builds of them are compared with the code of their publishers (transformers).
 #
 #   tests/setup_bridge.sh
 #
@@ -7,7 +8,7 @@
 # HETPLAN_MEGATRON_VENV  the environment of Megatron-LM that it stands on, made first (tests/setup_megatron.sh)
 #
 # About 550 MB and a minute beside Megatron-LM's. Run again at will: a finished environment is left as it is.
-# tests/run.sh does not make it, and without it the tests that compare with Megatron-Bridge are skipped.
+# tests/run.sh does not make it, and without it the tests that compare with either are skipped.
 # megatron-bridge declares Python >= 3.12 and packages that need a GPU; its code reads configurations without.
 set -euo pipefail
 

@@ -21,3 +21,13 @@ def megatron_python() -> str:
             pytest.fail(reason)
         pytest.skip(reason)
     return str(python)
+
+
+@pytest.fixture(scope="session")
+def bridge_python() -> str:
+    """Python of the environment that holds Megatron-Bridge and transformers."""
+    venv = Path(os.environ.get("HETPLAN_BRIDGE_VENV", ROOT / ".venv-bridge"))
+    python = venv / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{venv} is missing; run tests/setup_bridge.sh, which takes a minute and 550 MB")
+    return str(python)

@@ -30,16 +30,6 @@ from tests.planner.launchers.test_round_trip import recomputing_alike
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="session")
-def bridge_python() -> str:
-    """Python of the environment that holds Megatron-Bridge."""
-    venv = Path(os.environ.get("HETPLAN_BRIDGE_VENV", ROOT / ".venv-bridge"))
-    python = venv / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{venv} is missing; run tests/setup_bridge.sh, which takes a minute and 550 MB")
-    return str(python)
-
-
 def halved(name: str) -> plans.Case:
     """A shipped model on two stages, of two tensor-parallel ranks where its heads divide by them."""
     model = load_model(name)
