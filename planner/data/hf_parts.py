@@ -49,6 +49,15 @@ WHY_NOT: dict[str, str] = {
 """Why a family is not read, as its code in transformers 5 shows (`models/*/modeling_*.py`)."""
 
 
+def not_described(field: str, value: object, known: str, where: str) -> InstanceError:
+    """What to raise at a value that makes another network than any that a model file describes."""
+    return InstanceError(
+        f"{field} {value!r} cannot be described, only {known}; a model file of your own can say what comes "
+        "closest (`hetplan schema model`)",
+        where,
+    )
+
+
 def text_part(config: Config, where: str) -> tuple[Config, tuple[str, ...]]:
     """The configuration of the text part, and the names of the other parts; the whole where there are none.
 
