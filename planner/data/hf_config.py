@@ -72,7 +72,8 @@ _SIZES = {
 """Fields that we reckon with before the model is checked as a whole."""
 _COUNTS = {
     "decoder_sparse_step", "first_k_dense_replace", "head_dim", "max_position_embeddings",
-    "max_window_layers", "n_inner", "num_key_value_heads", "num_mtp_layers", "num_nextn_predict_layers",
+    "max_window_layers", "n_inner", "no_rope_layer_interval",
+    "num_key_value_heads", "num_mtp_layers", "num_nextn_predict_layers",
     "q_lora_rank", "shared_expert_intermediate_size", "sliding_window", "mtp_num_hidden_layers",
     *hf_routed.COUNTS,
 }  # fmt: skip
@@ -114,6 +115,8 @@ _DEFAULTS: dict[str, Config] = {
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
     "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
     "starcoder2": {"num_key_value_heads": 2},
+    "smollm3": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "ernie4_5": {"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
     "nemotron_h": hf_hybrid.DEFAULTS,
     **hf_linear.DEFAULTS,
     **hf_routed.DEFAULTS,
@@ -208,6 +211,8 @@ _FAMILIES: dict[str, Callable[[Config], Config]] = {
     "qwen2_moe": _qwen_experts,
     "qwen3_moe": _qwen_experts,
     "arcee": arcee,
+    "smollm3": common,
+    "ernie4_5": common,
     "gpt_oss": _gpt_oss,
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,

@@ -45,6 +45,8 @@ _FIXED: dict[str, dict[str, tuple[object, ...]]] = {
     "phi3": _NO_BIAS,
     "nemotron": _NO_BIAS,
     "seed_oss": {"attention_out_bias": (False,)},
+    "smollm3": {**_NO_BIAS, "use_sliding_window": (False,)},
+    "ernie4_5": {"use_bias": (False,)},
     "starcoder2": {"use_bias": (True,)},
     "qwen2": {"use_sliding_window": (False,)},
     "qwen3": {"use_sliding_window": (False,)},
@@ -97,8 +99,11 @@ _EPSILONS = {
     "nemotron": 1e-5,
     "nemotron_h": 1e-5,
     "starcoder2": 1e-5,
+    "ernie4_5": 1e-5,
 }
 """What norms add to the variance, of families whose default is not 1e-6."""
+_LATENT_EPSILON = 1e-6
+"""What norms inside latent attention add, whatever the others do."""
 _GROUPS = {"deepseek_v3": (8, 4), "kimi_k2": (8, 4), "bailing_moe_v2": (8, 4)}
 """Groups of experts and how many a token visits, by default."""
 
@@ -150,6 +155,8 @@ def constants(config: Config, where: str) -> Config:
     """Fields of `ModelConstants`: epsilon of norms, rotary positions, weights of experts."""
     family = str(config["model_type"])
     fields: Config = {"norm_epsilon": _epsilon(config, family)}
+    if "kv_lora_rank" in config and fields["norm_epsilon"] != _LATENT_EPSILON:
+        fields["latent_norm_epsilon"] = _LATENT_EPSILON
     if family in {*hf_linear.FAMILIES, "nemotron"}:
         fields["zero_centered_norms"] = True
     if family not in ("gpt2", "nemotron_h"):  # which have no rotary positions

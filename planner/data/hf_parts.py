@@ -38,8 +38,6 @@ WHY_NOT: dict[str, str] = {
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _FACTORS),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER_ROTATION),
     **dict.fromkeys(("llama4", "llama4_text"), f"{_SOME_ROTATED}, and the others attend in chunks"),
-    "smollm3": _SOME_ROTATED,
-    "ernie4_5": _TURNED,
     "ernie4_5_moe": f"{_TURNED}, and experts are balanced by a bias on a softmax, Megatron-LM's on a sigmoid",
     **dict.fromkeys(("cohere", "cohere2", "phi", "gptj", "falcon"), _PARALLEL),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _SPARSE),

@@ -14,7 +14,10 @@ from planner.errors import InstanceError
 
 Config = dict[str, Any]
 
-_BASES = {"mixtral": 1_000_000, "gpt_oss": 150_000, "solar_open": 1_000_000, "bailing_moe_v2": 600_000}
+_BASES = {
+    "mixtral": 1_000_000, "gpt_oss": 150_000, "solar_open": 1_000_000, "bailing_moe_v2": 600_000,
+    "smollm3": 2_000_000, "ernie4_5": 500_000,
+}  # fmt: skip
 """Rotary bases of families whose default is not 10,000."""
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -76,9 +79,29 @@ def positions(config: Config, family: str, where: str) -> Config:
             "factor": rope.get("factor", 1.0),
             **{ours: rope[name] for name, ours in _YARN.items() if rope.get(name) is not None},
         }
+    if family == "ernie4_5":
+        fields["rotates_neighbours"] = True
+    if family == "smollm3":
+        fields["unrotated_every"] = _unrotated(config, where)
     if kind == "yarn" and "qk_rope_head_dim" not in config:  # DeepSeek's own code has a length of its own
         fields["rotary_scaling"] |= _first_length(config, rope)
     return fields
+
+
+def _unrotated(config: Config, where: str) -> int | None:
+    """Every how many layers one has no positions; a list has 1 for a layer with them."""
+    told, layers = config.get("no_rope_layers"), range(1, config["num_hidden_layers"] + 1)
+    every = config.get("no_rope_layer_interval", 4)
+    if told is not None:
+        if not isinstance(told, list) or len(told) < len(layers) or not {0, 1}.issuperset(told):
+            raise InstanceError("no_rope_layers: must be a list of 0 and 1, one a layer", where)
+        told = told[: len(layers)]
+        if 0 not in told:
+            return None
+        every = told.index(0) + 1
+    if every < 2 or (told is not None and told != [int(layer % every != 0) for layer in layers]):
+        raise not_described("no_rope_layers", "of this order", "every so many layers, not all of them", where)
+    return int(every) if every <= len(layers) else None
 
 
 def _said_once(config: Config, names: tuple[str, str], rope: Config, where: str) -> Any:

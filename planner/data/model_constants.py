@@ -35,6 +35,8 @@ class ModelConstants(Data):
 
     norm_epsilon: float | None = Field(default=None, gt=0)
     """What norms add to the variance."""
+    latent_norm_epsilon: float | None = Field(default=None, gt=0)
+    """What norms of compressed queries, keys and values add, where it is another; null where it is not."""
     zero_centered_norms: bool = False
     """Whether norms multiply by their weights and 1, so that decay draws them to 1."""
     rotary_base: int | None = Field(default=None, ge=2)
@@ -43,6 +45,11 @@ class ModelConstants(Data):
     """Share of a head that is rotated; null for all of it."""
     rotary_scaling: RotaryScaling | None = None
     """How rotary positions are stretched; null where they are not."""
+    rotates_neighbours: bool = False
+    """Whether neighbouring values of a head turn together, not those of its two halves."""
+    unrotated_every: int | None = Field(default=None, ge=2)
+    """Every how many layers one has no rotary positions, from the last of the first so many on; null where
+    all have them."""
     routed_scale: float | None = Field(default=None, gt=0)
     """Factor of the routed experts' output; null for 1."""
     expert_scores: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None

@@ -102,6 +102,7 @@ PROVIDER = {
     "layernorm_epsilon": "--norm-epsilon",
     "rotary_base": "--rotary-base",
     "rotary_percent": "--rotary-percent",
+    "no_rope_freq": "--no-rope-freq",
     "rope_scaling_factor": "--rope-scaling-factor",
     "rotary_scaling_factor": "--rotary-scaling-factor",
     "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",

@@ -10,12 +10,14 @@ from planner.data.load import load_model, names
 from planner.data.model_spec import WITH_EXPERTS, ModelSpec
 from planner.data.stack import SoftwareStack
 from planner.launchers.bridge_hybrid import PLAIN_SOFTMAX, hybrid_fields
+from planner.launchers.layer_lists import layer_list
 from planner.launchers.linear_attention import linear_fields
 from planner.launchers.megatron_model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.model_constants import (
     balances_by_bias,
     norm_epsilon,
     rotary_base,
+    rotated_layers,
     rotated_share,
     routing_arguments,
 )
@@ -196,14 +198,16 @@ def _constants(model: ModelSpec) -> Fields:
     if has_rotary_positions(model):
         fields["rotary_base"] = repr(rotary_base(model))
         fields |= stretching_fields(model, NEWEST)
-    for argument in (*rotated_share(model), *routing_arguments(model)):
+    for argument in (*rotated_share(model), *rotated_layers(model), *routing_arguments(model)):
         name = argument.flag.removeprefix("--").replace("-", "_")
         fields[name] = _as_python(argument.values[0]) if argument.values else "True"
     return fields
 
 
 def _as_python(word: str) -> str:
-    """A word of a command line as Python text: a number as it stands, else a string."""
+    """A word of a command line as Python text: a number as it stands, a list written out, else a string."""
+    if word.startswith("("):
+        return repr(layer_list(word))
     try:
         float(word)
     except ValueError:

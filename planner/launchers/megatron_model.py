@@ -13,7 +13,7 @@ from planner.launchers.arguments import Argument, Arguments, option, switch
 from planner.launchers.layer_lists import list_expression
 from planner.launchers.linear_attention import linear_arguments, linear_attention_troubles
 from planner.launchers.model_constants import balances_by_bias, expert_scores
-from planner.launchers.rotary_positions import stretched_by
+from planner.launchers.rotary_positions import stretched_by, trouble_with_positions
 from planner.rules.versions import NEWEST, VERSIONS
 
 VOCAB_MULTIPLE = 128
@@ -85,6 +85,7 @@ def inexpressible(
         wrong.append(f"{model.id} balances its experts by a bias on a softmax; Megatron-LM's needs a sigmoid")
     if (trouble := _trouble_with_biases(model)) is not None:
         wrong.append(f"{model.id} {trouble}; Megatron-LM has biases on qkv, everywhere or nowhere")
+    wrong += trouble_with_positions(model)
     if model.mtp_num_layers and position_kind(model, NEWEST) in ("learned_absolute", "yarn"):
         wrong.append(
             f"{model.id}: Megatron-LM's multi-token prediction needs rotary positions, not stretched by YaRN "

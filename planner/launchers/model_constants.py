@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
 from planner.launchers.arguments import Argument, Arguments, option, switch
+from planner.launchers.layer_lists import list_expression
 from planner.launchers.rotary_positions import (
     has_rotary_positions,
     stretching_arguments,
     unstated_stretching,
 )
+
+UNROTATED, INTERLEAVED = "--no-rope-freq", "--rotary-interleaved"
+"""Which layers have no rotary positions, and that those of the others turn neighbouring values."""
 
 DEFAULT_BASE = 10_000
 """Rotary base that Megatron takes unless told (`--rotary-base`)."""
@@ -67,7 +71,12 @@ def routed_scale(model: ModelSpec) -> float | None:
 
 def constant_arguments(model: ModelSpec, version: str) -> Arguments:
     """Flags beside `--rotary-base` and `--norm-epsilon`, which every script has, for a version of core."""
-    return (*rotated_share(model), *stretching_arguments(model, version), *routing_arguments(model))
+    return (
+        *rotated_share(model),
+        *rotated_layers(model),
+        *stretching_arguments(model, version),
+        *routing_arguments(model),
+    )
 
 
 def all_constants(model: ModelSpec, version: str) -> Arguments:
@@ -92,6 +101,11 @@ def left_out(model: ModelSpec, version: str, *, by_fields: bool = False) -> tupl
             f"{' and '.join(unstated)}: Megatron's own, as the file of {model.id} states none; they change "
             "what is trained, not its time and memory"
         )
+    if constants.latent_norm_epsilon not in (None, norm_epsilon(model)):
+        notes.append(
+            f"norms of compressed queries, keys and values add {norm_epsilon(model):g}, as all others do; "
+            f"those of {model.id} add {constants.latent_norm_epsilon:g}"
+        )
     notes += unstated_stretching(model, version, by_fields=by_fields)
     if model.moe is not None and constants.group_experts is not None and constants.groups_visited is not None:
         best = model.moe.top_k // constants.groups_visited
@@ -111,6 +125,24 @@ def rotated_share(model: ModelSpec) -> Arguments:
     return (
         (option("--rotary-percent", share),) if has_rotary_positions(model) and share not in (None, 1) else ()
     )
+
+
+def rotated_layers(model: ModelSpec) -> Arguments:
+    """Which layers rotate queries and keys, and which values together; nothing where all do, by halves.
+
+    Positions that turn neighbouring values are those of `--rotary-interleaved` (core 0.19.2,
+    `core/models/common/embeddings/rope_utils.py`).
+    """
+    if not has_rotary_positions(model):
+        return ()
+    arguments = [switch(INTERLEAVED)] if model.constants.rotates_neighbours else []
+    every = model.constants.unrotated_every
+    if every is not None:
+        layers = range(1, model.num_layers + 1)
+        unrotated = list_expression([int(layer % every == 0) for layer in layers])
+        # A number must divide the layers.
+        arguments.append(option(UNROTATED, unrotated if model.num_layers % every else every))
+    return tuple(arguments)
 
 
 def routing_arguments(model: ModelSpec) -> Arguments:

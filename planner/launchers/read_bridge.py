@@ -156,6 +156,7 @@ def _provider_words(recipe: Path, length: int) -> Iterator[str]:
         "--disable-bias-linear": values.get("add_bias_linear") is False,
         "--add-qkv-bias": values.get("add_qkv_bias"),
         "--no-yarn-correction-range-round-to-int": values.get("yarn_correction_range_round_to_int") is False,
+        "--rotary-interleaved": values.get("rotary_interleaved"),
         "--use-rope-scaling": values.get("rope_scaling"),
         "--moe-shared-expert-gate": values.get("moe_shared_expert_gate"),
         "--moe-router-pre-softmax": values.get("moe_router_pre_softmax"),

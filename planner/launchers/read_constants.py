@@ -14,9 +14,13 @@ from pydantic import ValidationError
 from planner.data.explain import explained
 from planner.data.model_constants import ModelConstants, RotaryScaling
 from planner.data.model_spec import ModelSpec
+from planner.errors import InstanceError
+from planner.launchers.layer_lists import layer_list
 from planner.launchers.model_constants import (
     DEFAULT_BASE,
     DEFAULT_EPSILON,
+    INTERLEAVED,
+    UNROTATED,
     expert_scores,
     norm_epsilon,
     rotary_base,
@@ -57,6 +61,8 @@ def _stated(flags: Flags) -> ModelConstants:
         rotary_base=round(flags.real("--rotary-base", DEFAULT_BASE)),
         rotary_fraction=_unless_one(flags.real("--rotary-percent", 1.0)),
         rotary_scaling=_scaling(flags),
+        rotates_neighbours=INTERLEAVED in flags,
+        unrotated_every=_unrotated(flags),
         routed_scale=_unless_one(flags.real("--moe-router-topk-scaling-factor", 1.0)),
         expert_scores=_scores(flags),
         softmax_over_all="--moe-router-pre-softmax" in flags,
@@ -70,6 +76,40 @@ def _scores(flags: Flags) -> Any:
     stated = flags.text("--moe-router-score-function", "softmax")
     implied = "sigmoid" if "--moe-router-enable-expert-bias" in flags else "softmax"
     return None if stated == implied else stated
+
+
+def _unrotated(flags: Flags) -> int | None:
+    """Every how many layers one has no rotary positions, None where all have them.
+
+    Raises
+    ------
+    InstanceError
+        Where the layers are none of every so many, or no list of them.
+    """
+    if UNROTATED not in flags:
+        return None
+    text, layers = "".join(flags.values[UNROTATED]), flags.number("--num-layers")
+    if text.isdecimal():
+        every = flags.number(UNROTATED)
+        if every < 2 or layers % every:
+            raise InstanceError(
+                f"{UNROTATED} {every} does not part {layers} layers into rotated ones", flags.where
+            )
+        return every
+    try:
+        pattern = layer_list(text)
+    except ValueError:
+        raise InstanceError(f"{UNROTATED} {text[:60]} is not understood", flags.where) from None
+    if 1 not in pattern:
+        return None
+    every = pattern.index(1) + 1
+    if pattern != [int(layer % every == 0) for layer in range(1, layers + 1)] or every == 1:
+        raise InstanceError(
+            f"{UNROTATED} {text[:60]}: layers without rotary positions are described where they are every so "
+            "many of all layers, and some have them",
+            flags.where,
+        )
+    return every
 
 
 def _unless_one(value: float) -> float | None:
@@ -120,6 +160,8 @@ def _pairs(found: ModelSpec, wanted: ModelSpec) -> Iterator[tuple[str, Any, Any]
     if has_rotary_positions(wanted):
         if other.rotary_base is not None:
             yield "rotary_base", rotary_base(found), other.rotary_base
+        yield "rotates_neighbours", mine.rotates_neighbours, other.rotates_neighbours
+        yield "unrotated_every", mine.unrotated_every, other.unrotated_every
         yield "rotary_fraction", mine.rotary_fraction or 1.0, other.rotary_fraction or 1.0
         if _stretching_shows(mine.rotary_scaling, wanted):
             latent = wanted.mla is not None

@@ -85,11 +85,8 @@ def refuse_other_models(flags: Flags) -> None:
 def same_cost_other_network(flags: Flags) -> Iterator[str]:
     """A phrase for each flag of a network that no model file describes, at the cost of one that it does.
 
-    Sources: megatron-core 0.19.2, `core/models/common/embeddings/rope_utils.py` (`_rotate_half`) and
-    `core/transformer/mlp.py` (`glu`).
+    Source: megatron-core 0.19.2, `core/transformer/mlp.py` (`glu`).
     """
-    if "--rotary-interleaved" in flags:
-        yield "positions turn neighbouring values of a head (--rotary-interleaved)"
     if flags.text("--position-embedding-type", "none") == "alibi":
         yield "scores fall with distance (--position-embedding-type alibi)"
     clamp = flags.real("--activation-func-clamp-value") if "--activation-func-clamp-value" in flags else None

@@ -38,6 +38,23 @@ def has_rotary_positions(model: ModelSpec) -> bool:
     return model.position_embedding == "rope"
 
 
+def trouble_with_positions(model: ModelSpec) -> list[str]:
+    """Ways of turning queries and keys that Megatron-LM does not combine (core 0.19.2, its attention, latent
+    attention, predictions and `TransformerConfig`)."""
+    constants, wrong = model.constants, []
+    if constants.unrotated_every is not None and (model.mla or model.mtp_num_layers or model.hybrid):
+        wrong.append(
+            f"{model.id} has layers without rotary positions (unrotated_every), which Megatron-LM does not "
+            "build beside latent attention, predictions or Mamba layers"
+        )
+    if constants.rotates_neighbours and (model.mla or constants.rotary_scaling):
+        wrong.append(
+            f"{model.id} turns neighbouring values (rotates_neighbours) beside latent attention or stretched "
+            "positions, which Megatron-LM does not build"
+        )
+    return wrong
+
+
 def stretched_by(model: ModelSpec, version: str) -> str | None:
     """Rule by which the launch files stretch positions: llama3, yarn, linear, or None where they do not."""
     scaling = model.constants.rotary_scaling

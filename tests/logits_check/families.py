@@ -48,6 +48,13 @@ NETWORKS: dict[str, Config] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "rms_norm_eps": 1e-6, **_rope(1_000_000.0)},
     "qwen3, yarn": {"model_type": "qwen3", "head_dim": 32, **_rope(1_000_000.0, **_YARN)},
     "arcee": {"model_type": "arcee", "hidden_act": "relu2", **_rope(10_000.0, **_YARN)},
+    "smollm3": {
+        "model_type": "smollm3", "no_rope_layers": [1, 0, 1], "num_hidden_layers": 3, **_rope(10_000.0),
+    },
+    "smollm3, by its interval": {
+        "model_type": "smollm3", "no_rope_layer_interval": 3, "tie_word_embeddings": True, **_rope(10_000.0),
+    },
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 32, "use_bias": False, **_rope(10_000.0)},
     "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_out_bias": False},
     "nemotron": {
         "model_type": "nemotron", "hidden_act": "relu2", "norm_eps": 1e-5,

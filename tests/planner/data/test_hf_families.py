@@ -10,8 +10,10 @@ import pytest
 from planner.cost.parameters import total_parameters
 from planner.data.hf_config import model_from_hf_config
 from planner.data.hf_parts import WHY_NOT
+from planner.data.model_constants import ModelConstants, RotaryScaling
 from planner.data.model_spec import ModelSpec
 from planner.errors import InstanceError
+from planner.launchers.megatron_model import inexpressible
 from planner.launchers.model_constants import expert_scores, left_out
 from planner.rules.versions import NEWEST
 
@@ -69,6 +71,23 @@ CONFIGS: dict[str, tuple[Config, int]] = {
         },
         1_961_560_064,
     ),
+    "smollm3": (
+        {
+            "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+            "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 65536,
+            "rope_theta": 5_000_000.0, "vocab_size": 128256, "tie_word_embeddings": True,
+            "no_rope_layers": [1, 1, 1, 0] * 9,
+        },
+        3_075_098_624,
+    ),
+    "ernie4_5": (
+        {
+            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
+            "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 131072,
+            "rope_theta": 500_000.0, "vocab_size": 103424, "tie_word_embeddings": True, "use_bias": False,
+        },
+        360_748_032,
+    ),
     # Four layers and 32 experts of Ling-mini-2.0.
     "bailing_moe_v2": (
         {
@@ -105,6 +124,36 @@ def test_experts_of_the_new_families_are_scored_by_a_sigmoid_in_the_groups_of_th
     assert models["dots1"].constants.routed_scale == 2.5
     assert models["solar_open"].moe is not None
     assert models["solar_open"].moe.first_dense_layers == 0
+
+
+def test_which_layers_have_positions_and_which_values_they_turn_is_read() -> None:
+    """SmolLM3 and ERNIE 4.5 were refused, as no model file described them."""
+    smol = {"model_type": "smollm3", **_COMMON, **CONFIGS["smollm3"][0]}
+    assert read(smol).constants.unrotated_every == 4
+    by_interval = {**smol, "no_rope_layers": None, "no_rope_layer_interval": 6}
+    assert read(by_interval).constants.unrotated_every == 6
+    assert read({**smol, "no_rope_layers": [1] * 36}).constants.unrotated_every is None
+    assert read({"model_type": "ernie4_5", **CONFIGS["ernie4_5"][0]}).constants.rotates_neighbours
+    for layers in ([1, 0, 0] * 12, [0] * 36, [1, 0], "all", [1, 1, 1, 2] * 9):
+        with pytest.raises(InstanceError, match="no_rope_layers"):
+            read({**smol, "no_rope_layers": layers})
+    predicting = read(smol).model_copy(update={"mtp_num_layers": 1})
+    assert "layers without rotary positions" in inexpressible(predicting)[0]
+    stretched = RotaryScaling(kind="llama3", factor=8.0)
+    turned = ModelConstants(rotates_neighbours=True, rotary_scaling=stretched)
+    assert "neighbouring values" in inexpressible(read(smol).model_copy(update={"constants": turned}))[0]
+
+
+def test_another_epsilon_of_inner_norms_is_told() -> None:
+    """GLM-4.7-Flash adds 1e-5, but 1e-6 to what it compresses; Megatron-LM adds one number everywhere."""
+    flash = read({"model_type": "glm4_moe_lite", **_COMMON, **CONFIGS["glm4_moe_lite"][0]})
+    assert flash.constants.latent_norm_epsilon == 1e-6
+    assert (
+        "keys and values add 1e-05, as all others do; those of some-model add 1e-06"
+        in left_out(flash, NEWEST)[0]
+    )
+    plain = {"model_type": "glm4_moe_lite", **_COMMON, **CONFIGS["glm4_moe_lite"][0], "rms_norm_eps": 1e-6}
+    assert left_out(read(plain), NEWEST) == ()
 
 
 @pytest.mark.parametrize(

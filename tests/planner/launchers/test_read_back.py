@@ -178,7 +178,8 @@ def test_numbers_of_positions_that_do_not_reach_the_model_are_warned_of(flags: s
 @pytest.mark.parametrize(
     ("name", "flags", "said"),
     [
-        ("llama3-8b", "--rotary-interleaved", "neighbouring values of a head (--rotary-interleaved)"),
+        ("llama3-8b", "--rotary-interleaved", "rotates_neighbours True, not False"),
+        ("llama3-8b", "--no-rope-freq 4", "unrotated_every 4, not None"),
         ("llama3-8b", "--activation-func-clamp-value 7", "gated units are clamped or moved"),
         ("gpt-oss-20b", "--activation-func-clamp-value 5", "clamped at 5 and moved by 1, not as gpt-oss"),
         ("gpt-oss-20b", "--glu-linear-offset 0", "clamped at 7 and moved by 0, not as gpt-oss"),

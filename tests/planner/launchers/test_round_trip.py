@@ -136,6 +136,21 @@ def test_divided_positions_read_back(target: TargetName, tmp_path: Path) -> None
     assert "not stretched" in left_out(model.model_copy(update={"constants": odd}), NEWEST)[0]
 
 
+@pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge", "flagscale"])
+@pytest.mark.parametrize("every", [4, 5])  # the latter as a list, as 5 does not divide the layers
+def test_layers_without_positions_and_turned_neighbours_read_back(
+    every: int, target: TargetName, tmp_path: Path
+) -> None:
+    """Scripts with them were read as Llama's, and models that have them could not be described."""
+    problem, plan = alike(plans.uniform())
+    turned = {"unrotated_every": every, "rotates_neighbours": every == 4}
+    constants = problem.model.constants.model_copy(update=turned)
+    model = problem.model.model_copy(update={"id": "turned", "constants": constants})
+    assert_reads_back(problem.model_copy(update={"model": model}), plan, target, tmp_path / "launch")
+    found = read_launch(tmp_path / "launch", problem.cluster).problem.model.constants
+    assert (found.unrotated_every, found.rotates_neighbours) == (every, every == 4)
+
+
 @pytest.mark.parametrize("target", ["megatron-lm", "megatron-bridge"])
 def test_scales_and_loss_of_a_stack_read_back(target: TargetName, tmp_path: Path) -> None:
     """Scales that follow from each tensor's own values; Bridge's fused loss is Transformer Engine's."""

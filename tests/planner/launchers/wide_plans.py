@@ -84,6 +84,10 @@ def varied_model(model: ModelSpec, rng: random.Random) -> ModelSpec:
         update["qk_norm"] = not model.qk_norm
     if rng.random() < 0.2 and model.hybrid is None:
         update["mtp_num_layers"] = rng.choice([0, 1, 2])
+    if rng.random() < 0.2:
+        update["constants"] = model.constants.model_copy(
+            update={"unrotated_every": rng.choice([None, 2, 3]), "rotates_neighbours": rng.random() < 0.5}
+        )
     if rng.random() < 0.3:
         update["vocab_size"] = rng.choice([1000, 32000, 50257, 65536, 128256, 151936])
     if rng.random() < 0.2 and model.moe is None and model.hybrid is None:
@@ -105,7 +109,7 @@ def varied_model(model: ModelSpec, rng: random.Random) -> ModelSpec:
         if model.hybrid is None and not model.ffn_hidden_size:
             update["ffn_hidden_size"] = 1024
         update["moe"] = moe.model_copy(update=changes)
-        update["constants"] = model.constants.model_copy(
+        update["constants"] = update.get("constants", model.constants).model_copy(
             update={"expert_groups": None, "groups_visited": None, "group_experts": None}
         )
     try:
