@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log
 
 import planner
+from planner.cost.parameters import padded_vocab
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
@@ -37,6 +38,7 @@ def readme_text(
             "problem_name": " ".join(problem.name.split()),
             "summary": summary(problem, plan, places, evaluation),
             "hosts_step": hosts_step(problem, places),
+            "vocabulary": padded_vocab(problem.model.vocab_size, plan.tensor_parallel),
             "signs": signs_of_life(problem, plan, evaluation, LOGS),
             "stage_table": stage_table(problem, plan, places, evaluation),
             "notes": notes_text(problem, plan, evaluation, left_out(problem.model, core_version)),

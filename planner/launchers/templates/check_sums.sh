@@ -4,13 +4,15 @@
 # The numbers are read from the very arguments that Megatron will get, so that an edit of one of them
 # is caught before hundreds of processes have started.
 
-# last_value FLAG ARGUMENT...: prints the word after the last FLAG, as Megatron reads it.
+# last_value FLAG ARGUMENT...: prints the word after the last FLAG, or after FLAG=, as Megatron reads it.
 last_value() {
     local flag=$1 value=""
     shift
-    while (($# > 1)); do
+    while (($#)); do
         if [[ $1 == "$flag" ]]; then
-            value=$2
+            value=${2:-}
+        elif [[ $1 == "$flag="* ]]; then
+            value=${1#*=}
         fi
         shift
     done

@@ -56,6 +56,10 @@ if [[ -n ${DATA_PATH:-} ]]; then
         --tokenizer-type "${TOKENIZER_TYPE:-HuggingFaceTokenizer}"
         --tokenizer-model "${TOKENIZER_MODEL:?is needed beside DATA_PATH: the path of the tokenizer}"
     )
+    # Without it the network has as many entries as the tokenizer, which of some published models are fewer.
+    if [[ -n ${PADDED_VOCAB_SIZE:-} ]]; then
+        DATA_ARGS+=(--padded-vocab-size "$PADDED_VOCAB_SIZE")
+    fi
 else
     DATA_ARGS=(
         --mock-data

@@ -265,6 +265,14 @@ def test_ranks_of_one_host_get_the_arguments_of_their_stage(on_host: Path, tmp_p
     assert added == [full, full, [], [], selective]
 
 
+def test_extra_words_that_no_longer_add_up_stop_the_start(mixed: Path, on_host: Path) -> None:
+    """A batch behind an equals sign passed the check, and Megatron took it."""
+    for words in ("--global-batch-size 18", "--global-batch-size=18"):
+        done = start(mixed, on_host, NODE_RANK="0", EXTRA_MEGATRON_ARGS=words)
+        assert done.returncode == 1
+        assert "the global batch is 18" in done.stderr
+
+
 def test_users_data_checkpoints_and_extra_words_reach_megatron(mixed: Path, on_host: Path) -> None:
     done = start(
         mixed,
@@ -272,6 +280,7 @@ def test_users_data_checkpoints_and_extra_words_reach_megatron(mixed: Path, on_h
         NODE_RANK="0",
         DATA_PATH="0.3 /data/a 0.7 /data/b",
         TOKENIZER_MODEL="/models/llama",
+        PADDED_VOCAB_SIZE="129024",
         CHECKPOINT_PATH="/ckpt/a run",
         EXTRA_MEGATRON_ARGS="--log-memory-to-tensorboard --seed 7",
     )
@@ -280,6 +289,9 @@ def test_users_data_checkpoints_and_extra_words_reach_megatron(mixed: Path, on_h
     assert lines[at + 1 : at + 5] == ["0.3", "/data/a", "0.7", "/data/b"]
     assert value(done.stdout, "--save") == "/ckpt/a run"
     assert "--mock-data" not in lines
+    assert value(done.stdout, "--padded-vocab-size") == "129024"
+    # The plan's own number, which a published network may have beyond its tokenizer's entries.
+    assert "the plan counts 129024 |" in (mixed / "README.md").read_text()
     assert "--log-memory-to-tensorboard" in lines
 
 
