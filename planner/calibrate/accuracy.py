@@ -27,7 +27,7 @@ from planner.errors import InstanceError
 ANCHOR_MODES = ("none", "leave-one-out")
 
 LAUNCH_BOUND = 0.1
-"""Share of a step spent waiting for the host from which a run counts as bound by launches."""
+"""Share of a step spent waiting for the host from which a run counts as bound by launches (guess)."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ LAUNCH_S = 10e-6
 """Launch and synchronisation of one NCCL kernel across nodes [s]: what small in-node calls take (tables)."""
 
 PHASE_OVERLAP = 0.9
-"""Share of the faster phase (inside, between nodes) that runs behind the slower one."""
+"""Share of the faster phase (inside, between nodes) that runs behind the slower one (guess: NCCL sends a
+buffer in pieces, of which the first and the last have nothing beside them)."""
 
 SUMS_IN_SWITCH = ("h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")
 """Tables of chips whose switch sums: a node's ranks send their sum once, so that all-reduces cross nodes as

@@ -40,12 +40,13 @@ from planner.data.stack import SoftwareStack
 from planner.units import GB, GIB, MIB
 
 TWO_RANKS = 544 / 688
-"""Memory of a group of two over that of a larger one."""
+"""Memory of a group of two over that of a larger one (nccl, issue 964)."""
 
 EXCHANGE_PEERS = 7.0
 """Peers of a rank in the exchange that was measured; more are not known to take more."""
 
 EXCHANGE_BYTES_PER_PEER = 3.28 * GB / EXCHANGE_PEERS
+"""What it took for each of them (nccl, issue 1685)."""
 
 
 def communicator_bytes(

@@ -16,7 +16,7 @@ from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 
 CHANNELS = 10.0
-"""Two multiprocessors serve one, of 20."""
+"""Two multiprocessors serve one (num_channels = num_sms / 2 in csrc/config.hpp), of 20."""
 
 NEAR_PEERS = 8.0
 """Ranks below one switch, as DeepEP takes them (NUM_MAX_NVL_PEERS); the others are reached by adapters."""
@@ -25,12 +25,15 @@ NEAR_ROWS = ((8.0, 256.0), (64.0, 288.0), (128.0, 560.0))
 """Rows in flight from one near rank on one channel, up to so many ranks (buffer.py, get_dispatch_config)."""
 
 MOST_NEAR_ROWS = 720.0
+"""The same of more ranks (buffer.py, the last entry)."""
 
 FAR_ROWS = 140.0
-"""The same between nodes: 128, rounded up to a multiple of at most 36 rows that are sent at once."""
+"""The same between nodes: 128, rounded up to a multiple of at most 36 rows that are sent at once
+(buffer.py)."""
 
 ROW_BYTES = 128 * (8.0 + 4.0 + 4.0) + 8.0
-"""Beside a row's values: places and weights of 128 experts, 128 scales, and where it came from."""
+"""Beside a row's values: places and weights of 128 experts, 128 scales, and where it came from
+(kNumMaxTopK and kNumMaxScales of csrc/config.hpp)."""
 
 
 def dispatcher_bytes(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, domain_chips: float) -> Values:

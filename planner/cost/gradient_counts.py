@@ -19,7 +19,8 @@ from planner.cost.tensors import (
 from planner.data.model_spec import LayerKind, ModelSpec
 
 DEFAULT_BUCKET = (40_000_000, 1_000_000)
-"""Parameters from which a bucket is full: the larger of the first and the second times the ranks."""
+"""Parameters from which a bucket is full: the larger of the first and the second times the ranks
+(core/distributed/distributed_data_parallel.py of Megatron-LM core 0.19)."""
 
 
 def stage_tensors(model: ModelSpec, shape: StageShape) -> list[Tensor]:

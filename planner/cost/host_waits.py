@@ -26,7 +26,7 @@ TINY_S = 1e-15
 
 LAUNCHES_BESIDE_REDUCTION = 2.0 / DENSE_LAUNCHES
 """Launches of a reduction and of the kernel behind it, over those of a dense layer: for them a chip idles
-where the host waits for it before and after."""
+where the host waits for it before and after (guess: two launches)."""
 
 
 def host_layer_s(stack: SoftwareStack, chip: Chip) -> float:

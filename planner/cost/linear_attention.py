@@ -26,7 +26,7 @@ from planner.data.attention_spec import LinearAttentionSpec
 from planner.data.model_spec import WITH_LINEAR_ATTENTION, LayerKind, ModelSpec
 
 CHUNK = 64.0
-"""Tokens of a chunk."""
+"""Tokens of a chunk (chunk_gated_delta_rule of fla)."""
 
 RULE_FLOP_PER_S = (2.0e14, 1.48e14)
 """Rate of the rule's kernels where memory does not hold them up, forward and backward [FLOP/s]: 0.91 and 3.55

@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner.cost.elementwise import Values, minimum
 
 OVERLAP_SLOWDOWN = 0.13
-"""Time that computation loses per second of communication hidden behind it."""
+"""Time that computation loses per second of communication hidden behind it (Galvatron, above)."""
 
 SHARDS_SLOWDOWN = 0.3
 """The same where PyTorch gathers and scatters shards in every micro-batch, by NCCL's usual kernels: 1.3 in

@@ -43,7 +43,7 @@ from planner.units import MS
 
 HIDDEN_FRACTION = 0.9
 """Share of the last backward (first forward) that hides gradient reduction (parameter gathering): the last
-bucket is ready only when the backward ends."""
+bucket is ready only when the backward ends (guess)."""
 
 
 def price(problem: Problem, degrees: Degrees) -> Prices:

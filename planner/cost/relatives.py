@@ -71,7 +71,8 @@ peak in 4 bits is 1.5 times that of 10.0): they take 0.80 to 0.83 of what the ta
 (`relations.csv`, nvfp4_*, one layer's on a B300), and no limit was seen to bind."""
 
 UNCAPPED_SHARE = 0.9
-"""The best product of a chip stays below this share of its peak where its power limit binds (H100: 0.80)."""
+"""The best product of a chip stays below this share of its peak where its power limit binds (H100: 0.80 in
+its table; that 0.9 tells them apart is a guess)."""
 
 KERNELS_OF = {"a100_sxm": 8.0, "h100_sxm": 9.0, "h200_sxm": 9.0, "l40s": 8.9, "rtx_pro_6000_server": 12.0}
 """Compute capability of the chips behind tables that stand in for others, which run the same kernels."""

@@ -16,13 +16,16 @@ from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 
 MATRICES_OF_A_BLOCK = 4
-"""Score matrices that one block of the kernel takes, and rows of one that it takes at once."""
+"""Score matrices that one block of the kernel takes, and rows of one that it takes at once
+(`is_kernel_available`, above)."""
 
 SHORTEST_ROW = 16
-"""Columns of a score matrix beyond which the kernel takes it, up to the stack's `longest_softmax`."""
+"""Columns of a score matrix beyond which the kernel takes it, up to the stack's `longest_softmax`
+(the same)."""
 
 PLAIN_LAUNCHES = {True: 4.0, False: 1.0}
-"""Launches of a softmax without the kernel beyond its one, where scores are cast to fp32 and where not."""
+"""Launches of a softmax without the kernel beyond its one, where scores are cast to fp32 and where not:
+cast, scaled, masked, cast back (`forward_torch_softmax` of the same file, counted by hand)."""
 
 
 def is_fused(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Flags:

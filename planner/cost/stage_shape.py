@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from planner.data.model_spec import LayerKind
 
-HALF_BYTES = 2
-FLOAT_BYTES = 4
+HALF_BYTES, FLOAT_BYTES = 2, 4
+"""Bytes of a value in 16 bits and in fp32."""
 
 
 @dataclass(frozen=True)

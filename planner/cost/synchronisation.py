@@ -31,10 +31,12 @@ REMEMBERED = 1024
 
 BUCKET_PARAMETERS = 40e6
 BUCKET_PARAMETERS_PER_RANK = 1e6
-"""Size of a bucket with overlap: the larger of the first and the second times the ranks."""
+"""Size of a bucket with overlap: the larger of the first and the second times the ranks
+(core/distributed/distributed_data_parallel.py)."""
 
 WHOLE_STAGE_PARAMETERS = 1e9
-"""Size taken for the single bucket of a stage without overlap; larger ones reach the same rate."""
+"""Size taken for the single bucket of a stage without overlap; larger ones reach the same rate
+(guess: at 4 GB the measured shares of `collectives.py` are flat)."""
 
 CAST_WEIGHT_BYTES = 4.0
 """Bytes moved for each parameter of a rank to cast its 16-bit weight and the transpose to a narrow format,

@@ -22,10 +22,12 @@ GEMM_BELOW = (0.5, 0.5, 0.5)
 rows on one H100, `relations.csv`); above the grid it stays."""
 
 LARGE_FLOP = 1e11
-"""Work of a product that counts as large."""
+"""Work of a product that counts as large (guess: such products take 0.1 ms or more, so that starts hardly
+count)."""
 
 ATTENTION_BELOW = (1.0, 0.0)
-"""Attention over fewer than 1,024 tokens is bound by its reads; over few heads, by its longest row."""
+"""Attention over fewer than 1,024 tokens is bound by its reads; over few heads, by its longest row
+(guess)."""
 
 
 @lru_cache(maxsize=1)

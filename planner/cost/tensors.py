@@ -23,9 +23,9 @@ from planner.data.model_spec import (
 )
 
 TENSOR_MULTIPLE = 64
-"""With the distributed optimizer a tensor begins at a multiple of this."""
+"""With the distributed optimizer a tensor begins at a multiple of this (param_and_grad_buffer.py)."""
 BUCKET_MULTIPLE = 128
-"""With the distributed optimizer a bucket ends at a multiple of the ranks and of this."""
+"""With the distributed optimizer a bucket ends at a multiple of the ranks and of this (the same)."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
 
 FUSED_LOSS_BYTES, PLAIN_LOSS_BYTES = (8.0, 4.0), (38.0, 14.0)
-"""Bytes that a loss moves for each logit, forward and backward (`head_traffic`)."""
+"""Bytes that a loss moves for each logit, forward and backward; counted by hand (`head_traffic`)."""
 
 FP32_LOSS_BYTES = (14.0, 14.0)
 """Bytes that a fused loss moves for each logit that is cast to fp32, forward and backward: cast 6, read twice

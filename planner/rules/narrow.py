@@ -19,6 +19,8 @@ BLOCK: dict[Precision, int] = {"mxfp8": 32}
 """Values of a block in a number format, where they are not as many as in the others."""
 
 USUAL_BLOCK = 16
+"""Of all others: 8-bit products take operands of rows of a multiple of 16 values (assert_dim_for_fp8_exec in
+transformer_engine/pytorch/utils.py); a block of NVFP4 has as many."""
 
 
 def block_of(precision: Precision) -> int:
