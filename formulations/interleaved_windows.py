@@ -12,6 +12,14 @@ Bound      (window)   end of stage 0 >= the longest path to it that stays on sta
            may take its least on stages of its own, as each path holds for the stages that there are.
            With all stages it is the end itself; it grows with the window, as with passes over others that are
            known it holds all paths of a narrower one.
+           Passes that one micro-batch makes one after the other, with nothing but the window in between, may
+           be taken together: the least of their sum is no less than the sum of their least. On these paths
+           begins and ends what the schedule waits for longest, as the stages outside deal their layers to
+           the chunks once: quick on one of them they are slow on another. So a path may follow
+           the first micro-batch to its forward on `s`, or to its first backward on `e`, and the last one from
+           its backward on `s`, or its last forward on `e`, with the passes of either way taken together.
+           Proof. Both ways are parts of paths; between them each pass takes its least, as before, and what
+           stays ahead of the one is never behind the other.
 
 The longest of these paths is found piece by piece, for all ways to deal the layers at once.
 
@@ -48,13 +56,28 @@ class Passes:
     """From the chunk behind on `s` back to this one on `e`; of the last chunk from its forward there."""
     after: Floats
     """[choice] from the last backward of `s` to the end of stage 0."""
+    first: Floats
+    """Those of the first micro-batch together from the start to its chunks 1, 2 ... on `s`, and at last to
+    its first backward on `e`, [chunk, choice]."""
+    last: Floats
+    """Those of the last one from its backwards of chunks 1, 2 ... on `s`, and at last from its last forward
+    on `e`, to the end of stage 0, [chunk, choice]."""
+
+    @staticmethod
+    def apart(forward: Floats, backward: Floats, after: Floats) -> Passes:
+        """Passes that are as long together as each on its own."""
+        first = np.cumsum(np.concatenate([forward, backward[-1:]]), axis=0)[1:]
+        return Passes(forward, backward, after, first, np.cumsum(backward, axis=0) + after)
 
     def only(self, some: NDArray[np.bool_]) -> Passes:
         """Those of some choices."""
-        v, number = len(self.forward), len(some)
-        forward, backward = (np.broadcast_to(one, (v, number)) for one in (self.forward, self.backward))
-        after = np.broadcast_to(self.after, number)
-        return Passes(forward[:, some], backward[:, some], after[some])
+        shape = len(self.forward), len(some)
+        after = np.broadcast_to(self.after, len(some))[some]
+        forward, backward, first, last = (
+            np.broadcast_to(one, shape)[:, some]
+            for one in (self.forward, self.backward, self.first, self.last)
+        )
+        return Passes(forward, backward, after, first, last)
 
     def with_sends(self, s: int, end: int, send: Floats) -> Passes:
         """With the sends on the way, [stage]; the last leads from the last stage to the first."""
@@ -63,7 +86,7 @@ class Passes:
         v = len(self.forward)
         forward, backward = np.full((v, 1), around), np.full((v, 1), around)
         forward[0], backward[-1] = before, 2 * inner
-        return Passes(self.forward + forward, self.backward + backward, self.after + before)
+        return Passes.apart(self.forward + forward, self.backward + backward, self.after + before)
 
 
 def passes(s: int, end: int, forward: Floats, backward: Floats, send: Floats) -> Passes:
@@ -74,7 +97,7 @@ def passes(s: int, end: int, forward: Floats, backward: Floats, send: Floats) ->
     after = back[:1].copy()
     back[:-1] = back[1:] + backward[behind, :-1].sum(axis=0)
     back[-1] = forward[behind, -1].sum() + backward[behind, -1].sum()
-    return Passes(ahead[:, None], back[:, None], after).with_sends(s, end, send)
+    return Passes.apart(ahead[:, None], back[:, None], after).with_sends(s, end, send)
 
 
 @dataclass(frozen=True)
@@ -102,6 +125,10 @@ class _Piece(NamedTuple):
     """Which delay its input takes: passes forwards by chunk, then backwards; from -1 down sends within."""
     place: int
     """Where its end is kept, until nothing waits for it any more."""
+    first: int
+    """Which of `Passes.first` leads to it, -1 for none."""
+    last: int
+    """Which of `Passes.last` begins behind it, -1 for none."""
 
 
 @lru_cache(maxsize=128)
@@ -111,6 +138,7 @@ def _pieces(p: int, m: int, v: int, s: int, width: int) -> tuple[tuple[_Piece, .
     last = [-1] * width
     end = s + width - 1
     found: list[tuple[int, bool, int, int, int, int]] = []
+    ways: list[tuple[int, int]] = []
     for stage, back, k, j in schedule(p, m, v, tuple(range(s, end + 1))):
         feeds: tuple[int, bool, int, int] | None
         if not back and stage > s:
@@ -125,10 +153,18 @@ def _pieces(p: int, m: int, v: int, s: int, width: int) -> tuple[tuple[_Piece, .
         at[stage, back, k, j] = len(found)
         found.append((stage - s, back, k, last[stage - s], source, delay))
         last[stage - s] = len(found) - 1
-    return _placed(found)
+        # The way of the first micro-batch ends with what enters the window from outside; likewise the last.
+        turns = k == v - 1 and stage == end
+        goes = stage == s and k > 0
+        enters = (v - 1 if back and turns else k - 1 if not back and goes else -1) if j == 0 else -1
+        leaves = (v - 1 if not back and turns else k - 1 if back and goes else -1) if j == m - 1 else -1
+        ways.append((enters, leaves))
+    return _placed(found, ways)
 
 
-def _placed(found: Sequence[tuple[int, bool, int, int, int, int]]) -> tuple[tuple[_Piece, ...], int]:
+def _placed(
+    found: Sequence[tuple[int, bool, int, int, int, int]], ways: Sequence[tuple[int, int]]
+) -> tuple[tuple[_Piece, ...], int]:
     """The pieces with places for their ends, each given on when nothing waits for the end any more."""
     last_use = list(range(len(found)))
     for i, (_, _, _, before, source, _) in enumerate(found):
@@ -156,6 +192,7 @@ def _placed(found: Sequence[tuple[int, bool, int, int, int, int]]) -> tuple[tupl
             places[source] if source >= 0 else -1,
             delay,
             places[i],
+            *ways[i],
         )
         for i, (stage, back, k, before, source, delay) in enumerate(found)
     )
@@ -210,7 +247,8 @@ def _ends(
     """Ends of all choices in a precision, some of them at once."""
     number, v = stages[0].forward.shape
     delays = [np.broadcast_to(one, (v, number)) for one in (outside.forward, outside.backward)]
-    found = np.empty(number)
+    ways = _whole_ways(stages, sends, outside)
+    found, beyond = np.empty((2, number))
     at_once = max(BYTES_AT_ONCE // (most * np.dtype(precision).itemsize), LEAST_AT_ONCE)
     for begin in range(0, number, at_once):
         some = slice(begin, begin + at_once)
@@ -220,20 +258,45 @@ def _ends(
         ]
         inputs = [np.ascontiguousarray(delay[some], dtype=precision) for one in delays for delay in one]
         inputs += [np.ascontiguousarray(send[some], dtype=precision) for send in sends[::-1]]
-        found[some] = _last_end(pieces, most, times, inputs)
-    ends: Floats = found + outside.after
+        firsts, lasts = (np.ascontiguousarray(way[:, some], dtype=precision) for way in ways)
+        found[some], beyond[some] = _last_ends(pieces, most, times, inputs, firsts, lasts)
+    ends: Floats = np.maximum(found + outside.after, beyond)
     return ends
 
 
-def _last_end(
+def _whole_ways(
+    stages: Sequence[Dealings], sends: Sequence[Floats], outside: Passes
+) -> tuple[Floats, Floats]:
+    """`first` and `last` of passes with what the window takes in between, [chunk, choice]."""
+    count = np.arange(1, len(outside.forward) + 1)[:, None]
+    sent = count * np.sum(sends, axis=0) if len(sends) else np.zeros_like(count)
+    forward, backward = (
+        np.cumsum(np.sum(of_stages, axis=0), axis=1).T
+        for of_stages in zip(*((one.forward, one.backward) for one in stages), strict=True)
+    )
+    return outside.first + forward + sent, outside.last + backward + sent
+
+
+def _last_ends(
     pieces: tuple[_Piece, ...],
     most: int,
     times: list[list[NDArray[np.floating]]],
     delays: list[NDArray[np.floating]],
-) -> NDArray[np.floating]:
-    """End of the last piece of each choice, from times [stage][backward][chunk, choice]."""
+    firsts: NDArray[np.floating],
+    lasts: NDArray[np.floating],
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """End of the last piece of each choice, and that of the ways of the last micro-batch [choice].
+
+    Parameters
+    ----------
+    times
+        [stage][backward][chunk, choice]
+    firsts, lasts
+        What it takes to the pieces with a `first`, and behind those with a `last`, [chunk, choice].
+    """
     end = np.empty((most, times[0][0].shape[1]), dtype=delays[0].dtype)
     ready = np.empty(end.shape[1], dtype=end.dtype)
+    beyond = np.zeros(end.shape[1], dtype=end.dtype)
     for piece in pieces:
         delay = delays[piece.delay]
         if piece.source >= 0:
@@ -242,6 +305,9 @@ def _last_end(
             np.copyto(ready, delay)
         if piece.before >= 0:
             np.maximum(end[piece.before], ready, out=ready)
+        if piece.first >= 0:
+            np.maximum(firsts[piece.first], ready, out=ready)
         np.add(ready, times[piece.stage][piece.is_backward][piece.chunk], out=end[piece.place])
-    last: NDArray[np.floating] = end[pieces[-1].place]
-    return last
+        if piece.last >= 0:
+            np.maximum(beyond, end[piece.place] + lasts[piece.last], out=beyond)
+    return end[pieces[-1].place], beyond

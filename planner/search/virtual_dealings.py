@@ -282,7 +282,10 @@ class DealtPaths:
         layers = np.sum([one.layers for one in chosen], axis=0)
         outside = least.of_windows(s, classes.T, layers)
         own = chosen[0].reduction_ms
-        outside = replace(outside, after=own if s == 0 else np.maximum(outside.after, own))
+        if s == 0:
+            outside = replace(outside, after=own, last=outside.last + (own - least.first_reduction_ms))
+        else:
+            outside = replace(outside, after=np.maximum(outside.after, own))
         follow = np.max([one.follow_ms for one in chosen], axis=0).clip(data.least_follow_ms)
         limit = data.cutoff_ms * (1 + ROUNDING) - data.sample.stage.constant_ms - follow
         pieces = [one.pieces for one in chosen]

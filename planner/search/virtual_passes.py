@@ -17,6 +17,16 @@ from class c, behind that of stage s
     R(s, g, l),  R(s+1, g, l) = min over c, n of  h(c) + b(s,c,n) + max(r(s,c,n), R(s, g - one of c, l - n))
 
 is the least. As all stages together have few layers less than they may hold, some early one reduces many.
+
+Passes that one micro-batch makes one after the other are taken together as well: q may be the forwards of
+chunks 0 .. k of a stage, or its backwards, and so on. With d(k,s,c,n) the least of the backwards of chunks
+1 .. k, and D its least over the stages before, what comes after the last micro-batch's backward of chunk k
+takes of the stages before a window, the last of the ways round it included, at least
+
+    R(k, s+1, g, l) = min over c, n of  h(c) + (b + d)(s,c,n) + max(r(s,c,n) + D, R)(k, s, g', l'),
+
+with g' one of c less than g, and l' = l - n. Proof. All passes but the last lead
+through all stages; that one ends with the reduction of one of them.
 """
 
 from __future__ import annotations
@@ -50,14 +60,16 @@ class LeastPasses:
     def __init__(self, sums: LayerSums, ways: Sequence[Ways], hop_ms: Floats) -> None:
         self._sends = LeastSends(sums, [np.unique(one.of_class) for one in ways], hop_ms)
         self._sums, self._v = sums, ways[0].forward_ms.shape[1]
-        v, p, width = self._v, sums.num_stages, sums.num_layers + 1
+        p, width = sums.num_stages, sums.num_layers + 1
         hops = np.unique(np.concatenate([one.of_class for one in ways]))
         works = [_works(one) for one in ways]
-        self._first_reduction_ms = float(ways[0].reduction_ms.min())
-        self._before = [np.full((size, width, 2 * v + 3), np.inf) for size in sums.sizes]
+        self.first_reduction_ms = float(ways[0].reduction_ms.min())
+        """The least of stage 0, which `last` of windows from there on counts."""
+        self._at = at = _Places(self._v)
+        self._before = [np.full((size, width, at.number), np.inf) for size in sums.sizes]
         """[stage][numbers, layers, work] of the stages before it."""
         self._before[0][0, 0] = 0.0
-        self._behind = [np.full_like(before, np.inf) for before in self._before]
+        self._behind = [np.full((size, width, at.number), np.inf) for size in sums.sizes]
         """[stage][numbers, layers, work] of the stage and those behind, by the layers before it."""
         self._behind[p][sums.is_end, sums.num_layers] = 0.0
         for s in range(p):
@@ -65,18 +77,14 @@ class LeastPasses:
                 old, new = sums.moves[s][c]
                 before = self._before[s][old, : width - n]
                 found = before + least
-                reduced = np.maximum(before[..., -1], reduction_ms)
-                found[..., -1] = hop_ms[c, hops].min() + least[v] + reduced
+                reduced = np.maximum(before[..., at.end], before[..., at.rounds] + reduction_ms)
+                found[..., at.end] = hop_ms[c, hops].min() + least[at.end] + reduced
                 self._before[s + 1][new, n:] = np.minimum(self._before[s + 1][new, n:], found)
         for s in range(p - 1, -1, -1):
             for c, n, least, _ in works[s]:
                 old, new = sums.moves[s][c]
                 found = self._behind[s + 1][new, n:] + least
                 self._behind[s][old, : width - n] = np.minimum(self._behind[s][old, : width - n], found)
-        # Work before and behind the window of each pass: forwards, backwards, what comes after and all of it.
-        forward, backward, turn, nothing = np.arange(v), v + np.arange(v), 2 * v, 2 * v + 1
-        self._first = np.concatenate([forward, backward[1:], [nothing, v, nothing + 1]])
-        self._second = np.concatenate([[nothing], forward[:-1], backward[:-1], [turn, nothing, nothing]])
 
     def of_windows(self, s: int, classes: Ints, layers: Ints) -> Passes:
         """Passes with their sends for windows from stage s on, infinite where no plan is left.
@@ -92,7 +100,7 @@ class LeastPasses:
         """
         first, which = _alike(classes, layers)
         of_works: dict[tuple[tuple[int, ...], int], tuple[Ints, Ints, Floats]] = {}
-        found = np.empty((len(first), len(self._first)))
+        found = np.empty((len(first), len(self._at.first)))
         for i, (one, n) in enumerate(zip(classes[first].tolist(), layers[first].tolist(), strict=True)):
             key = tuple(sorted(one)), n
             if key not in of_works:
@@ -100,18 +108,24 @@ class LeastPasses:
             at, to, works = of_works[key]
             sends = self._sends.around(s, at, s + len(one), to, one[0], one[-1])
             found[i] = (works + self._sends_of(sends)).min(axis=0, initial=np.inf)
-        passes = found.T[:, which]
-        after = np.maximum(passes[-2] + self._first_reduction_ms, passes[-1])
-        return Passes(passes[: self._v], passes[self._v : -2], after)
+        v, passes = self._v, found.T[:, which]
+        forward, backward, together, plain, reduced = np.split(passes, [v, 2 * v, 3 * v, 4 * v + 1])
+        ends = np.maximum(plain + self.first_reduction_ms, reduced)
+        return Passes(forward, backward, ends[0], together, ends[1:])
 
     def _sends_of(self, sends: Sends) -> Floats:
         """Sends of each pass, [numbers, pass]."""
         v = self._v
-        passes = np.repeat(sends.around[:, None], 2 * v + 2, axis=1)
-        passes[:, 0] = passes[:, -2] = sends.before
-        passes[:, -1] = 0.0  # these have been counted
-        passes[:, 2 * v - 1] = 2 * sends.inner
-        return passes
+        before, around, turn = sends.before[:, None], sends.around[:, None], 2 * sends.inner[:, None]
+        nothing = np.zeros_like(before)
+        # Those of ways together: one round after the other, and at last the turn.
+        rounds = np.concatenate(
+            [around * np.arange(1, v), around * (v - 1) + turn if v > 1 else turn], axis=1
+        )
+        each = [before, around.repeat(v - 1, axis=1), around.repeat(v - 1, axis=1), turn]
+        # What ends with a reduction has counted the sends of the last pass.
+        ends = [before, before + rounds, nothing, rounds]
+        return np.concatenate([*each, before + rounds, *ends], axis=1)
 
     def _works_of(self, s: int, classes: Sequence[int], layers: int) -> tuple[Ints, Ints, Floats]:
         """Works of the passes of windows of some classes and layers, [numbers, pass].
@@ -130,10 +144,10 @@ class LeastPasses:
         reached = np.flatnonzero(np.isfinite(before[at, :, 0]).any(axis=0))
         reached = reached[reached + layers <= self._sums.num_layers]
         if not len(reached):
-            return at, to, np.full((len(at), len(self._first)), np.inf)
+            return at, to, np.full((len(at), len(self._at.first)), np.inf)
         some = slice(int(reached[0]), int(reached[-1]) + 1)
         then = slice(some.start + layers, some.stop + layers)
-        both = before[at, some][:, :, self._first] + behind[to, then][:, :, self._second]
+        both = before[at, some][:, :, self._at.first] + behind[to, then][:, :, self._at.second]
         return at, to, both.min(axis=1)
 
 
@@ -155,14 +169,43 @@ def _alike(classes: Ints, layers: Ints) -> tuple[Ints, Ints]:
     return some[some >= 0], place[key]
 
 
-def _works(one: Ways) -> list[tuple[int, int, Floats, float]]:
-    """Classes and layers of ways, with the least of each work and reduction.
+class _Places:
+    """Places of works, and which of them each pass takes of the stages before and behind a window.
 
-    Works are forwards, backwards, turn, and twice nothing.
+    Works are forwards, backwards, turn and nothing; sums of forwards up to each chunk, with the turn at last;
+    likewise of backwards; sums of backwards without chunk 0; and what ends with a reduction.
     """
-    turn = one.forward_ms[:, -1:] + one.backward_ms[:, -1:]
-    nothing = np.zeros((len(one), 2))
-    all_works = np.concatenate([one.forward_ms, one.backward_ms, turn, nothing], axis=1)
+
+    def __init__(self, v: int) -> None:
+        forward, backward = np.arange(v), v + np.arange(v)
+        turn, nothing = np.array([2 * v]), np.array([2 * v + 1])
+        ahead, back = 2 * v + 2 + np.arange(v + 1), 3 * v + 3 + np.arange(v + 1)
+        self.rounds = np.concatenate([nothing, 4 * v + 4 + np.arange(v - 1)])
+        """Backwards of chunks 1 .. k, for each k."""
+        self.end = 5 * v + 3 + np.arange(v)
+        """What ends with a reduction of a stage, behind the last micro-batch's backward of each chunk."""
+        self.number = 6 * v + 3
+        ends = np.append(np.arange(v), v - 1)  # the turn leads to the last chunk, too
+        behind = [*ahead[: v - 1], ahead[v]], [nothing[0], *back[: v - 1], back[v]]
+        self.first = np.concatenate(
+            [forward, backward[1:], nothing, [*ahead[1:v], ahead[v - 1]], back[ends], self.end[ends]]
+        )
+        """[pass] forwards, backwards, ways there together; ends of all chunks and of the turn, twice."""
+        self.second = np.concatenate(
+            [nothing, forward[:-1], backward[:-1], turn, behind[0], behind[1], behind[1]]
+        )
+
+
+def _works(one: Ways) -> list[tuple[int, int, Floats, float]]:
+    """Classes and layers of ways, with the least of each work and reduction; works as in `_Places`."""
+    forward, backward = one.forward_ms, one.backward_ms
+    turn, nothing = forward[:, -1:] + backward[:, -1:], np.zeros((len(one), 1))
+    ahead, back = np.cumsum(forward, axis=1), np.cumsum(backward, axis=1)
+    ahead_and_turn, back_and_turn = ahead[:, -1:] + backward[:, -1:], back[:, -1:] + forward[:, -1:]
+    rounds = back[:, 1:] - backward[:, :1]
+    all_works = np.concatenate(
+        [forward, backward, turn, nothing, ahead, ahead_and_turn, back, back_and_turn, rounds, back], axis=1
+    )
     found = []
     for c, n in np.unique(np.stack([one.of_class, one.layers], axis=1), axis=0).tolist():
         some = (one.of_class == c) & (one.layers == n)
