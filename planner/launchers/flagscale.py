@@ -14,6 +14,7 @@ import yaml
 
 import planner
 from planner.cost.operators import HALF
+from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
@@ -25,6 +26,7 @@ from planner.launchers.dispatching import dispatch_arguments
 from planner.launchers.environments import environment_of
 from planner.launchers.megatron_model import mock_vocabulary, model_arguments, moe_arguments
 from planner.launchers.model_constants import (
+    balancing_loss,
     constant_arguments,
     left_out,
     norm_epsilon,
@@ -171,6 +173,7 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
             "norm_epsilon": norm_epsilon(model),
             **({"rotary_base": rotary_base(model)} if has_rotary_positions(model) else {}),
             **_leaves(constant_arguments(model, CORE_VERSION)),
+            **_balancing(model),
             "clip_grad": 1.0,
             "eval_iters": 0,
             "optimizer": {
@@ -192,6 +195,14 @@ def train_tree(problem: Problem, plan: Plan, config: HeteroConfig) -> Tree:
             },
         },
     }
+
+
+def _balancing(model: ModelSpec) -> Tree:
+    """Loss that keeps experts evenly loaded; without it FlagScale has none."""
+    if model.moe is None:
+        return {}
+    kind, weight = balancing_loss(model)
+    return {"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": float(weight)}
 
 
 def _hetero_tree(config: HeteroConfig) -> Tree:

@@ -21,6 +21,7 @@ from planner.launchers.kubernetes import kubernetes_files
 from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
 from planner.launchers.megatron_model import mock_vocabulary, model_arguments, moe_arguments
 from planner.launchers.model_constants import (
+    balancing_loss,
     constant_arguments,
     norm_epsilon,
     rotary_base,
@@ -116,11 +117,8 @@ def _training_placeholders(problem: Problem, version: str) -> str:
     lines = []
     if has_rotary_positions(problem.model):
         lines.append(f'--rotary-base "${{ROTARY_BASE:-{rotary_base(problem.model)}}}"')
-    moe = problem.model.moe
-    if moe is not None:
-        # DeepSeek-V3 balances by router bias and keeps a weak loss beside it (arXiv:2412.19437, 4.2).
-        by_bias = moe.router_bias and not moe.expert_bias
-        kind, weight = ("seq_aux_loss", "1e-4") if by_bias else ("aux_loss", "1e-2")
+    if problem.model.moe is not None:
+        kind, weight = balancing_loss(problem.model)
         lines.append(f'--moe-router-load-balancing-type "${{MOE_BALANCING:-{kind}}}"')
         lines.append(f'--moe-aux-loss-coeff "${{MOE_AUX_LOSS_COEFF:-{weight}}}"')
     lines += [shlex.join(argument.words) for argument in constant_arguments(problem.model, version)]

@@ -52,6 +52,14 @@ def balances_by_bias(model: ModelSpec) -> bool:
     return model.moe is not None and model.moe.router_bias and not model.moe.expert_bias
 
 
+def balancing_loss(model: ModelSpec) -> tuple[str, str]:
+    """What keeps experts evenly loaded, as plans count them, and its weight.
+
+    DeepSeek-V3 balances by router bias and keeps a weak loss beside it (arXiv:2412.19437, 4.2).
+    """
+    return ("seq_aux_loss", "1e-4") if balances_by_bias(model) else ("aux_loss", "1e-2")
+
+
 def softmax_over_all(model: ModelSpec) -> bool:
     """Whether experts are weighed by a softmax over all; one over a single chosen expert is always 1."""
     return (

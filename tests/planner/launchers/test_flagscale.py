@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -14,10 +15,13 @@ import pytest
 import yaml
 
 from planner import api
+from planner.data.load import load_model, names
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan, files_of
+from planner.launchers.flagscale_files import leaves_of, words_of
+from planner.launchers.megatron_model import builds, inexpressible
 from planner.launchers.placement import place_hosts, stage_of_rank
 from planner.launchers.read_flagscale import read_flagscale
 from planner.rules.flagscale import hetero_config
@@ -28,7 +32,9 @@ from planner.rules.flagscale_config import (
 )
 from planner.rules.megatron import violations
 from planner.rules.meshes import microbatch_size_of
+from tests.megatron_check.settings import expected_settings
 from tests.planner.launchers import plans
+from tests.planner.launchers.conftest import ROOT
 
 
 def with_stages(plan: Plan, changes: dict[int, dict[str, Any]], **others: Any) -> Plan:
@@ -315,3 +321,30 @@ def test_pieces_of_several_layers_are_refused() -> None:
     whole = {"recompute": "full", "recompute_layers": first.num_layers, "recompute_piece": 2}
     with pytest.raises(PlanRefusedError, match="stage 0: recompute_piece 2; target flagscale recomputes"):
         files_of(problem, with_stages(plan, {0: whole}), "flagscale")
+
+
+@pytest.mark.slow
+def test_the_real_parser_reads_the_planned_networks(megatron_python: str, tmp_path: Path) -> None:
+    """FlagScale hands its leaves to the parser of its Megatron-LM, core 0.17.1, which has the last word."""
+    lines, expected = list[tuple[list[str], int]](), list[tuple[str, dict[str, Any]]]()
+    for name in names("models"):
+        model = plans.few_experts(load_model(name))
+        if inexpressible(model, **builds("flagscale")) or model.num_attention_heads % 2:
+            continue
+        problem, plan = (of.model_copy(update={"target": "flagscale"}) for of in plans.two_stages(model))
+        leaves = dict(leaves_of(yaml.safe_load(files_of(problem, plan, "flagscale")["train/hetero.yaml"])))
+        # The heterogeneous mode places layers itself.
+        leaves["pipeline_model_parallel_size"] = 1
+        lines.append((list(words_of(leaves)), plan.world_size))
+        placed = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+        settings = expected_settings(problem, plan).items()
+        expected.append((name, {key: value for key, value in settings if key not in placed}))
+    (tmp_path / "lines.json").write_text(json.dumps(lines))
+    command = [megatron_python, "-m", "tests.megatron_check.read_words", str(tmp_path / "lines.json")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(megatron_python).parents[1] / "older" / "0.17.1")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (name, settings), found in zip(expected, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert {key: found.get(key) for key in settings} == settings, name
+        if "num_moe_experts" in settings:
+            assert found["moe_aux_loss_coeff"] > 0, name
