@@ -25,6 +25,11 @@ ANY_NUMBER, FEWER = 1_000_000, (2, 3, 5)
 """Most pipelines of a mix: few large ones exchange less."""
 MOST_PROGRAMS = 40
 """Programs among which the time that is left is divided."""
+MUCH_EXCHANGE = 1.05
+"""Step over the deadline of a mix beyond which mixes of fewer classes are looked at: what pipelines exchange
+is no part of the deadline, and over a slow link may take longer than all else."""
+MOST_SETS = 8
+"""Sets of classes whose mixes are looked at. Guesses, both."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,36 @@ def choose_mixes(search: MeshSearch, opener: MeshOpener, mixes: Mixes) -> Chosen
     most, judged, before = 1, list[tuple[Plan, Evaluation]](), (opener.programs, opener.evaluated)
     for chains in chains_by_share(opener, search.seeds, mixes):
         candidates = list_candidates(opener, *chains)
-        copies = _mix(search, opener, candidates, ANY_NUMBER, judged)
-        for number in FEWER:
-            if number < copies:
-                _mix(search, opener, candidates, number, judged)
-        most = max(most, copies)
+        most = max(most, _mix_classes(search, opener, candidates, judged))
     return Chosen(most, tuple(judged), opener.programs - before[0], opener.evaluated - before[1])
+
+
+def _mix_classes(
+    search: MeshSearch,
+    opener: MeshOpener,
+    candidates: list[Candidate],
+    judged: list[tuple[Plan, Evaluation]],
+) -> int:
+    """Mixes of some candidates, also without classes that exchange much; the most pipelines of one."""
+    most, sets = 0, [frozenset[int]()]
+    for left_out in sets:
+        own = [one for one in candidates if not any(one.template.chips[c] for c in left_out)]
+        first = _mix(search, opener, own, ANY_NUMBER, judged)
+        others = [_mix(search, opener, own, n, judged) for n in FEWER if n < first.pipelines]
+        most = max(most, first.pipelines)
+        for c in dict.fromkeys(c for mix in (first, *others) for c in mix.exchanging):
+            if len(sets) < MOST_SETS and left_out | {c} not in sets:
+                sets.append(left_out | {c})
+    return most
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What came of one choice."""
+
+    pipelines: int = 0
+    exchanging: tuple[int, ...] = ()
+    """Its classes, where it has several and exchanges much."""
 
 
 def _mix(
@@ -97,23 +126,28 @@ def _mix(
     candidates: list[Candidate],
     most_pipelines: int,
     judged: list[tuple[Plan, Evaluation]],
-) -> int:
-    """The best mix of some candidates, judged by the referee; its pipelines."""
+) -> Mixed:
+    """The best mix of some candidates, judged by the referee."""
     if not candidates or search.clock.is_up_behind(loading_s(search.problem.options.solver)):
-        return 0
+        return Mixed()
     best_s = search.incumbent.step_s
     latest_ms = np.inf if best_s is None else best_s / MS
     found = choose_mix(search.problem, candidates, most_pipelines, latest_ms, search.clock.left_s)
     opener.programs += 1
     if found is None:
         # What does not run the batch may with chains that are still to be found.
-        return most_pipelines if best_s is None else 0
+        return Mixed(most_pipelines if best_s is None else 0)
+    pipelines = sum(found.copies)
     plan = assemble_mix(search.problem, opener, candidates, found)
     if plan is None or not set(search.use) <= {stage.node_class for stage in plan.stages}:
-        return sum(found.copies)
+        return Mixed(pipelines)
     evaluation = evaluate(search.problem, plan)
     opener.evaluated += 1
     if not evaluation.violations:
         search.incumbent.offer(plan, evaluation)
         judged.append((plan, evaluation))
-    return sum(found.copies)
+    if evaluation.step_s <= MUCH_EXCHANGE * found.deadline_ms * MS:
+        return Mixed(pipelines)
+    names = {stage.node_class for stage in plan.stages}
+    used = tuple(c for c, one in enumerate(search.problem.cluster.classes) if one.name in names)
+    return Mixed(pipelines, used if len(used) > 1 else ())

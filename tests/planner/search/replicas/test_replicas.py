@@ -13,11 +13,12 @@ from rich.console import Console
 from planner import api
 from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
+from planner.data.plan import Plan
 from planner.data.problem import Problem
-from planner.data.result import Result
+from planner.data.result import Evaluation, Result
 from planner.report.targets import targets_report
 from planner.search.replicas import rooms_beside
-from planner.search.replicas.choosing import Chosen
+from planner.search.replicas.choosing import Chosen, _mix_classes
 from planner.search.replicas.driver import ReplicaSearch
 from planner.search.replicas.mixing import Mixing
 from planner.search.replicas.rooms_beside import RoomsBeside
@@ -267,3 +268,32 @@ def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.Monk
     result = api.plan(problem, options, on_progress=lambda progress: told.append(progress.phase))
     assert any(phase.startswith("plans of flagscale: ") for phase in told)
     assert result.bound_s is not None and asked[-1] == pytest.approx(result.bound_s, rel=1e-6)
+
+
+def test_a_class_behind_a_slow_link_is_left_out_of_mixes() -> None:
+    """Choices leave out what pipelines exchange, and took a chip along whose link made them useless."""
+    small = build_problem(
+        cluster="1x3 h100-sxm-80gb, 1x1 a100-sxm-80gb",
+        model="sailor-opt-350m",
+        seq_length=1024,
+        global_batch_size=7,
+        target="unrestricted",
+    )
+    fast, slow = small.cluster.classes
+    slow = slow.model_copy(update={"nics_per_node": 1, "nic_gbit_per_s": 1.0})
+    changes = {
+        "cluster": small.cluster.model_copy(update={"classes": (fast, slow)}),
+        "model": small.model.model_copy(update={"num_layers": 2}),
+        "options": Options(pin={"tp": 1, "mbs": 1}, max_pipeline_parallel=1),
+    }
+    search = ReplicaSearch(small.model_copy(update=changes), None)
+    search.table = replica_degrees(search.problem, search.table)
+    opener = search.make_opener()
+    (shared,) = dict.fromkeys(batch.shared for batch in opener.batches)
+    judged: list[tuple[Plan, Evaluation]] = []
+    assert _mix_classes(
+        search, opener, list_candidates(opener, uniform_chains(opener, shared), shared), judged
+    )
+    best, _ = min(judged, key=lambda one: one[1].step_s)
+    assert {stage.node_class for stage in best.stages} == {fast.name}
+    assert sum(stage.data_parallel for stage in best.stages) == 3
