@@ -9,6 +9,7 @@ from rich.text import Text
 
 from planner.data.explanation import Economy, Explanation, Robustness, SplitComparison
 from planner.report.facts import two_columns
+from planner.search.infeasible import ASK_FOR_CHANGES
 from planner.tolerances import GAP_TOL
 from planner.units import format_percent, format_seconds
 
@@ -126,10 +127,13 @@ def _idle(explanation: Explanation) -> Table:
 def _without_plan(explanation: Explanation) -> RenderableType:
     grid = two_columns()
     grid.add_row("problem", explanation.problem)
-    grid.add_row("no plan", explanation.reason or "the search gives no reason")
+    reason = (explanation.reason or "the search gives no reason").removesuffix(ASK_FOR_CHANGES).rstrip()
+    grid.add_row("no plan", reason)
     if not explanation.relaxations:
         if not explanation.interrupted:
             grid.add_row("way out", "no single change that was tried gives one")
+        elif explanation.infeasible:
+            grid.add_row("way out", "the search for one was cut; give it more time")
         return grid
     table = _table("Any one of these gives a plan")
     table.add_column("change", overflow="fold")
@@ -213,9 +217,11 @@ def economy_report(economy: Economy) -> RenderableType:
     what = "price" if economy.objective == "cost" else "energy" if economy.reach_step_s is None else "power"
     grid.add_row(what, f"{economy.value:,.4g} {economy.unit}")
     if economy.gap is not None and economy.bound is not None:
+        more = "" if economy.gap <= 0 else f"more than {format_percent(economy.gap)} "
+        least = f"be {more}cheaper" if economy.objective == "cost" else f"take {more}less {what}"
         grid.add_row(
             "proof",
-            f"no choice of nodes can be more than {format_percent(economy.gap)} cheaper "
-            f"(bound {economy.bound:,.4g}); {economy.searches} subsets searched",
+            f"no choice of nodes can {least} (bound {economy.bound:,.4g} {economy.unit}); "
+            f"{economy.searches} subsets searched",
         )
     return grid

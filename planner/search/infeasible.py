@@ -26,6 +26,8 @@ CUT = "no plan was found before the search was cut; give it more time"
 """The reason where a limit ended a search without a plan."""
 GIVEN_UP = "no plan was found among the many that were looked at; that there is none is not proven"
 """The reason where it gave up by itself."""
+ASK_FOR_CHANGES = "(`hetplan explain` finds the least change)"
+"""End of a reason, for those who did not ask."""
 
 
 def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) -> str:
@@ -56,7 +58,7 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
         f"{problem.model.id} does not fit, even with every layer recomputed. {_too_few_chips(problem)}"
         f"The closest layout (tensor parallel {tp}, {stages}, data parallel {dp}, micro-batch size {mbs}) "
         f"is {format_gib(short_gib * GIB)} short on each chip: stage {stage} (chip {chip}) may use "
-        f"{limit_gib:.1f} GiB. {_ways_out(problem)} (`hetplan explain` finds the least change)"
+        f"{limit_gib:.1f} GiB. {_ways_out(problem)} {ASK_FOR_CHANGES}"
     )
 
 
