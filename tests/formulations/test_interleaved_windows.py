@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from formulations.interleaved_paths import schedule
 from formulations.interleaved_windows import Dealings, Passes, passes, window_ends
-from tests.formulations.test_interleaved_rows import Pipeline, random_pipeline, waits
+from tests.formulations.test_interleaved_rows import Pipeline, random_pipeline, together, waits
 
 REL = 1e-12
 
@@ -23,30 +24,44 @@ def window_end(x: Pipeline, s: int, width: int, least: float) -> float:
     return float(window_ends(s, len(x.forward), stages, sends, outside, x.m)[0])
 
 
-def check(x: Pipeline, rng: np.random.Generator) -> float:
-    """No window exceeds the events, whatever is known of the others, and wider ones say no less; the largest
-    pair over the events."""
-    p, end = len(x.forward), float(x.ends[0])
-    share, narrower = 1.0, np.zeros(p + 1)
-    known: list[float] = []
+def windows_of(pipelines: Sequence[Pipeline], s: int, width: int, least: np.ndarray) -> np.ndarray:
+    """The same of pipelines of one shape at once, with as many parts [part, pipeline]."""
+    outside = [
+        passes(s, s + width - 1, part * x.forward, part * x.backward, part * x.send)
+        for parts in least
+        for x, part in zip(pipelines, parts, strict=True)
+    ]
+    each = Passes(
+        **{name: np.concatenate([vars(one)[name] for one in outside], axis=-1) for name in vars(outside[0])}
+    )
+    many = together([*pipelines] * len(least))
+    stages = [Dealings(many.forward[:, i], many.backward[:, i]) for i in range(s, s + width)]
+    sends = [many.send[:, i] for i in range(s, s + width - 1)]
+    return window_ends(s, many.send.shape[1], stages, sends, each, many.m).reshape(least.shape)
+
+
+def check(pipelines: Sequence[Pipeline], rng: np.random.Generator) -> list[float]:
+    """No window exceeds the events, whatever is known of the others, and wider ones say no less, in pipelines
+    of one shape; the largest pair over the events of each."""
+    p, ends = len(pipelines[0].forward), np.array([x.ends[0] for x in pipelines])
+    shares, narrower = np.ones(len(pipelines)), np.zeros((p + 1, len(pipelines)))
     for width in range(1, p + 1):
-        known, less = (
-            [window_end(x, s, width, least) for s in range(p - width + 1)] for least in (1.0, rng.random())
-        )
-        assert max(known) <= end * (1 + REL), x
-        assert all(one <= other * (1 + REL) for one, other in zip(less, known, strict=True)), x
-        parts = np.maximum(narrower[:-1], narrower[1:])
-        assert all(one >= part * (1 - REL) for one, part in zip(known, parts, strict=True)), x
-        narrower = np.array(known)
-        share = max(known) / end if width == 2 else share
-    assert known[0] == pytest.approx(end, rel=REL), x
-    return share
+        least = np.stack([np.ones(len(pipelines)), rng.random(len(pipelines))])
+        found = [windows_of(pipelines, s, width, least) for s in range(p - width + 1)]
+        known, less = np.array(found).swapaxes(0, 1)
+        assert (known <= ends * (1 + REL)).all(), pipelines
+        assert (less <= known * (1 + REL)).all(), pipelines
+        assert (known >= np.maximum(narrower[:-1], narrower[1:]) * (1 - REL)).all(), pipelines
+        narrower = known
+        shares = known.max(axis=0) / ends if width == 2 else shares
+    assert known[0] == pytest.approx(ends, rel=REL), pipelines
+    return shares.tolist()
 
 
 @pytest.mark.slow
 def test_no_window_exceeds_the_simulated_step_in_a_few_hundred_pipelines() -> None:
     rng = np.random.default_rng(31)
-    shares = [check(random_pipeline(rng), rng) for _ in range(40)]
+    shares = [share for _ in range(40) for share in check([random_pipeline(rng)], rng)]
     assert 0.9 < float(np.mean(shares)) < 1
 
 
@@ -83,8 +98,7 @@ def test_no_window_exceeds_the_simulated_step_twenty_thousand_times() -> None:
         of_shape[(*x.forward.shape, x.m)].append(x)
         windows += len(x.forward) * (len(x.forward) + 1)
     for pipelines in of_shape.values():
-        for x in pipelines:
-            check(x, rng)
+        check(pipelines, rng)
 
 
 def test_a_pair_sees_long_chunks_at_different_times() -> None:
