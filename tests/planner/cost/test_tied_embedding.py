@@ -51,6 +51,22 @@ def test_the_slower_adapter_of_the_ends_counts(problem: Problem) -> None:
     assert tied_s(without_the_last_class(problem)) == [[own]]
 
 
+def test_what_both_ends_take_does_not_depend_on_which_class_comes_first(problem: Problem) -> None:
+    """Nodes of 8 and of 4 chips: on the larger more ranks share the way between them."""
+    classes = problem.cluster.classes[::-1]
+    turned = problem.model_copy(update={"cluster": problem.cluster.model_copy(update={"classes": classes})})
+    degrees = Degrees.single(tensor_parallel=8, data_parallel=2)
+    forth, back = (price(of, degrees).tied_sync_s[0, 0, 1] for of in (problem, turned))
+    assert forth == back
+
+
+def test_both_ends_sum_gradients_of_their_own_width(problem: Problem) -> None:
+    width = problem.stack.gradient_bytes
+    stack = problem.stack.model_copy(update={"tied_gradient_bytes": width / 2})
+    halved = tied_s(problem.model_copy(update={"stack": stack}))
+    assert halved[0][1] == pytest.approx(tied_s(problem)[0][1] / 2, rel=1e-2)
+
+
 def test_a_stated_link_between_the_ends_counts(problem: Problem) -> None:
     first, second = problem.cluster.classes
     link = Link(between=(first.name, second.name), gbit_per_s=1.0, latency_us=100.0)
