@@ -66,8 +66,7 @@ def test_more_room_never_changes_more(cluster: str) -> None:
 
 
 def test_plan_that_need_not_change_stays_as_it_is() -> None:
-    problem = problem_of(CLUSTERS[0])
-    best = api.plan(problem)
+    problem, _, best = loss(CLUSTERS[0])
     assert best.plan is not None
     result, change = least_change(problem, best.plan, best, 0.05)
     assert result.plan == best.plan

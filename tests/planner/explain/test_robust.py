@@ -9,6 +9,7 @@ from planner.cost.bands import error_band
 from planner.data.load import build_problem
 from planner.data.options import Options
 from planner.data.problem import Problem
+from planner.data.result import Result
 from planner.errors import InstanceError
 from planner.explain import robust
 from planner.explain.robust import LINK_BAND, MEMORY_BAND, draws, most_robust
@@ -27,6 +28,11 @@ def problem() -> Problem:
     )
 
 
+@pytest.fixture(scope="module")
+def best(problem: Problem) -> Result:
+    return api.plan(problem)
+
+
 def test_draws_stay_within_their_bands_and_repeat_for_a_seed(problem: Problem) -> None:
     drawn = list(draws(problem, 30, seed=1))
     assert drawn == list(draws(problem, 30, seed=1)) and drawn != list(draws(problem, 30, seed=2))
@@ -41,14 +47,13 @@ def test_draws_stay_within_their_bands_and_repeat_for_a_seed(problem: Problem) -
         assert abs(rate / bandwidth - 1) <= LINK_BAND and latency == latency_s
 
 
-def test_a_slower_chip_makes_the_step_slower(problem: Problem) -> None:
-    result = api.plan(problem)
-    assert result.plan is not None and result.evaluation is not None
+def test_a_slower_chip_makes_the_step_slower(problem: Problem, best: Result) -> None:
+    assert best.plan is not None and best.evaluation is not None
     (changed,) = draws(problem, 1, seed=3)
     slower = {chip: 1.5 for chip in changed.stack.time_factor}
     stack = problem.stack.model_copy(update={"time_factor": slower})
-    step_s = evaluate(problem.model_copy(update={"stack": stack}), result.plan).step_s
-    assert step_s > 1.3 * result.evaluation.step_s
+    step_s = evaluate(problem.model_copy(update={"stack": stack}), best.plan).step_s
+    assert step_s > 1.3 * best.evaluation.step_s
 
 
 def test_the_plan_with_the_least_worst_case_comes_first(
@@ -79,14 +84,13 @@ class _OnlyTheGivenPlans:
         return api.plan(problem, impossible)
 
 
-def test_no_draws_are_refused(problem: Problem) -> None:
+def test_no_draws_are_refused(problem: Problem, best: Result) -> None:
     with pytest.raises(InstanceError, match="at least 1"):
-        most_robust(problem, api.plan(problem), 0)
+        most_robust(problem, best, 0)
 
 
-def test_no_draw_is_planned_when_the_time_is_up(problem: Problem) -> None:
+def test_no_draw_is_planned_when_the_time_is_up(problem: Problem, best: Result) -> None:
     limited = problem.model_copy(update={"options": Options(gap=0.1, time_limit_s=5.0)})
-    result = api.plan(problem)
     planned: list[str] = []
-    _, table = most_robust(limited, result, 3, spent_s=6.0, on_draw=planned.append)
+    _, table = most_robust(limited, best, 3, spent_s=6.0, on_draw=planned.append)
     assert planned == [] and table.draws == 3 and table.plans[0].chosen
