@@ -7,9 +7,10 @@ walker those go first that paths of earlier plans tell beyond it (`planner.searc
 first that is left gets its schedule (`planner.search.virtual_times`), so that few schedules are for nothing.
 The random numbers come from the user's seed, so that runs repeat; whatever comes of it the referee judges.
 
-The constants are guesses: they say what is looked at, never what is proven.
+Leading layers of another kind stay on the first chunk, but for one: their stage changes places as if it had a
+layer in their stead.
 
-Left out: models whose first layers are of another kind.
+The constants are guesses: they say what is looked at, never what is proven.
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ def _changed(
 ) -> tuple[Ints, Ints, Bools]:
     """Every walker after one random change, and whether the change is one that may be and changes it."""
     walkers, p, v = layers.shape
+    staying = np.maximum(fewest_of_chunk - 1, 0)  # leading layers but for one
+    layers, fewest_of_chunk = layers - staying, fewest_of_chunk - staying
     rows: Ints = np.arange(walkers)
     kind = random.choice(len(SHARES), size=walkers, p=SHARES)
     stage_picks: Ints = random.integers(p, size=(4, walkers))
@@ -181,4 +184,4 @@ def _changed(
     counts = (order[:, :, None] == np.arange(len(most))).sum(axis=1)
     legal = ((counts >= fewest) & (counts <= most)).all(axis=1) & (layers >= fewest_of_chunk).all(axis=(1, 2))
     legal &= (order != old_order).any(axis=1) | (layers != old_layers).any(axis=(1, 2))
-    return order, np.maximum(layers, fewest_of_chunk), legal
+    return order, np.maximum(layers, fewest_of_chunk) + staying, legal

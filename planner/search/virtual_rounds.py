@@ -196,8 +196,6 @@ class VirtualRounds(VirtualSolver):
         times = DealingTimes(
             tables, self.table.max_stages.shape[1], sends_block=self._sends_block(virtual_stages)
         )
-        if times.one.stage.lead.any():
-            return []
         most = np.minimum(self.table.max_stages[part.choice], stages).tolist()
         fewest = [int(c in self.table.busy) for c in range(len(most))]
         seed = self.problem.options.seed

@@ -60,6 +60,15 @@ class _Stages:
     kept_full_gib: Floats
     most_layers: Floats
     """With which the optimizer's step fits."""
+    lead: Floats
+    """Leading layers of another kind."""
+    lead_kept_gib: Floats
+    """By how much one of them keeps more than another layer."""
+    lead_kept_selective_gib: Floats
+    lead_kept_full_gib: Floats
+    lead_selective_ms: Floats
+    """By how much one of them takes longer to recompute."""
+    lead_full_ms: Floats
 
     def of(self, classes: Ints, stages: Ints) -> _Stages:
         """Those of some classes on some stages, [...]."""
@@ -70,6 +79,7 @@ def _stages(data: VirtualSelectionData, num_moments: int) -> dict[str, Floats]:
     stage = data.stage
     forward, backward = data.base_ms()
     base = np.stack([_padded(one, num_moments) for one in data.base_gib])
+    lead_kept, lead_selective, lead_full = data.lead_kept_gib
     return {
         "forward_ms": stage.forward_ms,
         "backward_ms": stage.backward_ms,
@@ -93,6 +103,12 @@ def _stages(data: VirtualSelectionData, num_moments: int) -> dict[str, Floats]:
         "kept_selective_gib": data.kept_selective_gib,
         "kept_full_gib": data.kept_full_gib,
         "most_layers": most_layers_in_step(stage),
+        "lead": stage.lead.astype(np.float64),
+        "lead_kept_gib": lead_kept - data.kept_gib,
+        "lead_kept_selective_gib": lead_selective - data.kept_selective_gib,
+        "lead_kept_full_gib": lead_full - data.kept_full_gib,
+        "lead_selective_ms": stage.lead_selective_ms - stage.selective_ms,
+        "lead_full_ms": stage.lead_full_ms - stage.full_ms,
     }
 
 
@@ -239,30 +255,54 @@ class DealingTimes:
         one = self.one
         room = stages.room_gib - one.state_gib * n.sum(axis=1)[:, None]
         held = np.einsum("shk,sk->sh", moments, n)
-        kept = stages.kept_gib[:, None]
-        none: Bools = (kept * held <= room).all(axis=1)
+        of_lead = stages.lead[:, None] * moments[:, :, 0]
+        kept = stages.kept_gib[:, None] * held + stages.lead_kept_gib[:, None] * of_lead
+        none: Bools = (kept <= room).all(axis=1)
         extra = np.zeros_like(n)
         if none.all():
             return extra, none
         time = np.where(none, 0.0, np.inf)
         if "selective" in one.kinds:
             need = stages.kept_selective_gib[:, None] * held + stages.selective_peak_gib[:, None]
+            need += stages.lead_kept_selective_gib[:, None] * of_lead
             some = stages.selective_ms[:, None] * n
+            some[:, 0] += stages.lead * stages.lead_selective_ms
             some[:, -1] += stages.predictions_selective_ms
             can = ~none & (need <= room).all(axis=1)
             extra = np.where(can[:, None], some, extra)
             time = np.where(can, some.sum(axis=1), time)
         if "full" in one.kinds:
-            short = kept * held + stages.full_peak_gib[:, None] - room
             has_layers = n > 0
-            saves = kept - stages.kept_full_gib[:, None]
-            saves = saves * np.einsum("shk,sk->sh", moments, has_layers)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                least = np.where(short > 0, short / saves, 0.0).max(axis=1)
-            count = np.maximum(np.ceil(least), 1.0)
+            count = self._fewest_in_full(
+                stages, moments, has_layers, kept + stages.full_peak_gib[:, None] - room
+            )
             whole = (stages.full_ms * count)[:, None] * has_layers
+            whole[:, 0] += stages.lead_full_ms * np.minimum(count, stages.lead)
             shortest = np.where(has_layers, n, np.inf).min(axis=1)
             can = ~none & (count <= shortest) & (whole.sum(axis=1) < time)
             extra = np.where(can[:, None], whole, extra)
             time = np.where(can, whole.sum(axis=1), time)
         return extra, np.isfinite(time)
+
+    @staticmethod
+    def _fewest_in_full(stages: _Stages, moments: Floats, has_layers: Bools, short: Floats) -> Floats:
+        """Fewest layers of every chunk that has any to recompute in full, [stage]; one at least.
+
+        The leading layers come first: what is saved is linear in the number up to theirs, and beyond it.
+
+        Parameters
+        ----------
+        short
+            [stage, moment] by how much all does not fit.
+        """
+        saves = stages.kept_gib - stages.kept_full_gib
+        more = (stages.lead_kept_gib - stages.lead_kept_full_gib)[:, None] * moments[:, :, 0]
+        saved = saves[:, None] * np.einsum("shk,sk->sh", moments, has_layers)
+        lead = stages.lead[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least = np.where(short > 0, (short - lead * more) / saved, 0.0)
+            if lead.any():
+                within = np.where(short > 0, short / (saved + more), 0.0)
+                least = np.where(within <= lead, within, least)
+        count: Floats = np.maximum(np.ceil(least.max(axis=1)), 1.0)
+        return count

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from formulations.virtual_selection_data import choices, objective_ms
+from formulations.virtual_selection_data import choices, objective_ms, recomputations
 from formulations.virtual_selection_tables import fewest_layers
 from planner.cost.pricing import price
 from planner.search import virtual_annealing
@@ -23,14 +25,20 @@ from planner.search.virtual_rounds import LAST_ROUND, ROUND_NEAR, ROUNDS, Round,
 from planner.search.virtual_screens import PathScreen
 from planner.search.virtual_tables import VirtualTables
 from planner.search.virtual_times import DealingTimes, Dealt
-from tests.random_problems import random_interleaved_problem
+from tests.random_problems import random_interleaved_problem, with_heavy_leading_layers
 
 CHUNKS = 2
 
 
-def times_of(seed: int) -> tuple[DealingTimes, VirtualTables, DegreeTable, int, int, int]:
+def times_of(
+    seed: int, *, with_lead: bool = False
+) -> tuple[DealingTimes, VirtualTables, DegreeTable, int, int, int]:
     """What values the dealings of a row of degrees that leaves two or more stages to some classes."""
-    problem = random_interleaved_problem(seed)
+    problem = random_interleaved_problem(seed, experts=with_lead)
+    if with_lead:
+        longer = {"num_layers": problem.model.num_layers + 4}
+        problem = problem.model_copy(update={"model": problem.model.model_copy(update=longer)})
+        problem = with_heavy_leading_layers(problem)
     table = list_degrees(problem)
     tables = VirtualTables(problem, price(problem, table.degrees), table)
     stages = 2
@@ -44,22 +52,29 @@ def times_of(seed: int) -> tuple[DealingTimes, VirtualTables, DegreeTable, int, 
 
 
 def random_dealings(
-    table: DegreeTable, choice: int, stages: int, num_layers: int, rng: np.random.Generator
+    table: DegreeTable, choice: int, stages: int, num_layers: int, rng: np.random.Generator, lead: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Of which chunk 0 of stage 0 has the leading layers at least, and all chunks one."""
+    more = max(lead - 1, 0)
+    num_layers -= more
     pool = np.repeat(np.arange(table.max_stages.shape[1]), table.max_stages[choice])
     order = np.array([rng.permutation(pool)[:stages] for _ in range(12)])
     cuts = [np.sort(rng.choice(np.arange(1, num_layers), stages * CHUNKS - 1, replace=False)) for _ in order]
     runs = np.diff(np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, num_layers))), axis=1)
+    runs[:, 0] += more
     return order, runs.reshape(len(order), CHUNKS, stages).transpose(0, 2, 1)
 
 
-def test_dealings_are_valued_as_the_exact_schedule_values_them() -> None:
+@pytest.mark.parametrize("with_lead", [False, True])
+def test_dealings_are_valued_as_the_exact_schedule_values_them(with_lead: bool) -> None:
     rng, equal = np.random.default_rng(7), 0
-    for seed in range(560, 580):
-        times, tables, table, choice, stages, num_layers = times_of(seed)
-        if times.one.stage.lead.any() or times.num_microbatches // stages > 5:
+    for seed in range(560, 572 if with_lead else 580):
+        times, tables, table, choice, stages, num_layers = times_of(seed, with_lead=with_lead)
+        lead = int(times.one.stage.lead.max())
+        assert bool(lead) == with_lead
+        if times.num_microbatches // stages > 5:
             continue
-        order, layers = random_dealings(table, choice, stages, num_layers, rng)
+        order, layers = random_dealings(table, choice, stages, num_layers, rng, lead)
         values = times.values_ms(order, layers)
         for one, dealt, value in zip(order.tolist(), layers.tolist(), values.tolist(), strict=True):
             data = tables.data(choice, CHUNKS, one)
@@ -72,13 +87,49 @@ def test_dealings_are_valued_as_the_exact_schedule_values_them() -> None:
     assert equal > 40
 
 
+def test_stages_recompute_as_little_with_leading_layers_of_another_kind() -> None:
+    """As `recomputations` says, where memory leaves room for a part of the activations."""
+    rng, seen = np.random.default_rng(3), Counter[str]()
+    times, tables, _, choice, stages, _ = times_of(564, with_lead=True)
+    one, of_classes = times.one, tables.of_classes(choice, CHUNKS, stages)
+    for _ in range(200):
+        kept, lead_kept = -np.sort(-rng.uniform(0.0, 1.0, (2, 3)))
+        lead, nothing = np.array([int(rng.integers(1, 4)), 0]), np.zeros(stages)
+        more_ms = {"lead_full_ms": rng.uniform(0, 9, 2), "lead_selective_ms": rng.uniform(0, 2, 2)}
+        stage = replace(one.stage, lead=lead, step_layer_gib=nothing, step_base_gib=nothing, **more_ms)
+        data = replace(
+            one,
+            stage=replace(stage, full_ms=rng.uniform(0, 9, 2), selective_ms=rng.uniform(0, 2, 2)),
+            kinds=("none", "selective", "full"),
+            state_gib=0.0,
+            base_gib=tuple(0.0 * base for base in one.base_gib),
+            limit_gib=rng.uniform(0.5, 20.0, 2),
+            lead_kept_gib=tuple(lead_kept.tolist()),
+            kept_gib=kept[:1].repeat(2),
+            kept_selective_gib=kept[1:2].repeat(2),
+            kept_full_gib=kept[2:].repeat(2),
+        )
+        times = DealingTimes(replace(of_classes, data={0: data}), 1, sends_block=False)
+        layers = rng.integers(1, 6, (1, stages, CHUNKS))
+        layers[0, 0, 0] += lead[0] - 1
+        pieces = times.pieces(np.zeros((1, stages), dtype=np.int64), layers)[0]
+        backward = data.base_ms()[1] + data.stage.backward_ms[:, None] * layers[0]
+        for s in range(stages):
+            ways = recomputations(data, s, layers[0, s].tolist())
+            assert bool(ways) == np.isfinite(pieces[s, -1])
+            if ways:
+                best = min(ways, key=lambda way: sum(way.extra_ms))
+                np.testing.assert_allclose(pieces[s, CHUNKS:-3], backward[s] + best.extra_ms, rtol=1e-12)
+            seen[f"{best.kind if ways else 'no'}{min(best.layers, 3) if ways else 0}"] += s == 0
+    assert min(seen[kind] for kind in ("no0", "none0", "selective0", "full1", "full2", "full3")) > 3, seen
+
+
 def test_pieces_of_changed_plans_are_those_of_plans_looked_at_afresh() -> None:
     random = np.random.default_rng(11)
     for seed in range(560, 572):
-        times, _, table, choice, stages, num_layers = times_of(seed)
-        if times.one.stage.lead.any():
-            continue
-        order, layers = random_dealings(table, choice, stages, num_layers, random)
+        times, _, table, choice, stages, num_layers = times_of(seed, with_lead=seed % 2 == 1)
+        lead = int(times.one.stage.lead.max())
+        order, layers = random_dealings(table, choice, stages, num_layers, random, lead)
         pieces = times.pieces(order, layers)
         known, of = Dealt(order, layers, pieces, pieces[:, 0, 0]), random.integers(len(order), size=40)
         some = random.integers(len(order), size=40)
@@ -93,7 +144,7 @@ def test_plans_that_paths_tell_too_slow_are_too_slow() -> None:
     random, told, left = np.random.default_rng(12), 0, 0
     for seed in range(560, 572):
         times, _, table, choice, stages, num_layers = times_of(seed)
-        if times.one.stage.lead.any() or times.num_microbatches // stages > 5:
+        if times.num_microbatches // stages > 5:
             continue
         screen = PathScreen()
         for _ in range(4):
@@ -125,10 +176,14 @@ def test_a_path_tells_its_own_plan_too_slow_where_long_steps_are_read_off_short_
         assert exceeding.tolist() == [expected]
 
 
-def test_annealed_dealings_keep_the_limits_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_lead", [False, True])
+def test_annealed_dealings_keep_the_limits_and_repeat(
+    with_lead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(virtual_annealing, "FOLLOW_EVERY", 20)
-    times, _, table, choice, stages, num_layers = times_of(564)
-    order, layers = random_dealings(table, choice, stages, num_layers, np.random.default_rng(1))
+    times, _, table, choice, stages, num_layers = times_of(564, with_lead=with_lead)
+    lead = int(times.one.stage.lead.max())
+    order, layers = random_dealings(table, choice, stages, num_layers, np.random.default_rng(1), lead)
     values = times.values_ms(order, layers)
     begun = int(np.argmin(values))
     start = tuple(order[begun].tolist()), tuple(map(tuple, layers[begun].tolist()))
@@ -158,6 +213,18 @@ def test_a_change_that_changes_nothing_is_none() -> None:
     assert same.any()
     assert may_be.any()
     assert not (same & may_be).any()
+
+
+def test_the_first_stage_may_change_places_though_leading_layers_stay() -> None:
+    """Three leading layers of DeepSeek-V3 never leave the first chunk: its stage could not be exchanged."""
+    order, layers = np.array([[0, 1]] * 200), np.array([[[4, 2], [3, 1]]] * 200)
+    fewest = np.array([[3, 1], [1, 1]])
+    limits = np.zeros(2, dtype=np.int64), np.full(2, 2)
+    given = *limits, fewest, np.random.default_rng(3)
+    new_order, new_layers, may_be = virtual_annealing._changed(order.copy(), layers.copy(), *given)
+    assert (new_layers >= fewest).all() and (new_layers[may_be].sum(axis=(1, 2)) == 10).all()
+    exchanged = (new_order == [1, 0]).all(axis=1) & (new_layers == [[5, 1], [2, 2]]).all(axis=(1, 2))
+    assert (may_be & exchanged).any()
 
 
 def parts_of(starts: list[Start]) -> list[tuple[int, int, int, Round]]:
