@@ -63,9 +63,10 @@ class Weights:
     follow: Floats
 
 
-def all_rows(num_stages: int, num_microbatches: int) -> tuple[Floats, Floats]:
-    """Counts of f and of b in every row up to the end of stage 0, arrays [row, stage]."""
-    p, m, names = num_stages, num_microbatches, []
+def row_names(num_stages: int, num_microbatches: int) -> list[RowName]:
+    """The rows, stage by stage."""
+    p, m = num_stages, num_microbatches
+    names: list[RowName] = []
     for s in range(p):
         names += [RowName(family, s, s) for family in ("window", "mirror", "work")]
         if m >= p - s + 1:
@@ -73,6 +74,12 @@ def all_rows(num_stages: int, num_microbatches: int) -> tuple[Floats, Floats]:
             names += [RowName("partial", s, s, first, last) for first, last in sides]
         else:
             names.append(RowName("flush", s, s, pacers=(s, s)))
+    return names
+
+
+def all_rows(num_stages: int, num_microbatches: int) -> tuple[Floats, Floats]:
+    """Counts of f and of b in every row up to the end of stage 0, arrays [row, stage]."""
+    p, m, names = num_stages, num_microbatches, row_names(num_stages, num_microbatches)
     forward, backward = np.zeros((2, len(names), p))
     for row, name in enumerate(names):
         of = row_coefficients(name, p, m, np.zeros(p))

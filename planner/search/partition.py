@@ -108,7 +108,8 @@ class PartitionOpener:
         groups = self._groups(bound_s, pair)
         most = self.table.max_stages[pair.choice]
         if (groups.bound_s < self.frontier.cutoff_s).any() and self._are_bounded_whole(most, pair.stages):
-            known = self.orders.of_pair(pair.choice, pair.stages, self.frontier.cutoff_s)
+            known, split = self.orders.of_pair(pair.choice, pair.stages, self.frontier.cutoff_s)
+            self._try_split(pair.choice, split)
             closer = np.array([known[tuple(counts)] for counts in groups.counts.tolist()])
             groups = replace(groups, bound_s=np.maximum(groups.bound_s, closer))
             self._try_groups(pair, groups)

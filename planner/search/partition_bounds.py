@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.layer_partition_data import Cuts
-from formulations.layer_partition_groups import GroupPaths, num_ways
+from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways
+from formulations.layer_partition_labels import GroupLabels
 from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
-from planner.cost.prices import Prices
+from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData, bound_data
 from planner.search.empty import most_without_layers
@@ -23,6 +24,9 @@ from planner.units import MS
 MAX_WAYS = 30_000_000
 """Ways to have used up stages by class, times runs and classes, up to which orders are bounded at once.
 A guess."""
+LEVELS = 0.5, 1.0
+"""Of what lies between a bound and a limit, the parts up to which labels look for splits, one after the
+other: a split that is found at the first spares the second. Guesses."""
 
 WeightsOf = dict[tuple[int, tuple[int, ...]], Weights]
 """Weights by row of degrees and stages on each class."""
@@ -75,13 +79,20 @@ class OrderBounds:
         self.last: GroupPaths
         """Of the pair that was bounded last."""
 
-    def of_pair(self, choice: int, stages: int, limit_s: float) -> dict[tuple[int, ...], float]:
-        """Bounds of its groups by paths alone [s]: no more than a finite limit, else inf where none fits."""
+    def of_pair(
+        self, choice: int, stages: int, limit_s: float
+    ) -> tuple[dict[tuple[int, ...], float], Split | None]:
+        """Bounds of its groups by paths and labels [s], and the split that has the least of all by labels.
+
+        No more than a finite limit, else inf where none fits.
+        """
         most = tuple(np.minimum(self.intervals.table.max_stages[choice], stages).tolist())
-        paths = GroupPaths(self.runs_of.costs(choice, most, stages, limit_s))
-        bounds = np.minimum(paths.least_ms(limit_s / MS) * MS, limit_s)
-        self.last = paths
-        return dict(zip(paths.counts, bounds.tolist(), strict=True))
+        costs = self.runs_of.costs(choice, most, stages, limit_s)
+        self.last = paths = GroupPaths(costs)
+        least_ms = paths.least_ms(limit_s / MS)
+        least_ms, path, _ = by_labels(costs, least_ms, limit_s / MS)
+        bounds = np.minimum(least_ms * MS, limit_s)
+        return dict(zip(paths.counts, bounds.tolist(), strict=True)), split_of(path)
 
     def likely_split(self, counts: tuple[int, ...]) -> Split | None:
         """Order and cuts of a group of the last pair with the least sum of times where its bound is least."""
@@ -91,8 +102,8 @@ class OrderBounds:
         return split_of(path)
 
     def of_group(self, group: BoundedGroup, limit_s: float) -> tuple[float, Split | None]:
-        """Bound of all orders of a group [s], by paths, then by weights of rows until they reach a limit; and
-        the likeliest split that was met, if it did not.
+        """Bound of all orders of a group [s], by paths, then by labels, or by weights of rows where these are
+        too many; and the likeliest split that was met, if it did not reach a limit.
 
         No more than a finite limit, else inf where nothing fits.
         """
@@ -101,12 +112,39 @@ class OrderBounds:
         least_ms = float(paths.least_ms(limit_s / MS)[0])
         if least_ms * MS >= limit_s or limit_s == np.inf:
             return min(least_ms * MS, limit_s), None
+        closer_ms, path, is_whole = by_labels(costs, np.array([least_ms]), limit_s / MS)
+        least_ms = float(closer_ms[0])
+        if is_whole:
+            return min(least_ms * MS, limit_s), split_of(path)
         key, priced = (group.choice, group.counts), PricedOrders(costs)
         value_ms, weights = priced.best_in_pieces(limit_s / MS, *paths.open_ms, self.weights.get(key))
         if weights is not None:
             self.weights[key] = weights
         split = split_of(priced.promised[1]) if value_ms * MS < limit_s else None
         return min(max(least_ms, value_ms) * MS, limit_s), split
+
+
+def by_labels(costs: GroupCosts, known_ms: Floats, limit_ms: float) -> tuple[Floats, Path, bool]:
+    """Bounds of groups by labels, up to a limit at most [ms]; the split that has the least, if any lies
+    below; and whether labels were few enough to tell.
+
+    Parameters
+    ----------
+    known_ms
+        Bounds that are known, by group.
+    """
+    low_ms = float(known_ms.min(initial=np.inf))
+    if not low_ms < limit_ms < np.inf:
+        return known_ms, [], True
+    labels = GroupLabels(costs)
+    for level in LEVELS:
+        found = labels.least_ms(low_ms + level * (limit_ms - low_ms))
+        if found is None:
+            return known_ms, [], False
+        known_ms = np.maximum(known_ms, found.least_ms)
+        if found.path:
+            return known_ms, found.path, True
+    return known_ms, [], True
 
 
 def split_of(path: Path) -> Split | None:

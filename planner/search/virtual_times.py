@@ -7,9 +7,9 @@ of every plan with
 
 the last one infinite where the stage does not fit. Of a plan that comes of another one by a change only the
 stages that changed are looked at again. Every stage recomputes what takes it least time where not everything
-fits. Long steps are read off two short ones, as in `planner.search.virtual_local`.
-
-Left out: models whose first layers are of another kind.
+fits. Leading layers of another kind, which chunk 0 of stage 0 holds, count in its base times; what they keep,
+and take to recompute, is added there. Long steps are read off two short ones, as in
+`planner.search.virtual_local`.
 """
 
 from __future__ import annotations
@@ -17,105 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formulations.interleaved_paths import PathRow, Schedules
-from formulations.stage_selection_data import most_layers_in_step
-from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.hops import block_on_sends
 from planner.cost.prices import Floats
 from planner.search.virtual_local import SHORT_GROUPS
+from planner.search.virtual_stage_terms import StageTerms, padded, stage_terms
 from planner.search.virtual_tables import VirtualClassTables
 from planner.search.walkers import Bools
 from planner.search.walks import Ints
-
-
-@dataclass(frozen=True)
-class _Stages:
-    """Coefficients of stages, arrays [class, stage], or [...] of some of them."""
-
-    forward_ms: Floats
-    backward_ms: Floats
-    base_forward_ms: Floats
-    """[..., chunk]"""
-    base_backward_ms: Floats
-    reduce_ms: Floats
-    base_reduce_ms: Floats
-    reduce_tail_ms: Floats
-    bucket_ms: Floats
-    gather_ms: Floats
-    base_gather_ms: Floats
-    optimizer_ms: Floats
-    after_ms: Floats
-    """Optimizer of all else, and tail of the gathering."""
-    selective_ms: Floats
-    predictions_selective_ms: Floats
-    full_ms: Floats
-    room_gib: Floats
-    """[..., moment] memory beside all but the layers."""
-    selective_peak_gib: Floats
-    full_peak_gib: Floats
-    kept_gib: Floats
-    kept_selective_gib: Floats
-    kept_full_gib: Floats
-    most_layers: Floats
-    """With which the optimizer's step fits."""
-    lead: Floats
-    """Leading layers of another kind."""
-    lead_kept_gib: Floats
-    """By how much one of them keeps more than another layer."""
-    lead_kept_selective_gib: Floats
-    lead_kept_full_gib: Floats
-    lead_selective_ms: Floats
-    """By how much one of them takes longer to recompute."""
-    lead_full_ms: Floats
-
-    def of(self, classes: Ints, stages: Ints) -> _Stages:
-        """Those of some classes on some stages, [...]."""
-        return _Stages(**{name: values[classes, stages] for name, values in vars(self).items()})
-
-
-def _stages(data: VirtualSelectionData, num_moments: int) -> dict[str, Floats]:
-    stage = data.stage
-    forward, backward = data.base_ms()
-    base = np.stack([_padded(one, num_moments) for one in data.base_gib])
-    lead_kept, lead_selective, lead_full = data.lead_kept_gib
-    return {
-        "forward_ms": stage.forward_ms,
-        "backward_ms": stage.backward_ms,
-        "base_forward_ms": forward,
-        "base_backward_ms": backward,
-        "reduce_ms": stage.reduce_ms,
-        "base_reduce_ms": stage.base_reduce_ms,
-        "reduce_tail_ms": stage.reduce_tail_ms,
-        "bucket_ms": stage.bucket_ms,
-        "gather_ms": stage.gather_ms,
-        "base_gather_ms": stage.base_gather_ms,
-        "optimizer_ms": stage.optimizer_ms,
-        "after_ms": stage.base_optimizer_ms + stage.gather_tail_ms,
-        "selective_ms": stage.selective_ms,
-        "predictions_selective_ms": stage.predictions_selective_ms,
-        "full_ms": stage.full_ms,
-        "room_gib": data.limit_gib[:, None] - base,
-        "selective_peak_gib": data.selective_peak_gib,
-        "full_peak_gib": data.full_peak_gib,
-        "kept_gib": data.kept_gib,
-        "kept_selective_gib": data.kept_selective_gib,
-        "kept_full_gib": data.kept_full_gib,
-        "most_layers": most_layers_in_step(stage),
-        "lead": stage.lead.astype(np.float64),
-        "lead_kept_gib": lead_kept - data.kept_gib,
-        "lead_kept_selective_gib": lead_selective - data.kept_selective_gib,
-        "lead_kept_full_gib": lead_full - data.kept_full_gib,
-        "lead_selective_ms": stage.lead_selective_ms - stage.selective_ms,
-        "lead_full_ms": stage.lead_full_ms - stage.full_ms,
-    }
-
-
-def _padded(values: NDArray[np.generic], length: int) -> Floats:
-    """Values with the last one repeated."""
-    longer: Floats = np.concatenate([values, np.repeat(values[-1:], length - len(values), axis=0)])
-    return longer.astype(np.float64)
 
 
 @dataclass
@@ -165,12 +75,12 @@ class DealingTimes:
         self.num_microbatches = self.one.stage.num_microbatches
         self.hop_ms, self.tied_ms, self.sends_block = tables.times.hop_ms, tables.times.tied_ms, sends_block
         num_moments = max(len(held) for held in self.one.moments)
-        self.moments = np.stack([_padded(held, num_moments) for held in self.one.moments])
-        by_class = {c: _stages(one, num_moments) for c, one in tables.data.items()}
+        self.moments = np.stack([padded(held, num_moments) for held in self.one.moments])
+        by_class = {c: stage_terms(one, num_moments) for c, one in tables.data.items()}
         sample = next(iter(by_class.values()))
         nothing = {name: np.zeros_like(values) for name, values in sample.items()}
         gathered = [by_class.get(c, nothing) for c in range(num_classes)]
-        self.stages = _Stages(**{name: np.stack([one[name] for one in gathered]) for name in sample})
+        self.stages = StageTerms(**{name: np.stack([one[name] for one in gathered]) for name in sample})
 
     def values_ms(self, order: Ints, layers: Ints) -> Floats:
         """Steps [walker] of orders [walker, stage], layers [walker, stage, chunk]; inf where not fitting."""
@@ -242,7 +152,7 @@ class DealingTimes:
         found[:, -1] = np.where(fits & (total <= one.most_layers), follow, np.inf)
         return found
 
-    def _recomputed(self, stages: _Stages, moments: Floats, n: Floats) -> tuple[Floats, Bools]:
+    def _recomputed(self, stages: StageTerms, moments: Floats, n: Floats) -> tuple[Floats, Bools]:
         """What recomputation adds to each backward, [stage, chunk], and whether a stage fits, [stage].
 
         Parameters
@@ -285,7 +195,7 @@ class DealingTimes:
         return extra, np.isfinite(time)
 
     @staticmethod
-    def _fewest_in_full(stages: _Stages, moments: Floats, has_layers: Bools, short: Floats) -> Floats:
+    def _fewest_in_full(stages: StageTerms, moments: Floats, has_layers: Bools, short: Floats) -> Floats:
         """Fewest layers of every chunk that has any to recompute in full, [stage]; one at least.
 
         The leading layers come first: what is saved is linear in the number up to theirs, and beyond it.

@@ -97,5 +97,5 @@ def test_no_split_is_bounded_above_its_objective(seed: int):
                 for first in (0, 1, 2):
                     group = BoundedGroup(choice, tuple(counts.tolist()), order[:first])
                     assert OrderBounds(intervals).of_group(group, limit_s)[0] <= most_s
-                of_pair = OrderBounds(intervals).of_pair(choice, 2, limit_s)
+                of_pair, _ = OrderBounds(intervals).of_pair(choice, 2, limit_s)
                 assert of_pair[tuple(counts.tolist())] <= most_s
