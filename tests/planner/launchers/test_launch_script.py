@@ -13,6 +13,7 @@ import pytest
 
 from planner.launchers.arguments import words as argument_words
 from planner.launchers.directory import export_plan
+from planner.launchers.environments import environment_text
 from planner.launchers.megatron_arguments import recompute_arguments, recompute_modules, refusals
 from tests.planner.launchers import plans
 
@@ -481,3 +482,13 @@ def test_a_batch_job_saves_before_its_time_limit(
         check=True,
     )
     assert done.stdout == f"<{told}>\n"
+
+
+@pytest.mark.parametrize(
+    ("dp_mode", "ordered"), [("ddp", True), ("distopt", True), ("zero2", False), ("fsdp", False)]
+)
+def test_kernels_are_ordered_unless_gathers_would_wait_behind_them(dp_mode: str, ordered: bool) -> None:
+    problem, plan = plans.sharded_parameters()
+    text = environment_text(problem, plan.model_copy(update={"dp_mode": dp_mode}))
+    assert ("export CUDA_DEVICE_MAX_CONNECTIONS=1" in text) == ordered
+    assert ("unset CUDA_DEVICE_MAX_CONNECTIONS" in text) != ordered

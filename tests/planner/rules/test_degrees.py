@@ -225,9 +225,9 @@ def test_expert_ranks_cover_the_ranks_of_a_stage() -> None:
 def test_experts_have_as_many_replicas_where_stages_do_not_come_last() -> None:
     assert experts.expert_replicas_match(2, 1, 4, 1, 8, "tp-cp-ep-dp-pp") is None
     assert experts.expert_replicas_match(2, 1, 4, 2, 1, "tp-cp-ep-pp-dp") is None
-    assert "experts have 1 replicas, the rest 4" in str(
-        experts.expert_replicas_match(2, 1, 4, 1, 8, "tp-cp-ep-pp-dp")
-    )
+    for ep, replicas in ((8, 1), (1, 8)):
+        said = str(experts.expert_replicas_match(2, 1, 4, 1, ep, "tp-cp-ep-pp-dp"))
+        assert f"experts have {replicas} replicas, the rest 4" in said
 
 
 @pytest.mark.parametrize(
