@@ -199,7 +199,7 @@ def core_values(
     window = counts.rest * forward + round_trips
     mirror = counts.rest * backward + round_trips
     work = num_microbatches * both
-    waits = bool(np.any(wait))  # most wait for nothing
+    waits = np.count_nonzero(wait) > 0  # most wait for nothing
     if waits:
         wait = np.broadcast_to(wait, both.shape)
         in_windows, between_passes = (counts.windows - 1) * wait, counts.waits * wait

@@ -119,8 +119,7 @@ def _pass_times(relative: Relative, products: Products, precision: Precision, st
         latency = isolated * _gemm_factors(relative.measured, relative.gemm_precision, sums)
     apart = [] if _has_grouped_wgrad(relative) else at
     if at:
-        grouped = np.array([_grouped_factor(relative, name, m[at]) for name in PASSES])
-        joined = isolated[:, at] * grouped
+        joined = isolated[:, at] * _grouped_factors(relative, m[at])
         single = stack.experts_as_single_products and _grouped_training(relative) == "h100_sxm"
         alone = (count[at] == 1) | stack.experts_apart
         joined = np.where(alone, latency[:, at], joined)  # there is nothing to group
@@ -266,11 +265,21 @@ def _grouped_training(relative: Relative) -> str:
     return "h100_sxm" if training == "h200_sxm" else training
 
 
-def _grouped_factor(relative: Relative, name: str, rows: Floats) -> Values:
-    """The same for grouped products over as many single ones, by the rows of one."""
+def _grouped_factors(relative: Relative, rows: Floats) -> Floats:
+    """The same for grouped products over as many single ones, by the rows [product, choice] of one, array
+    [pass, product, choice]."""
+    if rows.shape[1] > 1:
+        return np.array([_grouped_factor(relative, name, rows) for name in PASSES])
+    each = rows[:, 0].tolist()
+    alike = {of: [_grouped_factor(relative, name, of) for name in PASSES] for of in dict.fromkeys(each)}
+    return np.array([alike[of] for of in each]).T[..., None]
+
+
+def _grouped_factor(relative: Relative, name: str, rows: Values) -> Values:
+    """The same in one pass."""
     training = _grouped_training(relative)
     if name == "wgrad" and not _has_grouped_wgrad(relative):
-        return np.ones_like(rows)
+        return 1.0 + 0.0 * rows
     return tables.grouped_relation(training, name, rows)
 
 

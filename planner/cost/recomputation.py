@@ -42,10 +42,15 @@ PRODUCTS = {
 }
 """Matrix products of a module, by their names in `operators.py`."""
 
+CORE_ATTENTION = ("core_attn",)
+"""What most stacks recompute selectively."""
+
 
 def modules_of(model: ModelSpec, kind: LayerKind, modules: Sequence[str]) -> tuple[str, ...]:
     """Those modules that a layer of a kind has, each once."""
     has_attention = kind in WITH_ATTENTION
+    if tuple(modules) == CORE_ATTENTION:  # of most
+        return CORE_ATTENTION if has_attention else ()
     moe = model.moe if kind in WITH_EXPERTS else None
     present = {
         "core_attn": has_attention,

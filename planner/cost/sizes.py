@@ -65,6 +65,12 @@ class Sizes:
         return replace(self, dp=self.ones)
 
     @lazy
+    def of_experts(self) -> Sizes:
+        """Experts and their ranks alone, of a single choice: one of all else."""
+        one = self.ones
+        return replace(self, tp=one, cp=one, dp=one, microbatch_size=one, sequence_parallel=0.0)
+
+    @lazy
     def ones(self) -> Values:
         """One for every choice."""
         return np.ones_like(self.tp) if isinstance(self.tp, np.ndarray) else 1.0

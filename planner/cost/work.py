@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.cost.collective_counts import tensor_blocks
 from planner.cost.elementwise import Values
 from planner.cost.host_waits import Parts
+from planner.cost.identity import remembered
 from planner.cost.kernel_starts import Seconds, end_starts_s, layer_starts_s
 from planner.cost.launches import backward_launches, launches, routed_launches
 from planner.cost.operators import (
@@ -135,7 +137,7 @@ class Work:
                 fused: {kind: _layer_work(problem, own, kind, sizes, groups[kind]) for kind in kinds}
                 for fused, own in stacks.items()
             },
-            scores=score_traffic(model, stack, sizes),
+            scores=score_traffic(model, stack, sizes) if False in stacks else Traffic(0.0, 0.0),
             embedding=embedding_traffic(model, sizes),
             head=head_traffic(model, stack, vocab, sizes),
             end_starts_s=end_starts_s(model, stack, sizes),
@@ -148,19 +150,49 @@ def _layer_work(
     """Traffic, reductions and launches of a layer with these products."""
     model = problem.model
     blocks = tensor_blocks(model, kind)
+    narrow = problem.workload.precision not in HALF_PRECISIONS
+    routed: Routed | None = None
+    if isinstance(sizes.tp, float) and stack.flash_attention:
+        kernels = _kernels_of_one(problem, kind, sizes.of_experts)
+    else:
+        kernels = _kernels(problem, stack, kind, sizes, products)
+    # Beside another micro-batch the host has that one's pieces to launch as well.
+    never = stack.ep_overlap or (model.moe is not None and model.moe.pad_to_capacity)
+    if kernels.routed is not None and stack.waits_for_token_counts and not never:
+        routed = Routed(routed_bytes(model, stack, sizes, narrow), kernels.routed)
+    reductions = column_maps(model, kind) if stack.column_input_copies else blocks
+    traffic = layer_traffic(model, kind, stack, sizes, narrow)
+    return LayerWork(traffic, kernels.starts_s, blocks, reductions, kernels.forward, kernels.backward, routed)
+
+
+class _Kernels(NamedTuple):
+    """What the host launches of a layer, and what its kernels bound by memory take beside their bytes."""
+
+    starts_s: Seconds
+    forward: Values
+    backward: Values
+    routed: Values | None
+    """None of layers without experts, and where no launch is ever waited for."""
+
+
+def _kernels(
+    problem: Problem, stack: SoftwareStack, kind: LayerKind, sizes: Sizes, products: Sequence[Matmul]
+) -> _Kernels:
+    model, precision = problem.model, problem.workload.precision
+    narrow = precision not in HALF_PRECISIONS
     forward: Values = 0.0
     backward: Values = 0.0
-    routed: Routed | None = None
-    narrow = problem.workload.precision not in HALF_PRECISIONS
+    routed: Values | None = None
     if stack.host_layer_floor_ms > 0:
         forward = launches(model, kind, stack, sizes, narrow)
         backward = backward_launches(model, kind, stack, sizes, products, narrow)
-        # Beside another micro-batch the host has that one's pieces to launch as well.
-        never = stack.ep_overlap or (model.moe is not None and model.moe.pad_to_capacity)
-        if kind in WITH_EXPERTS and stack.waits_for_token_counts and not never:
-            moved = routed_bytes(model, stack, sizes, narrow)
-            routed = Routed(moved, routed_launches(model, stack, sizes, narrow))
-    reductions = column_maps(model, kind) if stack.column_input_copies else blocks
-    traffic = layer_traffic(model, kind, stack, sizes, narrow)
-    starts_s = layer_starts_s(model, kind, stack, sizes, products, problem.workload.precision)
-    return LayerWork(traffic, starts_s, blocks, reductions, forward, backward, routed)
+        routed = routed_launches(model, stack, sizes, narrow) if kind in WITH_EXPERTS else None
+    return _Kernels(layer_starts_s(model, kind, stack, sizes, products, precision), forward, backward, routed)
+
+
+@remembered
+def _kernels_of_one(problem: Problem, kind: LayerKind, sizes: Sizes) -> _Kernels:
+    """Those of a single choice where attention is one kernel: experts and their ranks alone change them."""
+    stack = stacks_by_kernel(problem)[True]
+    products = layer_matmuls(problem.model, kind, sizes, stack.joined_maps)
+    return _kernels(problem, stack, kind, sizes, products)
