@@ -69,7 +69,7 @@ def experts_are_not_padded(problem: Problem) -> str | None:
     """
     moe, stack = problem.model.moe, problem.stack
     by_deepep = stack.moe_dispatcher == "deduplicating" and stack.dispatcher_library == "deepep"
-    if moe is None or not moe.pad_to_capacity or not by_deepep:
+    if problem.target == "unrestricted" or moe is None or not moe.pad_to_capacity or not by_deepep:
         return None
     return (
         f"software {stack.id} exchanges tokens by DeepEP, which does not pad the experts of "

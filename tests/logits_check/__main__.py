@@ -78,7 +78,9 @@ def _randomise(model: Any) -> None:
     """
     import torch
 
-    normalised = ["linear_proj", "linear_fc2", "q_down"] + ["linear_qkv"] * model.config.qk_layernorm
+    normalised = ["linear_proj", "linear_fc2", "out_proj", "q_down"] + [
+        "linear_qkv"
+    ] * model.config.qk_layernorm
     compressed = getattr(model.config, "kv_lora_rank", 0)
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
         if not weight.is_floating_point() or "inv_freq" in name:

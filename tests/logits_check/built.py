@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from tests.megatron_check import standins, validate
+from tests.megatron_check.linear import linear_layers
 from tests.megatron_check.local_modules import prepare_local_modules
 from tests.megatron_check.script import start_as_node
 
@@ -39,8 +40,11 @@ def build(script: str) -> Any:
         model_parallel_cuda_manual_seed(1)
         _let_norms_be_as_configured()
         _be_plain(config)
+        model_config = gpt_config_from_args(args, config)
+        if config.experimental_attention_variant is not None:
+            model_config.transformer_layer_spec = linear_layers(config, None)
         groups = ProcessGroupCollection.use_mpu_process_groups()
-        model = GPTModelBuilder(gpt_config_from_args(args, config)).build_model(groups, True, True)
+        model = GPTModelBuilder(model_config).build_model(groups, True, True)
     if config.multi_latent_attention:  # plain attention takes values to be as wide as keys
         for module in model.modules():
             if isinstance(module, DotProductAttention):
@@ -55,7 +59,7 @@ def _be_plain(config: Any) -> None:
     config.transformer_impl, config.moe_token_dispatcher_type = "local", "alltoall"
     config.params_dtype = config.pipeline_dtype = torch.float32
     config.autocast_dtype = torch.float32
-    config.use_cpu_initialization = True
+    config.use_cpu_initialization = config.deterministic_mode = True
     for switch in (
         *("bf16", "fp16", "perform_initialization", "gradient_accumulation_fusion", "moe_grouped_gemm"),
         *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "persist_layer_norm"),

@@ -22,6 +22,11 @@ _LATENT: Config = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "head_dim": 8,
     "n_group": 4, "topk_group": 2,
 }  # fmt: skip
+_DELTA: Config = {
+    "num_hidden_layers": 4, "head_dim": 32, "full_attention_interval": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+}  # fmt: skip
 _LLAMA3: Config = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -87,6 +92,13 @@ NETWORKS: dict[str, Config] = {
     "qwen3_moe, every second": {
         "model_type": "qwen3_moe", **_ROUTED, "num_experts": 8, "norm_topk_prob": False, "head_dim": 32,
         "decoder_sparse_step": 2,
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next", **_ROUTED, **_DELTA, "num_experts": 8, "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 40, **_rope(10_000_000.0, partial_rotary_factor=0.25),
+    },
+    "qwen3_5_text": {
+        "model_type": "qwen3_5_text", **_DELTA, **_rope(10_000_000.0, partial_rotary_factor=0.25),
     },
     "deepseek_v2": {
         "model_type": "deepseek_v2", **_LATENT, "norm_topk_prob": False, "topk_method": "greedy",

@@ -74,7 +74,7 @@ def _value(name: str, own: Weights, config: Any, known: Any, tied: bool) -> Any:
                 return own[target.format(None, *match.groups())]
         raise LookupError(name)
     prefix, part = f"decoder.layers.{layer[1]}.", layer[2]
-    for build in (_attention, _experts, _gated):
+    for build in (_linear_attention, _attention, _experts, _gated):
         value = build(part, prefix, own, config, known)
         if value is not None:
             return value
@@ -87,6 +87,45 @@ def _value(name: str, own: Weights, config: Any, known: Any, tied: bool) -> Any:
 
 def _is_transposed(part: str, known: Any) -> bool:
     return known.model_type == "gpt2" and part.endswith("weight") and ".c_" in part
+
+
+_PLAIN = {
+    "conv1d.weight": "conv1d.weight",
+    "dt_bias": "dt_bias",
+    "A_log": "A_log",
+    "out_proj.weight": "out_proj.weight",
+}
+
+
+def _linear_attention(part: str, prefix: str, own: Weights, config: Any, known: Any) -> Any:
+    """Parts of a gated delta net, whose maps Megatron keeps as one (q, k, v, gate, beta, alpha)."""
+    import torch
+
+    prefix += "self_attention."
+    joined = own.get(f"{prefix}in_proj.weight")
+    if joined is None:
+        return None
+    if part == "input_layernorm.weight":
+        return own[f"{prefix}in_proj.layer_norm_weight"]
+    if not part.startswith("linear_attn."):
+        return None
+    name = part.removeprefix("linear_attn.")
+    name = name.removesuffix(".weight") if name.startswith("in_proj") else name
+    if name in _PLAIN:
+        return own[prefix + _PLAIN[name]]
+    if name == "norm.weight":  # which is not centred at zero there
+        return own[f"{prefix}out_norm.weight"] + config.layernorm_zero_centered_gamma
+    heads, values = config.linear_num_key_heads, config.linear_num_value_heads
+    keys_width = heads * config.linear_key_head_dim
+    values_width = values * config.linear_value_head_dim
+    sections = [keys_width, keys_width, values_width, values_width, values, values]
+    q, k, v, z, b, a = joined.split(sections)
+    if name in ("in_proj_qkvz", "in_proj_ba"):  # key head by key head
+        pieces = (q, k, v, z) if name == "in_proj_qkvz" else (b, a)
+        by_head = [piece.reshape(heads, -1, joined.shape[1]) for piece in pieces]
+        return torch.cat(by_head, dim=1).reshape(-1, joined.shape[1])
+    apart = {"in_proj_qkv": torch.cat([q, k, v]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
+    return apart[name]
 
 
 def _attention(part: str, prefix: str, own: Weights, config: Any, known: Any) -> Any:
@@ -106,9 +145,13 @@ def _attention(part: str, prefix: str, own: Weights, config: Any, known: Any) ->
     joined = own[f"{prefix}self_attention.linear_qkv.{match[2]}"]
     groups = config.num_query_groups
     each = config.num_attention_heads // groups
-    rows = joined.reshape(groups, each + 2, config.kv_channels, -1)
+    gates = each if config.attention_output_gate else 0
+    rows = joined.reshape(groups, each + gates + 2, config.kv_channels, -1)
     tail = joined.shape[1:]
-    parts = [rows[:, :each], rows[:, each : each + 1], rows[:, each + 1 :]]
+    queries = rows[:, :each]
+    if gates:  # transformers keeps the gate of a head behind its queries
+        queries = torch.stack([queries, rows[:, each : each + gates]], dim=2)
+    parts = [queries, rows[:, -2:-1], rows[:, -1:]]
     q, k, v = (piece.reshape(-1, *tail) for piece in parts)
     if match[1] in ("qkv_proj", "c_attn"):
         whole = torch.cat([q, k, v])

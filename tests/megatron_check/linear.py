@@ -1,8 +1,9 @@
-"""Models with linear attention as Megatron-LM builds them, of plain modules, to count their parameters.
+"""Models with linear attention as Megatron-LM builds them, of plain modules.
 
-Neither fla nor Transformer Engine is needed, as no kernel is run. Which layers there are, how they are put
-together and what a gated delta net holds is Megatron's own code; norms stand apart from the maps after them,
-but for that of the gated delta net, whose map has its weight.
+Neither fla nor Transformer Engine is needed: no kernel is run where parameters are counted, and Megatron's
+own plain form (`deterministic_mode`) where they compute. Which layers there are, how they are put together
+and what a gated delta net holds is Megatron's own code; norms stand apart from the maps after them, but for
+that of the gated delta net, whose map has its weight.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ def linear_layers(config: Any, chunk: int | None) -> Any:
             self.layer_norm_weight = torch.nn.Parameter(torch.empty(width))
             if self.config.normalization == "LayerNorm":
                 self.layer_norm_bias = torch.nn.Parameter(torch.empty(width))
+
+        def forward(self, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+            weight, width = self.layer_norm_weight, tokens.shape[-1:]
+            if self.config.layernorm_zero_centered_gamma:
+                weight = weight + 1
+            tokens = torch.nn.functional.rms_norm(tokens, width, weight, self.config.layernorm_epsilon)
+            return super().forward(tokens, *args, **kwargs)
 
     class Plain(LocalSpecProvider):
         def column_parallel_layer_norm_linear(self) -> Any:
@@ -57,6 +65,12 @@ def _pretend_kernels() -> None:
         modules = [gated_delta_net]
     for module in modules:
         module.HAVE_FLA, module.chunk_gated_delta_rule = True, _missing_kernel
+        module.l2norm = _unit_length
+
+
+def _unit_length(values: Any) -> Any:
+    """As fla's kernel, with its epsilon."""
+    return values * (values.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def _missing_kernel(*_args: Any, **_kwargs: Any) -> None:

@@ -100,6 +100,7 @@ def test_experts_that_deepep_does_not_pad_are_refused() -> None:
     assert refusals(of("hybridep"), plan) == ()
     (reason,) = refusals(of("deepep"), plan)
     assert "DeepEP, which does not pad the experts of padded to their capacity" in reason
+    check_expressible(of("deepep").model_copy(update={"target": "unrestricted"}))
 
 
 @pytest.mark.parametrize(
