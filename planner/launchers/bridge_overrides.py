@@ -16,6 +16,7 @@ from planner.launchers import megatron_arguments as args
 from planner.launchers.dispatching import router_pads, sends_once
 from planner.launchers.megatron_hybrid import hybrid_pattern
 from planner.launchers.pipeline_layout import pipeline_layout
+from planner.launchers.stated_software import loss_is_fused_by_te
 
 MIXED_PRECISION: dict[Precision, str] = {
     "bf16": "bf16_mixed",
@@ -65,7 +66,7 @@ def overrides(problem: Problem, plan: Plan) -> Overrides:
         "model.fine_grained_activation_offloading": False,
         "model.seq_length": problem.workload.seq_length,
         "model.cross_entropy_loss_fusion": problem.stack.fused_cross_entropy,
-        "model.cross_entropy_fusion_impl": "te" if problem.stack.fused_cross_entropy else "native",
+        "model.cross_entropy_fusion_impl": "te" if loss_is_fused_by_te(problem.stack) else "native",
         "dataset.seq_length": problem.workload.seq_length,
         # Causal attention needs none; one takes seq_length^2 bytes a sample.
         "dataset.create_attention_mask": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.data.load import names
 from planner.data.problem import Problem, TargetName
+from planner.data.stack import SoftwareStack
 
 NATIVE_LOSS_BYTES = 6.0
 """Bytes of a logit in Megatron-LM's own loss, fused or not (core/tensor_parallel/cross_entropy.py)."""
@@ -35,14 +36,18 @@ def software_refusals(problem: Problem) -> list[str]:
     return [sentence for sentence in found if sentence is not None]
 
 
+def loss_is_fused_by_te(stack: SoftwareStack) -> bool:
+    """Whether the loss is priced as Transformer Engine's, which holds less than Megatron-LM's own."""
+    priced = stack.loss_bytes_per_logit or _FUSED_LOSS_BYTES
+    return stack.fused_cross_entropy and priced < NATIVE_LOSS_BYTES
+
+
 def loss_is_another(problem: Problem) -> str | None:
     """Megatron-LM's training script has its own loss alone, which takes more memory than others."""
     stack = problem.stack
-    if problem.target not in _WITH_OWN_LOSS or not stack.fused_cross_entropy:
+    if problem.target not in _WITH_OWN_LOSS or not loss_is_fused_by_te(stack):
         return None
     priced = stack.loss_bytes_per_logit or _FUSED_LOSS_BYTES
-    if priced >= NATIVE_LOSS_BYTES:
-        return None
     return (
         f"software {stack.id} has a fused loss of {priced:g} bytes a logit (Transformer Engine's), which "
         f"Megatron-LM refuses; its own takes {NATIVE_LOSS_BYTES:g}: take target megatron-bridge, or stack "

@@ -77,7 +77,9 @@ def by_megatron_bridge(directory: Path, world_size: int) -> Built:
     from megatron.bridge.training.config import runtime_config_update
 
     _forget_environment()
-    _set_connections({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    # Sharded parameters ask for none, and the directory's own environment leaves them so.
+    if "unset CUDA_DEVICE_MAX_CONNECTIONS" not in (directory / "lib" / "environment.sh").read_text():
+        _set_connections({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     os.environ.update(WORLD_SIZE=str(world_size), RANK="0", LOCAL_RANK="0")
     caught: list[Any] = []
     loop.pretrain = lambda config, forward_step_func: caught.append(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -87,6 +88,14 @@ def test_mpi_runs_on_the_hosts_that_were_written_into_hosts_txt(mixed: Path, tmp
     (directory / "hosts.txt").write_text("big.example.org\n")
     stopped = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert stopped.returncode == 1 and "lists 1 hosts, the plan has 2" in stopped.stderr
+
+
+def test_all_that_a_user_may_set_goes_through_mpi(mixed: Path) -> None:
+    """mpirun hands on what it is told to; another variable would be lost on every other host."""
+    settings = set(re.findall(r"\$\{([A-Z_0-9]+):[-?]", (mixed / "launch.sh").read_text()))
+    text = (mixed / "forms/mpi/run.sh").read_text()
+    own_to_a_rank = {"NODE_RANK", "HETPLAN_RANK_IS_STARTED"}
+    assert settings - own_to_a_rank - set(re.findall(r"[A-Z_0-9]+", text)) == set()
 
 
 def test_a_rank_of_mpi_becomes_the_rank_of_megatron(mixed: Path, tmp_path: Path) -> None:

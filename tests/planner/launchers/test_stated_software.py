@@ -30,6 +30,17 @@ def test_a_loss_that_megatron_lm_refuses_is_refused(target: TargetName, tmp_path
     export_plan(problem, plan, "megatron-bridge", tmp_path / "launch")
 
 
+def test_a_loss_priced_as_megatrons_own_is_that_with_megatron_bridge_too() -> None:
+    """Files of a fused loss of 6 bytes a logit asked Megatron-Bridge for Transformer Engine's."""
+    problem, plan = plans.uniform()
+    for priced, kernel in ((6.0, "native"), (2.0, "te"), (None, "te")):
+        loss = {"fused_cross_entropy": True, "loss_bytes_per_logit": priced}
+        stack = problem.stack.model_copy(update=loss)
+        of = problem.model_copy(update={"stack": stack})
+        text = api.export_texts(plan, "megatron-bridge", problem=of)["overrides.txt"]
+        assert f"model.cross_entropy_fusion_impl={kernel}\n" in text
+
+
 def test_flagscale_is_not_planned_with_several_instances_of_the_optimizer() -> None:
     """Its files said nothing of them, so that other state was exchanged, and less kept, than was planned."""
     problem, plan = plans.uniform()
