@@ -18,10 +18,14 @@ Bound      (window)   end of stage 0 >= the longest path to it that stays on sta
            the chunks once: quick on one of them they are slow on another. So a path may follow
            the first micro-batch to its forward on `s`, or to its first backward on `e`, and the last one from
            its backward on `s`, or its last forward on `e`, with the passes of either way taken together.
-           Proof. Both ways are parts of paths; between them each pass takes its least, as before, and what
-           stays ahead of the one is never behind the other.
+           Two such ways of the first micro-batch, to its forward on the last chunk and to its first backward,
+           bound the end by any mean of theirs, too, with that of their passes taken together: one is long
+           where the stages outside have few layers on the last chunk, the other one where they have many.
+           Proof. Both ways are parts of paths; between them each pass takes its least, as before. The longest
+           of two paths is no shorter than a mean of them, and the least of a sum no less than a sum of least.
 
-The longest of these paths is found piece by piece, for all ways to deal the layers at once.
+The longest of these paths is found piece by piece, from the last one to the first, for all ways to deal the
+layers at once.
 
 Leaves out what stages outside the window wait for.
 """
@@ -44,6 +48,9 @@ LEAST_AT_ONCE = 512
 """Windows that are looked at together, at least. A guess."""
 SINGLE = 2.0**-24
 """Part by which a number in single precision is rounded at most."""
+AHEAD = 2 / 3
+"""Weight of the way to the last forward in a mean with that to the first backward: where a backward takes
+twice as long as a forward, layers on the last chunk do not matter. A guess; any weight bounds."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +69,26 @@ class Passes:
     last: Floats
     """Those of the last one from its backwards of chunks 1, 2 ... on `s`, and at last from its last forward
     on `e`, to the end of stage 0, [chunk, choice]."""
+    mean: Floats
+    """[choice] `AHEAD` of those of the first to the last chunk on `s`, and the rest of those to its first
+    backward on `e`."""
 
     @staticmethod
     def apart(forward: Floats, backward: Floats, after: Floats) -> Passes:
         """Passes that are as long together as each on its own."""
-        first = np.cumsum(np.concatenate([forward, backward[-1:]]), axis=0)[1:]
-        return Passes(forward, backward, after, first, np.cumsum(backward, axis=0) + after)
+        first = np.cumsum(np.concatenate([forward, backward[-1:]]), axis=0)
+        mean = AHEAD * first[-2] + (1 - AHEAD) * first[-1]
+        return Passes(forward, backward, after, first[1:], np.cumsum(backward, axis=0) + after, mean)
 
     def only(self, some: NDArray[np.bool_]) -> Passes:
         """Those of some choices."""
         shape = len(self.forward), len(some)
-        after = np.broadcast_to(self.after, len(some))[some]
+        after, mean = (np.broadcast_to(one, len(some))[some] for one in (self.after, self.mean))
         forward, backward, first, last = (
             np.broadcast_to(one, shape)[:, some]
             for one in (self.forward, self.backward, self.first, self.last)
         )
-        return Passes(forward, backward, after, first, last)
+        return Passes(forward, backward, after, first, last, mean)
 
     def with_sends(self, s: int, end: int, send: Floats) -> Passes:
         """With the sends on the way, [stage]; the last leads from the last stage to the first."""
@@ -111,53 +122,51 @@ class Dealings:
 
 
 class _Piece(NamedTuple):
-    """A piece of one of the stages, in an order in which none waits for a later one."""
+    """A piece of one of the stages, in an order in which none comes before one that waits for it."""
 
     stage: int
     """From 0, the first of the window."""
     is_backward: bool
     chunk: int
-    before: int
-    """Where the end of the piece before it on its stage is kept, -1 for none."""
-    source: int
-    """Where the end of the piece that feeds it is kept, -1 for none."""
+    behind: int
+    """Where what the piece behind it on its stage begins is kept, -1 for none."""
+    fed: int
+    """Where that of the piece that it feeds is kept, -1 for none."""
     delay: int
-    """Which delay its input takes: passes forwards by chunk, then backwards; from -1 down sends within."""
+    """Which delay its output takes: passes forwards by chunk, then backwards; from -1 down sends within."""
     place: int
-    """Where its end is kept, until nothing waits for it any more."""
+    """Where what it begins is kept, until no earlier one asks for it any more."""
     first: int
-    """Which of `Passes.first` leads to it, -1 for none."""
+    """Which way of the first micro-batch leads to it, -1 for none."""
     last: int
-    """Which of `Passes.last` begins behind it, -1 for none."""
+    """Which way of the last one begins behind it, -1 for none."""
 
 
 @lru_cache(maxsize=128)
 def _pieces(p: int, m: int, v: int, s: int, width: int) -> tuple[tuple[_Piece, ...], int]:
-    """All pieces of the stages of a window, and how many ends are kept at once."""
+    """All pieces of the stages of a window, from the last one on, and how many of them are kept at once."""
     at: dict[tuple[int, bool, int, int], int] = {}
-    last = [-1] * width
+    behind = [-1] * width
     end = s + width - 1
     found: list[tuple[int, bool, int, int, int, int]] = []
     ways: list[tuple[int, int]] = []
-    for stage, back, k, j in schedule(p, m, v, tuple(range(s, end + 1))):
+    for stage, back, k, j in reversed(schedule(p, m, v, tuple(range(s, end + 1)))):
         feeds: tuple[int, bool, int, int] | None
-        if not back and stage > s:
-            feeds, delay = (stage - 1, False, k, j), s - stage
-        elif back and stage < end:
-            feeds, delay = (stage + 1, True, k, j), s - stage - 1
+        if not back and stage < end:
+            feeds, delay = (stage + 1, False, k, j), s - stage - 1
+        elif back and stage > s:
+            feeds, delay = (stage - 1, True, k, j), s - stage
         elif not back:
-            feeds, delay = ((end, False, k - 1, j) if k > 0 else None), k
+            feeds, delay = ((s, False, k + 1, j), k + 1) if k < v - 1 else ((end, True, k, j), v + k)
         else:
-            feeds, delay = ((end, False, k, j) if k == v - 1 else (s, True, k + 1, j)), v + k
-        source = -1 if feeds is None else at[feeds]
+            feeds, delay = ((end, True, k - 1, j) if k > 0 else None), v + k - 1
         at[stage, back, k, j] = len(found)
-        found.append((stage - s, back, k, last[stage - s], source, delay))
-        last[stage - s] = len(found) - 1
-        # The way of the first micro-batch ends with what enters the window from outside; likewise the last.
-        turns = k == v - 1 and stage == end
-        goes = stage == s and k > 0
-        enters = (v - 1 if back and turns else k - 1 if not back and goes else -1) if j == 0 else -1
-        leaves = (v - 1 if not back and turns else k - 1 if back and goes else -1) if j == m - 1 else -1
+        found.append((stage - s, back, k, behind[stage - s], -1 if feeds is None else at[feeds], delay))
+        behind[stage - s] = len(found) - 1
+        # Ways of the first micro-batch lead to what it enters the window by; those of the last likewise.
+        turns, goes = k == v - 1 and stage == end, stage == s
+        enters = (v if back and turns else k if not back and goes else -1) if j == 0 else -1
+        leaves = (v if not back and turns else k if back and goes else -1) if j == m - 1 else -1
         ways.append((enters, leaves))
     return _placed(found, ways)
 
@@ -165,12 +174,12 @@ def _pieces(p: int, m: int, v: int, s: int, width: int) -> tuple[tuple[_Piece, .
 def _placed(
     found: Sequence[tuple[int, bool, int, int, int, int]], ways: Sequence[tuple[int, int]]
 ) -> tuple[tuple[_Piece, ...], int]:
-    """The pieces with places for their ends, each given on when nothing waits for the end any more."""
+    """The pieces with places, each given on when no piece asks for what is there any more."""
     last_use = list(range(len(found)))
-    for i, (_, _, _, before, source, _) in enumerate(found):
-        for earlier in (before, source):
-            if earlier >= 0:
-                last_use[earlier] = i
+    for i, (_, _, _, behind, fed, _) in enumerate(found):
+        for later in (behind, fed):
+            if later >= 0:
+                last_use[later] = i
     ending: dict[int, list[int]] = {}
     for i, use in enumerate(last_use):
         ending.setdefault(use, []).append(i)
@@ -182,19 +191,19 @@ def _placed(
             free.append(most)
             most += 1
         places.append(free.pop())
-        free += [places[earlier] for earlier in ending.get(i, ()) if i < len(found) - 1]
+        free += [places[later] for later in ending.get(i, ()) if i < len(found) - 1]
     pieces = tuple(
         _Piece(
             stage,
             back,
             k,
-            places[before] if before >= 0 else -1,
-            places[source] if source >= 0 else -1,
+            places[behind] if behind >= 0 else -1,
+            places[fed] if fed >= 0 else -1,
             delay,
             places[i],
             *ways[i],
         )
-        for i, (stage, back, k, before, source, delay) in enumerate(found)
+        for i, (stage, back, k, behind, fed, delay) in enumerate(found)
     )
     return pieces, most
 
@@ -247,8 +256,9 @@ def _ends(
     """Ends of all choices in a precision, some of them at once."""
     number, v = stages[0].forward.shape
     delays = [np.broadcast_to(one, (v, number)) for one in (outside.forward, outside.backward)]
-    ways = _whole_ways(stages, sends, outside)
-    found, beyond = np.empty((2, number))
+    there, back, sent = _ways_within(stages, sends)
+    lasts = np.concatenate([np.broadcast_to(outside.after, (1, number)), outside.last + back + sent])
+    rest = np.empty((v + 1, number))
     at_once = max(BYTES_AT_ONCE // (most * np.dtype(precision).itemsize), LEAST_AT_ONCE)
     for begin in range(0, number, at_once):
         some = slice(begin, begin + at_once)
@@ -258,56 +268,56 @@ def _ends(
         ]
         inputs = [np.ascontiguousarray(delay[some], dtype=precision) for one in delays for delay in one]
         inputs += [np.ascontiguousarray(send[some], dtype=precision) for send in sends[::-1]]
-        firsts, lasts = (np.ascontiguousarray(way[:, some], dtype=precision) for way in ways)
-        found[some], beyond[some] = _last_ends(pieces, most, times, inputs, firsts, lasts)
-    ends: Floats = np.maximum(found + outside.after, beyond)
+        behind = np.ascontiguousarray(lasts[:, some], dtype=precision)
+        rest[:, some] = _rests(pieces, most, times, inputs, behind)
+    rest[1:] += there + sent
+    mean = AHEAD * rest[-2] + (1 - AHEAD) * rest[-1] + outside.mean
+    rest[0] += outside.forward[0]
+    rest[1:] += outside.first
+    ends: Floats = np.maximum(rest.max(axis=0), mean)
     return ends
 
 
-def _whole_ways(
-    stages: Sequence[Dealings], sends: Sequence[Floats], outside: Passes
-) -> tuple[Floats, Floats]:
-    """`first` and `last` of passes with what the window takes in between, [chunk, choice]."""
-    count = np.arange(1, len(outside.forward) + 1)[:, None]
-    sent = count * np.sum(sends, axis=0) if len(sends) else np.zeros_like(count)
-    forward, backward = (
+def _ways_within(stages: Sequence[Dealings], sends: Sequence[Floats]) -> tuple[Floats, Floats, Floats]:
+    """What ways over chunks 0 .. k take within a window, there and back, and their sends [chunk, choice]."""
+    there, back = (
         np.cumsum(np.sum(of_stages, axis=0), axis=1).T
         for of_stages in zip(*((one.forward, one.backward) for one in stages), strict=True)
     )
-    return outside.first + forward + sent, outside.last + backward + sent
+    count = np.arange(1, len(there) + 1)[:, None]
+    return there, back, count * np.sum(sends, axis=0) if len(sends) else np.zeros(count.shape)
 
 
-def _last_ends(
+def _rests(
     pieces: tuple[_Piece, ...],
     most: int,
     times: list[list[NDArray[np.floating]]],
     delays: list[NDArray[np.floating]],
-    firsts: NDArray[np.floating],
     lasts: NDArray[np.floating],
-) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """End of the last piece of each choice, and that of the ways of the last micro-batch [choice].
+) -> NDArray[np.floating]:
+    """What is left from the pieces with a way of the first micro-batch to the end, [way, choice].
 
     Parameters
     ----------
     times
         [stage][backward][chunk, choice]
-    firsts, lasts
-        What it takes to the pieces with a `first`, and behind those with a `last`, [chunk, choice].
+    lasts
+        The ways of the last micro-batch, [way, choice].
     """
-    end = np.empty((most, times[0][0].shape[1]), dtype=delays[0].dtype)
-    ready = np.empty(end.shape[1], dtype=end.dtype)
-    beyond = np.zeros(end.shape[1], dtype=end.dtype)
+    rest = np.empty((most, times[0][0].shape[1]), dtype=lasts.dtype)
+    found = np.empty_like(lasts)
+    later = np.empty(rest.shape[1], dtype=lasts.dtype)
     for piece in pieces:
-        delay = delays[piece.delay]
-        if piece.source >= 0:
-            np.add(end[piece.source], delay, out=ready)
-        else:
-            np.copyto(ready, delay)
-        if piece.before >= 0:
-            np.maximum(end[piece.before], ready, out=ready)
-        if piece.first >= 0:
-            np.maximum(firsts[piece.first], ready, out=ready)
-        np.add(ready, times[piece.stage][piece.is_backward][piece.chunk], out=end[piece.place])
+        if piece.fed >= 0:
+            np.add(rest[piece.fed], delays[piece.delay], out=later)
+            if piece.behind >= 0:
+                np.maximum(rest[piece.behind], later, out=later)
+        elif piece.behind >= 0:
+            np.copyto(later, rest[piece.behind])
         if piece.last >= 0:
-            np.maximum(beyond, end[piece.place] + lasts[piece.last], out=beyond)
-    return end[pieces[-1].place], beyond
+            longest = lasts[piece.last]
+            np.copyto(later, np.maximum(longest, later) if piece.fed >= 0 else longest)
+        np.add(later, times[piece.stage][piece.is_backward][piece.chunk], out=rest[piece.place])
+        if piece.first >= 0:
+            found[piece.first] = rest[piece.place]
+    return found

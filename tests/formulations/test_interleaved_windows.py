@@ -89,6 +89,28 @@ def test_ways_of_one_micro_batch_taken_together_exceed_no_pipeline_and_tell_more
     assert np.mean(gains) > 1.002 and max(gains) > 1.02
 
 
+def test_a_mean_of_two_ways_tells_of_last_chunks_whatever_they_hold() -> None:
+    """The others have (1, 3) or (3, 1) layers; the near miss, all of them (1, 3), has no more to tell."""
+    forward = np.tile([2.0, 2.0], (8, 1))
+    own = [Dealings(forward[:1], 2 * forward[:1])]
+
+    def gain(*dealt: tuple[float, float]) -> float:
+        ends, each = [], []
+        for one in dealt:
+            forward[1:] = one
+            ends.append(float(Pipeline(forward, 2 * forward, np.zeros(8), 16).ends[0]))
+            each.append(passes(0, 0, forward, 2 * forward, np.zeros(8)))
+        least = Passes(**{name: np.min([vars(one)[name] for one in each], axis=0) for name in vars(each[0])})
+        both, single = (
+            float(window_ends(0, 8, own, [], one, 16)[0]) for one in (least, replace(least, mean=np.zeros(1)))
+        )
+        assert both <= min(ends) * (1 + REL)
+        return both / single
+
+    assert gain((1.0, 3.0), (3.0, 1.0)) > 1.01
+    assert gain((1.0, 3.0)) == 1
+
+
 @pytest.mark.slow
 def test_no_window_exceeds_the_simulated_step_twenty_thousand_times() -> None:
     rng, windows = np.random.default_rng(32), 0

@@ -19,7 +19,8 @@ STAGES, LAYERS, CHUNKS = 4, 9, 2
 
 def as_one(found: Passes) -> np.ndarray:
     """All passes, [pass, window]."""
-    return np.concatenate([found.forward, found.backward, found.after[None], found.first, found.last])
+    single = np.broadcast_to([found.after, found.mean], (2, found.forward.shape[1]))
+    return np.concatenate([found.forward, found.backward, single, found.first, found.last])
 
 
 def random_ways(rng: np.random.Generator) -> Ways:
