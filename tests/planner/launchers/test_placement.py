@@ -80,3 +80,18 @@ def test_stages_may_leave_chips_of_a_host_idle() -> None:
 def test_hosts_that_torchrun_cannot_follow_are_refused(hosts: list[tuple[int, ...]], complaint: str) -> None:
     with pytest.raises(PlanRefusedError, match=complaint):
         place_hosts(*on_three_nodes(*hosts))
+
+
+def test_ranks_of_a_sequence_lie_on_one_stage_whatever_the_order() -> None:
+    _, plan = plans.replicas_outermost()  # 2 ranks a stage and replica, each now on halves of a sequence
+    halves = plan.model_copy(update={"context_parallel": 2})
+    assert [stage_of_rank(halves, rank) for rank in range(10)] == [0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def test_tensor_groups_wider_than_a_host_fill_one_after_the_other() -> None:
+    sketch = plans.Sketch(
+        [[16], [16]], [0, 0], 8, data_parallel=1, num_microbatches=2, sequence_parallel=True
+    )
+    places = place_hosts(*plans.case("llama3-8b", "4x4 gb200-186gb", 2, 8192, sketch))
+    found = [(p.first_rank, p.num_processes, p.stages) for p in places]
+    assert found == [(0, 4, (0,)), (4, 4, (0,)), (8, 4, (1,)), (12, 4, (1,))]
