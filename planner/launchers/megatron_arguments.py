@@ -54,6 +54,11 @@ def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
     if plan.dp_mode == "zero3":
         # Priced as DeepSpeed runs it; Megatron-FSDP keeps embedding and head gathered, in more memory.
         wrong.append('dp_mode zero3: Megatron-LM shards parameters as dp_mode "fsdp" is priced; use that')
+    sharded_by_bridge = plan.target == "megatron-bridge" and plan.dp_mode in SHARDING_STRATEGY
+    if sharded_by_bridge and plan.rank_order == "tp-cp-ep-pp-dp":
+        # megatron-bridge 0.6.2, training/config.py:1116
+        refused = f"rank order {plan.rank_order} with dp_mode {plan.dp_mode}"
+        wrong.append(f"{refused}: Megatron-Bridge refuses it; use tp-cp-ep-dp-pp")
     if moe is None and plan.expert_parallel > 1:
         wrong.append(f"expert_parallel {plan.expert_parallel} without experts in {problem.model.id}; use 1")
     if moe is None and plan.rank_order == "tp-cp-ep-pp-dp" and plan.context_parallel > 1:

@@ -41,6 +41,16 @@ def test_a_loss_priced_as_megatrons_own_is_that_with_megatron_bridge_too() -> No
         assert f"model.cross_entropy_fusion_impl={kernel}\n" in text
 
 
+def test_sharded_parameters_keep_the_usual_order_of_ranks_with_megatron_bridge() -> None:
+    """Its own check stopped the start ("use_tp_pp_dp_mapping is not supported with Megatron FSDP")."""
+    problem, plan = plans.replicas_outermost()
+    sharded = plan.model_copy(update={"dp_mode": "fsdp"})
+    assert refusals(problem, sharded) == ()
+    assert refusals(problem, plan.model_copy(update={"target": "megatron-bridge"})) == ()
+    (reason,) = refusals(problem, sharded.model_copy(update={"target": "megatron-bridge"}))
+    assert "Megatron-Bridge refuses it; use tp-cp-ep-dp-pp" in reason
+
+
 def test_flagscale_is_not_planned_with_several_instances_of_the_optimizer() -> None:
     """Its files said nothing of them, so that other state was exchanged, and less kept, than was planned."""
     problem, plan = plans.uniform()
