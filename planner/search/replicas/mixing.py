@@ -13,7 +13,6 @@ from planner.search.beside import Beside, may_have_others
 from planner.search.meshes.driver import MeshSearch
 from planner.search.progress import Reporter
 from planner.search.replicas.chains import Chains
-from planner.search.replicas.choices import are_many
 from planner.search.replicas.choosing import Chosen, choose_mixes
 from planner.search.replicas.mixes import NEAR, Mixes
 from planner.search.replicas.rooms_beside import RoomsBeside, are_worth_a_process
@@ -47,6 +46,8 @@ class Further:
     """Bound and prices of the mixes themselves."""
     looks: int
     chosen: tuple[Chosen, ...]
+    parts: tuple[tuple[float, Floats], ...]
+    """The same of each choice of what all pipelines share, where these were looked at apart."""
 
 
 class Mixing:
@@ -112,7 +113,6 @@ class Mixing:
             may_go_on_beside
             and search.clock.left_s is not None
             and search.incumbent.step_s is not None
-            and not are_many(self.mixes)
             and may_have_others(search.problem.options.workers),
         )
         if self.rooms is not None and (self.mixes is None or self.mixes.columns):
@@ -173,7 +173,8 @@ class Mixing:
         self.search.reporter = Reporter(self.search.clock, None)
         self._choose_in_turn(mixes, of_part=SHARE_BESIDE)
         chosen = tuple(self._all_chosen)
-        return Further(self.bound_s, mixes.bound_ms, mixes.best_price, mixes.looks, chosen)
+        parts = tuple((part.bound_ms, part.best_price) for part in mixes.parts.values())
+        return Further(self.bound_s, mixes.bound_ms, mixes.best_price, mixes.looks, chosen, parts)
 
     def join(self) -> None:
         """Take over what another process found, once it is done."""
@@ -186,6 +187,10 @@ class Mixing:
         self.bound_s, mixes = max(self.bound_s, found.bound_s), self.mixes
         mixes.bound_ms, mixes.best_price, mixes.looks = found.bound_ms, found.price, found.looks
         mixes.price = mixes.aims.price = found.price
+        if found.parts:
+            for part, (bound_ms, price) in zip(mixes.that_share(), found.parts, strict=True):
+                part.bound_ms = max(part.bound_ms, bound_ms)
+                part.price = part.best_price = part.aims.price = price
         for one in found.chosen:
             one.take(self.search, self.opener)
 

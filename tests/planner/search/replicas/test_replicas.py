@@ -20,7 +20,7 @@ from planner.report.targets import targets_report
 from planner.search.replicas import rooms_beside
 from planner.search.replicas.choosing import Chosen, _mix_classes
 from planner.search.replicas.driver import ReplicaSearch
-from planner.search.replicas.mixing import Mixing
+from planner.search.replicas.mixing import Further, Mixing
 from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
@@ -219,6 +219,31 @@ def test_mixes_and_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch
     answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
     assert len(taken) == 2
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_what_another_process_proved_of_each_choice_is_taken_over() -> None:
+    """Where experts make the choices many the bounds of all of them were lost, as of mixes without any."""
+    problem = load_problem("mixtral-8x7b-h100-64").model_copy(update={"target": "unrestricted"})
+    search = ReplicaSearch(problem, None)
+    search.table = replica_degrees(problem, search.table)
+    mixing = Mixing(search, 0.0)
+    assert mixing.mixes is not None
+    parts = mixing.mixes.that_share()
+    price = parts[0].best_price * 1.0
+    proven = tuple((float(k + 1), price) for k in range(len(parts)))
+
+    class Answered:
+        def answer(self, _: Callable[[], bool]) -> Further:
+            return Further(2.0, 1.0, price, 3, (), proven)
+
+        def end(self) -> None:
+            pass
+
+    mixing.beside = Answered()  # type: ignore[assignment]
+    mixing.join()
+    assert len(parts) > 1 and mixing.bound_s == 2.0 and mixing.beside is None
+    assert [part.bound_ms for part in mixing.mixes.that_share()] == [bound_ms for bound_ms, _ in proven]
+    assert all(part.price is price and part.aims.price is price for part in parts)
 
 
 @pytest.mark.slow
