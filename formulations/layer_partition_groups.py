@@ -64,6 +64,32 @@ class GroupCosts:
         return len(self.forward)
 
 
+def taken_together(costs: GroupCosts, together: Sequence[Sequence[int]]) -> GroupCosts:
+    """Costs in which each of some sets of classes is one class, which takes the least that any of it does.
+
+    No split of any order takes less than it does there, with as many stages on a set as on its classes: no
+    run is longer there, and rows count none less than not at all.
+    """
+
+    def least(of: Floats, axis: int) -> Floats:
+        found: Floats = np.stack(
+            [of.take(list(one), axis=axis).min(axis=axis) for one in together], axis=axis
+        )
+        return found
+
+    most = [min(sum(costs.most[c] for c in one), costs.num_stages) for one in together]
+    return GroupCosts(
+        num_microbatches=costs.num_microbatches,
+        forward=least(costs.forward, 1),
+        backward=least(costs.backward, 1),
+        reduction=least(costs.reduction, 0),
+        follow=least(costs.follow, 1),
+        most=tuple(most),
+        sends=None if costs.sends is None else least(costs.sends, 1),
+        slack=None if costs.slack is None else -least(-costs.slack, 1),
+    )
+
+
 def by_length(runs: Floats, longest: int | None = None) -> Floats:
     """Array [..., first, end] of runs by length and end, [..., length, end]; inf where there is none."""
     cuts = runs.shape[-1]

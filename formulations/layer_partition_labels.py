@@ -47,7 +47,7 @@ LOSS = 2.5e-4
 """Part of the limit by which the bound may fall short. A guess: a fortieth of a gap of 1%."""
 MOST_LABELS = 30_000
 """Labels of all stages beyond which nothing is said: about half a second. A guess."""
-MOST_OF_STAGE = 400_000
+MOST_OF_STAGE = 100_000
 """The same of one stage before any is left out for another. A guess."""
 
 

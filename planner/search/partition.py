@@ -106,11 +106,9 @@ class PartitionOpener:
             self.frontier.close(bound_s)
             return
         groups = self._groups(bound_s, pair)
-        most = self.table.max_stages[pair.choice]
-        if (groups.bound_s < self.frontier.cutoff_s).any() and self._are_bounded_whole(most, pair.stages):
-            known, split = self.orders.of_pair(pair.choice, pair.stages, self.frontier.cutoff_s)
+        if (groups.bound_s < self.frontier.cutoff_s).any():
+            closer, split = self.orders.of_pair(pair.choice, groups.counts, self.frontier.cutoff_s)
             self._try_split(pair.choice, split)
-            closer = np.array([known[tuple(counts)] for counts in groups.counts.tolist()])
             groups = replace(groups, bound_s=np.maximum(groups.bound_s, closer))
             self._try_groups(pair, groups)
         for counts, group_s in zip(groups.counts, groups.bound_s, strict=True):

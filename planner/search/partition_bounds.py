@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
 from formulations.layer_partition_data import Cuts
-from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways
+from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways, taken_together
 from formulations.layer_partition_labels import GroupLabels
 from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
 from planner.cost.prices import Floats, Prices
@@ -76,27 +78,70 @@ class OrderBounds:
         self.intervals, self.runs_of = intervals, RunTables(intervals)
         self.weights: WeightsOf = {}
         """Of the rows of the pipeline, for all orders of a group."""
-        self.last: GroupPaths
-        """Of the pair that was bounded last."""
+        self.last: GroupPaths | None = None
+        """Of the pair that was bounded last; None where classes were taken together."""
 
-    def of_pair(
-        self, choice: int, stages: int, limit_s: float
-    ) -> tuple[dict[tuple[int, ...], float], Split | None]:
-        """Bounds of its groups by paths and labels [s], and the split that has the least of all by labels.
+    def of_pair(self, choice: int, counts: Ints, limit_s: float) -> tuple[Floats, Split | None]:
+        """Bounds of groups of a pair by paths and labels [s], and the split that has the least by labels.
 
-        No more than a finite limit, else inf where none fits.
+        No more than a finite limit, else inf where none fits. Where that takes too much, classes that are
+        most alike are taken together.
+
+        Parameters
+        ----------
+        counts
+            [group, class] stages on each class.
         """
+        stages = int(counts[0].sum())
         most = tuple(np.minimum(self.intervals.table.max_stages[choice], stages).tolist())
-        costs = self.runs_of.costs(choice, most, stages, limit_s)
-        self.last = paths = GroupPaths(costs)
-        least_ms = paths.least_ms(limit_s / MS)
-        least_ms, path, _ = by_labels(costs, least_ms, limit_s / MS)
-        bounds = np.minimum(least_ms * MS, limit_s)
-        return dict(zip(paths.counts, bounds.tolist(), strict=True)), split_of(path)
+        costs, together = (
+            self.runs_of.costs(choice, most, stages, limit_s),
+            self._together(choice, most, stages),
+        )
+        is_whole = all(len(one) == 1 for one in together)
+        if not is_whole:
+            costs, counts = taken_together(costs, together), _sums(counts, together)
+        paths = GroupPaths(costs)
+        self.last = paths if is_whole else None
+        least_ms, path, _ = by_labels(costs, paths.least_ms(limit_s / MS), limit_s / MS)
+        known = dict(zip(paths.counts, np.minimum(least_ms * MS, limit_s).tolist(), strict=True))
+        split = split_of(path if is_whole else self._with_classes(choice, path, together, most))
+        return np.array([known[tuple(one)] for one in counts.tolist()]), split
+
+    def _together(self, choice: int, most: tuple[int, ...], stages: int) -> list[tuple[int, ...]]:
+        """Sets of classes, those most alike in one until all orders can be bounded at once."""
+        prices = self.intervals.prices
+        times = np.log((prices.layer_forward_s + prices.layer_backward_s)[choice].sum(axis=-1))
+        together: list[tuple[int, ...]] = [(c,) for c in range(len(most))]
+
+        def unlike(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+            used = [c for c in (*one, *other) if most[c]]
+            return float(np.ptp(times[:, used], axis=1).max()) if used else 0.0
+
+        while len(together) > 1:
+            room = _sums(np.array([most]), together)[0]
+            if is_bounded_whole(room, stages, self.intervals.problem.model.num_layers):
+                break
+            one, other = min(combinations(together, 2), key=lambda both: unlike(*both))
+            together = [*(each for each in together if each not in (one, other)), (*one, *other)]
+        return together
+
+    def _with_classes(
+        self, choice: int, path: Path, together: Sequence[Sequence[int]], most: Sequence[int]
+    ) -> Path:
+        """A path through sets of classes with their classes, those of most memory first, which hold most."""
+        room = self.intervals.prices.limit_bytes
+        left = [
+            [c for c in sorted(one, key=lambda c: (-room[c], c)) for _ in range(most[c])] for one in together
+        ]
+        return [(s, left[one].pop(0), length, end) for s, one, length, end in path]
 
     def likely_split(self, counts: tuple[int, ...]) -> Split | None:
         """Order and cuts of a group of the last pair with the least sum of times where its bound is least."""
-        paths, of_group = self.last, replace(self.last.costs, most=counts)
+        paths = self.last
+        if paths is None:
+            return None
+        of_group = replace(paths.costs, most=counts)
         pace_ms = paths.paces_ms[paths.counts.index(counts)]
         _, path = shortest_path(np.where(paths.times <= pace_ms, paths.times, np.inf), of_group)
         return split_of(path)
@@ -145,6 +190,11 @@ def by_labels(costs: GroupCosts, known_ms: Floats, limit_ms: float) -> tuple[Flo
         if found.path:
             return known_ms, found.path, True
     return known_ms, [], True
+
+
+def _sums(counts: Ints, together: Sequence[Sequence[int]]) -> Ints:
+    """Stages on sets of classes, [group, set]."""
+    return np.stack([counts[:, list(one)].sum(axis=1) for one in together], axis=1)
 
 
 def split_of(path: Path) -> Split | None:

@@ -13,6 +13,7 @@ from formulations.layer_partition_groups import (
     GroupPaths,
     by_length,
     least_slowest_ms,
+    taken_together,
     ways_to_use,
 )
 
@@ -76,6 +77,21 @@ def test_no_split_of_any_group_is_below_what_is_said_of_it(seed: int, block: boo
         assert (said <= best * (1 + 1e-9))[best <= limit].all()
     said = paths.least_ms(1.2 * float(best.min()))
     assert said.min() > 0.75 * best.min()
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 20))])
+@pytest.mark.parametrize("block", [False, True])
+def test_no_split_is_below_what_is_said_of_classes_taken_together(seed: int, block: bool) -> None:
+    table, hop, m = made_up(seed)
+    costs, together = costs_of(table, hop, m, (2, 2, 2), block=block), ((0, 2), (1,))
+    paths, (_, groups) = GroupPaths(taken_together(costs, together)), ways_to_use((2, 2, 2), 4)
+    best = [best_of(table, hop, m, group, block=block) for group in groups]
+    for limit in (share * min(best) for share in (0.8, 1.0, 1.3)):
+        said = dict(zip(paths.counts, paths.least_ms(limit).tolist(), strict=True))
+        for group, least in zip(groups, best, strict=True):
+            known = said[group[0] + group[2], group[1]]
+            assert known <= max(limit, least * (1 + 1e-9)) and (limit < least or known <= least * (1 + 1e-9))
+    assert min(said.values()) > 0.4 * min(best)
 
 
 @pytest.mark.parametrize("m", [2, 3, 4, 5, 12])

@@ -8,13 +8,13 @@ import pytest
 from formulations.layer_partition_data import objective_ms
 from planner.cost.pricing import price
 from planner.data.problem import Problem
-from planner.search import driver, partition
+from planner.search import driver, partition, partition_bounds
 from planner.search.bounds import group_bounds
 from planner.search.degrees import list_degrees
 from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup
 from planner.search.kinds import layer_kinds
-from planner.search.partition_bounds import OrderBounds, partition_bound_data
+from planner.search.partition_bounds import MAX_WAYS, OrderBounds, partition_bound_data
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
 from tests.oracle_plans import brute_force_by_cut
@@ -73,7 +73,7 @@ def test_it_is_the_same_where_orders_are_bounded_by_their_first_classes(
 @pytest.mark.parametrize(
     "seed", [14, *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 20) if s != 14)]
 )
-def test_no_split_is_bounded_above_its_objective(seed: int):
+def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.MonkeyPatch):
     """The bound of a group against every order and split of a few rows of degrees."""
     problem = interleaved(seed)
     table = list_degrees(problem)
@@ -97,5 +97,7 @@ def test_no_split_is_bounded_above_its_objective(seed: int):
                 for first in (0, 1, 2):
                     group = BoundedGroup(choice, tuple(counts.tolist()), order[:first])
                     assert OrderBounds(intervals).of_group(group, limit_s)[0] <= most_s
-                of_pair, _ = OrderBounds(intervals).of_pair(choice, 2, limit_s)
-                assert of_pair[tuple(counts.tolist())] <= most_s
+                for most_ways in (MAX_WAYS, 0):  # the classes apart, and all of them as one
+                    monkeypatch.setattr(partition_bounds, "MAX_WAYS", most_ways)
+                    of_pair, _ = OrderBounds(intervals).of_pair(choice, counts[None], limit_s)
+                    assert of_pair[0] <= most_s
