@@ -50,18 +50,25 @@ def _network(model: ModelSpec) -> dict[str, Any]:
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
         "mtp_num_layers": model.mtp_num_layers or None,
         "untie_embeddings_and_output_weights": not model.tied_embeddings,
-        "rotary_base": constants.rotary_base or 10000,
-        "rotary_interleaved": constants.rotates_neighbours,
-        "no_rope_freq": None
-        if constants.unrotated_every is None
-        else [int((i + 1) % constants.unrotated_every == 0) for i in range(model.num_layers)],
-        "rotary_percent": 1.0 if constants.rotary_fraction is None else constants.rotary_fraction,
+        **(_positions(model) if model.position_embedding == "rope" else {}),
         **(
             {"num_query_groups": model.num_query_groups, "kv_channels": model.head_dim}
             if model.mla is None
             else {}
         ),
         **({"ffn_hidden_size": model.ffn_hidden_size} if model.ffn_hidden_size else {}),
+    }
+
+
+def _positions(model: ModelSpec) -> dict[str, Any]:
+    constants = model.constants
+    return {
+        "rotary_base": constants.rotary_base or 10000,
+        "rotary_interleaved": constants.rotates_neighbours,
+        "no_rope_freq": None
+        if constants.unrotated_every is None
+        else [int((i + 1) % constants.unrotated_every == 0) for i in range(model.num_layers)],
+        "rotary_percent": 1.0 if constants.rotary_fraction is None else constants.rotary_fraction,
     }
 
 
