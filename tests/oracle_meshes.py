@@ -41,7 +41,7 @@ def brute_force_meshes(problem: Problem) -> Best:
             and node_class.chips_per_node % tp == 0
             and tp_is_legal(problem.model, tp)
             and together % dp == 0
-            and together // dp <= problem.options.max_microbatch_size
+            and together // dp <= problem.most_microbatch_size
             and tp * dp <= node_class.num_chips
             and not (split and tp > 1 and length % tp)
         ]

@@ -251,7 +251,7 @@ def degrees_of(problem: Problem) -> Iterator[tuple[Degrees, int]]:
             or (sp and (tp == 1 or length % (cp * tp)))
         ):
             continue
-        if mbs > problem.options.max_microbatch_size:
+        if mbs > problem.most_microbatch_size:
             continue
         yield (
             Degrees.single(

@@ -50,8 +50,8 @@ class Options(Data):
     """Most virtual stages of a pipeline rank; null for 12, which published runs on eight stages reach, and
     for 1 on mixed clusters of more than 20,000 chips. On mixed ones a number also lifts the limit on the
     effort for their proof."""
-    max_microbatch_size: int = Field(default=8, ge=1)
-    """Largest micro-batch [sequences]."""
+    max_microbatch_size: int | None = Field(default=None, ge=1)
+    """Largest micro-batch [sequences]; null for 8, or as many short sequences as hold 65,536 tokens."""
     max_context_parallel: int = Field(default=32, ge=1)
     """Largest context-parallel degree."""
     least_context_tokens: int = Field(default=4096, ge=1)

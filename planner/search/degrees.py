@@ -248,7 +248,7 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
             continue
         if not sp and sequence_parallel_is_required(model, tp):
             continue
-        for mbs in range(1, options.max_microbatch_size + 1):
+        for mbs in range(1, problem.most_microbatch_size + 1):
             if workload.global_batch_size % mbs:
                 continue
             if fp8_tokens_fill_rows(workload, tp, cp, mbs, bool(sp)) is not None:

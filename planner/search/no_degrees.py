@@ -119,14 +119,16 @@ def _pinned_others(problem: Problem) -> Iterator[str]:
         found.append(experts.expert_width_splits(model, pin["etp"]))
         found.append(experts.biased_experts_stay_whole(model, pin["etp"]))
         found.append(narrow.expert_widths_fill_blocks(model, work.precision, pin["etp"]))
+        if model.moe is not None and pin["etp"] not in (1, pin.get("tp", pin["etp"])):
+            found.append(f"etp={pin['etp']} is pinned, but the search takes 1 or tp={tp}, which is pinned")
     if sp == 1 and "tp" in pin:
         found.append(sequence.sequence_parallel_has_ranks(tp, True))
         found.append(sequence.sequence_splits(work, tp, cp))
     if sp == 0 and "tp" in pin:
         found.append(sequence.experts_have_sequence_parallel(model, tp, False))
-    if "mbs" in pin and pin["mbs"] > problem.options.max_microbatch_size:
+    if "mbs" in pin and pin["mbs"] > problem.most_microbatch_size:
         found.append(
-            f"mbs={pin['mbs']} is pinned, but at most {problem.options.max_microbatch_size} is allowed "
+            f"mbs={pin['mbs']} is pinned, but at most {problem.most_microbatch_size} is allowed "
             "(max_microbatch_size)"
         )
     if "mbs" in pin or "dp" in pin:

@@ -26,7 +26,7 @@ def keeps_wishes(problem: Problem, plan: Plan) -> bool:
         "tp": options.max_tensor_parallel,
         "pp": options.max_pipeline_parallel,
         "vp": options.max_virtual_stages,
-        "mbs": options.max_microbatch_size,
+        "mbs": problem.most_microbatch_size,
         "cp": options.max_context_parallel,
     }
     if any(value > limit for name, value in decided if (limit := most.get(name)) is not None):

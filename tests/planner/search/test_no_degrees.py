@@ -44,6 +44,11 @@ LLAMA = {"model": "llama3-8b", "cluster": "1x8 h100-sxm-80gb"}
             {"pin": {"etp": 2}},
             "expert_tensor_parallel 2: experts with biases need expert_tensor_parallel 1; set it to 1",
         ),
+        (  # Megatron-LM runs that: to give up one of them was asked for, as if no launcher did
+            {"model": "mixtral-8x7b", "cluster": "1x8 h100-sxm-80gb"},
+            {"pin": {"tp": 4, "etp": 2}},
+            "etp=2 is pinned, but the search takes 1 or tp=4, which is pinned",
+        ),
         (LLAMA, {"pin": {"cp": 3}}, "context_parallel 3: seq_length 8192 is no multiple of 6"),
         (LLAMA, {"pin": {"tp": 1, "sp": 1}}, "sequence_parallel: needs tensor_parallel above 1"),
         (LLAMA, {"pin": {"mbs": 16}}, "mbs=16 is pinned, but at most 8 is allowed (max_microbatch_size)"),

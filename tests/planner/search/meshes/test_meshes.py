@@ -251,6 +251,8 @@ def test_a_later_stage_that_reduces_longest_is_valued_as_the_referee_values_it()
 def batch_of_most_shapes() -> tuple[Problem, MeshOpener, int]:
     """A problem, its opener that knows the longest pipelines, and the batch that has most shapes."""
     problem = problem_of(global_batch_size=32)
+    options = problem.options.model_copy(update={"max_microbatch_size": 8})  # larger ones do not fit
+    problem = problem.model_copy(update={"options": options})
     search = MeshSearch(problem, None)
     opener = search.make_opener()
     opener.longest = longest_of(list_pairs(problem, opener.batches, search.bounds))
