@@ -8,7 +8,10 @@ share its tables. Where the system cannot fork, the search goes on alone.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ ROUND = 8
 """Parts of a round."""
 ROUNDS_ALONE = 3
 """Rounds before other processes are worth their start."""
+LOOK_S = 0.5
+"""How often a process looks whether the search still runs [s]."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Workers:
                 self.number,
                 multiprocessing.get_context("fork"),
                 initializer=_begin,
-                initargs=(self.relaxer,),
+                initargs=(self.relaxer, os.getpid()),
             )
         return list(self._pool.map(_bound_here, tasks))
 
@@ -70,10 +75,18 @@ _of_this_process: list[Relaxer] = []
 """The relaxer of a forked process."""
 
 
-def _begin(relaxer: Relaxer) -> None:
-    """Leave Ctrl-C to the search itself."""
+def _begin(relaxer: Relaxer, parent: int) -> None:
+    """Leave Ctrl-C to the search itself, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _of_this_process.append(relaxer)
+
+
+def _end_with(parent: int) -> None:
+    """End this process once the search is gone: one that is killed ends no other, and work is waited for."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(1)
 
 
 def _bound_here(task: Task) -> PartBound:
