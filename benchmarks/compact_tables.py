@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.cost.grid import LogGrid
+from planner.cost.kernels.grid import LogGrid
 
 FloatGrid = np.ndarray
 
@@ -202,7 +202,8 @@ class Kernels:
         return float(self._gemm[form].latency_s(m, n, k))
 
     def attention_s(self, seq: float, heads: float) -> float:
-        """Latency of causal attention at head width 128 [s], as `planner.cost.tables.attention_s` has it."""
+        """Latency of causal attention at head width 128 [s], as `planner.cost.kernels.tables.attention_s` has
+        it."""
         assert self._attention is not None
         inside = min(seq, LONGEST_SEQUENCE)
         return float(self._attention.latency_s(inside, heads * seq / inside)) * seq / inside

@@ -25,8 +25,8 @@ import numpy as np
 from planner.calibrate.accuracy import score
 from planner.calibrate.runs import read_runs
 from planner.cost.bands import SCALED_BAND
+from planner.cost.kernels.relatives import TablesOf, tables_of
 from planner.cost.prices import Floats
-from planner.cost.relatives import TablesOf, tables_of
 from planner.data.load import load_chip
 
 FEWEST_RUNS = 5

@@ -14,9 +14,9 @@ from functools import cache, lru_cache, partial
 
 import numpy as np
 
+from planner.cost.communication.resharding import message_latency_s
 from planner.cost.prices import Degrees, Prices
 from planner.cost.pricing import price
-from planner.cost.resharding import message_latency_s
 from planner.data.problem import Problem
 from planner.rules.chips import chip_supports
 from planner.rules.tensor import tp_is_legal

@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.communication.hops import block_on_sends, hop_send_s
+from planner.cost.memory.stage import memory_bytes
 from planner.cost.prices import Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.stage import (
@@ -24,7 +25,6 @@ from planner.cost.stage import (
     exposed_reduce_s,
     optimizer_s,
 )
-from planner.cost.stage_memory import memory_bytes
 from planner.data.problem import Problem
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.rules.experts import (

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner.cost.hops import block_on_sends, hop_send_s
+from planner.cost.communication.hops import block_on_sends, hop_send_s
+from planner.cost.memory.stage import kept_bytes, memory_bytes
 from planner.cost.prices import Prices
 from planner.cost.pricing import price
 from planner.cost.stage import (
@@ -23,7 +24,6 @@ from planner.cost.stage import (
     exposed_reduce_s,
     optimizer_s,
 )
-from planner.cost.stage_memory import kept_bytes, memory_bytes
 from planner.data.problem import Problem
 from planner.search import empty
 from planner.simulate.pipeline import stage_ends_s

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.calibrate.patterns import SkipRun, compiled, occurs, table
 from planner.calibrate.runs import Run, RunGroup
-from planner.cost.relatives import link_of_pair
+from planner.cost.kernels.relatives import link_of_pair
 from planner.data.chip import Chip
 from planner.data.cluster import ETHERNET_MTU_BYTES, Cluster, Link, NodeClass, Transport
 from planner.data.load import load_chip, load_cluster

@@ -13,12 +13,12 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.read import decode, read_raw
 from planner.errors import InstanceError
-from planner.launchers import read_megatron
-from planner.launchers.read_back import ReadBack
-from planner.launchers.read_constants import other_constants
-from planner.launchers.read_flags import split_words
-from planner.launchers.read_launch import read_launch
-from planner.launchers.same_model import differences
+from planner.launchers.read import megatron as read_megatron
+from planner.launchers.read.back import ReadBack
+from planner.launchers.read.constants import other_constants
+from planner.launchers.read.flags import split_words
+from planner.launchers.read.launch import read_launch
+from planner.launchers.read.same_model import differences
 
 
 def run(problem_name: str | None, plan_path: Path, *, as_json: bool) -> ExitCode:

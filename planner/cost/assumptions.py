@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from planner.cost.relatives import Relative, has_own_tables
+from planner.cost.kernels.relatives import Relative, has_own_tables
 from planner.data.attention_kernels import keeps_scores, why_scores_are_kept
 from planner.data.precision import chip_supports
 from planner.data.problem import Problem

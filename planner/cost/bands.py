@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from planner.cost.relatives import TablesOf, tables_of
+from planner.cost.kernels.relatives import TablesOf, tables_of
 from planner.data.chip import Chip
 from planner.data.model_spec import ModelSpec
 from planner.data.read import parse_text

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.cost.elementwise import Values, maximum
-from planner.cost.operators import HALF, attention_dims
+from planner.cost.kernels.operators import HALF, attention_dims
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import LayerKind, ModelSpec
 

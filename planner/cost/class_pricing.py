@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.cost.attention import attention_times
-from planner.cost.attention_buffers import gathered_heads_bytes
 from planner.cost.checkpointing import policy_of, repeated_shares
-from planner.cost.compute import MatmulTimes, gradient_sum_s, traffic_s
-from planner.cost.elementwise import Values, exists, maximum, total, where
-from planner.cost.gated_units import plain_gated_s
-from planner.cost.host_waits import HostWaits, Parts, parts_of
-from planner.cost.inside_node import inside_s
-from planner.cost.last_bucket import LastBucket
-from planner.cost.launches import HEAD_LAUNCHES
-from planner.cost.layer_communication import (
+from planner.cost.communication.inside_node import inside_s
+from planner.cost.communication.last_bucket import LastBucket
+from planner.cost.communication.layer_communication import (
     TensorCollectives,
     context_layer_s,
     cut_heads_s,
@@ -23,19 +16,26 @@ from planner.cost.layer_communication import (
     tensor_forward_s,
     tensor_layer_s,
 )
-from planner.cost.linear_attention import exchanged_heads_s, mixer_s
-from planner.cost.links import Network
-from planner.cost.operators import HALF
-from planner.cost.overlap import exposed_behind, partly_hidden
+from planner.cost.communication.links import Network
+from planner.cost.communication.overlap import exposed_behind, partly_hidden
+from planner.cost.communication.synchronisation import Synchronisation, synchronisation
+from planner.cost.communication.userbuffers import PieceTimes, piece_times
+from planner.cost.elementwise import Values, exists, maximum, total, where
+from planner.cost.kernels.attention import attention_times
+from planner.cost.kernels.compute import MatmulTimes, gradient_sum_s, traffic_s
+from planner.cost.kernels.gated_units import plain_gated_s
+from planner.cost.kernels.host_waits import HostWaits, Parts, parts_of
+from planner.cost.kernels.launches import HEAD_LAUNCHES
+from planner.cost.kernels.linear_attention import exchanged_heads_s, mixer_s
+from planner.cost.kernels.operators import HALF
+from planner.cost.kernels.small_tensors import small_tensors
+from planner.cost.kernels.traffic import ring_traffic, selective_traffic
+from planner.cost.kernels.work import Piece, Routed, Work
+from planner.cost.memory.attention_buffers import gathered_heads_bytes
 from planner.cost.parameters import embedding_parameters, head_parameters, layer_parameters
 from planner.cost.recomputation import launches_again, modules_of, products_again, tensor_blocks_again
 from planner.cost.sharding import Sharding, Tensors
 from planner.cost.sizes import Sizes, context_levels
-from planner.cost.small_tensors import small_tensors
-from planner.cost.synchronisation import Synchronisation, synchronisation
-from planner.cost.traffic import ring_traffic, selective_traffic
-from planner.cost.userbuffers import PieceTimes, piece_times
-from planner.cost.work import Piece, Routed, Work
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.model_spec import WITH_ATTENTION, LayerKind
 from planner.data.problem import Problem

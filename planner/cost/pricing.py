@@ -13,10 +13,18 @@ import numpy as np
 from planner.cost.assumptions import assumptions
 from planner.cost.bands import error_band
 from planner.cost.class_pricing import ClassPricing
+from planner.cost.communication.networks import network_of, networks_of
+from planner.cost.communication.scales import agrees_on_scales, scale_reduction_s
+from planner.cost.communication.sends import sends_s
+from planner.cost.communication.tied_embedding import tied_sync_s
 from planner.cost.elementwise import Values, by_choice
 from planner.cost.identity import remembered
-from planner.cost.memory_pricing import memory_prices
-from planner.cost.networks import network_of, networks_of
+from planner.cost.kernels.product_times import product_times, work_of_one
+from planner.cost.kernels.small_tensors import parameter_tensors
+from planner.cost.kernels.work import Work
+from planner.cost.memory.passing_gradients import step_copy_share
+from planner.cost.memory.pricing import memory_prices
+from planner.cost.memory.states import rank_parameters
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_copies,
@@ -26,18 +34,10 @@ from planner.cost.parameters import (
     mtp_parameters,
     padded_vocab,
 )
-from planner.cost.passing_gradients import step_copy_share
 from planner.cost.prices import ENDS, PARTS, TASKS, Degrees, Floats, Prices
-from planner.cost.product_times import product_times, work_of_one
 from planner.cost.profiles import with_profiles
-from planner.cost.scales import agrees_on_scales, scale_reduction_s
-from planner.cost.sends import sends_s
 from planner.cost.sizes import Sizes
-from planner.cost.small_tensors import parameter_tensors
 from planner.cost.stacks import stacks_of
-from planner.cost.states import rank_parameters
-from planner.cost.tied_embedding import tied_sync_s
-from planner.cost.work import Work
 from planner.data.problem import Problem
 from planner.units import MS
 

@@ -12,7 +12,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from planner.cost.operators import HALF
+from planner.cost.kernels.operators import HALF
 from planner.cost.prices import ENDS, Degrees, Floats, Prices
 from planner.cost.sizes import Sizes
 from planner.data.layer_profile import PIECES, LayerProfile

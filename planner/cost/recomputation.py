@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from planner.cost.checkpointing import KEPT_BY_POLICY
 from planner.cost.elementwise import Values
-from planner.cost.launches import (
+from planner.cost.kernels.launches import (
     DENSE_LAUNCHES,
     LAUNCH_US,
     MLP_LAUNCHES,

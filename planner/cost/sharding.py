@@ -33,16 +33,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.collectives import collective_s, ring_latency_s
-from planner.cost.compute import traffic_s
+from planner.cost.communication.collectives import collective_s, ring_latency_s
+from planner.cost.communication.links import Network
+from planner.cost.communication.overlap import OVERLAP_SLOWDOWN, SHARDS_SLOWDOWN, exposed_behind
+from planner.cost.communication.placement import Spread, spread_group
 from planner.cost.elementwise import Values, minimum, total, where
-from planner.cost.links import Network
-from planner.cost.operators import HALF, Matmul
-from planner.cost.overlap import OVERLAP_SLOWDOWN, SHARDS_SLOWDOWN, exposed_behind
+from planner.cost.kernels.compute import traffic_s
+from planner.cost.kernels.operators import HALF, Matmul
+from planner.cost.memory.states import WEIGHT_BYTES
 from planner.cost.parameters import ParameterCounts
-from planner.cost.placement import Spread, spread_group
 from planner.cost.sizes import Sizes
-from planner.cost.states import WEIGHT_BYTES
 from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 

@@ -12,7 +12,7 @@ from planner.data.catalog import shipped_name, shipped_values, unknown
 from planner.data.chip import Chip
 from planner.data.cluster import Cluster
 from planner.data.explain import validated
-from planner.data.hf_config import is_hf_config, model_from_hf_config
+from planner.data.hf.config import is_hf_config, model_from_hf_config
 from planner.data.kinds import CLASS_OF_KIND, schema_line
 from planner.data.model_spec import ModelSpec
 from planner.data.read import read_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.cost.mesh_groups import group_counts
+from planner.cost.communication.mesh_groups import group_counts
 from planner.data.plan import Plan
 
 MANY_GROUPS = 10_000

@@ -14,7 +14,7 @@ from planner.data.result import Evaluation
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers import flagscale, megatron_bridge, megatron_lm, unrestricted
-from planner.launchers.bridge_model import recipe_of
+from planner.launchers.bridge.model import recipe_of
 from planner.launchers.model_constants import left_out
 from planner.launchers.replacing import new_folder, put_in_place
 from planner.rules.megatron import violations

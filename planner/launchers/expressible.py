@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.data.problem import Problem
 from planner.errors import InstanceError
-from planner.launchers.megatron_model import builds, inexpressible
+from planner.launchers.megatron.model import builds, inexpressible
 from planner.launchers.stated_software import software_refusals
 from planner.rules.target import TARGETS
 from planner.rules.versions import newest_buildable

@@ -13,18 +13,20 @@ from typing import Any
 import yaml
 
 import planner
-from planner.cost.operators import HALF
+from planner.cost.kernels.operators import HALF
 from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
-from planner.launchers import megatron_arguments as args
-from planner.launchers.arguments import Arguments
 from planner.launchers.crowded_groups import crowded_groups
-from planner.launchers.dispatching import dispatch_arguments
-from planner.launchers.environments import environment_of
-from planner.launchers.megatron_model import mock_vocabulary, model_arguments, moe_arguments
+from planner.launchers.forms.environments import environment_of
+from planner.launchers.forms.readme import hosts_step, notes_text, signs_of_life, stage_table, summary
+from planner.launchers.megatron import plan_arguments as args
+from planner.launchers.megatron.arguments import Arguments
+from planner.launchers.megatron.dispatching import dispatch_arguments
+from planner.launchers.megatron.model import mock_vocabulary, model_arguments, moe_arguments
+from planner.launchers.megatron.rotary_positions import has_rotary_positions
 from planner.launchers.model_constants import (
     balancing_loss,
     constant_arguments,
@@ -33,8 +35,6 @@ from planner.launchers.model_constants import (
     rotary_base,
 )
 from planner.launchers.placement import HostPlace, hosts_text, place_hosts
-from planner.launchers.readme import hosts_step, notes_text, signs_of_life, stage_table, summary
-from planner.launchers.rotary_positions import has_rotary_positions
 from planner.launchers.template_text import fill, template
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import HeteroConfig

@@ -6,20 +6,20 @@ Where Megatron-Bridge has a recipe of the model, the overrides are put on it; el
 from __future__ import annotations
 
 import planner
-from planner.cost.operators import HALF
+from planner.cost.kernels.operators import HALF
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
-from planner.launchers import bridge_model
-from planner.launchers import megatron_arguments as args
-from planner.launchers.bridge_hybrid import provider_of
-from planner.launchers.bridge_overrides import overrides
+from planner.launchers.bridge import model as bridge_model
+from planner.launchers.bridge.hybrid import provider_of
+from planner.launchers.bridge.overrides import overrides
+from planner.launchers.forms.readme import LOGS, hosts_step, notes_text, signs_of_life, stage_table, summary
+from planner.launchers.forms.start_script import start_files
+from planner.launchers.megatron import plan_arguments as args
+from planner.launchers.megatron.narrow_weights import narrow_fields
 from planner.launchers.model_constants import left_out
-from planner.launchers.narrow_weights import narrow_fields
 from planner.launchers.placement import place_hosts
-from planner.launchers.readme import LOGS, hosts_step, notes_text, signs_of_life, stage_table, summary
-from planner.launchers.start_script import start_files
 from planner.launchers.template_text import fill
 from planner.rules.versions import NEWEST
 

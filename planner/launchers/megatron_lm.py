@@ -14,23 +14,23 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
-from planner.launchers import megatron_arguments as args
-from planner.launchers.arguments import Arguments, words
-from planner.launchers.dispatching import dispatch_arguments
-from planner.launchers.kubernetes import kubernetes_files
-from planner.launchers.megatron_hybrid import entry_point, hybrid_arguments
-from planner.launchers.megatron_model import mock_vocabulary, model_arguments, moe_arguments
+from planner.launchers.forms.kubernetes import kubernetes_files
+from planner.launchers.forms.mpi import mpi_files
+from planner.launchers.forms.readme import readme_text
+from planner.launchers.forms.start_script import start_files
+from planner.launchers.megatron import plan_arguments as args
+from planner.launchers.megatron.arguments import Arguments, words
+from planner.launchers.megatron.dispatching import dispatch_arguments
+from planner.launchers.megatron.hybrid import entry_point, hybrid_arguments
+from planner.launchers.megatron.model import mock_vocabulary, model_arguments, moe_arguments
+from planner.launchers.megatron.rotary_positions import has_rotary_positions
 from planner.launchers.model_constants import (
     balancing_loss,
     constant_arguments,
     norm_epsilon,
     rotary_base,
 )
-from planner.launchers.mpi import mpi_files
 from planner.launchers.placement import HostPlace, place_hosts
-from planner.launchers.readme import readme_text
-from planner.launchers.rotary_positions import has_rotary_positions
-from planner.launchers.start_script import start_files
 from planner.launchers.template_text import fill
 from planner.rules.versions import NEWEST, version_violations
 

@@ -9,9 +9,9 @@ weighed: `topk_routing_with_score_function`).
 from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
-from planner.launchers.arguments import Argument, Arguments, option, switch
-from planner.launchers.layer_lists import list_expression
-from planner.launchers.rotary_positions import (
+from planner.launchers.megatron.arguments import Argument, Arguments, option, switch
+from planner.launchers.megatron.layer_lists import list_expression
+from planner.launchers.megatron.rotary_positions import (
     has_rotary_positions,
     stretching_arguments,
     unstated_stretching,

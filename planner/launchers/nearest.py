@@ -13,7 +13,7 @@ from planner.data.plan import LayerRange, Plan, Stage
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation
 from planner.errors import PlanRefusedError
-from planner.launchers.megatron_arguments import refusals
+from planner.launchers.megatron.plan_arguments import refusals
 from planner.launchers.placement import place_hosts
 from planner.rules.megatron import violations
 from planner.rules.target import TARGETS, Target

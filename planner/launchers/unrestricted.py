@@ -11,7 +11,7 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.data.schema import json_schema
-from planner.launchers.megatron_arguments import refusals
+from planner.launchers.megatron.plan_arguments import refusals
 from planner.launchers.template_text import fill
 from planner.rules.megatron import violations
 from planner.rules.target import TARGETS

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from planner.cost.operators import HALF
+from planner.cost.kernels.operators import HALF
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation

@@ -24,7 +24,7 @@ from planner.search.bound_data import BoundData, bound_data
 from planner.search.degrees import LEAST_APART, DegreeTable
 from planner.search.empty import most_without_layers, stages_may_be_empty
 from planner.search.kinds import layer_kinds
-from planner.search.partition_bounds import partition_bound_data
+from planner.search.partition.bounds import partition_bound_data
 from planner.simulate.predictions import prices_of_kinds, stacked
 
 

@@ -26,11 +26,11 @@ from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable, one_virtual_stage_is_allowed
 from planner.search.empty import ends_without_layers
-from planner.search.intervals import Intervals
 from planner.search.items import BoundedGroup, Item, Pair
 from planner.search.kinds import kinds_of
-from planner.search.partition import PartitionOpener
-from planner.search.partition_bounds import OrderBounds
+from planner.search.partition.bounds import OrderBounds
+from planner.search.partition.intervals import Intervals
+from planner.search.partition.openings import PartitionOpener
 from planner.search.referee import Referee
 from planner.search.space import Groups, Pairs, list_pairs
 from planner.search.state import Frontier, Incumbent

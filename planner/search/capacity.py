@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.walks import Ints
+from planner.search.walks.cheapest import Ints
 from planner.tolerances import INTERVAL_TOL, NEXT_TO_NOTHING
 
 HALVINGS = 16

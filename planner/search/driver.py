@@ -1,11 +1,11 @@
 """Best-first search over the outer choices, with a bound that holds for all of them.
 
-Rows of degrees with a number of stages are bounded all at once. The part of the space with the least
-bound is opened next: it is bounded again by shortest walks (`planner.search.walks`) over all orders of
+Rows of degrees with a number of stages are bounded all at once. The part of the space with the least bound is
+opened next: it is bounded again by shortest walks (`planner.search.walks.cheapest`) over all orders of
 classes, with memory, whole layers and hops; then cut by the number of stages on each class, then by the
 classes of the first stages, down to single orders, which become programs (`formulations.stage_selection`).
-Every plan is judged by the referee. The search ends when the least bound left comes within the gap of
-the best plan: no plan of the space can beat it by more. Before virtual stages it goes a little further.
+Every plan is judged by the referee. The search ends when the least bound left comes within the gap of the
+best plan: no plan of the space can beat it by more. Before virtual stages it goes a little further.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from planner.search.alike import spread
 from planner.search.apart import bounds_of, with_predictions_apart
 from planner.search.clock import Clock
 from planner.search.degrees import list_degrees, may_mix_stages
-from planner.search.dive import dive
 from planner.search.floors import Floors
+from planner.search.heuristics.dive import dive
 from planner.search.infeasible import CUT, GIVEN_UP, why_infeasible
 from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
 from planner.search.others import OtherOpener, other_openers
-from planner.search.partition import NO_SPLIT, PartitionOpener
+from planner.search.partition.openings import NO_SPLIT, PartitionOpener
 from planner.search.progress import Progress, Reporter
 from planner.search.referee import Referee
 from planner.search.same_nodes import counted_as_one
 from planner.search.space import list_pairs
 from planner.search.state import Frontier, Incumbent, heads_of, is_proven
-from planner.search.virtual_begun import VirtualSearch
-from planner.search.virtual_items import VirtualItem
-from planner.search.virtual_programs import virtual_gap
+from planner.search.virtual.begun import VirtualSearch
+from planner.search.virtual.items import VirtualItem
+from planner.search.virtual.programs import virtual_gap
 from planner.search.wishes import keeps_wishes
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import GAP_TOL

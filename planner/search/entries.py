@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.hops import hop_send_s
+from planner.cost.communication.hops import hop_send_s
 from planner.cost.identity import remembered
 from planner.cost.lazy import lazy
 from planner.cost.prices import Floats, Prices

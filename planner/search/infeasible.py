@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.stage_selection_data import least_layers, most_layers
+from planner.cost.memory.states import OPTIMIZER_BYTES, WEIGHT_BYTES
 from planner.cost.parameters import mtp_parameters, total_parameters
-from planner.cost.states import OPTIMIZER_BYTES, WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
 from planner.search.no_degrees import stages_of_rows, why_no_degrees, why_no_stages

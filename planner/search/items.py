@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulations.stage_selection_data import PipelineRow
-from planner.search.relaxed_part import Limits
 from planner.search.space import Groups
-from planner.search.virtual_items import VirtualItem
+from planner.search.virtual.items import VirtualItem
+from planner.search.walks.part import Limits
 
 
 @dataclass(frozen=True)

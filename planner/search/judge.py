@@ -13,7 +13,7 @@ from planner.data.result import Evaluation
 from planner.errors import SolverError
 from planner.search.assemble import assemble_plan, hosts_needed, own_classes
 from planner.search.degrees import DegreeTable
-from planner.search.local import improve_layers, repaired_layers
+from planner.search.heuristics.local import improve_layers, repaired_layers
 from planner.search.referee import Referee
 from planner.search.state import Incumbent
 from planner.search.tables import Tables

@@ -1,4 +1,4 @@
-"""Turn sizes into the memory coefficients of `stage_selection`: the terms of `planner.cost.stage_memory`."""
+"""Turn sizes into the memory coefficients of `stage_selection`: the terms of `planner.cost.memory.stage`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.pipelines import in_pipeline_of, outside_bytes
+from planner.cost.memory.pipelines import in_pipeline_of, outside_bytes
 from planner.cost.prices import STATES, Floats, Prices
 from planner.cost.stage import in_flight_of_stages
 from planner.search.entries import Entries

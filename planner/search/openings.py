@@ -17,21 +17,21 @@ import numpy as np
 
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
-from planner.search.annealer import Annealer
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
 from planner.search.floors import Cell
+from planner.search.heuristics.annealer import Annealer
 from planner.search.items import BoundedGroup, GroupList, Item, Order, OrderSet, Pair, Part, Program
 from planner.search.orders import all_orders, count_orders
 from planner.search.programs import Solver
 from planner.search.referee import Referee
-from planner.search.relaxation import Found
-from planner.search.relaxed_part import Limits
-from planner.search.relaxer import PartBound, Relaxer
 from planner.search.space import list_groups
 from planner.search.state import Frontier
+from planner.search.walks.part import Limits
+from planner.search.walks.relaxation import Found
+from planner.search.walks.relaxer import PartBound, Relaxer
 from planner.search.workers import ROUND, Task, Workers
 
 MAX_ORDERS = 600

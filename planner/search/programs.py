@@ -17,9 +17,9 @@ from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
+from planner.search.heuristics.local import all_splits
 from planner.search.items import Item, Program
 from planner.search.judge import Judge
-from planner.search.local import all_splits
 from planner.search.referee import Referee
 from planner.search.state import Frontier
 from planner.units import MS

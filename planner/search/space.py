@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipelines import in_pipeline_of, least_fixed_bytes
+from planner.cost.memory.pipelines import in_pipeline_of, least_fixed_bytes
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData

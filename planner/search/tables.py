@@ -17,9 +17,9 @@ from planner.data.problem import Problem
 from planner.search import shared
 from planner.search.coefficients import entry_coefficients, stage_coefficients
 from planner.search.degrees import DegreeTable
-from planner.search.dual import dual_bounds_ms, in_pieces
 from planner.search.entries import entries_of, order_hops_s
-from planner.search.local import first_layers
+from planner.search.heuristics.local import first_layers
+from planner.search.walks.dual import dual_bounds_ms, in_pieces
 from planner.units import MS
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class Tables:
         return m * (stages_ms * MS + 2 * num_stages * hop_s) + (after_ms + tied_ms) * MS
 
     def order_bounds_s(self, choice: int, orders: Sequence[Sequence[int]]) -> Floats:
-        """Bounds of several orders of one group from weights on rows (`planner.search.dual`) [s]."""
+        """Bounds of several orders of one group from weights on rows (`planner.search.walks.dual`) [s]."""
         tables = self.of_classes(choice, len(orders[0]))
         stages = np.arange(len(orders[0]))
         found = []

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from planner.search.relaxed_part import Limits
-from planner.search.relaxer import PartBound, Relaxer
+from planner.search.walks.part import Limits
+from planner.search.walks.relaxer import PartBound, Relaxer
 
 ROUND = 8
 """Parts of a round."""

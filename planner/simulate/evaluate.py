@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cost.flop import model_flop_per_step
-from planner.cost.mesh_groups import further_communicator_bytes
+from planner.cost.communication.mesh_groups import further_communicator_bytes
+from planner.cost.kernels.flop import model_flop_per_step
+from planner.cost.memory.stage import OUTSIDE, kept_bytes, memory_bytes
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
 from planner.cost.remembered import remembered_price
 from planner.cost.stage import StageContent, in_flight_1f1b
-from planner.cost.stage_memory import OUTSIDE, kept_bytes, memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, StageEvaluation, TimelineEvent

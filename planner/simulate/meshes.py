@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.communication.resharding import StageShape
 from planner.cost.prices import Degrees
-from planner.cost.resharding import StageShape
 from planner.data.plan import Plan
 from planner.rules.meshes import microbatch_size_of
 

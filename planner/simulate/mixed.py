@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.hops import hops_inside_host
+from planner.cost.communication.hops import hops_inside_host
+from planner.cost.communication.replica_sync import (
+    ReplicaPlace,
+    replica_exchange_s,
+    replica_gather_s,
+    replica_reduce_s,
+    tied_embedding_s,
+)
+from planner.cost.communication.synchronisation import bucket_parameters
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_parameters,
@@ -22,13 +30,6 @@ from planner.cost.parameters import (
     padded_vocab,
 )
 from planner.cost.prices import PARTS, Floats, Prices
-from planner.cost.replica_sync import (
-    ReplicaPlace,
-    replica_exchange_s,
-    replica_gather_s,
-    replica_reduce_s,
-    tied_embedding_s,
-)
 from planner.cost.stage import (
     chunk_times,
     exposed_gather_s,
@@ -36,7 +37,6 @@ from planner.cost.stage import (
     optimizer_s,
     shown_s,
 )
-from planner.cost.synchronisation import bucket_parameters
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.replicas import Pipelines, Placed

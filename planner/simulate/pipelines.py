@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from planner.cost.exchange import exchange_link, exchanged_parameters
+from planner.cost.communication.exchange import exchange_link, exchanged_parameters
 from planner.cost.pricing import price
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem

@@ -22,7 +22,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from planner.cost.memory_pricing import fixed_bytes
+from planner.cost.memory.pricing import fixed_bytes
 from planner.cost.prices import Degrees, Floats, Prices
 from planner.cost.pricing import price
 from planner.cost.sizes import Sizes

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.communication.replica_sync import ReplicaPlace
 from planner.cost.prices import Degrees, Prices
 from planner.cost.profiles import refuse_unmeasured
-from planner.cost.replica_sync import ReplicaPlace
 from planner.cost.stage import StageContent
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem

@@ -8,9 +8,9 @@ from itertools import combinations
 
 import numpy as np
 
-from planner.cost.hops import block_on_sends
+from planner.cost.communication.hops import block_on_sends
+from planner.cost.communication.resharding import StageShape, mesh_hops_s
 from planner.cost.prices import PARTS, Floats, Prices
-from planner.cost.resharding import StageShape, mesh_hops_s
 from planner.cost.stage import (
     StageContent,
     chunk_times,

@@ -12,10 +12,10 @@ from formulations.virtual_selection_data import VirtualSelectionData
 from formulations.virtual_selection_tables import dealt_table
 from planner.cost.pricing import price
 from planner.search.degrees import list_degrees
-from planner.search.virtual_capacity import Capacity, VirtualLimits
-from planner.search.virtual_follow import below
-from planner.search.virtual_prefixes import Prefixes
-from planner.search.virtual_tables import VirtualClassTables, VirtualTables
+from planner.search.virtual.capacity import Capacity, VirtualLimits
+from planner.search.virtual.follow import below
+from planner.search.virtual.prefixes import Prefixes
+from planner.search.virtual.tables import VirtualClassTables, VirtualTables
 from tests.random_problems import random_interleaved_problem
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from formulations.options import SolveOptions, SolverName
 from formulations.stage_selection_data import Floats, StageSelectionData, least_layers, objective_ms
 from formulations.stage_selection_tables import least_recompute, objectives_ms
-from planner.search.local import all_splits
+from planner.search.heuristics.local import all_splits
 from tests.formulations.instances import by_hand, leading_layers, random_data
 from tests.formulations.solving import SOLVERS, form_of, optimum, solve
 from tests.oracles import best_by_layers, choices, objective_in_words

@@ -28,7 +28,7 @@ from formulations.virtual_selection_tables import (
     reduction_ms,
     step_by_layers,
 )
-from planner.search.virtual_capacity import VirtualLimits, most_layers
+from planner.search.virtual.capacity import VirtualLimits, most_layers
 from tests.formulations.interleaved_instances import Part, random_interleaved, random_part
 from tests.formulations.test_virtual_selection import awkward
 

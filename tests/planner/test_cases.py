@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from planner.cost.collective_counts import collective_counts
+from planner.cost.communication.collective_counts import collective_counts
 from planner.cost.prices import STATES
 from planner.cost.stage_shape import StageShape
 from planner.data.load import build_problem, load_model, load_problem
@@ -19,10 +19,10 @@ from planner.data.problem import Problem
 from planner.data.result import Evaluation
 from planner.errors import InstanceError
 from planner.launchers.directory import export_plan
-from planner.launchers.megatron_arguments import pipeline_layout
-from planner.launchers.megatron_hybrid import hybrid_pattern
-from planner.launchers.read_back import ReadBack
-from planner.launchers.read_megatron import read_arguments
+from planner.launchers.megatron.hybrid import hybrid_pattern
+from planner.launchers.megatron.plan_arguments import pipeline_layout
+from planner.launchers.read.back import ReadBack
+from planner.launchers.read.megatron import read_arguments
 from planner.report import words
 from planner.report.slow_links import slow_links
 from planner.rules import experts, sequence, tensor

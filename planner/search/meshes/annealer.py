@@ -9,7 +9,7 @@ from planner.search.meshes.annealing import COOLING, MeshTimes, anneal, mesh_tim
 from planner.search.meshes.balance import Balance
 from planner.search.meshes.blocks import block_starts
 from planner.search.meshes.opener import MeshOpener
-from planner.search.relaxation import Found
+from planner.search.walks.relaxation import Found
 from planner.units import MS
 
 WORTH_A_GAP = 0.02

@@ -1,13 +1,13 @@
 """Better pipelines of free shapes, by changing many at once in small random steps.
 
-As `planner.search.annealing` for orders of classes; here a walker is a pipeline of one batch of any length,
-the shape of every stage with its layers. A change swaps two stages, moves one along, gives one or all
-stages of one shape another shape, cuts one in two, joins two, hands over a layer. Shorter pipelines are
+As `planner.search.heuristics.annealing` for orders of classes; here a walker is a pipeline of one batch of
+any length, the shape of every stage with its layers. A change swaps two stages, moves one along, gives one or
+all stages of one shape another shape, cuts one in two, joins two, hands over a layer. Shorter pipelines are
 filled up at the front with stages that hold nothing and take no time: their forwards are over at once, so
 that nothing behind them waits, and places count from the last stage.
 
 Whatever comes of it the referee judges; what the communicators of further pipeline groups take
-(`planner.cost.mesh_groups`) is left out here.
+(`planner.cost.communication.mesh_groups`) is left out here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from functools import partial
 
 import numpy as np
 
+from planner.cost.communication.resharding import hops_between_s
 from planner.cost.prices import Floats, Prices
-from planner.cost.resharding import hops_between_s
 from planner.data.problem import Problem
-from planner.search.annealing import MOST_ORDERS
 from planner.search.degrees import allowed_stages
+from planner.search.heuristics.annealing import MOST_ORDERS
+from planner.search.heuristics.walkers import Bools, Cooling, anneal_walkers, for_all, new_places, step_ms
 from planner.search.meshes.balance import NOTHING, Balance
 from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch, ends_match
 from planner.search.meshes.tables import tied_ms
-from planner.search.relaxation import Found
-from planner.search.walkers import Bools, Cooling, anneal_walkers, for_all, new_places, step_ms
+from planner.search.walks.relaxation import Found
 from planner.units import MS
 
 COOLING = Cooling(steps=500, warmth=0.003, follow_every=100)

@@ -10,7 +10,7 @@ from planner.cost.prices import Floats
 from planner.search.meshes.annealing import MeshTimes
 from planner.search.meshes.balance import NOTHING, Balance
 from planner.search.meshes.places import Ints
-from planner.search.relaxation import Found
+from planner.search.walks.relaxation import Found
 
 SHAPES_OF_CLASS = 2
 """Shapes of each class: of the most replicas those that hold most layers a chip within a limit, for the time

@@ -20,7 +20,7 @@ import numpy as np
 from planner.cost.prices import Floats
 from planner.search.meshes.places import Ints, Places, PlaceTables, Stages
 from planner.search.meshes.shapes import Batch, shape_key, shape_numbers
-from planner.search.relaxation import Found
+from planner.search.walks.relaxation import Found
 
 COLUMNS = 24
 """Entries of a table by which shapes are held against each other at first."""

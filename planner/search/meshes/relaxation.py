@@ -1,8 +1,8 @@
 """A bound on all pipelines of one batch and some lengths: shortest walks, with prices that close it.
 
 The time of the slowest stage is cut into brackets, each with prices of its own, as in
-`planner.search.relaxation`; the lengths share them, and each keeps the best that any prices prove of it.
-Brackets that stay open are halved, and their halves start from the same prices.
+`planner.search.walks.relaxation`; the lengths share them, and each keeps the best that any prices prove of
+it. Brackets that stay open are halved, and their halves start from the same prices.
 
 With R the layers that all chips hold at no more than tau a stage, tau is no less than where R reaches L; with
 Sigma the least sum of all stages and rho the least share of the longer pass, it is no more than
@@ -24,7 +24,7 @@ from planner.cost.prices import Floats
 from planner.search.meshes.ascent import Ascent
 from planner.search.meshes.path import Bracket, Walk
 from planner.search.meshes.walks import TINY, MeshWalks
-from planner.search.relaxation import PASSES
+from planner.search.walks.relaxation import PASSES
 from planner.tolerances import NEXT_TO_NOTHING
 
 ROUNDS = 40

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.communication.resharding import StageShape
 from planner.cost.prices import Prices
-from planner.cost.resharding import StageShape
 from planner.data.problem import Problem
 from planner.rules.flagscale import rows_divide, shared_rows
 from planner.search.degrees import DegreeTable

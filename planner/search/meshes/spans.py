@@ -1,9 +1,9 @@
 """Between how many ticks behind it a stage keeps the rows of `planner.search.meshes.holding`.
 
 D is counted in whole ticks, of which rounding hides e = q more at most: D lies between its count and e above
-it. The rows are kept between two ways down to the last stage (`planner.search.ways_down`), D and the hop
-behind the stage, of which the least is known, h, and the most, h'; S - x takes off h' at most, so that S' is
-less than S by h' - h. So they are kept where D + e is no less than the shorter way and D no more than the
+it. The rows are kept between two ways down to the last stage (`planner.search.walks.ways_down`), D and the
+hop behind the stage, of which the least is known, h, and the most, h'; S - x takes off h' at most, so that S'
+is less than S by h' - h. So they are kept where D + e is no less than the shorter way and D no more than the
 longer one: on one span of points, or on none.
 """
 
@@ -17,7 +17,7 @@ from planner.cost.prices import Floats
 from planner.search.meshes.brackets import EXCESS, FOLLOW, PACE, SLOWEST, SUM
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.places import Ints
-from planner.search.ways_down import first_way_ms, inner_ways_ms
+from planner.search.walks.ways_down import first_way_ms, inner_ways_ms
 from planner.tolerances import COUNT_TOL
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.stage_selection_data import StageSelectionData
-from planner.cost.mesh_groups import further_communicator_bytes
+from planner.cost.communication.mesh_groups import further_communicator_bytes
+from planner.cost.communication.resharding import mesh_hops_s
 from planner.cost.prices import Floats, Prices
-from planner.cost.resharding import mesh_hops_s
 from planner.data.problem import Problem
 from planner.search.coefficients import entry_coefficients
 from planner.search.entries import Entries

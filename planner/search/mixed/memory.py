@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData
 from formulations.stage_selection_tables import RecomputeTable, least_recompute
-from planner.cost.pipelines import outside_bytes
+from planner.cost.memory.pipelines import outside_bytes
 from planner.cost.prices import Floats, Prices
 from planner.units import GIB
 

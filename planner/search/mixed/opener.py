@@ -28,18 +28,18 @@ from planner.search.bound_data import BoundData, bound_data
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
 from planner.search.empty import most_without_layers
+from planner.search.heuristics.local import all_splits
 from planner.search.items import Item, Order, Part, Program, TightOrder
 from planner.search.kinds import layer_kinds
-from planner.search.local import all_splits
 from planner.search.mixed.memory import fitting_all, is_cautious
 from planner.search.mixed.placement import Dealer, assemble_mixed_plan
 from planner.search.mixed.space import MixedSpace
 from planner.search.mixed.tables import MixedTables
 from planner.search.openings import TRIED_ORDERS, Opener
 from planner.search.referee import confirmed
-from planner.search.relaxation import Found
-from planner.search.relaxer import Relaxer
 from planner.search.state import Frontier, Incumbent
+from planner.search.walks.relaxation import Found
+from planner.search.walks.relaxer import Relaxer
 from planner.search.workers import Workers
 from planner.simulate.evaluate import evaluate
 from planner.tolerances import BOUND_TOL

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.cost.communication.replica_sync import ReplicaPlace, tied_embedding_s
 from planner.cost.prices import Prices
-from planner.cost.replica_sync import ReplicaPlace, tied_embedding_s
 from planner.data.problem import Problem
 from planner.search.mixed.space import MixedSpace
 

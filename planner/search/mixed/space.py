@@ -40,9 +40,9 @@ from planner.search.bound_data import BoundData
 from planner.search.bounds import relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
 from planner.search.empty import most_stages
-from planner.search.relaxed_part import Limits
 from planner.search.space import fewest_stages
-from planner.search.walks import Ints
+from planner.search.walks.cheapest import Ints
+from planner.search.walks.part import Limits
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ Two kinds of orders are priced. An order of *kinds* says of every stage which cl
 it is mixed; its values hold whatever else a mixed stage consists of: the memory of the roomiest class that
 may fill it up, and gradients over the fastest link to one. An order of *compositions* names all classes of
 every stage: the memory of the tightest, and gradients over the slowest link that a ring over its classes must
-have (`planner.cost.replica_sync`). Both are those of the pipeline of rank 0, so that the objective of
-`stage_selection` is a bound on the referee's step time; that another rank has slower hops, or a faster class
-hides less behind its backward, is left to the referee.
+have (`planner.cost.communication.replica_sync`). Both are those of the pipeline of rank 0, so that the
+objective of `stage_selection` is a bound on the referee's step time; that another rank has slower hops, or a
+faster class hides less behind its backward, is left to the referee.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from functools import lru_cache
 import numpy as np
 
 from formulations.stage_selection_data import StageSelectionData
-from planner.cost.collectives import LAUNCH_S
+from planner.cost.communication.collectives import LAUNCH_S
+from planner.cost.communication.replica_sync import ReplicaPlace, replica_link
+from planner.cost.memory.states import WEIGHT_BYTES
 from planner.cost.parameters import (
     ParameterCounts,
     embedding_parameters,
@@ -28,9 +30,7 @@ from planner.cost.parameters import (
     padded_vocab,
 )
 from planner.cost.prices import SIZES_BY_CLASS, Floats, Prices
-from planner.cost.replica_sync import ReplicaPlace, replica_link
 from planner.cost.stage import shown_ends
-from planner.cost.states import WEIGHT_BYTES
 from planner.data.problem import Problem
 from planner.search.coefficients import stage_coefficients
 from planner.search.kinds import layer_kinds

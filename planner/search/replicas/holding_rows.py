@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.replicas.space import Ints
-from planner.search.ways_down import Behind, first_way_ms, inner_ways_ms
+from planner.search.walks.ways_down import Behind, first_way_ms, inner_ways_ms
 
 NEVER = -1.0
 """A way down to the last stage that none has [ms]."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.exchange import exchange_link, exchanged_parameters
+from planner.cost.communication.exchange import exchange_link, exchanged_parameters
+from planner.cost.communication.resharding import StageShape
 from planner.cost.prices import Degrees, Floats
-from planner.cost.resharding import StageShape
 from planner.data.problem import Problem
 from planner.rules.experts import expert_ranks_divide_stage, expert_replicas_match
 from planner.search.degrees import DegreeTable, Row, allows, divisors

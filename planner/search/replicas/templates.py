@@ -18,7 +18,7 @@ from formulations.stage_selection_tables import least_recompute, with_least_reco
 from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed, hosts_of_stages
-from planner.search.local import first_layers, improve_layers
+from planner.search.heuristics.local import first_layers, improve_layers
 from planner.search.meshes.assemble import assemble_meshes
 from planner.search.meshes.neighbours import Place, most_stages, sequence_of
 from planner.search.meshes.opener import MeshOpener

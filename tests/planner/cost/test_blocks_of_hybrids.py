@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.cost.collective_counts import tensor_blocks
-from planner.cost.flop import layer_flop
+from planner.cost.communication.collective_counts import tensor_blocks
+from planner.cost.kernels.flop import layer_flop
 from planner.cost.parameters import layer_parameters
 from planner.cost.prices import PARTS, Prices
 from planner.cost.tensors import Divisors, layer_tensors

@@ -13,10 +13,10 @@ from math import prod
 import numpy as np
 import pytest
 
+from planner.cost.memory.stage import memory_bytes
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
 from planner.cost.stage import StageContent, in_flight_1f1b, in_flight_of_stages
-from planner.cost.stage_memory import memory_bytes
 from planner.data.load import load_model
 from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem

@@ -8,21 +8,21 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from planner.cost import tables
-from planner.cost.casts import cast_bytes
-from planner.cost.compute import MatmulTimes, matmul_times
-from planner.cost.launches import launches
-from planner.cost.layer_communication import hybridep_s
-from planner.cost.networks import network_of
-from planner.cost.operators import Matmul
-from planner.cost.overlap import OVERLAP_SLOWDOWN
+from planner.cost.communication.layer_communication import hybridep_s
+from planner.cost.communication.networks import network_of
+from planner.cost.communication.overlap import OVERLAP_SLOWDOWN
+from planner.cost.communication.routing import distinct_share
+from planner.cost.kernels import tables
+from planner.cost.kernels.casts import cast_bytes
+from planner.cost.kernels.compute import MatmulTimes, matmul_times
+from planner.cost.kernels.launches import launches
+from planner.cost.kernels.operators import Matmul
+from planner.cost.kernels.products import Products
+from planner.cost.kernels.relatives import relative_of
+from planner.cost.kernels.sorting import sorting_bytes
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
-from planner.cost.products import Products
-from planner.cost.relatives import relative_of
-from planner.cost.routing import distinct_share
 from planner.cost.sizes import Sizes
-from planner.cost.sorting import sorting_bytes
 from planner.data.chip import Precision
 from planner.data.problem import Problem
 from planner.units import MS

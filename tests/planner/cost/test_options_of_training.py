@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from planner.cost.kernel_starts import COUNTING, COUNTING_CAPACITY, DROPPING, KERNEL_S
-from planner.cost.layer_communication import context_layer_s
-from planner.cost.oversubscription import rate_left
-from planner.cost.placement import spread_group
+from planner.cost.communication.layer_communication import context_layer_s
+from planner.cost.communication.oversubscription import rate_left
+from planner.cost.communication.placement import spread_group
+from planner.cost.kernels.starts import COUNTING, COUNTING_CAPACITY, DROPPING, KERNEL_S
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.sizes import Sizes, context_levels

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.cost.inside_node import inside_s
-from planner.cost.networks import network_of
+from planner.cost.communication.inside_node import inside_s
+from planner.cost.communication.networks import network_of
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.profiles import NOT_MEASURED_S, PROFILED_BAND, value_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.cost.memory.stage import memory_bytes
 from planner.cost.prices import PARTS, Degrees, Prices
 from planner.cost.pricing import price
 from planner.cost.recomputation import missing_modules, modules_of
 from planner.cost.stage import StageContent
-from planner.cost.stage_memory import memory_bytes
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.simulate.evaluate import evaluate

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.host_waits import with_host_floor
-from planner.cost.inside_node import inside_s
-from planner.cost.networks import network_of
-from planner.cost.overlap import OVERLAP_SLOWDOWN, SHARDS_SLOWDOWN
+from planner.cost.communication.inside_node import inside_s
+from planner.cost.communication.networks import network_of
+from planner.cost.communication.overlap import OVERLAP_SLOWDOWN, SHARDS_SLOWDOWN
+from planner.cost.kernels.host_waits import with_host_floor
 from planner.cost.prices import PARTS
 from planner.cost.sharding import LIST_TENSOR_S
 from tests.planner.cost.problems import prices, problem, with_stack, without_assumptions_of_nics

@@ -15,7 +15,7 @@ from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
-from planner.launchers.read_megatron import read_arguments
+from planner.launchers.read.megatron import read_arguments
 from planner.rules.megatron import violations
 from planner.search.degrees import list_degrees
 from planner.search.driver import search

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from planner.cost.parameters import total_parameters
-from planner.data.hf_config import model_from_hf_config
-from planner.data.hf_parts import WHY_NOT
+from planner.data.hf.config import model_from_hf_config
+from planner.data.hf.parts import WHY_NOT
 from planner.data.model_constants import ModelConstants, RotaryScaling
 from planner.data.model_spec import ModelSpec
 from planner.errors import InstanceError
-from planner.launchers.megatron_model import inexpressible
+from planner.launchers.megatron.model import inexpressible
 from planner.launchers.model_constants import expert_scores, left_out
 from planner.rules.versions import NEWEST
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.data.hf_config import model_from_hf_config
+from planner.data.hf.config import model_from_hf_config
 from planner.data.load import load_model
-from planner.launchers.megatron_model import model_arguments
+from planner.launchers.megatron.model import model_arguments
 from planner.launchers.model_constants import all_constants
 from planner.rules.versions import NEWEST
 

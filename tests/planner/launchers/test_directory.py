@@ -14,7 +14,7 @@ from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers import directory
 from planner.launchers.directory import export_plan
-from planner.launchers.megatron_model import inexpressible
+from planner.launchers.megatron.model import inexpressible
 from tests.planner.launchers import plans
 
 

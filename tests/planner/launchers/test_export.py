@@ -13,9 +13,9 @@ from planner.data.load import load_plan, problem_file
 from planner.data.model_constants import RotaryScaling
 from planner.data.save import to_yaml
 from planner.errors import InstanceError, PlanRefusedError
-from planner.launchers.arguments import words
 from planner.launchers.directory import files_of
-from planner.launchers.megatron_arguments import number_format
+from planner.launchers.megatron.arguments import words
+from planner.launchers.megatron.plan_arguments import number_format
 from planner.launchers.nearest import near_plans, nearest_plan
 from planner.rules.versions import VERSIONS, version_violations
 from tests.planner.launchers import plans

@@ -21,9 +21,9 @@ from planner.data.problem import Problem
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan, files_of
 from planner.launchers.flagscale_files import leaves_of, words_of
-from planner.launchers.megatron_model import builds, inexpressible
+from planner.launchers.megatron.model import builds, inexpressible
 from planner.launchers.placement import place_hosts, stage_of_rank
-from planner.launchers.read_flagscale import read_flagscale
+from planner.launchers.read.flagscale import read_flagscale
 from planner.rules.flagscale import hetero_config
 from planner.rules.flagscale_config import (
     HeteroConfig,

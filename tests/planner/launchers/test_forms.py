@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from planner.launchers.directory import export_plan
-from planner.launchers.kubernetes import CLASS_LABEL
+from planner.launchers.forms.kubernetes import CLASS_LABEL
 from planner.launchers.placement import place_hosts
 from tests.planner.launchers import plans
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.launchers.arguments import words as argument_words
 from planner.launchers.directory import export_plan
-from planner.launchers.environments import environment_text
-from planner.launchers.megatron_arguments import recompute_arguments, recompute_modules, refusals
+from planner.launchers.forms.environments import environment_text
+from planner.launchers.megatron.arguments import words as argument_words
+from planner.launchers.megatron.plan_arguments import recompute_arguments, recompute_modules, refusals
 from tests.planner.launchers import plans
 
 H100 = "NVIDIA H100 80GB HBM3"

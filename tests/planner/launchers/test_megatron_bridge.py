@@ -16,10 +16,10 @@ import pytest
 from planner.data.chip import Precision
 from planner.data.load import load_model, names
 from planner.errors import PlanRefusedError
-from planner.launchers import bridge_model
-from planner.launchers.bridge_overrides import MIXED_PRECISION, overrides
+from planner.launchers.bridge import model as bridge_model
+from planner.launchers.bridge.overrides import MIXED_PRECISION, overrides
 from planner.launchers.directory import export_plan, files_of
-from planner.launchers.megatron_model import inexpressible
+from planner.launchers.megatron.model import inexpressible
 from tests.planner.launchers import plans
 
 # Names read from the wheels megatron-bridge 0.6.2 and megatron-core 0.19.2, of which the file tells.

@@ -15,13 +15,14 @@ import yaml
 from planner.data.load import load_model
 from planner.data.model_constants import ModelConstants
 from planner.data.model_spec import ModelSpec
-from planner.launchers import bridge_model, flagscale, megatron_bridge, megatron_lm
-from planner.launchers.arguments import words
+from planner.launchers import flagscale, megatron_bridge, megatron_lm
+from planner.launchers.bridge import model as bridge_model
 from planner.launchers.directory import export_plan
-from planner.launchers.megatron_model import inexpressible, model_arguments
+from planner.launchers.megatron.arguments import words
+from planner.launchers.megatron.model import inexpressible, model_arguments
+from planner.launchers.megatron.rotary_positions import stretching_arguments
 from planner.launchers.model_constants import all_constants, constant_arguments, left_out
-from planner.launchers.read_megatron import read_script
-from planner.launchers.rotary_positions import stretching_arguments
+from planner.launchers.read.megatron import read_script
 from planner.rules.versions import NEWEST, version_violations
 from tests.planner.launchers import plans
 from tests.planner.launchers.conftest import ROOT

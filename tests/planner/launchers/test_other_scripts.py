@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InstanceError
-from planner.launchers.read_back import ReadBack
-from planner.launchers.read_dialects import expert_pattern
-from planner.launchers.read_flags import Flags
-from planner.launchers.read_launch import read_launch
-from planner.launchers.read_layout import layer_counts
-from planner.launchers.read_megatron import read_arguments, read_script
-from planner.launchers.read_model import layers_with_experts
+from planner.launchers.read.back import ReadBack
+from planner.launchers.read.dialects import expert_pattern
+from planner.launchers.read.flags import Flags
+from planner.launchers.read.launch import read_launch
+from planner.launchers.read.layout import layer_counts
+from planner.launchers.read.megatron import read_arguments, read_script
+from planner.launchers.read.model import layers_with_experts
 
 MODEL = (
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "

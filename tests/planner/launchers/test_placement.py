@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import PlanRefusedError
-from planner.launchers.pipeline_layout import pipeline_layout
+from planner.launchers.megatron.pipeline_layout import pipeline_layout
 from planner.launchers.placement import place_hosts, stage_of_rank
 from tests.planner.launchers import plans
 

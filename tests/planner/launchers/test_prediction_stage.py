@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner.cost.communicators import TWO_RANKS
+from planner.cost.memory.communicators import TWO_RANKS
 from planner.data.model_spec import ModelSpec
 from planner.errors import PlanRefusedError
 from planner.launchers.directory import export_plan
-from planner.launchers.read_flags import Flags
-from planner.launchers.read_layout import prediction_stage
+from planner.launchers.read.flags import Flags
+from planner.launchers.read.layout import prediction_stage
 from planner.rules.megatron import violations
 from planner.rules.predictions import prediction_stage_refusals
 from planner.simulate.evaluate import evaluate

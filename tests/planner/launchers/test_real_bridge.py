@@ -20,7 +20,7 @@ from planner.data.load import load_model, names
 from planner.data.model_spec import KIND_OF_LETTER
 from planner.errors import PlanRefusedError
 from planner.launchers.directory import export_plan
-from planner.launchers.megatron_model import inexpressible
+from planner.launchers.megatron.model import inexpressible
 from planner.launchers.nearest import is_legal
 from tests.planner.launchers import plans
 from tests.planner.launchers.conftest import ROOT

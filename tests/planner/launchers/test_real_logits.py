@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from planner.data.hf_config import model_from_hf_config
+from planner.data.hf.config import model_from_hf_config
 from planner.launchers.directory import export_plan
 from planner.launchers.model_constants import left_out
 from planner.rules.versions import NEWEST

@@ -20,10 +20,10 @@ from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan
 from planner.launchers.model_constants import left_out
 from planner.launchers.nearest import is_legal
-from planner.launchers.read_constants import other_constants
-from planner.launchers.read_flagscale import read_flagscale
-from planner.launchers.read_launch import read_launch
-from planner.launchers.same_model import differences
+from planner.launchers.read.constants import other_constants
+from planner.launchers.read.flagscale import read_flagscale
+from planner.launchers.read.launch import read_launch
+from planner.launchers.read.same_model import differences
 from planner.rules.versions import NEWEST
 from tests.planner.launchers import plans
 from tests.planner.launchers.random_plans import random_case

@@ -13,7 +13,7 @@ from planner.data.problem import Problem, TargetName
 from planner.errors import InstanceError, PlanRefusedError
 from planner.launchers.directory import export_plan
 from planner.launchers.expressible import buildable, check_expressible
-from planner.launchers.megatron_arguments import refusals
+from planner.launchers.megatron.plan_arguments import refusals
 from planner.launchers.stated_software import _OTHER_SOFTWARE, other_software, told_of_software
 from tests.planner.launchers import plans
 

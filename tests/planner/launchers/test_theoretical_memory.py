@@ -11,7 +11,7 @@ from planner.api import predict
 from planner.cost.parameters import padded_vocab
 from planner.data.load import load_model, names
 from planner.data.model_spec import ModelSpec
-from planner.launchers.megatron_model import inexpressible
+from planner.launchers.megatron.model import inexpressible
 from planner.units import GIB
 from tests.planner.launchers import plans
 from tests.planner.launchers.test_megatron_accepts import run_check, write

@@ -11,7 +11,7 @@ from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.stack import SelectiveModule
-from planner.launchers.megatron_model import builds, inexpressible
+from planner.launchers.megatron.model import builds, inexpressible
 from planner.launchers.nearest import is_legal
 from planner.rules.versions import NEWEST, version_violations
 from tests.planner.launchers import plans

@@ -12,7 +12,7 @@ import pytest
 from planner import api
 from planner.data.load import load_problem
 from planner.search.ahead import Ahead, shared
-from planner.search.virtual_rounds import Annealed, Start, VirtualRounds
+from planner.search.virtual.rounds import Annealed, Start, VirtualRounds
 
 
 @pytest.fixture(autouse=True)

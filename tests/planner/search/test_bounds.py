@@ -16,9 +16,9 @@ from planner.search.bound_data import bound_data
 from planner.search.bounds import group_bounds, relaxed_bounds, slow_hop_bounds
 from planner.search.degrees import list_degrees
 from planner.search.empty import ends_without_layers, most_stages, most_without_layers
+from planner.search.heuristics.local import all_splits
 from planner.search.judge import Judge
 from planner.search.kinds import layer_kinds
-from planner.search.local import all_splits
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.space import list_groups
 from planner.search.state import Incumbent

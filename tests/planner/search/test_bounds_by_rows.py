@@ -1,6 +1,6 @@
 """Bounds of coarse parts never exceed the rows that they are made of, for any order and split of the layers.
 
-The rows of `planner.search.bounds` and `planner.search.virtual_bounds` are written out here anew over made-up
+The rows of `planner.search.bounds` and `planner.search.virtual.bounds` are written out here anew over made-up
 times: slow and free sends, leading layers that take longer or shorter, stages without a layer. A row is
 often far below the step, so that a bound that claims too much may pass all other tests.
 """
@@ -16,7 +16,7 @@ import pytest
 
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds, relaxed_bounds
-from planner.search.virtual_bounds import virtual_bounds
+from planner.search.virtual.bounds import virtual_bounds
 
 Floats = np.ndarray
 

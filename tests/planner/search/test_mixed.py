@@ -14,8 +14,9 @@ from planner.data.options import Options
 from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.launchers.placement import place_hosts
-from planner.search import annealer, driver, openings
+from planner.search import driver, openings
 from planner.search.degrees import may_mix_stages
+from planner.search.heuristics import annealer
 from planner.search.mixed.opener import MixedOpener
 from planner.search.mixed.placement import Dealer
 from planner.search.programs import Solver

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from planner.cost import memory
+from planner.cost.memory import activations as memory
 from planner.cost.prices import Degrees
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName

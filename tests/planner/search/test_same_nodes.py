@@ -21,7 +21,7 @@ from planner.search.same_nodes import WITHOUT_CLASSES, class_axis, counted_as_on
 from planner.simulate.evaluate import evaluate
 from tests.oracle_plans import brute_force, brute_force_by_cut
 from tests.oracle_virtual import brute_force_virtual
-from tests.planner.search.test_partition import interleaved
+from tests.planner.search.partition.test_openings import interleaved
 from tests.random_problems import (
     random_interleaved_problem,
     random_problem,

@@ -16,9 +16,9 @@ from planner.search.progress import Progress
 from planner.search.space import Pairs
 from planner.search.state import FINER
 from planner.search.targets import search_all, search_target
-from planner.search.virtual import EFFORT, LOWEST, VirtualOpener
-from planner.search.virtual_items import VirtualPair
-from planner.search.virtual_space import VirtualSpace
+from planner.search.virtual.items import VirtualPair
+from planner.search.virtual.openings import EFFORT, LOWEST, VirtualOpener
+from planner.search.virtual.space import VirtualSpace
 from planner.simulate.evaluate import evaluate
 from tests.random_problems import random_problem
 

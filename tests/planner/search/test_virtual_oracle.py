@@ -11,9 +11,13 @@ from formulations.virtual_classes_data import VirtualClassesResult
 from planner.cost.prices import Degrees
 from planner.data.load import load_problem
 from planner.data.problem import Problem
-from planner.search import driver, empty, virtual, virtual_items, virtual_programs, virtual_relaxer
-from planner.search.virtual import VirtualOpener
-from planner.search.virtual_items import VirtualPart
+from planner.search import driver, empty
+from planner.search.virtual import items as virtual_items
+from planner.search.virtual import openings as virtual
+from planner.search.virtual import programs as virtual_programs
+from planner.search.virtual import relaxer as virtual_relaxer
+from planner.search.virtual.items import VirtualPart
+from planner.search.virtual.openings import VirtualOpener
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
 from tests import oracle_plans, oracle_virtual

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from planner.search.relaxed_part import Limits
-from planner.search.relaxer import Relaxer
+from planner.search.walks.part import Limits
+from planner.search.walks.relaxer import Relaxer
 from planner.search.workers import ROUNDS_ALONE, Task, Workers
 
 pytestmark = pytest.mark.skipif(

@@ -185,7 +185,7 @@ def test_what_is_short_by_little_is_told_in_mib(mixed: Problem) -> None:
 
 
 def test_mfu_counts_the_chips_that_the_plan_uses(mixed: Problem) -> None:
-    from planner.cost.flop import model_flop_per_step
+    from planner.cost.kernels.flop import model_flop_per_step
 
     plan = packed_plan(mixed, [(1, 12), (0, 20)])
     found = evaluate_with_prices(mixed, plan, prices_of(mixed))

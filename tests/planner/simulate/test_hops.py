@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.hops import block_on_sends, hop_send_s, hops_inside_host
+from planner.cost.communication.hops import block_on_sends, hop_send_s, hops_inside_host
 from planner.simulate.pipeline import simulate
 
 

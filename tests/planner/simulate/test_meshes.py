@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.communicators import TWO_RANKS
+from planner.cost.communication.resharding import (
+    StageShape,
+    hop_between_s,
+    message_latency_s,
+    most_overlaps,
+    num_messages,
+)
+from planner.cost.memory.communicators import TWO_RANKS
 from planner.cost.prices import Degrees
 from planner.cost.pricing import price
-from planner.cost.resharding import StageShape, hop_between_s, message_latency_s, most_overlaps, num_messages
 from planner.data.load import build_problem
 from planner.data.plan import Plan
 from planner.data.problem import Problem

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.cost.replica_sync import (
+from planner.cost.communication.replica_sync import (
     ReplicaPlace,
     left_by_switch,
     replica_gather_s,

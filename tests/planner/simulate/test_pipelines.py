@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from planner import api
-from planner.cost.exchange import exchange_link, exchanged_parameters
+from planner.cost.communication.exchange import exchange_link, exchanged_parameters
+from planner.cost.memory.states import WEIGHT_BYTES
 from planner.cost.parameters import padded_vocab
-from planner.cost.states import WEIGHT_BYTES
 from planner.data.load import build_problem, load_plan
 from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem

@@ -9,7 +9,7 @@ import pytest
 
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner import api
-from planner.cost.resharding import hop_between_s
+from planner.cost.communication.resharding import hop_between_s
 from planner.data.changes import with_cluster, with_nodes
 from planner.data.load import build_problem
 from planner.data.options import Options

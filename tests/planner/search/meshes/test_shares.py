@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.cost.resharding import StageShape
+from planner.cost.communication.resharding import StageShape
 from planner.search.meshes import shares, walks
 from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.shapes import Batch

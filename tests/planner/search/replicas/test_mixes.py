@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from planner.cost.communication.resharding import StageShape, mesh_hops_s
 from planner.cost.pricing import price
-from planner.cost.resharding import StageShape, mesh_hops_s
 from planner.data.load import build_problem, load_problem
 from planner.data.plan import Pipeline, Plan
 from planner.data.problem import Problem

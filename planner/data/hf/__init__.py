@@ -1,0 +1,1 @@
+"""Networks from the `config.json` that published models come with."""

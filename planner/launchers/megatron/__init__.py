@@ -1,0 +1,1 @@
+"""What a plan and its network are in the words of Megatron-LM's command line."""

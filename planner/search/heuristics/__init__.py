@@ -1,0 +1,1 @@
+"""Good plans without proof: first ones, better splits of the layers, annealing."""

@@ -1,0 +1,202 @@
+"""Bounds of coarse parts of the space for models whose layers are of several kinds in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from formulations.layer_partition_data import Cuts
+from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways, taken_together
+from formulations.layer_partition_labels import GroupLabels
+from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
+from planner.cost.prices import Floats, Prices
+from planner.data.problem import Problem
+from planner.search.bound_data import BoundData, bound_data
+from planner.search.empty import most_without_layers
+from planner.search.items import BoundedGroup
+from planner.search.kinds import LayerKinds
+from planner.search.partition.interval_memory import Ints
+from planner.search.partition.intervals import Intervals
+from planner.search.partition.run_tables import RunTables
+from planner.units import MS
+
+MAX_WAYS = 30_000_000
+"""Ways to have used up stages by class, times runs and classes, up to which orders are bounded at once.
+A guess."""
+LEVELS = 0.5, 1.0
+"""Of what lies between a bound and a limit, the parts up to which labels look for splits, one after the
+other: a split that is found at the first spares the second. Guesses."""
+
+WeightsOf = dict[tuple[int, tuple[int, ...]], Weights]
+"""Weights by row of degrees and stages on each class."""
+
+
+def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
+    """What `bounds` needs, every layer counted in lightest layers.
+
+    A lightest layer takes on each class what the lightest kind takes there. A layer of kind k counts as
+    the least, over the classes, of its time over that: at least one, so that a stage holds at least one,
+    and takes at least its count times the lightest layer's time.
+    """
+    times = prices.layer_forward_s.sum(axis=-1) + prices.layer_backward_s.sum(axis=-1)
+    lightest = times.min(axis=1)
+    share = (times / lightest[:, None, :]).min(axis=2)
+    kinds = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
+    plain = bound_data(
+        problem.model.num_layers,
+        LayerKinds(0, 0, 0),
+        prices,
+        sends_block=not problem.stack.p2p_overlap,
+        num_empty=most_without_layers(problem),
+    )
+    return replace(
+        plain,
+        num_layers=share[:, kinds].sum(axis=1),
+        slack_layers=np.zeros(len(share)),
+        layer_s=lightest,
+        optimizer_s=(prices.layer_optimizer_s / share[:, :, None]).min(axis=1),
+    )
+
+
+def is_bounded_whole(most: Ints, num_stages: int, num_layers: int) -> bool:
+    """Whether all orders of so many stages on each class at most are bounded at once."""
+    ways = num_ways(np.minimum(most, num_stages).tolist())
+    return ways * len(most) * num_layers * -(-2 * num_layers // num_stages) <= MAX_WAYS
+
+
+Split = tuple[tuple[int, ...], Cuts]
+"""Class of every stage, and where the layers are cut."""
+
+
+class OrderBounds:
+    """Bounds of all orders at once, of pairs and of groups."""
+
+    def __init__(self, intervals: Intervals) -> None:
+        self.intervals, self.runs_of = intervals, RunTables(intervals)
+        self.weights: WeightsOf = {}
+        """Of the rows of the pipeline, for all orders of a group."""
+        self.last: GroupPaths | None = None
+        """Of the pair that was bounded last; None where classes were taken together."""
+
+    def of_pair(self, choice: int, counts: Ints, limit_s: float) -> tuple[Floats, Split | None]:
+        """Bounds of groups of a pair by paths and labels [s], and the split that has the least by labels.
+
+        No more than a finite limit, else inf where none fits. Where that takes too much, classes that are
+        most alike are taken together.
+
+        Parameters
+        ----------
+        counts
+            [group, class] stages on each class.
+        """
+        stages = int(counts[0].sum())
+        most = tuple(np.minimum(self.intervals.table.max_stages[choice], stages).tolist())
+        costs, together = (
+            self.runs_of.costs(choice, most, stages, limit_s),
+            self._together(choice, most, stages),
+        )
+        is_whole = all(len(one) == 1 for one in together)
+        if not is_whole:
+            costs, counts = taken_together(costs, together), _sums(counts, together)
+        paths = GroupPaths(costs)
+        self.last = paths if is_whole else None
+        least_ms, path, _ = by_labels(costs, paths.least_ms(limit_s / MS), limit_s / MS)
+        known = dict(zip(paths.counts, np.minimum(least_ms * MS, limit_s).tolist(), strict=True))
+        split = split_of(path if is_whole else self._with_classes(choice, path, together, most))
+        return np.array([known[tuple(one)] for one in counts.tolist()]), split
+
+    def _together(self, choice: int, most: tuple[int, ...], stages: int) -> list[tuple[int, ...]]:
+        """Sets of classes, those most alike in one until all orders can be bounded at once."""
+        prices = self.intervals.prices
+        times = np.log((prices.layer_forward_s + prices.layer_backward_s)[choice].sum(axis=-1))
+        together: list[tuple[int, ...]] = [(c,) for c in range(len(most))]
+
+        def unlike(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+            used = [c for c in (*one, *other) if most[c]]
+            return float(np.ptp(times[:, used], axis=1).max()) if used else 0.0
+
+        while len(together) > 1:
+            room = _sums(np.array([most]), together)[0]
+            if is_bounded_whole(room, stages, self.intervals.problem.model.num_layers):
+                break
+            one, other = min(combinations(together, 2), key=lambda both: unlike(*both))
+            together = [*(each for each in together if each not in (one, other)), (*one, *other)]
+        return together
+
+    def _with_classes(
+        self, choice: int, path: Path, together: Sequence[Sequence[int]], most: Sequence[int]
+    ) -> Path:
+        """A path through sets of classes with their classes, those of most memory first, which hold most."""
+        room = self.intervals.prices.limit_bytes
+        left = [
+            [c for c in sorted(one, key=lambda c: (-room[c], c)) for _ in range(most[c])] for one in together
+        ]
+        return [(s, left[one].pop(0), length, end) for s, one, length, end in path]
+
+    def likely_split(self, counts: tuple[int, ...]) -> Split | None:
+        """Order and cuts of a group of the last pair with the least sum of times where its bound is least."""
+        paths = self.last
+        if paths is None:
+            return None
+        of_group = replace(paths.costs, most=counts)
+        pace_ms = paths.paces_ms[paths.counts.index(counts)]
+        _, path = shortest_path(np.where(paths.times <= pace_ms, paths.times, np.inf), of_group)
+        return split_of(path)
+
+    def of_group(self, group: BoundedGroup, limit_s: float) -> tuple[float, Split | None]:
+        """Bound of all orders of a group [s], by paths, then by labels, or by weights of rows where these are
+        too many; and the likeliest split that was met, if it did not reach a limit.
+
+        No more than a finite limit, else inf where nothing fits.
+        """
+        costs = self.runs_of.costs(group.choice, group.counts, sum(group.counts), limit_s, group.first)
+        paths = GroupPaths(costs)
+        least_ms = float(paths.least_ms(limit_s / MS)[0])
+        if least_ms * MS >= limit_s or limit_s == np.inf:
+            return min(least_ms * MS, limit_s), None
+        closer_ms, path, is_whole = by_labels(costs, np.array([least_ms]), limit_s / MS)
+        least_ms = float(closer_ms[0])
+        if is_whole:
+            return min(least_ms * MS, limit_s), split_of(path)
+        key, priced = (group.choice, group.counts), PricedOrders(costs)
+        value_ms, weights = priced.best_in_pieces(limit_s / MS, *paths.open_ms, self.weights.get(key))
+        if weights is not None:
+            self.weights[key] = weights
+        split = split_of(priced.promised[1]) if value_ms * MS < limit_s else None
+        return min(max(least_ms, value_ms) * MS, limit_s), split
+
+
+def by_labels(costs: GroupCosts, known_ms: Floats, limit_ms: float) -> tuple[Floats, Path, bool]:
+    """Bounds of groups by labels, up to a limit at most [ms]; the split that has the least, if any lies
+    below; and whether labels were few enough to tell.
+
+    Parameters
+    ----------
+    known_ms
+        Bounds that are known, by group.
+    """
+    low_ms = float(known_ms.min(initial=np.inf))
+    if not low_ms < limit_ms < np.inf:
+        return known_ms, [], True
+    labels = GroupLabels(costs)
+    for level in LEVELS:
+        found = labels.least_ms(low_ms + level * (limit_ms - low_ms))
+        if found is None:
+            return known_ms, [], False
+        known_ms = np.maximum(known_ms, found.least_ms)
+        if found.path:
+            return known_ms, found.path, True
+    return known_ms, [], True
+
+
+def _sums(counts: Ints, together: Sequence[Sequence[int]]) -> Ints:
+    """Stages on sets of classes, [group, set]."""
+    return np.stack([counts[:, list(one)].sum(axis=1) for one in together], axis=1)
+
+
+def split_of(path: Path) -> Split | None:
+    """Order and cuts of a path; None of none."""
+    return (tuple(c for _, c, _, _ in path), tuple(end for _, _, _, end in path[:-1])) if path else None

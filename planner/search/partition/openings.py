@@ -1,0 +1,295 @@
+"""Open parts of the space for models whose layers are of several kinds in any order.
+
+What `openings` does for layers of one kind: a pair lists its groups, a group its orders of classes, an
+order becomes a program, here `formulations.layer_partition`, whose answers the referee judges. For one
+order and one split the least recomputation that fits is best, so each split is judged once and then
+excluded; the program goes on until its bound passes the best plan. Before, all groups of a pair, all orders
+of a group and each order are bounded by shortest paths (`partition_bounds`), whose splits are tried, too.
+
+Left out: recomputation of other modules than the stack's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations import layer_partition, layer_partition_cp
+from formulations.layer_partition_data import (
+    Cuts,
+    LayerPartitionData,
+    least_bottleneck,
+    objective_ms,
+)
+from formulations.layer_partition_paths import least_ms
+from formulations.options import SolveOptions
+from planner.cost.prices import Prices
+from planner.data.problem import Problem
+from planner.errors import SolverError
+from planner.search.assemble import assemble_plan, hosts_needed, own_classes
+from planner.search.bound_data import BoundData
+from planner.search.bounds import group_bounds
+from planner.search.clock import Clock
+from planner.search.degrees import DegreeTable
+from planner.search.items import BoundedGroup, Item, Order, Pair, Program
+from planner.search.openings import MAX_ORDERS
+from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.partition.bounds import OrderBounds, Split, is_bounded_whole
+from planner.search.partition.cut_moves import improved
+from planner.search.partition.intervals import Intervals
+from planner.search.referee import Referee
+from planner.search.space import Groups, list_groups
+from planner.search.state import Frontier
+from planner.tolerances import BOUND_TOL
+from planner.units import MS
+
+MAX_GROUPS = 100_000
+"""Groups of a pair up to which they are listed."""
+FEW_ORDERS = 40
+"""Orders that are listed one by one where more are bounded at once. A guess."""
+MOST_TRIED = 100
+"""Orders of a group up to which all of them are tried before they are bounded. A guess."""
+MOST_TRIES = 40
+"""Groups of which a split is tried as they are bounded; more only where their bound is less. A guess."""
+NO_SPLIT = (
+    "no split of the layers fits the chips, even with every layer recomputed; add chips, or chips with more "
+    "memory, or lower the memory reserve"
+)
+"""Why there is no plan."""
+
+
+class PartitionOpener:
+    """Opens parts for one search; what comes of it goes to the frontier and the incumbent."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        prices: Prices,
+        table: DegreeTable,
+        bounds: BoundData,
+        frontier: Frontier[Item],
+        clock: Clock,
+        referee: Referee | None = None,
+    ) -> None:
+        self.referee = referee or Referee(problem, prices)
+        self.problem, self.prices, self.table = problem, prices, table
+        self.bounds, self.frontier, self.clock = bounds, frontier, clock
+        self.intervals = Intervals(problem, prices, table)
+        self.orders = OrderBounds(self.intervals)
+        self.tries, self.likeliest_s = 0, np.inf
+        """Groups of which a split was tried as they were bounded, and the least of their bounds [s]."""
+        self.programs = 0
+        self.evaluated = 0
+        self.sets_since_better = 0
+        """Parts opened since the last better plan while the bound could not rise any more."""
+
+    def open(self, bound_s: float, item: Item) -> None:
+        """Bound a part better, split it, or judge what is in it."""
+        if bound_s > self.frontier.floor_s:
+            self.sets_since_better += 1
+        if isinstance(item, Pair):
+            self._split_pair(bound_s, item)
+        elif isinstance(item, BoundedGroup):
+            self._split_group(bound_s, item)
+        elif isinstance(item, Order):
+            self._open_order(bound_s, item)
+        elif isinstance(item, Program):
+            self._solve(bound_s, item)
+
+    def _split_pair(self, bound_s: float, pair: Pair) -> None:
+        """Its groups, or no more than its bound where they are too many to list."""
+        ranges = np.minimum(self.table.max_stages[pair.choice], pair.stages) + 1.0
+        if np.prod(np.sort(ranges)[:-1]) > MAX_GROUPS:
+            self.frontier.close(bound_s)
+            return
+        groups = self._groups(bound_s, pair)
+        if (groups.bound_s < self.frontier.cutoff_s).any():
+            closer, split = self.orders.of_pair(pair.choice, groups.counts, self.frontier.cutoff_s)
+            self._try_split(pair.choice, split)
+            groups = replace(groups, bound_s=np.maximum(groups.bound_s, closer))
+            self._try_groups(pair, groups)
+        for counts, group_s in zip(groups.counts, groups.bound_s, strict=True):
+            self.frontier.push(float(group_s), BoundedGroup(pair.choice, tuple(map(int, counts))))
+
+    def _try_groups(self, pair: Pair, groups: Groups) -> None:
+        """Judge the split that a path of the likeliest group has, if it is likelier than others before."""
+        best = int(np.argmin(groups.bound_s))
+        bound_s = float(groups.bound_s[best])
+        if bound_s >= self.frontier.cutoff_s or (self.tries >= MOST_TRIES and bound_s >= self.likeliest_s):
+            return
+        self.tries, self.likeliest_s = self.tries + 1, min(bound_s, self.likeliest_s)
+        found = self.orders.likely_split(tuple(groups.counts[best].tolist()))
+        self._try_split(pair.choice, found)
+
+    def _try_split(self, choice: int, split: Split | None) -> None:
+        """Judge a split, or what single moves make of it, if there is one and it is allowed."""
+        if split is not None and self.is_allowed(choice, split[0]):
+            self._judge_improved(choice, split[0], self.intervals.data(choice, split[0]), split[1])
+
+    def _are_bounded_whole(self, most: NDArray[np.int64], stages: int) -> bool:
+        """Whether all orders of so many stages on each class at most are bounded at once."""
+        return is_bounded_whole(most, stages, self.problem.model.num_layers)
+
+    def _groups(self, bound_s: float, pair: Pair) -> Groups:
+        """The groups of a pair with their bounds."""
+        return list_groups(self.table, self.bounds, pair.choice, pair.stages, bound_s)
+
+    def _split_group(self, bound_s: float, group: BoundedGroup) -> None:
+        """One part for each order of the classes, bounded by itself, or for each class of the next stage."""
+        is_whole = self._are_bounded_whole(np.array(group.counts), sum(group.counts))
+        if not group.first and count_orders(group.counts) <= MOST_TRIED:
+            self._try_orders(group.choice, all_orders(group.counts))
+        if is_whole:
+            closer_s, split = self.orders.of_group(group, self.frontier.cutoff_s)
+            bound_s = max(bound_s, closer_s)
+            self._try_split(group.choice, split)
+        if bound_s >= self.frontier.cutoff_s:
+            self.frontier.push(bound_s, group)
+            return
+        left = np.array(group.counts) - np.bincount(group.first, minlength=len(group.counts))
+        few = count_orders(left.tolist()) <= (FEW_ORDERS if is_whole else MAX_ORDERS)
+        if few or self.problem.options.keep_class_order:
+            self._push_orders(bound_s, group, all_orders(left.tolist()))
+        elif is_whole:
+            if not group.first:
+                self._try_orders(group.choice, block_orders(group.counts))
+            for c in np.flatnonzero(left):
+                self.frontier.push(bound_s, replace(group, first=(*group.first, int(c))))
+        else:
+            self.frontier.close(bound_s)
+            self._push_orders(bound_s, group, block_orders(group.counts))
+
+    def _try_orders(self, choice: int, orders: Iterable[tuple[int, ...]]) -> None:
+        """Judge a good split of each order, as far as it is allowed and time is left."""
+        for order in orders:
+            if not self.clock.is_up and self.is_allowed(choice, order):
+                self.try_order(choice, order)
+
+    def _push_orders(self, bound_s: float, group: BoundedGroup, rests: Iterable[tuple[int, ...]]) -> None:
+        """One part for each order that begins as a group does and goes on in one of these ways."""
+        if self.problem.options.keep_class_order:
+            rests = [tuple(sorted(c for c, count in enumerate(group.counts) for _ in range(count)))]
+        for rest in rests:
+            if self.clock.is_up:
+                self.frontier.close(bound_s)
+                return
+            order = (*group.first, *rest)
+            if self.is_allowed(group.choice, order):
+                order_s = self._order_bound_s(group, order)
+                self.frontier.push(max(bound_s, order_s), Order(group.choice, order))
+
+    def _order_bound_s(self, group: BoundedGroup, order: tuple[int, ...]) -> float:
+        """Bound of an order from its slowest stage, all stages and sends [s]; inf where nothing fits."""
+        data = self.intervals.data(group.choice, order)
+        bottleneck_ms, _ = least_bottleneck(data)
+        if not np.isfinite(bottleneck_ms):
+            return float("inf")
+        bounds = group_bounds(
+            self.bounds,
+            np.array([group.choice], dtype=np.int64),
+            np.array([data.num_microbatches], dtype=np.int64),
+            np.array([group.counts], dtype=np.int64),
+            np.array([bottleneck_ms * MS]),
+            np.array([float(self.intervals.hops_s(group.choice, order).sum())]),
+        )
+        return max(float(bounds[0]), least_ms(data) * MS)
+
+    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Whether the classes have the hosts that an order takes, and the user lets it be."""
+        if self.problem.options.keep_class_order and list(order) != sorted(order):
+            return False
+        classes = self.problem.cluster.classes
+        per_node = [node_class.chips_per_node for node_class in classes]
+        own = own_classes(self.table, choice, order)
+        needed = hosts_needed(own, int(self.table.stage_size[choice]), per_node)
+        return all(count <= classes[c].num_nodes for c, count in needed.items())
+
+    def try_order(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Judge a good split of an order, found without a solver; whether any split fits."""
+        data = self.intervals.data(choice, order)
+        _, cuts = least_bottleneck(data)
+        if cuts is None:
+            return False
+        self._judge_improved(choice, order, data, cuts)
+        return True
+
+    def _judge_improved(
+        self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts
+    ) -> None:
+        """Judge the split that single moves lead to from another."""
+        cuts, value_ms = improved(data, cuts)
+        if value_ms * MS < self.frontier.incumbent.worth_judging_s:
+            self._judge(choice, order, data, cuts)
+
+    def _open_order(self, bound_s: float, part: Order) -> None:
+        """A good split without a solver, then the program unless that already closes the order."""
+        if self.try_order(part.choice, part.order):
+            program = Program(part.choice, part.order, (), ())
+            self.frontier.push(self._closer_s(bound_s, program), program)
+
+    def _closer_s(self, bound_s: float, part: Program) -> float:
+        """Bound of an order by paths and weights of rows [s]; a split that was met on the way is judged."""
+        counts = np.bincount(part.order, minlength=len(self.problem.cluster.classes))
+        cutoff_s = self.frontier.cutoff_s
+        if bound_s >= cutoff_s or not self._are_bounded_whole(counts, len(part.order)):
+            return bound_s
+        of_order = BoundedGroup(part.choice, tuple(counts.tolist()), part.order)
+        closer_s, split = self.orders.of_group(of_order, cutoff_s)
+        self._try_split(part.choice, split)
+        return max(bound_s, closer_s)
+
+    def _solve(self, bound_s: float, part: Program) -> None:
+        """Solve the program of an order, judge its answer, exclude it, and keep the rest open."""
+        bound_s = bound_s if part.excluded else self._closer_s(bound_s, part)
+        cutoff_s, options = self.frontier.cutoff_s, self.problem.options
+        if bound_s >= cutoff_s:
+            self.frontier.close(bound_s)
+            return
+        data = self.intervals.data(part.choice, part.order)
+        program = layer_partition_cp if options.solver == "cp_sat" else layer_partition
+        result = program.solve(
+            data,
+            SolveOptions(
+                solver=options.solver,
+                time_limit_s=self.clock.left_s,
+                gap=options.gap / 4,
+                seed=options.seed,
+            ),
+            exclude=part.excluded,
+            cutoff_ms=cutoff_s / MS if np.isfinite(cutoff_s) else None,
+        )
+        self.programs += 1
+        if result.status == "infeasible":
+            return
+        if result.bound_ms is not None:
+            bound_s = max(bound_s, result.bound_ms * MS)
+        if result.cuts is not None:
+            self._judge(part.choice, part.order, data, result.cuts)
+            again = Program(part.choice, part.order, (*part.excluded, result.cuts), ())
+            self.frontier.push(bound_s, again)
+        else:
+            # Cut by the clock before any answer, or nothing below the cutoff.
+            self.frontier.close(bound_s)
+
+    def _judge(self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts) -> None:
+        """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
+        stage_choice = self.intervals.choice_of(choice, order, cuts)
+        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
+        judged = self.referee.judged(plan, choice)
+        self.evaluated += 1
+        if judged is None:
+            return
+        plan, evaluation = judged
+        promised_s = objective_ms(data, cuts) * MS
+        if promised_s > evaluation.step_s * (1 + BOUND_TOL):
+            raise SolverError(
+                f"the bound of a plan ({promised_s!r} s) exceeds the referee's step time "
+                f"({evaluation.step_s!r} s)"
+            )
+        incumbent = self.frontier.incumbent
+        if incumbent.step_s is None or evaluation.step_s < incumbent.step_s:
+            self.sets_since_better = 0
+        incumbent.offer(plan, evaluation)

@@ -1,0 +1,1 @@
+"""Plans with several virtual stages on each pipeline rank: their bounds, their openings, their annealing."""

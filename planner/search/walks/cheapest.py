@@ -1,0 +1,261 @@
+"""The cheapest walk: class and layers of every stage, for prices on layers and on classes.
+
+Let M be the time of the slowest stage, s a stage that takes it, and a <= M <= b. Every other stage is
+no slower than b, and the row of `formulations.pipeline_rows` for s reads
+
+    (partial, e = s), m >= q + 2    T >= sum_{i<s} t[i] + (m - q) t[s] + 2 sum_{i>s} t[i] + sends + waits
+    (window, k = 0),  m <= q + 1    T >= sum_i t[i] + (m - 1) max(f[s], b[s]) + sends
+
+so that for a given s each stage adds its own term. What follows the pipeline is at least F, what the layers
+make it that stages no slower than b hold (`planner.search.capacity`), and with weights that add up to 1 or
+less at least F and the weighted sum of what follows each stage beyond F. A stage j <= s ends, and then
+reduces its gradients for z[j], no sooner than the row says less sum_{i<j} (b[i] + c[i]), so that for any
+weights theta >= 0 that add up to 1 the row adds
+
+    sum_{j<s} theta[j] z[j] + sum_{j>=s} theta[j] z[s] - sum_{i<s} (1 - Theta[i]) (b[i] + c[i])
+
+where Theta[i] = sum_{j<=i} theta[j]: a term of each stage again. With a price mu on each layer and lambda[c]
+on each stage of class c the least sum over all orders, layers and s is the length of a shortest walk over
+(stage, state of `planner.search.walks.chain`, whether s is behind), and
+
+    T >= mu L - sum_c lambda[c] k[c] + shortest walk
+
+for every order with k[c] stages on class c, whose slowest stage lies in [a, b].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.prices import Floats
+from planner.search.walks.chain import Chain, Counter
+from planner.search.walks.tables import StageTables, heaviest_class, least_times, reduction_weights
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Shortest walks of a batch: length, class and layers of every stage."""
+
+    length: Floats
+    """[row]"""
+    order: Ints
+    """[row, stage]"""
+    layers: Ints
+    """[row, stage]"""
+
+
+class Walks:
+    """Shortest walks of one row of degrees and number of stages."""
+
+    before: Floats
+    once: Floats
+    twice: Floats
+    slowest: Floats
+    is_short: NDArray[np.bool_]
+    counts_sync = True
+    """Whether reductions are weighed over the stages; else only that of stage 0 counts."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        counter: Counter,
+        tables: StageTables,
+        num_microbatches: int,
+        edges_ms: Floats,
+        floors_ms: Floats,
+        most: Ints,
+        *,
+        sends_block: bool,
+    ) -> None:
+        """Prepare costs of stages no slower than the last edge.
+
+        Parameters
+        ----------
+        edges_ms, floors_ms
+            [edge] ascending upper ends of brackets, and the least that follows where no stage is slower.
+        most
+            [class] stages.
+        """
+        self.chain, self.counter, m = chain, counter, num_microbatches
+        p, self.num_layers = tables.times.shape[1], tables.times.shape[2] - 1
+        self.num_stages, self.num_microbatches = p, m
+        self.edges_ms, self.floors_ms = edges_ms, floors_ms
+        widest_ms = float(edges_ms[-1])
+        heaviest = heaviest_class(tables, widest_ms)
+        self.weight = 1 / max(int(most[heaviest]), 1)
+        self.weighed = np.flatnonzero(chain.kind_class == heaviest)
+        """Kinds whose stages are weighed in what follows, each as one of the most that there may be."""
+        self._price_stages(tables, widest_ms)
+        hop = np.zeros_like(chain.hop_ms) if sends_block else chain.hop_ms.copy()
+        hop[-1] = np.inf
+        self.hop = hop
+        self.least_times = least_times(chain, tables)[:, :, : self.width]
+        """[class, stage, n] with the least hops beside a stage."""
+        self.sources = [self._sources(before) for before in counter.before[1:]]
+
+    def _price_stages(self, tables: StageTables, widest_ms: float) -> None:
+        """Terms of a stage before s, behind s, and of s itself, [stage, kind, n]."""
+        classes = self.chain.kind_class
+        times = tables.times[classes] + self.chain.kind_blocked_ms[:, None, None]
+        fits = np.flatnonzero((times <= widest_ms).any(axis=(0, 1)))
+        self.width = max(int(fits[-1]) + 1, 2) if len(fits) else 2
+
+        def by_stage(values: Floats) -> Floats:
+            turned: Floats = np.ascontiguousarray(values[classes][:, :, : self.width].transpose(1, 0, 2))
+            return turned
+
+        self.layers = np.arange(self.width, dtype=np.float64)
+        self.times = np.ascontiguousarray(times[:, :, : self.width].transpose(1, 0, 2))
+        theta = reduction_weights(tables, self.num_layers, over_all=self.counts_sync)
+        behind = (1 - np.cumsum(theta))[:, None, None]
+        reduce, follow = by_stage(tables.reduce), by_stage(tables.follow)
+        self.follow = np.where(np.isfinite(follow), follow, 0.0)[:, self.weighed]
+        blocked = self.chain.kind_blocked_ms[None, :, None]
+        backward = np.where(np.isfinite(self.times), by_stage(tables.backward) + blocked, 0.0)
+        longer = np.maximum(by_stage(tables.longer), self.times / 2)
+        self.once, self.twice, self.slowest = self._terms(longer)
+        self.before = self.once + theta[:, None, None] * reduce - behind * backward
+        self.slowest = self.slowest + (theta[:, None, None] + behind) * reduce
+        for costs in (self.before, self.once, self.twice, self.slowest):
+            costs[~np.isfinite(costs)] = np.inf
+        self.hops_paid = np.full((3, self.num_stages), 2.0)
+        """[before s, behind s, behind s by a short row; stage] how often the hop behind a stage counts."""
+        self.hops_paid[0] -= behind[:, 0, 0]
+        self.hops_paid[1] = 4.0
+
+    def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
+        """Terms of a stage passed once, of one passed twice and of s itself, [stage, kind, n].
+
+        `longer` is the longer of the two passes of a stage. Stages behind s are passed once if s `is_short`.
+        """
+        m, q = self.num_microbatches, (self.num_stages - 1 - np.arange(self.num_stages))[:, None, None]
+        self.is_short = m < q[:, 0, 0] + 2
+        short = self.times + (m - 1) * longer if m > 1 else self.times
+        slowest = np.where(q <= m - 2, np.maximum(m - q, 1) * self.times, short)
+        return self.times, 2 * self.times, slowest + self._waits_ms()
+
+    def _waits_ms(self) -> Floats:
+        """What s waits between its backwards and its forwards, [stage, kind, 1]: the w of (partial)."""
+        q = self.num_stages - 1 - np.arange(self.num_stages)
+        times = np.maximum(self.num_microbatches - 1 - q, 0)
+        waits: Floats = times[:, None, None] * self.chain.kind_wait_ms[None, :, None]
+        return waits
+
+    def _sources(self, before: Ints) -> Ints:
+        """Entry of the values before, for every step into a point and state: [point, state, k]."""
+        chain = self.chain
+        rows = before[:, self.counter.step_of_state][:, :, None]
+        entry = rows * len(chain.class_of_state) + chain.source[chain.into][None]
+        return np.where(rows >= 0, entry, -1)
+
+    def shortest(
+        self, mu: Floats, price: Floats, low_ms: Floats, high_ms: Floats, allowed: NDArray[np.bool_]
+    ) -> Walk:
+        """Shortest walk for every row of prices; infinite where there is none.
+
+        Parameters
+        ----------
+        mu
+            [row] price of a layer.
+        price
+            [row, class] price of a stage.
+        low_ms, high_ms
+            [row] the slowest stage lies between them.
+        allowed
+            [row or 1, stage, class] classes that a stage may have.
+        """
+        chain, p, rows = self.chain, self.num_stages, len(mu)
+        masked = np.where(allowed[:, :, chain.kind_class], 0.0, np.inf)
+        paid = price[:, chain.kind_class][:, None, :] + masked
+        refund = mu[:, None, None, None] * self.layers
+        taken = np.where(self.times[None] <= high_ms[:, None, None, None], -refund, np.inf)
+        floor = self.floors_ms[np.searchsorted(self.edges_ms, high_ms)][:, None, None, None]
+        taken[:, :, self.weighed] += np.maximum(self.follow[None] - floor, 0.0) * self.weight
+        # Values before s, behind s, and behind s by a short row; a dummy at the end.
+        stay = [_least(costs[None] + taken, paid) for costs in (self.before, self.twice)]
+        if self.is_short.any():
+            stay.append(_least(self.once[None] + taken, paid))
+        taken = np.where(self.times[None] >= low_ms[:, None, None, None], taken, np.inf)
+        turn = _least(self.slowest[None] + floor + taken, paid)
+        size = len(chain.class_of_state)
+        value = np.full((rows, len(stay), len(self.counter.points[0]) * size + 1), np.inf)
+        first = self.counter.before[0][:, self.counter.step_of_state[chain.first_state]] >= 0
+        for row, c in zip(*np.nonzero(first), strict=True):
+            value[:, 0, row * size + chain.first_state[c]] = 0.0
+        values = [value]
+        for i in range(p - 1):
+            values.append(self._advance(values[-1], i, [kept[0][:, i] for kept in stay], turn[0][:, i]))
+        may_end = np.where(self.counter.may_end[:, None] & chain.may_end, 0.0, np.inf).ravel()
+        last = np.tile(chain.last_kind, len(self.counter.may_end))
+        value = values[-1][:, :, :-1] + may_end
+        ends = [value[:, 0] + turn[0][:, p - 1, last]]
+        ends += [value[:, k] + stay[k][0][:, p - 1, last] for k in range(1, len(stay))]
+        return self._trace(np.stack(ends, axis=1), values, stay, turn)
+
+    def _advance(self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats) -> Floats:
+        """Values one stage on."""
+        chain, source = self.chain, self.sources[i]
+        hop, kind = self.hop, chain.kind
+        ahead = np.full((len(value), len(stay), source.shape[0] * source.shape[1] + 1), np.inf)
+        before = value[:, 0][:, source]
+        for k, kept in enumerate(stay):
+            cost = (kept[:, kind] + self.hops_paid[k, i] * hop)[:, chain.into]
+            into = before if k == 0 else value[:, k][:, source]
+            least = (into + cost[:, None]).min(axis=3)
+            if k == (2 if self.is_short[i] else 1):
+                cost = (turn[:, kind] + (2 if self.is_short[i] else 4) * hop)[:, chain.into]
+                least = np.minimum(least, (before + cost[:, None]).min(axis=3))
+            ahead[:, k, :-1] = least.reshape(len(value), -1)
+        return ahead
+
+    def _trace(
+        self,
+        ends: Floats,
+        values: Sequence[Floats],
+        stay: Sequence[tuple[Floats, Ints]],
+        turn: tuple[Floats, Ints],
+    ) -> Walk:
+        """Follow the best way back from the last stage."""
+        chain, p, size = self.chain, self.num_stages, len(self.chain.class_of_state)
+        rows, width = np.arange(len(ends)), chain.into.shape[1]
+        flat = ends.reshape(len(ends), -1)
+        best = np.argmin(flat, axis=1)
+        length = flat[rows, best]
+        layer, entry = np.divmod(best, ends.shape[2])
+        order, layers = np.empty((len(rows), p), dtype=np.int64), np.empty((len(rows), p), dtype=np.int64)
+        kind = chain.last_kind[entry % size]
+        turned = layer == 0
+        costs, chosen = (np.stack([kept[part] for kept in stay]) for part in (0, 1))
+        across = rows[:, None]
+        for i in range(p - 1, -1, -1):
+            state = entry % size
+            order[:, i] = chain.class_of_state[state]
+            kept = chosen[layer, rows, i, kind]
+            layers[:, i] = np.where(turned, turn[1][rows, i, kind], kept)
+            layer = np.where(turned, 0, layer)
+            if i:
+                steps, short = chain.into[state], self.is_short[i - 1]
+                source = self.sources[i - 1].reshape(-1, width)[entry]
+                column, kinds, hops = layer[:, None], chain.kind[steps], self.hop[steps]
+                come = values[i - 1][across, column, source] + costs[column, across, i - 1, kinds]
+                come = come + self.hops_paid[column, i - 1] * hops
+                passed = values[i - 1][across, 0, source] + turn[0][across, i - 1, kinds]
+                passed = passed + (2 if short else 4) * hops
+                passed = np.where(column == (2 if short else 1), passed, np.inf)
+                turned, way = np.divmod(np.argmin(np.concatenate([come, passed], axis=1), axis=1), width)
+                turned = turned == 1
+                kind, entry = kinds[rows, way], source[rows, way]
+        return Walk(length, order, layers)
+
+
+def _least(cost: Floats, paid: Floats) -> tuple[Floats, Ints]:
+    """Least cost over the layers and what is paid beside it, and the layers, [row, stage, kind]."""
+    chosen = np.argmin(cost, axis=3)
+    least = np.take_along_axis(cost, chosen[..., None], axis=3)[..., 0] + paid
+    return least, chosen

@@ -1,0 +1,82 @@
+"""Chips that nobody measured: their relatives, and what becomes of the relatives' latencies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner import instances
+from planner.cost.communication.networks import network_of
+from planner.cost.kernels.attention import attention_times
+from planner.cost.kernels.compute import matmul_times
+from planner.cost.kernels.operators import Matmul
+from planner.cost.kernels.products import Products
+from planner.cost.kernels.relatives import relative_of
+from planner.cost.prices import Degrees
+from planner.cost.sizes import Sizes
+from planner.data.load import load_chip
+from planner.units import TFLOP
+from tests.planner.cost.problems import problem
+
+ONE = np.ones(1)
+CHIPS = Path(instances.__file__).parent / "chips"
+
+
+def _rates(chip: str, m: float, n: float, k: float, precision: str = "bf16") -> list[float]:
+    """Rate of a product forward, dgrad and wgrad [TFLOP/s]."""
+    of = problem(cluster=f"1x1 {chip}", precision=precision)
+    shape = Matmul("x", m * ONE, n * ONE, k * ONE, ONE)
+    times = matmul_times(network_of(of, 0).relative, Products([shape]), of.workload.precision, of.stack)
+    return [
+        2 * m * n * k / TFLOP / float(np.squeeze(t[0]))
+        for t in (times.forward_s, times.dgrad_s, times.wgrad_s)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "tflop_per_s"), [(1024, 95.1), (2048, 120.3), (4096, 133.4), (8192, 138.6), (10240, 142.3)]
+)
+def test_an_h20_multiplies_as_fast_as_was_timed(size: int, tflop_per_s: float) -> None:
+    """zzc0721/torch-performance-test-data, issue 77; short ones fill its fewer multiprocessors worse."""
+    forward = _rates("h20-96gb", size, size, size)[0]
+    assert forward == pytest.approx(tflop_per_s, rel=0.2 if size == 1024 else 0.12)
+
+
+def test_attention_on_an_h20_is_as_fast_as_was_timed() -> None:
+    """cuDNN and FlashAttention-3 over two sequences of 2,048 tokens: 108 TFLOP/s (Dao-AILab/flash-attention,
+    issue 1310)."""
+    of = problem(cluster="1x1 h20-96gb", model="llama3-8b", seq_length=2048)
+    sizes = Sizes.single(of, Degrees.single(microbatch_size=2))
+    forward, _ = attention_times(network_of(of, 0).relative, of.model, sizes, of.stack, 8.0)
+    flop = 2 * 2 * 2 * of.model.num_attention_heads * 2048**2 * of.model.head_dim / 2
+    assert flop / TFLOP / float(np.squeeze(forward)) == pytest.approx(108, rel=0.2)
+
+
+def test_a_chip_with_slower_memory_loses_on_short_products_alone() -> None:
+    fast, slow = (_rates(chip, 256, 512, 4096)[0] for chip in ("a100-sxm-80gb", "a100-sxm-40gb"))
+    assert slow < 0.95 * fast
+    fast, slow = (_rates(chip, 16384, 16384, 16384)[0] for chip in ("a100-sxm-80gb", "a100-sxm-40gb"))
+    assert slow == pytest.approx(fast, rel=0.01)
+
+
+def test_chips_stand_in_for_those_of_their_own_generation() -> None:
+    """An A10G was once taken for an H100 at its power limit, as was an Ada board."""
+    tables = {
+        chip.id: relative_of(chip, "fp16", chip.intra_node_bandwidth_gb_per_s).measured.table
+        for chip in (load_chip(path.stem) for path in CHIPS.glob("*.yaml"))
+        if chip.vendor == "NVIDIA"
+    }
+    for name, table in tables.items():
+        capability = load_chip(name).compute_capability
+        assert capability is not None
+        assert (table == "h100_sxm" or table == "h200_sxm") == (capability == 9.0), name
+        assert (table == "l40s") == (capability == 8.9), name
+
+
+@pytest.mark.parametrize("chip", ["h100-pcie-80gb", "h100-nvl-94gb", "l20-48gb", "a100-pcie-80gb"])
+def test_boards_without_switches_reach_each_other_as_boards_do(chip: str) -> None:
+    board = load_chip(chip)
+    relative = relative_of(board, "bf16", board.intra_node_bandwidth_gb_per_s)
+    assert relative.collective_table == "rtx_pro_6000_server"

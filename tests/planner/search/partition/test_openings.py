@@ -1,0 +1,105 @@
+"""Models whose layers are of several kinds in any order are planned, and nothing is better."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.layer_partition_data import objective_ms
+from planner.cost.pricing import price
+from planner.data.problem import Problem
+from planner.search import driver
+from planner.search.bounds import group_bounds
+from planner.search.degrees import list_degrees
+from planner.search.items import BoundedGroup
+from planner.search.kinds import layer_kinds
+from planner.search.partition import bounds as partition_bounds
+from planner.search.partition import openings as partition
+from planner.search.partition.bounds import MAX_WAYS, OrderBounds, partition_bound_data
+from planner.search.partition.intervals import Intervals
+from planner.simulate.evaluate import evaluate
+from planner.units import MS
+from tests.oracle_plans import brute_force_by_cut
+from tests.random_problems import random_problem
+
+
+def interleaved(seed: int) -> Problem:
+    """Dense layers and experts in turn, two to six layers."""
+    problem = random_problem(seed, experts=True)
+    moe = problem.model.moe
+    assert moe is not None
+    model = problem.model.model_copy(
+        update={
+            "moe": moe.model_copy(update={"first_dense_layers": 0, "layer_freq": 2}),
+            "num_layers": 3 + seed % 4,
+        }
+    )
+    return problem.model_copy(update={"model": model})
+
+
+def check(seed: int) -> None:
+    problem = interleaved(seed)
+    assert layer_kinds(problem.model) is None
+    best = brute_force_by_cut(problem)
+    result = driver.search(problem)
+    if best.what == ():
+        assert result.termination == "infeasible", seed
+        return
+    assert result.plan is not None and result.evaluation is not None, f"seed {seed}: {best}"
+    judged = evaluate(problem, result.plan)
+    assert judged.violations == ()
+    assert judged.step_s == pytest.approx(best.step_s, rel=1e-9), f"seed {seed}: {best.what}"
+    assert result.termination == "optimal"
+    assert result.bound_s is not None and result.bound_s <= best.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [2, 4, 42])  # the last predicts tokens with a dense layer
+def test_interleaved_experts_are_planned_as_well_as_by_brute_force(seed: int):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 26))
+def test_interleaved_experts_are_planned_as_well_as_by_brute_force_on_more(seed: int):
+    check(seed)
+
+
+@pytest.mark.parametrize("seed", [4, *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 22))])
+def test_it_is_the_same_where_orders_are_bounded_by_their_first_classes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "FEW_ORDERS", 1)
+    check(seed)
+
+
+@pytest.mark.parametrize(
+    "seed", [14, *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 20) if s != 14)]
+)
+def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.MonkeyPatch):
+    """The bound of a group against every order and split of a few rows of degrees."""
+    problem = interleaved(seed)
+    table = list_degrees(problem)
+    prices = price(problem, table.degrees)
+    bounds = partition_bound_data(problem, prices)
+    intervals = Intervals(problem, prices, table)
+    layers = problem.model.num_layers
+    for choice in range(min(len(table), 12)):
+        for order in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+            counts = np.bincount(order, minlength=2)
+            if (counts > table.max_stages[choice]).any():
+                continue
+            data = intervals.data(choice, order)
+            bound_s = group_bounds(
+                bounds, np.array([choice]), np.array([data.num_microbatches]), counts[None, :]
+            )[0]
+            values = [objective_ms(data, (cut,)) * MS for cut in range(1, layers)]
+            assert bound_s <= min(values) * (1 + 1e-9)
+            for limit_s in (np.inf, 2 * min(values), min(values), 0.9 * min(values)):
+                most_s = limit_s if limit_s < min(values) else min(values) * (1 + 1e-9)
+                for first in (0, 1, 2):
+                    group = BoundedGroup(choice, tuple(counts.tolist()), order[:first])
+                    assert OrderBounds(intervals).of_group(group, limit_s)[0] <= most_s
+                for most_ways in (MAX_WAYS, 0):  # the classes apart, and all of them as one
+                    monkeypatch.setattr(partition_bounds, "MAX_WAYS", most_ways)
+                    of_pair, _ = OrderBounds(intervals).of_pair(choice, counts[None], limit_s)
+                    assert of_pair[0] <= most_s

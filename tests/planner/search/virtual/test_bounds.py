@@ -1,0 +1,73 @@
+"""Bounds of coarse parts with virtual stages never exceed a plan in them, whatever its order and dealing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from formulations.virtual_selection_data import VirtualSelectionData, choices, objectives_ms
+from formulations.virtual_selection_tables import fewest_layers
+from planner.cost.pricing import price
+from planner.data.problem import Problem
+from planner.search.bound_data import bound_data
+from planner.search.degrees import list_degrees
+from planner.search.empty import most_without_layers
+from planner.search.kinds import layer_kinds
+from planner.search.virtual.space import VirtualSpace
+from planner.search.virtual.tables import VirtualTables
+from planner.units import MS
+from tests.random_problems import random_interleaved_problem, with_heavy_leading_layers
+
+SEEDS = [*range(24), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 160))]
+
+
+def random_dealings(
+    data: VirtualSelectionData, rng: np.random.Generator, number: int
+) -> list[list[list[int]]]:
+    """Some ways to deal the layers to the chunks, some near to even ones; none where they are too few."""
+    fewest = fewest_layers(data)
+    spare = data.num_layers - int(fewest.sum())
+    if spare < 0:
+        return []
+    found = []
+    for _ in range(number):
+        weight = rng.uniform(0.5, 1.0, fewest.size) ** float(rng.choice([0.2, 3.0]))
+        found.append((fewest + rng.multinomial(spare, weight / weight.sum()).reshape(fewest.shape)).tolist())
+    return found
+
+
+def spaces(problem: Problem) -> tuple[VirtualSpace, VirtualTables] | None:
+    """The coarse parts of a problem, and what its plans cost; None where it has no degrees."""
+    table, kinds = list_degrees(problem), layer_kinds(problem.model)
+    if not len(table):
+        return None
+    assert kinds is not None
+    prices, blocks = price(problem, table.degrees), not problem.stack.p2p_overlap
+    bare, num_layers = most_without_layers(problem), problem.model.num_layers
+    bounds = bound_data(num_layers, kinds, prices, sends_block=blocks, num_empty=bare)
+    return VirtualSpace(problem, prices, table, bounds), VirtualTables(problem, prices, table)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
+    """Pairs over all numbers of virtual stages, and parts of one number, bound every order and dealing."""
+    problem = random_interleaved_problem(seed, experts=seed % 2 == 1)
+    if seed % 4 == 1:
+        problem = with_heavy_leading_layers(problem)
+    if (both := spaces(problem)) is None:
+        pytest.skip("no legal degrees")
+    space, tables = both
+    rng = np.random.default_rng(seed)
+    pairs = space.pairs()
+    for i in rng.permutation(len(pairs))[:8]:
+        pair_s, pair = pairs[i]
+        for v, part_s in space.bounds_of(pair).items():
+            assert pair_s <= part_s * (1 + 1e-9)
+            room = np.repeat(np.arange(len(problem.cluster.classes)), space.table.max_stages[pair.choice])
+            for _ in range(3):
+                order = [int(c) for c in rng.permutation(room)[: pair.stages]]
+                data = tables.data(pair.choice, v, order)
+                dealt = random_dealings(data, rng, 8)
+                found = [choice for layers in dealt for choice in choices(data, layers)]
+                if found:
+                    assert part_s <= float(objectives_ms(data, found).min()) * MS * (1 + 1e-9)
