@@ -33,6 +33,11 @@ class Ahead(Generic[Q, A]):
         """Whether another process answers."""
         return self._beside is not None
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether another process has answered all."""
+        return self._beside is not None and self._beside.is_answered
+
     def answers(self, is_up: Callable[[], bool]) -> list[A]:
         """All answers, in the order of the questions; those that no other process gave are found here."""
         try:

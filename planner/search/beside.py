@@ -52,6 +52,11 @@ class Beside(Generic[T]):
         self._process.start()
         answers.close()
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer is there, or the process has ended without one."""
+        return self._answers.poll()
+
     def answer(self, is_up: Callable[[], bool]) -> T | None:
         """The answer once it is there; None where time is up before, or the process died or was ended."""
         with suppress(EOFError, OSError):

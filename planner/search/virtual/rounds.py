@@ -138,11 +138,14 @@ class VirtualRounds(VirtualSolver):
     def _anneal_due(self, bound_s: float) -> None:
         """The same before the limit: once another process has no time left for it, or half is over here.
 
-        What waits for it may come later than that, and the plans found would be lost.
+        What waits for it may come later than that, and the plans found would be lost. In the second half
+        what another process has found is taken as soon as it is there.
         """
         if self.last is None or not self.may_anneal_last:
             return
-        if self._ends(LAST_ROUND) if self.last[1].is_begun else self.clock.is_late:
+        ahead = self.last[1]
+        is_there = self.clock.is_late and ahead.is_answered
+        if is_there or (self._ends(LAST_ROUND) if ahead.is_begun else self.clock.is_late):
             self.clock.was_felt = True
             self._anneal_last(bound_s)
 
@@ -158,9 +161,18 @@ class VirtualRounds(VirtualSolver):
         self.end()
 
     def end(self) -> None:
-        """End what has been begun in another process."""
-        if self.last is not None:
-            self.last[1].end()
+        """End what has been begun in another process; where time ran short, judge what it has found by now.
+
+        What was opened last may have taken all the time since they were there: a look at whole layers of all
+        chunks takes a minute and more.
+        """
+        if self.last is None:
+            return
+        starts, ahead = self.last
+        if self.may_anneal_last and self.clock.was_felt and ahead.is_answered:
+            self.may_anneal_last = False
+            self._judge_annealed(starts, ahead.answers(lambda: True))
+        ahead.end()
 
     def _anneal_best(self, bound_s: float, one: Round) -> None:
         """Anneal orders and dealings of some parts."""
