@@ -341,11 +341,13 @@ def test_steps_are_half_as_high_where_time_is_short(
     assert relaxer._took_s[part_key(part)] < 1.0
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_the_last_round_is_taken_before_the_time_is_up(begun: bool) -> None:
-    """Where another process has it once that has ended, else while there is time for it; once in all."""
+@pytest.mark.parametrize(("begun", "answered"), [(True, False), (True, True), (False, False)])
+def test_the_last_round_is_taken_before_the_time_is_up(begun: bool, answered: bool) -> None:
+    """Where another process has it once that has ended, or half of the time where it has answered by then, else
+    while there is time for it; once in all."""
     rounds, taken = VirtualDiver.__new__(VirtualDiver), []
-    rounds.last, rounds.may_anneal_last = ([], SimpleNamespace(is_begun=begun)), True
+    rounds.last = [], SimpleNamespace(is_begun=begun, is_answered=answered)
+    rounds.may_anneal_last = True
     rounds._anneal_last = lambda _: taken.append(rounds.clock.elapsed_s)
     limit_s = 100.0
     for passed_s in (0.49, 0.51, 1 - LAST_ROUND.spare - 0.01, 1 - LAST_ROUND.spare + 0.01):
@@ -359,7 +361,8 @@ def test_the_last_round_is_taken_before_the_time_is_up(begun: bool) -> None:
         number = len(taken)
         rounds._anneal_due(1.0)
         assert rounds.clock.was_felt == (len(taken) > number)
-    assert min(taken) == pytest.approx((1 - LAST_ROUND.spare + 0.01 if begun else 0.51) * limit_s)
+    waits = begun and not answered
+    assert min(taken) == pytest.approx((1 - LAST_ROUND.spare + 0.01 if waits else 0.51) * limit_s)
     rounds.may_anneal_last, number = False, len(taken)
     rounds._anneal_due(1.0)
     assert len(taken) == number
