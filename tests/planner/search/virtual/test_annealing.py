@@ -343,8 +343,8 @@ def test_steps_are_half_as_high_where_time_is_short(
 
 @pytest.mark.parametrize(("begun", "answered"), [(True, False), (True, True), (False, False)])
 def test_the_last_round_is_taken_before_the_time_is_up(begun: bool, answered: bool) -> None:
-    """Where another process has it once that has ended, or half of the time where it has answered by then, else
-    while there is time for it; once in all."""
+    """Where another process has it once that has ended, or answered by half of the time; else while there is
+    time for it; once in all."""
     rounds, taken = VirtualDiver.__new__(VirtualDiver), []
     rounds.last = [], SimpleNamespace(is_begun=begun, is_answered=answered)
     rounds.may_anneal_last = True
