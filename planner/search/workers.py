@@ -24,7 +24,7 @@ ROUND = 8
 ROUNDS_ALONE = 3
 """Rounds before other processes are worth their start."""
 LOOK_S = 0.5
-"""How often a process looks whether the search still runs [s]."""
+"""How often a process looks whether the search still runs [s]. A guess."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from planner.data.chip import Precision
 from planner.data.stack import SoftwareStack
 
 REMEMBERED = 1024
-"""Groups kept, of a network and what goes at once."""
+"""Groups kept, of a network and what goes at once. A guess."""
 
 BUCKET_PARAMETERS = 40e6
 BUCKET_PARAMETERS_PER_RANK = 1e6
