@@ -7,6 +7,7 @@ from itertools import combinations
 
 from planner.cost.kernels.relatives import Relative, has_own_tables
 from planner.data.attention_kernels import keeps_scores, why_scores_are_kept
+from planner.data.expert_kernels import chips_without_grouped_products
 from planner.data.precision import chip_supports
 from planner.data.problem import Problem
 from planner.units import BYTES_PER_GBIT, format_percent
@@ -98,6 +99,12 @@ def _of_model(problem: Problem) -> Iterator[str]:
         yield "layers with and without a sliding window: each priced as their mean"
     if model.moe is None:
         return
+    lacking = chips_without_grouped_products(problem)
+    if lacking and not problem.stack.experts_apart:
+        yield (
+            f"experts: one by one as modules of their own on all chips, as {', '.join(lacking)} has no "
+            "grouped products; without it (--spare) they run grouped"
+        )
     if model.moe.capacity_factor is not None:
         padded = ", padded to it" if model.moe.pad_to_capacity else ""
         yield f"experts: up to {model.moe.capacity_factor:g} of an even share of the tokens{padded}"

@@ -11,16 +11,16 @@ from planner.cost.kernels.compute import MatmulTimes, matmul_times
 from planner.cost.kernels.products import Products
 from planner.cost.kernels.work import Work
 from planner.cost.sizes import Sizes
+from planner.cost.stacks import stacks_of
 from planner.data.chip import HALF_PRECISIONS
 from planner.data.problem import Problem
 
 
 def product_times(problem: Problem, products: Products) -> tuple[MatmulTimes, ...]:
     """Times of the products of all pieces, for every node class."""
-    precision, stack = problem.workload.precision, problem.stack
-    return tuple(
-        matmul_times(network.relative, products, precision, stack) for network in networks_of(problem)
-    )
+    of_classes = zip(networks_of(problem), stacks_of(problem), strict=True)
+    precision = problem.workload.precision
+    return tuple(matmul_times(network.relative, products, precision, stack) for network, stack in of_classes)
 
 
 @remembered

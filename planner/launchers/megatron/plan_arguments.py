@@ -8,6 +8,7 @@ from typing import get_args
 from planner.cost.kernels.operators import HALF
 from planner.cost.recomputation import missing_modules
 from planner.data.chip import Precision
+from planner.data.expert_kernels import experts_run_apart, runs_grouped_products
 from planner.data.model_spec import ModelSpec
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
@@ -38,9 +39,6 @@ SHARDING_STRATEGY = {
     "fsdp": "optim_grads_params",
 }
 """Megatron-FSDP's name of what each mode shards (core 0.19, distributed_data_parallel_config.py)."""
-
-MIN_GROUPED_GEMM_CAPABILITY = 8.0
-"""Compute capability that `--moe-grouped-gemm` asks for (megatron-core 0.19.2, `validate_args`)."""
 
 
 def refusals(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -92,7 +90,7 @@ def _recompute_refusals(problem: Problem, plan: Plan) -> list[str]:
             "or other modules"
         )
     if "moe_act" in modules and not grouped_gemm_runs(problem, plan):
-        wrong.append("recompute_modules moe_act: needs grouped products, which a chip of the plan lacks")
+        wrong.append("recompute_modules moe_act: needs grouped products, which a chip of the cluster lacks")
     return wrong
 
 
@@ -292,8 +290,6 @@ def recompute_arguments(stage: Stage, modules: Sequence[str]) -> Arguments:
 
 
 def grouped_gemm_runs(problem: Problem, plan: Plan) -> bool:
-    """Whether experts run as grouped matrix products, as the software says and every chip of the plan can."""
-    if problem.stack.experts_apart:
-        return False
-    capabilities = (problem.chips[stage.chip].compute_capability for stage in plan.stages)
-    return all(value is None or value >= MIN_GROUPED_GEMM_CAPABILITY for value in capabilities)
+    """Whether experts run as grouped matrix products, as priced; never on a spared chip that has none."""
+    of_plan = (problem.chips[stage.chip] for stage in plan.stages)
+    return not experts_run_apart(problem) and all(map(runs_grouped_products, of_plan))
