@@ -38,8 +38,8 @@ def load_problem(path_or_name: str | Path) -> Problem:
     return load.load_problem(path_or_name)
 
 
-def check_target(target: str, where: str = "target") -> None:
-    """Refuse a target that is unknown.
+def check_target(target: str, where: str = "target", others: Sequence[str] = ()) -> None:
+    """Refuse a target that is unknown; `others` are words that may stand in the place of one.
 
     Raises
     ------
@@ -47,7 +47,8 @@ def check_target(target: str, where: str = "target") -> None:
         With the nearest name.
     """
     if target not in KNOWN_TARGETS:
-        hint = did_you_mean(target, KNOWN_TARGETS) or f"; there are {', '.join(KNOWN_TARGETS)}"
+        known = (*KNOWN_TARGETS, *others)
+        hint = did_you_mean(target, known) or f"; there are {', '.join(known)}"
         raise InstanceError(f"unknown target {target!r}{hint}", where)
 
 

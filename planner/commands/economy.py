@@ -27,7 +27,8 @@ def run(request: PlanRequest, problem: Problem) -> ExitCode:
     if request.reach_step_s is not None and not 0 < request.reach_step_s < math.inf:
         raise InstanceError(f"must be a number above 0, got {request.reach_step_s:g}", "--reach-step-s")
     if request.robust is not None or request.compare_split or request.baseline is not None:
-        raise InstanceError("goes with none of --robust, --compare-split and --baseline", "--objective")
+        asked = "--objective" if request.objective is not None else "--reach-step-s"
+        raise InstanceError("goes with none of --robust, --compare-split and --baseline", asked)
 
     with noticing_ctrl_c() as interrupts:
         result, economy = cheapest(

@@ -70,7 +70,7 @@ def run(request: PlanRequest) -> ExitCode:
     if request.target == "all":
         return _run_all(request)
     if request.target is not None:
-        api.check_target(request.target, "--target")
+        api.check_target(request.target, "--target", others=("all",))
     problem = load(request)
     if request.out is not None:
         check_out_dir(request.out, force=request.force)

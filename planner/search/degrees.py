@@ -194,9 +194,9 @@ def allows(options: Options, row: Row) -> bool:
 
 def allowed_stages(options: Options, most: int) -> list[int]:
     """Numbers of stages up to `most` that the user's wishes let be."""
-    pinned = options.pin.get("pp")
-    stages = range(1, most + 1) if pinned is None else [pinned] if pinned <= most else []
-    return [count for count in stages if length_is_allowed(options, count)]
+    pinned, ruled_out = options.pin.get("pp"), {wish for wish in options.forbid if wish.startswith("pp=")}
+    stages = list(range(1, most + 1)) if pinned is None else [pinned] if pinned <= most else []
+    return [count for count in stages if f"pp={count}" not in ruled_out] if ruled_out else stages
 
 
 def length_is_allowed(options: Options, stages: int) -> bool:

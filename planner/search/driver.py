@@ -73,7 +73,7 @@ def search(
 class Search:
     """One search; `run` does it."""
 
-    is_listed = True
+    is_listed = False
     """Whether every part of the space is queued or closed; before that nothing is proven."""
     patience: tuple[float, float] = (np.inf, 0.0)
     """Parts opened with which it ends once it has a plan: a number, and as many times those up to it."""
@@ -108,10 +108,10 @@ class Search:
         return self._ended(lambda: bool(len(self.table)) and self._search())
 
     def go_on(self, seconds: float) -> Result:
-        """Open more parts for some time where a limit cut the search."""
+        """Open more parts for some time where a limit cut the search, or begin where it cut all."""
         self.clock.go_on(seconds)
         opener = self.opener
-        return self._ended(lambda: opener is None or self._loop(opener, *self.others))
+        return self._ended(lambda: self._loop(opener, *self.others)) if opener else self.run()
 
     def _ended(self, work: Callable[[], bool]) -> Result:
         """What is known once some work has ended, which says whether a limit cut it."""
@@ -128,9 +128,11 @@ class Search:
 
     def _search(self) -> bool:
         """The search itself; whether the time limit cut it."""
+        self.offer_seeds()
+        if self.clock.is_up:
+            return True
         self.list_parts()
         assert self.opener is not None
-        self.offer_seeds()
         cut = False
         try:
             if not self.incumbent.is_full:
@@ -150,7 +152,6 @@ class Search:
 
     def list_parts(self) -> Prices:
         """Price all rows of degrees and queue them with their numbers of stages; the prices of plain rows."""
-        self.is_listed = False
         self.reporter.report("listing choices", None, None, 0, 0)
         prices = price(self.problem, self.table.degrees)
         referee = Referee(self.problem, prices)

@@ -94,8 +94,9 @@ def search_all(
 ) -> dict[TargetName, Result]:
     """The best plan for each launcher; a wider one begins with the plans of the narrower.
 
-    The time that is left is shared evenly between those that are still to come. The result of a launcher
-    that is refused has no plan, and the reason.
+    The time that is left is shared evenly between those that are still to come; where a share was too short
+    for a plan, the next has twice as much of it. The result of a launcher that is refused has no plan, and
+    the reason.
 
     Parameters
     ----------
@@ -107,12 +108,14 @@ def search_all(
     InstanceError
         Where every launcher is refused.
     """
-    clock = Clock(problem.options.time_limit_s)
+    clock, short_s = Clock(problem.options.time_limit_s), 0.0
     results: dict[TargetName, Result] = {}
     refused: dict[TargetName, InstanceError] = {}
     for number, target in enumerate(PLANNED_TARGETS):
         left_s = clock.left_s
-        share_s = None if left_s is None else max(left_s / (len(PLANNED_TARGETS) - number), LEAST_SHARE_S)
+        share_s = None
+        if left_s is not None:
+            share_s = max(left_s / (len(PLANNED_TARGETS) - number), min(2 * short_s, left_s), LEAST_SHARE_S)
         options = problem.options.model_copy(update={"time_limit_s": share_s})
         asked = problem.model_copy(update={"target": target, "options": options})
         searched = {name: result for name, result in results.items() if name not in refused}
@@ -127,6 +130,7 @@ def search_all(
             )
         if results[target].stopped:
             break
+        short_s = (share_s or 0.0) if results[target].termination == "no_solution_found" else 0.0
     if len(refused) == len(results):
         raise refused.get("megatron-lm", next(iter(refused.values())))
     return results

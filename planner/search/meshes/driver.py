@@ -112,7 +112,11 @@ class MeshSearch(Search):
         if not self.seeds:
             self._uniform_plans()
         self.reporter.report("listing choices", self.incumbent.step_s, None, 0, 0)
+        if self._is_up_already():
+            return True
         opener = self.make_opener()
+        if self._is_up_already():
+            return True
         self.pairs = list_pairs(self.problem, opener.batches, self.bounds)
         opener.longest = longest_of(self.pairs)
         is_left = ~np.isin(self.pairs.choice, self._list_few(opener))
@@ -120,10 +124,18 @@ class MeshSearch(Search):
         opener.longest = longest_of(self.pairs)
         lengths = list_lengths(self.pairs, opener.families[: opener.num_wide])
         self.frontier.queue.stream(np.array([bound_s for bound_s, _ in lengths]), lambda i: lengths[i][1])
+        self.is_listed = True
         self._first_plans(opener)
         if self.meanwhile is not None:
             self.meanwhile()
         return self._loop(opener) or self.is_stopped
+
+    def _is_up_already(self) -> bool:
+        """Whether the limit has passed before all is listed: the plans at hand are then all that is known."""
+        is_up = self.clock.is_up and not self.is_stopped
+        if is_up:
+            self.offer_seeds()
+        return is_up
 
     def _list_few(self, opener: MeshOpener) -> list[int]:
         """Queue all pipelines of the batches that have few; their numbers.

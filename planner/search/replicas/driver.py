@@ -75,6 +75,9 @@ def search_replicas(
 class ReplicaSearch(MeshSearch):
     """One search; `run` does it."""
 
+    is_listed = True
+    """Its parts are searches and mixes, of which each that was cut holds what it could prove."""
+
     def __init__(
         self,
         problem: Problem,
@@ -97,17 +100,21 @@ class ReplicaSearch(MeshSearch):
     def _search(self) -> bool:
         self.offer_seeds()
         self._narrower("megatron-lm", Search, SHARE_OF_PART)
-        cut = False
-        if pinned_beyond(self.whole) is None:
+        mixes_s, cut = np.inf, self.clock.is_up and not self.is_stopped
+        if pinned_beyond(self.whole) is not None:
+            self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
+        elif cut:
+            mixes_s = 0.0
+            self.proven_s.setdefault("flagscale", 0.0)
+            self.whole_s.setdefault("flagscale", 0.0)
+        else:
             self.table = replica_degrees(self.problem, self.table)
             self.mixing = Mixing(self, self.work_s)
             try:
                 cut = self._flagscale_and_mixes(self.mixing)
             finally:
                 self.mixing.end_beside()
-        else:
-            self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
-        mixes_s = self.mixing.bound_s if self.mixing else np.inf
+            mixes_s = self.mixing.bound_s
         self._go_on(mixes_s)
         if self.mixing is not None:
             self.mixing.improve(min(self.proven_s.values()))

@@ -206,6 +206,8 @@ class Mixing:
         # Without a plan there is no time that mixes could be shown not to undercut.
         if mixes is None or most_s == np.inf or self.bound_s > others_s or self.bound_s >= most_s:
             return
+        if search.clock.is_up:
+            return
         self.share_up_s = 0.0
         if mixes.are_few and not mixes.columns:
             if self.rooms is not None:

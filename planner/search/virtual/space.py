@@ -38,22 +38,24 @@ class VirtualSpace:
             return []
         most = min(self.problem.model.num_layers, self.problem.options.max_pipeline_parallel or 1 << 30)
         fewest = fewest_stages(self.problem, self.table, self.prices)
+        allowed = allowed_stages(self.problem.options, most)
+        most_virtual = {p: max(self.virtual_stages(p), default=0) for p in allowed if p > 1}
         found: list[tuple[int, int]] = []
         for choice in range(len(self.table)):
             if self.table.is_apart(choice):
                 continue
             m = int(self.table.num_microbatches[choice])
-            limit = min(most, int(self.table.max_stages[choice].sum()))
+            limit = int(self.table.max_stages[choice].sum())
             found += [
                 (choice, p)
-                for p in allowed_stages(self.problem.options, limit)
-                if p > 1 and p >= fewest[choice] and interleaving_is_legal(p, m) and self.virtual_stages(p)
+                for p, virtual in most_virtual.items()
+                if virtual and fewest[choice] <= p <= limit and interleaving_is_legal(p, m)
             ]
         if not found:
             return []
         choice, stages = np.array(found).T
-        most_virtual = np.array([max(self.virtual_stages(p)) for _, p in found])
-        bounds_s = self._bounds_s(choice, stages, np.full(len(found), 2), most_virtual)
+        highest = np.array([most_virtual[p] for _, p in found])
+        bounds_s = self._bounds_s(choice, stages, np.full(len(found), 2), highest)
         pairs = [(bound_s, VirtualPair(*one)) for bound_s, one in zip(bounds_s.tolist(), found, strict=True)]
         pairs.sort(key=lambda one: one[0])
         self._at = {pair: i for i, (_, pair) in enumerate(pairs)}

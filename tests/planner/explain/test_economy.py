@@ -185,6 +185,10 @@ def test_the_command_tells_out_of_reach_from_not_found(
     for flags in (["--objective", "cost"], ["--reach-step-s", "1"]):  # which all launchers once ignored
         assert main(["plan", str(file), *flags, "--target", "all", "--quiet"]) == 2
         assert f"{flags[0]}: goes with one target" in capsys.readouterr().err
+        assert main(["plan", str(file), *flags, "--robust", "2", "--quiet"]) == 2
+        assert f"{flags[0]}: goes with none of --robust" in capsys.readouterr().err
+    assert main(["plan", str(file), "--target", "al", "--quiet"]) == 2
+    assert "did you mean all" in capsys.readouterr().err
 
 
 def test_a_class_without_a_price_is_named() -> None:

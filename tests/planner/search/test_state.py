@@ -56,7 +56,7 @@ def test_no_search_without_a_limit_is_late() -> None:
 
 def test_a_part_of_a_later_turn_never_lowers_what_whole_stages_prove() -> None:
     search = Search(load_problem("llama3-8b-h100-8"), None)
-    search.incumbent.step_s = 10.0
+    search.incumbent.step_s, search.is_listed = 10.0, True
     search.frontier.queue = queue_of((0, 9.99), (1, 9.95))
     opener = SimpleNamespace(frontier=search.frontier, sets_since_better=0)
     assert not search._loop(opener)
