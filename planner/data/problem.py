@@ -134,7 +134,8 @@ class Problem(Data):
     def fast_domain_chips(self, class_index: int) -> int:
         """Chips that fast links join for a job: a node's, or as many nodes of a rack as make a power of two.
 
-        Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside.
+        Jobs take racks in segments of 16 of their 18 nodes, so that groups of powers of two stay inside: "The
+        recommended max segment size is 16" (docs.coreweave.com, Slurm Block Topology, of NVL72 racks).
         """
         on_node, in_rack = (
             self.cluster.classes[class_index].chips_per_node,

@@ -7,6 +7,7 @@ Transformer Engine 2.9.
 from __future__ import annotations
 
 from planner.cost.elementwise import Values, maximum, where
+from planner.cost.kernels.norms import head_norm_bytes
 from planner.cost.kernels.operators import HALF, attention_dims, repeats_groups
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import ModelSpec
@@ -17,7 +18,8 @@ Moved = tuple[Values, Values]
 
 PLAIN_ROTARY_BYTES = 20.0
 """Bytes that rotary positions by plain operators move for each value, each way: to fp32 6, product 8, back 6
-(apply_rotary_emb of torchtitan/models/llama/model.py)."""
+(apply_rotary_emb of torchtitan/models/llama/model.py); or in 16 bits one half negated 2, halves joined 4, two
+products 8, their sum 6 (rotate_half in modeling_llama.py of transformers, as PaddleNLP has it)."""
 
 LATENT_ROTARY_BYTES = 28.0
 """Bytes that rotary positions of latent attention by plain operators move for each value, each way: even and
@@ -26,7 +28,7 @@ odd values joined 4, product 4, negated and joined halves 6, product 4, sum 6, j
 
 
 def attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Moved:
-    """Rotary positions and head norms read and write queries and keys once each way.
+    """Rotary positions read and write queries and keys once each way, norms of heads as any norm does.
 
     Where grouped keys and values are repeated, they are also written once for every head.
     """
@@ -36,18 +38,21 @@ def attention_traffic(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> Moved
     query_dim, _ = attention_dims(model)
     heads = model.num_attention_heads / s.tp
     values = s.tokens * (heads + groups) * query_dim
-    times = (1.0 if model.position_embedding == "rope" else 0.0) + (1.0 if model.qk_norm else 0.0)
-    unfused = 1.0 if stack.fused_pointwise else 2.5
-    moved = values * times * unfused * 2 * HALF
-    if stack.plain_modules and model.position_embedding == "rope":
-        moved = moved + values * (PLAIN_ROTARY_BYTES - unfused * 2 * HALF)
+    plain = stack.plain_modules or not stack.fused_pointwise
+    turned = PLAIN_ROTARY_BYTES if plain else 2 * HALF
+    forward = backward = turned if model.position_embedding == "rope" else 0.0
+    if model.qk_norm:
+        norm = head_norm_bytes(model, stack)
+        forward, backward = forward + norm[0], backward + norm[1]
+    copied, joined = _copied_heads(model, stack, s)
+    copied, joined = copied + values * forward, joined + values * backward
     if repeats_groups(model, stack):
         repeated = s.tokens * (heads + groups) * query_dim * 2 * HALF
-        moved = moved + where(heads > groups, repeated, 0.0)
+        repeated = where(heads > groups, repeated, 0.0)
+        copied, joined = copied + repeated, joined + repeated
     # A gate is copied into order and weighs the result: read with it, and written.
     gate = s.tokens * heads * model.head_dim * 5 * HALF if model.output_gate else 0.0
-    copied, joined = _copied_heads(model, stack, s)
-    return moved + gate + copied, moved + gate + joined
+    return copied + gate, joined + gate
 
 
 def copies_heads(model: ModelSpec, stack: SoftwareStack) -> bool:

@@ -29,6 +29,9 @@ Split = Literal["column", "row", "none"]
 HALF = 2.0
 """Bytes of a 16-bit value."""
 
+SCAN_CHUNK = 128.0
+"""Tokens of a chunk of Mamba-2's scan (`chunk_size` of Megatron-LM core 0.19, ssm/mamba_mixer.py)."""
+
 
 @dataclass(slots=True)  # frozen ones take three times as long to make
 class Matmul:
@@ -195,22 +198,31 @@ def _moe_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
 
 
 def _mamba_matmuls(model: ModelSpec, s: Sizes) -> list[Matmul]:
-    """Input and output maps of a Mamba-2 mixer, and its chunked scan as products over chunks of 128."""
+    """Input and output maps of a Mamba-2 mixer, and its scan as products over chunks.
+
+    Products of C and B are made once for a group of heads; each head multiplies its input with them and
+    with B, which makes the states, and these with C (mamba_ssm, ops/triton: ssd_bmm.py, ssd_chunk_state.py,
+    ssd_chunk_scan.py).
+    """
     spec = model.hybrid
     assert spec is not None
     inner = spec.mamba_heads * spec.mamba_head_dim / s.tp
     state = 2 * spec.groups * spec.ssm_state / s.tp
     hidden = model.hidden_size * s.ones
     heads = spec.mamba_heads / s.tp
-    chunk = 128.0 * s.ones
+    chunk = SCAN_CHUNK * s.ones
     chunks = s.tokens / chunk
     head_dim, states = spec.mamba_head_dim * s.ones, spec.ssm_state * s.ones
+    scan = (
+        ("scan_scores", s.tokens, chunk, states, spec.groups / s.tp),
+        ("scan_values", s.tokens, head_dim, chunk, heads),
+        ("scan_states", chunks * states, head_dim, chunk, heads),
+        ("scan_outputs", s.tokens, head_dim, states, heads),
+    )
     return [
         Matmul("in", s.tokens, 2 * inner + state + heads, hidden, s.ones, "column", own_rows=s.norm_tokens),
         Matmul("out", s.tokens, hidden, inner, s.ones, "row", own_rows=s.norm_tokens),
-        Matmul("scan_scores", chunks * chunk, chunk, states, heads, has_weight=False, narrow=False),
-        Matmul("scan_values", chunks * chunk, head_dim, chunk, heads, has_weight=False, narrow=False),
-        Matmul("scan_states", chunks * states, head_dim, chunk, heads, has_weight=False, narrow=False),
+        *(Matmul(*product, has_weight=False, narrow=False) for product in scan),
     ]
 
 

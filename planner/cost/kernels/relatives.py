@@ -21,7 +21,7 @@ from planner.units import GB, TFLOP
 PATTERNS = (
     # (pattern of the chip's id, table, own measurements)
     (r"^a100-sxm|^a800-80gb", "a100_sxm", True),
-    (r"^a100|^a800|^a30-", "a100_sxm", True),
+    (r"^a100|^a800", "a100_sxm", True),
     (r"^h100-sxm|^h800", "h100_sxm", True),
     (r"^h200|^gh200-144", "h200_sxm", True),
     (r"^h100|^gh200|^h20-", "h100_sxm", False),
@@ -33,8 +33,14 @@ PATTERNS = (
     (r"^l4|^l20-|^rtx-4090|^rtx-6000-ada", "l40s", False),
     (r"^rtx-pro-6000", "rtx_pro_6000_server", True),
     (r"^rtx-50|^rtx-3|^rtx-a|^a10g?-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
-    (r"^v100|^t4-", "a100_sxm", False),
+    (r"^v100|^t4-|^a30-", "a100_sxm", False),
 )
+
+WIDEST_SLOT_GB_PER_S = 100.0
+"""Rate above which no PCIe joins a node's chips: 16 lanes carry 64 GB/s one way, no chip has 93 to 119."""
+
+SAME_CHIP = 0.02
+"""Difference of rounded peaks up to which a user's chip with own tables is the measured one (guess)."""
 
 TablesOf = Literal["own", "same_maker", "other_maker"]
 """Whose operators: the chip's own, a relative's of the same maker, or another maker's."""
@@ -152,7 +158,8 @@ def _collectives(chip: Chip) -> tuple[str, float]:
     for pattern, table, link in COLLECTIVE_PATTERNS:
         if re.search(pattern, chip.id):
             return table, link
-    return ("h100_sxm", 450.0) if chip.intra_node_bandwidth_gb_per_s > 100 else ("rtx_pro_6000_server", 64.0)
+    switched = chip.intra_node_bandwidth_gb_per_s > WIDEST_SLOT_GB_PER_S
+    return ("h100_sxm", 450.0) if switched else ("rtx_pro_6000_server", 64.0)
 
 
 def link_of_pair(chip: Chip, pair_gb_per_s: float) -> float:
@@ -271,7 +278,7 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
             f"{chip.id}: no operator was measured; scaled from {name} by datasheet peak and bandwidth"
         )
     collective_table, link = _collectives(chip)
-    scale = 1.0 if own and abs(scale - 1) < 0.02 else scale
+    scale = 1.0 if own and abs(scale - 1) < SAME_CHIP else scale
     best = 0.0 if own else (chip.best_matmul_tflop_per_s or 0.0)
     capped = chip.vendor == "NVIDIA" and name in HOPPER and best > UNCAPPED_SHARE * half
     if chip.power_limit_w is not None and name in USUAL_POWER_W:

@@ -41,7 +41,7 @@ Kernels = tuple[Values, Values]
 
 FUSED_NORM, FP32_NORM, PLAIN_NORM = (1.0, 2.0), (2.0, 3.0), (8.0, 16.0)
 """A norm and its backward, which sums the weight's gradient in a second kernel; with casts around it; by
-plain operators (`PLAIN_RMS_NORM_BYTES` in traffic.py)."""
+plain operators (`PLAIN_RMS_NORM_BYTES` in norms.py)."""
 
 ROTARY, PLAIN_ROTARY = 2.0, 10.0
 """Positions of queries and keys, each way: one kernel for each, or halves negated, joined, two products and a

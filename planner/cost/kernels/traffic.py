@@ -15,6 +15,7 @@ from planner.cost.kernels.attention_traffic import attention_traffic, query_key_
 from planner.cost.kernels.gated_units import activation_bytes
 from planner.cost.kernels.linear_attention import linear_traffic, norm_out_bytes
 from planner.cost.kernels.mamba import mamba_traffic
+from planner.cost.kernels.norms import FP32_NORM_BYTES, norm_bytes
 from planner.cost.kernels.operators import HALF, attention_dims, column_maps
 from planner.cost.kernels.softmax import is_fused
 from planner.cost.kernels.sorting import sorting_bytes
@@ -106,24 +107,8 @@ def _summed_input_bytes(model: ModelSpec, kind: LayerKind, stack: SoftwareStack)
     return sum(HALF * (n + 1 if stack.fused_pointwise else 3 * (n - 1)) for n in maps)
 
 
-PLAIN_NORM = (1.5, 2.6)
-"""Time of PyTorch's own norms, forward and backward, over that of copying what they must read and write:
-0.286 and 0.701 ms for 16,384 tokens of 8,192 values on one H100 (`instances/tables/README.md`)."""
-
-
-PLAIN_RMS_NORM_BYTES = (36.0, 84.0)
-"""Bytes that an RMS norm of plain operators moves for each value, forward and backward, counted by hand from
-x * rsqrt(mean(x^2) + eps) of x in fp32, cast back, times the weight: cast 6, square 8, mean 4, product 8,
-cast 6, weight 4; backward weight 4 and its gradient 8, cast 6, both factors 8 and 16, mean 4, square 20,
-their sum 12, cast 6 (torchtitan/models/norms.py, RMSNorm)."""
-
-FP32_NORM_BYTES = (12.0, 16.0)
-"""Bytes that a fused norm moves for each value where its input is cast to fp32, forward and backward: cast 6,
-read and written 6; backward both read and the input's gradient written 10, that cast 6."""
-
-
 def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: SoftwareStack, s: Sizes) -> Traffic:
-    """A norm reads and writes once, its backward reads two and writes one; a residual sum moves three.
+    """Norms, and residual sums, which move three values.
 
     Dropout beside the residual sum stores its mask; as a kernel of its own it reads and writes each way.
     """
@@ -131,14 +116,10 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     blocks = 2 if kind in TRANSFORMER_LAYERS else 1
     norms = model.norms_per_layer if blocks == 2 else 1
     mask = 1.0 if stack.has_dropout(model) else 0.0
-    slower = (1.0, 1.0) if stack.fused_pointwise else PLAIN_NORM
     unfused = 0.0 if stack.fused_pointwise else 2 * HALF
-    norm = (2 * HALF * slower[0], 3 * HALF * slower[1])
-    if stack.norms_read_fp32:
-        norm = FP32_NORM_BYTES
-    if stack.plain_modules and model.normalization == "rms":
-        norm = PLAIN_RMS_NORM_BYTES
-    forward, backward = (norms * moved + blocks * (3 * HALF + mask + unfused * mask) for moved in norm)
+    forward, backward = (
+        norms * moved + blocks * (3 * HALF + mask + unfused * mask) for moved in norm_bytes(model, stack)
+    )
     copied: Values = 0.0
     if stack.column_input_copies:
         copied = where(s.copies_inputs, column_maps(model, kind) * 2 * HALF * values, 0.0)

@@ -7,6 +7,7 @@ import pytest
 from planner.cost.communication.networks import network_of
 from planner.cost.kernels.attention_traffic import attention_traffic
 from planner.cost.kernels.gated_units import plain_gated_s
+from planner.cost.kernels.mamba import mamba_bytes, mamba_traffic
 from planner.cost.kernels.operators import layer_matmuls
 from planner.cost.kernels.softmax import is_fused, kept_of_a_score, more_launches
 from planner.cost.kernels.traffic import (
@@ -241,9 +242,9 @@ def test_plain_modules_pass_over_their_values_in_fp32() -> None:
     )
     a, b = (layer_traffic(of.model, "dense", stack, sizes) for stack in (plain, fused))
     values, queries, keys = 1024 * 4096, 1024 * 4096, 1024 * 1024
-    # Two norms, 36 and 84 bytes a value, for 1.5 and 2.6 times what PyTorch's own must move; positions, 20
-    # for 10; keys repeated for every head, as values are: read and written.
-    attention = (queries + keys) * (20 - 10) + 2 * 2 * (queries + keys)
+    # Two norms, 36 and 84 bytes a value, for 1.5 and 2.6 times what PyTorch's own must move; positions 20 by
+    # plain operators of either kind; keys repeated for every head, as values are: read and written.
+    attention = 2 * 2 * (queries + keys)
     assert a.forward_bytes - b.forward_bytes == pytest.approx(2 * values * (36 - 4 * 1.5) + attention)
     assert a.backward_bytes - b.backward_bytes == pytest.approx(2 * values * (84 - 6 * 2.6) + attention)
 
@@ -333,3 +334,47 @@ def test_plain_gated_units_take_what_their_kernels_do_where_memory_is_fast(
     own = (values / 2.42e11 - values * 10 / rate, values / 7.9e10 - values * 18 / rate)
     assert beside_s() == pytest.approx(own if is_slower else (0.0, 0.0))
     assert beside_s(fused_pointwise=True) == (0.0, 0.0)
+
+
+def test_positions_and_norms_of_heads_by_plain_operators_pass_over_memory_as_counted() -> None:
+    # Both were taken as 2.5 times a fused kernel, whose norm of heads wrote as much back as it read.
+    of = problem(model="qwen3-32b", seq_length=1024)
+    sizes, values = Sizes.single(of, Degrees.single()), 1024 * (64 + 8) * 128
+
+    def moved(*, normed: bool = True, **changes: object) -> tuple[float, float]:
+        model = of.model.model_copy(update={"qk_norm": normed})
+        forward, backward = attention_traffic(model, of.stack.model_copy(update=changes), sizes)
+        return float(forward), float(backward)
+
+    apart = [a - b for a, b in zip(moved(), moved(normed=False), strict=True)]
+    assert apart == [values * 4, values * 6]
+    plain = [a - b for a, b in zip(moved(fused_pointwise=False), moved(), strict=True)]
+    # Half negated 2, joined 4, two products 8, sum 6; PyTorch's norms take 1.5 and 2.6 times a copy's time.
+    assert plain == pytest.approx([values * (20 - 4 + 6 - 4), values * (20 - 4 + 2.6 * 6 - 6)])
+
+
+def test_mamba_layers_move_and_keep_what_their_kernels_do() -> None:
+    # They moved 12 and 24 times inputs and states, and passed as much in their backward as they kept.
+    of = problem(model="nemotron-3-nano-30b-a3b", seq_length=1024)
+    inner, state, scores = 64 * 64, 2 * 8 * 128, 2 * 8 * 128  # as many states as tokens in a chunk
+    one = Sizes.single(of, Degrees.single())
+    assert mamba_traffic(of.model, one) == (
+        1024 * 2 * (15 * inner + 4 * state + 2 * scores),
+        1024 * 2 * (42 * inner + 14.5 * state + 6 * scores),
+    )
+    assert mamba_bytes(of.model, one) == (
+        1024 * 2 * (5 * inner + state),
+        1024 * 2 * (10 * inner + 2 * state + scores),
+    )
+    two = Sizes.single(of, Degrees.single(microbatch_size=2))
+    turned = [
+        b - 2 * a for a, b in zip(mamba_traffic(of.model, one), mamba_traffic(of.model, two), strict=True)
+    ]
+    assert turned == [2048 * 2 * (6 * inner + 2 * state)] * 2
+    # C times B once for each of 8 groups, values, states and C times states for each of 64 heads.
+    scan = {x.name: x.flop for x in layer_matmuls(of.model, "mamba", one) if x.name.startswith("scan")}
+    by_heads = 2 * 1024 * 128 * 64 * 64
+    assert scan == {
+        "scan_scores": 2 * 1024 * 128 * 128 * 8,
+        **dict.fromkeys(("scan_values", "scan_states", "scan_outputs"), by_heads),
+    }
