@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formulations.stage_selection_data import PipelineRow
+from planner.search.meshes.ends import Ends
 from planner.search.space import Groups
 from planner.search.virtual.items import VirtualItem
 from planner.search.walks.part import Limits
@@ -96,6 +97,8 @@ class Lengths:
     stages: tuple[int, ...]
     bounds_s: tuple[float, ...]
     """Bound of each number of stages."""
+    ends: Ends | None = None
+    """What both ends are, where that is given."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class Prefix:
     shapes: tuple[int, ...]
     banned: tuple[int, ...] = ()
     """Shapes that the next stage does not have."""
+    ends: Ends | None = None
+    """What both ends are, where that is given."""
 
 
 Item = (

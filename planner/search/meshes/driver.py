@@ -7,12 +7,13 @@ or selective recomputation on all. No context parallelism, no virtual stages, as
 pinned holds for every stage.
 
 A plan with equal degrees comes first, from the search for Megatron-LM; then pipelines of one shape a class,
-and changes to them that help. Best-first: a family of batches (`planner.search.meshes.families`) with all its
-numbers of stages is bounded by `planner.search.meshes.bounding`, cut by the number of stages down to one,
-then by its batches, then by the first stage at which a pipeline differs from the best one that came up; a
-whole sequence becomes a program, as in `planner.search.driver`. Pipelines that come up are tried, and changed
-where that helps; now and then those of a batch are annealed (`planner.search.meshes.annealer`). Where no
-better plan turns up for long the search ends with the bound it has, and the result is no more than feasible.
+and changes to them that help. Best-first: a family of batches (`planner.search.meshes.families`) with all
+its numbers of stages is bounded by `planner.search.meshes.bounding`, cut by what its ends are where these
+share an embedding (`planner.search.meshes.ends`), by the number of stages down to one, then by its batches,
+then by the first stage at which a pipeline differs from the best one that came up; a whole sequence becomes
+a program, as in `planner.search.driver`. Pipelines that come up are tried, and changed where that helps;
+now and then those of a batch are annealed (`planner.search.meshes.annealer`). Where no better plan turns up
+for long the search ends with the bound it has, and the result is no more than feasible.
 """
 
 from __future__ import annotations

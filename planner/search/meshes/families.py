@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.cost.prices import Floats
+from planner.search.meshes.ends import Ends
 from planner.search.meshes.places import Ints, Places, PlaceTables, Stages
 from planner.search.meshes.shapes import Batch, shape_key, shape_numbers
 from planner.search.walks.relaxation import Found
@@ -52,15 +53,23 @@ def make_family(
     members: tuple[int, ...],
     longest: int,
     is_up: Callable[[], bool],
+    ends: Ends | None = None,
 ) -> Family | None:
-    """Tables of some batches as one, for pipelines of up to so many stages; None where time is up."""
+    """Tables of some batches as one, for pipelines of up to so many stages; None where time is up.
+
+    With `ends` only pipelines that have them are meant, of the batches that can have them. Shapes that others
+    beat are left out behind that: a better one need not be what the ends or stages between may be.
+    """
     family: tuple[Batch, Places] | None = None
     for member in members:
         if is_up():
             return None
+        if ends is not None and not ends.may_be_of(batches[member]):
+            continue
         # One at a time: the tables of all members together would take gigabytes.
         known = len(family[0].shapes) if family is not None else 0
-        both = _joined(family, (batches[member], tables.make(member, longest)))
+        own = batches[member], (tables.of if ends else tables.make)(member, longest)
+        both = _joined(family, _with_ends(*own, ends) if ends else own)
         kept = _unbeaten(*both, known)
         family = (
             replace(both[0], shapes=tuple(both[0].shapes[k] for k in kept.tolist())),
@@ -68,6 +77,22 @@ def make_family(
         )
     assert family is not None
     return Family(members, *family)
+
+
+def _with_ends(batch: Batch, places: Places, ends: Ends) -> tuple[Batch, Places]:
+    """What pipelines with some ends consist of: others at the ends never fit."""
+    kept = np.flatnonzero(ends.inner(batch))
+    batch = replace(batch, shapes=tuple(batch.shapes[k] for k in kept.tolist()))
+    places = _some(places, kept)
+    first, inner = places.first.times_ms.copy(), places.inner.times_ms.copy()
+    first[~ends.first(batch)] = np.inf
+    # The last stage has none behind it.
+    inner[~ends.last(batch), 0] = np.inf
+    return batch, replace(
+        places,
+        first=replace(places.first, times_ms=first),
+        inner=replace(places.inner, times_ms=inner),
+    )
 
 
 def found_in(family: Family, batch: Batch, found: Sequence[Found]) -> tuple[Found, ...]:

@@ -6,7 +6,6 @@ The constants are guesses: they say what is looked at, never what is proven.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -24,6 +23,8 @@ from planner.search.items import Item, Lengths, Order, Prefix, Program
 from planner.search.meshes import sequences
 from planner.search.meshes.assemble import assemble_meshes
 from planner.search.meshes.bounding import Learned, bound_by_walks, bound_lengths
+from planner.search.meshes.cutting import Cutter
+from planner.search.meshes.ends import Ends
 from planner.search.meshes.families import Family, found_in, list_families, make_family
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
@@ -40,16 +41,15 @@ from planner.units import MS
 COARSE_WORK, FINE_WORK = 200_000, 200_000
 """Points times shapes times stages of one walk, at first and where that leaves a part open."""
 MOST_POINTS = 2000
-PIECES = 4
-"""Into how many pieces numbers of stages are cut that stay open together."""
 MANY_LENGTHS = 12
 """Numbers of stages from which brackets stay whole, so that all parts are soon looked at once."""
 COARSE_HALVINGS, FINE_HALVINGS = 1, 3
 """How often brackets are halved, of fewer lengths and in the end."""
-WORTH_A_LOOK = 1e-3
-"""Share of its bound by which a number of stages must rise to be looked at once more as it is. A guess."""
 TRIED_MEMBERS = 2
 """Batches of a family in which what its walks come to is tried."""
+
+Key = tuple[int, bool, Ends | None]
+"""Of what prices are learned: a number, whether it is that of a family, and ends where they are given."""
 
 
 class MeshOpener(Opener):
@@ -76,17 +76,17 @@ class MeshOpener(Opener):
         self.families = [tuple(sorted(chain(*families))) for families in same]
         """Batches of what is bounded together: all that run as many sequences at a time, then by families."""
         self.num_wide = len(same)
+        self.longest: dict[int, int] = {}
+        """Most stages of every batch."""
         self._narrower: dict[int, range] = {}
         for number, families in enumerate(same):
             self._narrower[number] = range(len(self.families), len(self.families) + len(families))
             self.families += families
         self._made: dict[int, Family] = {}
-        self.learned: dict[tuple[int, bool], Learned] = {}
+        self.learned: dict[Key, Learned] = {}
         """Good prices of every batch, and of every family."""
         self.work = 0
         """Numbers that all looks went through, about."""
-        self.longest: dict[int, int] = {}
-        """Most stages of every batch."""
         self.best: tuple[float, int, tuple[int, ...]] | None = None
         """Step time, batch and shapes of the best plan that was judged here."""
         self.best_layers: tuple[int, ...] = ()
@@ -112,10 +112,11 @@ class MeshOpener(Opener):
         stages, known_s = self._open_lengths(stages, known_s)
         if not len(stages):
             return
-        lengths, key, family = stages.tolist(), (part.choice, True), self.family(part.choice)
+        lengths, family = stages.tolist(), self.family(part.choice, part.ends)
         if family is None:
             self.frontier.push(bound_s, part)
             return
+        key: Key = (part.choice, True, part.ends)
         # What one number of stages is closed by is found sooner by walks.
         halvings = FINE_HALVINGS if len(lengths) == 1 else COARSE_HALVINGS * (len(lengths) < MANY_LENGTHS)
         found_s, found = self._walked(
@@ -124,41 +125,26 @@ class MeshOpener(Opener):
         if found_s.min() < self.frontier.cutoff_s:
             self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
-        if part.choice in self._narrower:
-            for narrow in self._narrower[part.choice]:
-                longest = max((self.longest.get(member, 0) for member in self.families[narrow]), default=0)
-                mine = stages <= longest
-                if mine.any():
-                    bounds = tuple(known_s[mine].tolist())
-                    self.frontier.push(min(bounds), Lengths(narrow, tuple(stages[mine].tolist()), bounds))
-            return
-        if len(part.stages) > 1:
-            for piece in np.array_split(np.arange(len(stages)), PIECES):
-                if len(piece):
-                    bounds = tuple(known_s[piece].tolist())
-                    self.frontier.push(
-                        min(bounds), Lengths(part.choice, tuple(stages[piece].tolist()), bounds)
-                    )
-            return
-        # Without a plan any bound is doubled, and nothing comes of it.
-        rises = np.isfinite(self.frontier.cutoff_s) and len(stages) > 0
-        if rises and known_s[0] > part.bounds_s[0] * (1 + WORTH_A_LOOK):
-            self.frontier.push(float(known_s[0]), replace(part, bounds_s=(float(known_s[0]),)))
-            return
-        for p, least_s in zip(stages.tolist(), known_s.tolist(), strict=True):
-            for member in family.members:
-                if p <= self.longest.get(member, 0):
-                    self.frontier.push(least_s, Prefix(member, p, ()))
+        if len(stages):
+            has_plan = bool(np.isfinite(self.frontier.cutoff_s))
+            for least_s, piece in self._cutter.pieces(part, stages, known_s, has_plan=has_plan):
+                self.frontier.push(least_s, piece)
 
-    def family(self, number: int) -> Family | None:
+    @property
+    def _cutter(self) -> Cutter:
+        return Cutter(self.problem, self.batches, self.families, self._narrower, self.longest)
+
+    def family(self, number: int, ends: Ends | None = None) -> Family | None:
         """The tables of a family, kept as parts of it come again and again; None where time is up."""
+        members = tuple(member for member in self.families[number] if member in self.longest)
+        longest = self._cutter.longest_in(number)
+        if ends is not None:
+            return make_family(self.places, self.batches, members, longest, lambda: self.clock.is_up, ends)
         if number not in self._made:
-            members = tuple(member for member in self.families[number] if member in self.longest)
-            longest = max(self.longest[member] for member in members)
             made = make_family(self.places, self.batches, members, longest, lambda: self.clock.is_up)
             if made is None:
                 return None
-            if number in self._narrower:
+            if number < self.num_wide:
                 return made
             self._made[number] = made
         return self._made[number]
@@ -189,14 +175,14 @@ class MeshOpener(Opener):
     ) -> tuple[Floats, tuple[Found, ...]]:
         """Bounds of some lengths of a batch [s], and pipelines that came up."""
         places = self.places.of(choice, self.longest[choice])
-        key = choice, False
+        key: Key = (choice, False, None)
         args = self.batches[choice], places, lengths, np.full(len(lengths), bound_s), work, halvings
         return self._walked(bound_s, key, *args, allowed)
 
     def _walked(
         self,
         bound_s: float,
-        key: tuple[int, bool],
+        key: Key,
         batch: Batch,
         places: Places,
         lengths: Sequence[int],
@@ -259,6 +245,8 @@ class MeshOpener(Opener):
             self.push_orders(bound_s, part.choice, listed)
             return
         lengths, allowed = (part.stages,), sequences.allowed_shapes(batch, part)
+        if not allowed.any(axis=1).all():
+            return
         bounds_s, found = self._relaxed(bound_s, part.choice, lengths, FINE_WORK, FINE_HALVINGS, allowed)
         bound_s = max(bound_s, float(bounds_s[0]))
         if bound_s >= self.frontier.cutoff_s:

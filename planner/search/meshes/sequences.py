@@ -23,16 +23,17 @@ before. Guesses."""
 def allowed_shapes(batch: Batch, part: Prefix) -> Bools:
     """Shapes that each stage of a part may have, [stage, shape]."""
     allowed = np.ones((part.stages, len(batch.shapes)), dtype=np.bool_)
+    if part.ends is not None:
+        allowed = part.ends.of_stages(batch, part.stages)
     for s, k in enumerate(part.shapes):
-        allowed[s] = np.arange(len(batch.shapes)) == k
+        allowed[s] &= np.arange(len(batch.shapes)) == k
     allowed[len(part.shapes), list(part.banned)] = False
     return allowed
 
 
 def any_order(batch: Batch, part: Prefix) -> tuple[int, ...]:
     """Some pipeline of a part."""
-    free = next(k for k in range(len(batch.shapes)) if k not in part.banned)
-    return (*part.shapes, *(free for _ in range(part.stages - len(part.shapes))))
+    return tuple(allowed_shapes(batch, part).argmax(axis=1).tolist())
 
 
 def parts_beside(problem: Problem, batch: Batch, part: Prefix, order: tuple[int, ...]) -> Iterator[Prefix]:
@@ -41,7 +42,7 @@ def parts_beside(problem: Problem, batch: Batch, part: Prefix, order: tuple[int,
     for j in range(start, part.stages):
         banned = (*(part.banned if j == start else ()), order[j])
         if len(banned) < len(batch.shapes) and (j == 0 or can_be_placed(problem, batch, order[:j])):
-            yield Prefix(part.choice, part.stages, order[:j], tuple(sorted(banned)))
+            yield Prefix(part.choice, part.stages, order[:j], tuple(sorted(banned)), part.ends)
 
 
 def list_sequences(

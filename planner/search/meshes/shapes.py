@@ -53,6 +53,16 @@ class Batch:
         return np.array([shape.node_class for shape in self.shapes], dtype=np.int64)
 
     @cached_property
+    def tensor_parallel(self) -> NDArray[np.int64]:
+        """[shape]"""
+        return np.array([shape.tensor_parallel for shape in self.shapes], dtype=np.int64)
+
+    @cached_property
+    def data_parallel(self) -> NDArray[np.int64]:
+        """[shape]"""
+        return np.array([shape.data_parallel for shape in self.shapes], dtype=np.int64)
+
+    @cached_property
     def num_chips(self) -> NDArray[np.int64]:
         """[shape] chips of a stage."""
         return np.array([shape.num_chips for shape in self.shapes], dtype=np.int64)

@@ -174,7 +174,7 @@ def test_no_pipeline_undercuts_the_bound_of_its_part(seed: int, pipelines: int) 
             opener.incumbent.step_s = value_s * (1 + 1e-6)
             known_s = np.zeros(len(lengths))
             found_s, _ = opener._walked(
-                0.0, (family, True), joined.batch, joined.places, lengths, known_s, 20_000, 1
+                0.0, (family, True, None), joined.batch, joined.places, lengths, known_s, 20_000, 1
             )
             assert float(found_s[lengths.index(p)]) <= value_s * (1 + 1e-9), (number, order, lengths)
         if tried == pipelines:
