@@ -92,9 +92,9 @@ EXPERT_LAUNCHES, MODULE_LAUNCHES = (0.7, 0.7), (MLP_LAUNCHES - 3.0, 2.0)
 launched from a loop in C++ at some 5 us each (guess); as a module of its own, an MLP's but norm and sum."""
 
 SINGLE_PRODUCT_US, CAST_US = 33.0, 10.0
-"""Host time of a single expert's product in a loop over them [us]: 0.267 ms for 8 products of 128 tokens,
-which take the chip far less (NVIDIA/TransformerEngine, pull request 3134; it does not name the host). Of a
-cast kernel: 10 us (pull request 1016)."""
+"""Host time of a single expert's product in a loop over them [us]: 0.267 ms for 8 of 128 tokens, which take
+the chip far less (NVIDIA/TransformerEngine, pull request 3134; its host is not named and taken for an x86
+one; of a Grace, 12 us would be left, waiting steps 14% shorter). Of a cast kernel: 10 (pull request 1016)."""
 
 NARROW_TENSOR_US, NARROW_OPERANDS_US, GRADIENT_US = 15.0, 12.0, 12.0
 """Host time around the kernels of products, counted from the code of Transformer Engine 2.9 at 1 to 2 us
