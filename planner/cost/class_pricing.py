@@ -24,8 +24,7 @@ from planner.cost.elementwise import Values, exists, maximum, total, where
 from planner.cost.kernels.attention import attention_times
 from planner.cost.kernels.compute import MatmulTimes, gradient_sum_s, traffic_s
 from planner.cost.kernels.gated_units import plain_gated_s
-from planner.cost.kernels.host_waits import HostWaits, Parts, parts_of
-from planner.cost.kernels.launches import HEAD_LAUNCHES
+from planner.cost.kernels.host_waits import HEAD_LAUNCHES, HostWaits, Parts, parts_of
 from planner.cost.kernels.linear_attention import exchanged_heads_s, mixer_s
 from planner.cost.kernels.operators import HALF
 from planner.cost.kernels.small_tensors import small_tensors

@@ -16,6 +16,9 @@ from planner.data.chip import Chip
 from planner.data.stack import SoftwareStack
 from planner.units import MS
 
+HEAD_LAUNCHES = 1.0
+"""Launches of final norm, head and loss over those of a dense layer (guess: some thirty kernels each)."""
+
 Parts = list[Values]
 """A time in the order of PARTS."""
 

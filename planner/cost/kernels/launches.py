@@ -119,13 +119,11 @@ NARROW_WGRAD_US = SCALE_LAUNCHES_US + NARROW_OPERANDS_US
 UP_PROJECTION_LAUNCHES = 12.0
 """Both up-projections of latent attention with positions, splits and joins of heads."""
 
-SHARED_LAUNCHES = 12.0
-"""Shared experts with their gather and sum."""
+SHARED_LAUNCHES, SCAN_BACKWARD_LAUNCHES = 12.0, 13.0
+"""Shared experts with their gather and sum; more in the backward of a Mamba mixer, which makes states anew:
+40 in all (mamba_ssm, ops/triton/ssd_combined.py)."""
 
 DENSE_LAUNCHES = ATTENTION_LAUNCHES + MLP_LAUNCHES
-
-HEAD_LAUNCHES = 1.0
-"""Launches of final norm, head and loss over those of a dense layer (guess: some thirty kernels each)."""
 
 
 def launches(
@@ -168,6 +166,7 @@ def backward_launches(
     modules[first] += float(small_tensors(model, kind))
     if kind in WITH_ATTENTION and not stack.flash_attention:
         modules["attn"] += 2.0
+    modules[first] += SCAN_BACKWARD_LAUNCHES if kind == "mamba" else 0.0
     if kind in WITH_EXPERTS and model.moe is not None:
         chosen = maximum(_routing_launches(model, stack, sizes) - ROUTING_BACKWARD_LAUNCHES, 0.0)
         modules["moe_router"] -= chosen

@@ -50,9 +50,10 @@ sum."""
 LATENT, PLAIN_LATENT_ROTARY = (4.0, 6.0), 26.0
 """Latent attention: norms of both latent vectors, queries turned in place, keys and values written."""
 
-LINEAR_ATTENTION, MAMBA = (20.0, 24.0), (8.0, 12.0)
-"""Gated delta nets without products and their rule (`launches.py`), Mamba mixers without chunked products;
-backwards are guesses."""
+LINEAR_ATTENTION, MAMBA = (20.0, 24.0), (8.0, 26.0)
+"""Gated delta nets without products and their rule (`launches.py`), whose backward is a guess, and Mamba
+mixers without products of their scan: convolution, decays and their sums, states passed on, norm; the
+backward makes these and the products of states anew (mamba_ssm, ops/triton/ssd_combined.py)."""
 
 ROUTER, BIASED_ROUTER = (26.0, 16.0), (46.0, 31.0)
 """Operators of a router without its product: by softmax with an auxiliary loss, and with sigmoid, biases,

@@ -43,6 +43,11 @@ def backward_count(model: str, kind: LayerKind = "dense", ep: int = 1, **changes
     return DENSE_LAUNCHES * float(backward_launches(of.model, kind, stack, sizes, products))
 
 
+def test_a_mamba_mixer_launches_more_kernels_in_its_backward() -> None:
+    # 20 of the forward, which the products of maps and scan and the norm's gradient added 7 to.
+    assert backward_count("nemotron-3-nano-30b-a3b", "mamba") == pytest.approx(20 + 7 + 13)
+
+
 def test_a_backward_launches_each_product_twice_and_sums_gradients() -> None:
     plain = {"flash_attention": False, "gradient_accumulation_fusion": False}
     # GPT: 31 of the forward; 4 maps and 2 products of attention again; gradients of 4 weights and 4 biases,
