@@ -97,7 +97,7 @@ class ClassPricing:
             ring = context_levels(self.stack, self.sizes, self.network.domain_chips)[1]
             if self.stack.cp_exchange == "all_gather" or not exists(ring > 1):
                 return forward, backward
-            joined = ring_traffic(self.model, self.sizes, ring)
+            joined = ring_traffic(self.model, self.stack, self.sizes, ring)
             return (
                 forward + traffic_s(self.relative, joined.forward_bytes),
                 backward + traffic_s(self.relative, joined.backward_bytes),

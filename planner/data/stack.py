@@ -106,6 +106,9 @@ class SoftwareStack(Data):
     plain_modules: bool = False
     """Whether norms work in fp32 by plain operators, a gated unit multiplies by the activation it keeps, and
     grouped keys and values are repeated for every head, as in Megatron-LM before Transformer Engine."""
+    repeats_groups: bool = False
+    """Whether grouped keys and values are repeated for every head without `plain_modules` too, and so
+    exchanged among context-parallel ranks."""
     joined_maps: Literal["all", "attention", "none"] = "all"
     """Whether queries, keys and values are one product, and gate and first map another, or the former alone.
     Maps of their own are a product each, and the gradients of the input that they share are added."""

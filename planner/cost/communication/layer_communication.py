@@ -24,7 +24,7 @@ from planner.cost.communication.routing import distinct_share
 from planner.cost.communication.userbuffers import PieceTimes, pipelined_scatter_s, ring_gather_s
 from planner.cost.elementwise import Values, everywhere, exists, maximum, minimum, where
 from planner.cost.kernels.compute import traffic_s
-from planner.cost.kernels.operators import HALF, attention_dims
+from planner.cost.kernels.operators import HALF, attention_dims, exchanged_groups
 from planner.cost.sizes import Sizes, context_levels
 from planner.data.chip import Precision
 from planner.data.model_spec import WITH_EXPERTS, LayerKind, ModelSpec
@@ -171,7 +171,7 @@ def context_layer_s(
         return s.zeros, s.zeros
     query_dim, value_dim = attention_dims(model)
     heads = model.num_attention_heads / s.tp
-    groups = heads if model.mla is not None else maximum(model.num_query_groups / s.tp, 1.0)
+    groups = exchanged_groups(model, stack, s)
     keys_values = s.tokens * groups * (query_dim + value_dim) * HALF
     heads_moved = keys_values + s.tokens * heads * (query_dim + value_dim) * HALF
     inner, outer = context_levels(stack, sizes, network.domain_chips)

@@ -251,7 +251,15 @@ def repeats_groups(model: ModelSpec, stack: SoftwareStack) -> bool:
     Source: `repeat_interleave` in core/transformer/dot_product_attention.py of Megatron-LM core 0.19 and in
     pytorch/attention/dot_product_attention/backends.py of Transformer Engine 2 (UnfusedDotProductAttention).
     """
-    return model.mla is None and (stack.plain_modules or not stack.flash_attention)
+    plain = stack.plain_modules or stack.repeats_groups or not stack.flash_attention
+    return model.mla is None and plain
+
+
+def exchanged_groups(model: ModelSpec, stack: SoftwareStack, sizes: Sizes) -> Values:
+    """Keys, and values, of a token on one tensor-parallel rank that context-parallel ranks exchange."""
+    if model.mla is not None or repeats_groups(model, stack):
+        return model.num_attention_heads / sizes.tp
+    return maximum(model.num_query_groups / sizes.tp, 1.0)
 
 
 def head_matmul(model: ModelSpec, vocab: Values, sizes: Sizes, narrow: bool = False) -> Matmul:

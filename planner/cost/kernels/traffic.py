@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.checkpointing import policy_of
-from planner.cost.elementwise import Values, maximum, where
+from planner.cost.elementwise import Values, where
 from planner.cost.kernels.attention_traffic import attention_traffic, query_key_value_widths, split_traffic
 from planner.cost.kernels.gated_units import activation_bytes
 from planner.cost.kernels.linear_attention import linear_traffic, norm_out_bytes
 from planner.cost.kernels.mamba import mamba_traffic
 from planner.cost.kernels.norms import FP32_NORM_BYTES, norm_bytes
-from planner.cost.kernels.operators import HALF, attention_dims, column_maps
+from planner.cost.kernels.operators import HALF, attention_dims, column_maps, exchanged_groups
 from planner.cost.kernels.softmax import is_fused
 from planner.cost.kernels.sorting import sorting_bytes
 from planner.cost.recomputation import modules_of
@@ -126,7 +126,7 @@ def _norm_and_residual_traffic(model: ModelSpec, kind: LayerKind, stack: Softwar
     return Traffic(values * forward + copied, values * backward)
 
 
-def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
+def ring_traffic(model: ModelSpec, stack: SoftwareStack, sizes: Sizes, ring: Values) -> Traffic:
     """What joins the blocks of attention around a ring of context-parallel ranks.
 
     Keys and values are joined in a buffer (8 bytes a value of keys, say). The first block's output is scaled
@@ -143,7 +143,7 @@ def ring_traffic(model: ModelSpec, sizes: Sizes, ring: Values) -> Traffic:
     s = sizes
     query_dim, value_dim = attention_dims(model)
     heads = model.num_attention_heads / s.tp
-    groups = heads if model.mla is not None else maximum(model.num_query_groups / s.tp, 1.0)
+    groups = exchanged_groups(model, stack, s)
     queries = s.tokens * heads * value_dim
     keys = s.tokens * groups * (query_dim + value_dim) / 2
     forward = 8.0 * keys + (4.0 + 4.5 * (ring - 1)) * queries

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.cost.elementwise import Values, maximum, where
-from planner.cost.kernels.operators import HALF, attention_dims
+from planner.cost.elementwise import Values, where
+from planner.cost.kernels.operators import HALF, attention_dims, exchanged_groups
 from planner.cost.sizes import Sizes
 from planner.data.model_spec import ModelSpec
 from planner.data.stack import SoftwareStack
@@ -31,7 +31,7 @@ def context_exchange_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes) -> 
         return s.zeros
     query_dim, value_dim = attention_dims(model)
     heads = model.num_attention_heads / s.tp
-    groups = heads if model.mla is not None else maximum(model.num_query_groups / s.tp, 1.0)
+    groups = exchanged_groups(model, stack, s)
     brought = groups * (query_dim + value_dim)
     of_a_rank = 2 * brought if stack.cp_exchange == "all_gather" else brought + heads * value_dim
     return where(s.cp > 1, s.cp * s.tokens * HALF * of_a_rank, 0.0)

@@ -18,6 +18,7 @@ from planner.cost.kernels.traffic import (
     selective_traffic,
 )
 from planner.cost.kernels.traffic_of_ends import head_traffic
+from planner.cost.memory.attention_buffers import context_exchange_bytes
 from planner.cost.prices import Degrees
 from planner.cost.sizes import Sizes
 from planner.data.load import load_stack
@@ -196,14 +197,27 @@ def test_blocks_around_a_ring_are_scaled_and_added_once_each() -> None:
     of = problem(model="llama3-8b")
     s = Sizes.single(of, Degrees.single(context_parallel=2, tensor_parallel=2))
     tokens, queries, keys = 4096 / 2, 32 / 2 * 128, 8 / 2 * 128
-    moved = ring_traffic(of.model, s, 2.0)
+    moved = ring_traffic(of.model, of.stack, s, 2.0)
     # Joined keys and values: 2 tensors read and written, 2 bytes each. Output: scaled (read, write), then
     # read with the block that is added, and written; on half of the ranks for half of the rows.
     added = (6 + 3) / 2
     assert moved.forward_bytes == tokens * (8 * keys + (4 + added) * queries)
     assert moved.backward_bytes == tokens * ((4 + added) * queries + (2 * 8 + 2 * added) * keys)
-    alone = ring_traffic(of.model, s, 1.0)
+    alone = ring_traffic(of.model, of.stack, s, 1.0)
     assert alone.forward_bytes == alone.backward_bytes == 0.0
+
+
+def test_repeated_keys_and_values_are_exchanged_for_every_head() -> None:
+    # torchtitan and fms-fsdp repeat them before attention; grouped ones were priced.
+    of = problem(model="llama3-8b")
+    grouped, repeated = (of.stack.model_copy(update={"repeats_groups": yes}) for yes in (False, True))
+    s = Sizes.single(of, Degrees.single(context_parallel=2))
+    (a, _), (b, _) = (attention_traffic(of.model, stack, s) for stack in (grouped, repeated))
+    assert b - a == 2048 * (32 + 8) * 128 * 2 * 2
+    (a, b) = (ring_traffic(of.model, stack, s, 2.0).forward_bytes for stack in (grouped, repeated))
+    assert b - a == 2048 * 8 * (32 - 8) * 128
+    (a, b) = (context_exchange_bytes(of.model, stack, s) for stack in (grouped, repeated))
+    assert b - a == 2 * 2048 * 2 * (32 - 8) * 2 * 128
 
 
 def test_keys_and_values_that_are_gathered_first_leave_no_blocks_to_join() -> None:
