@@ -92,8 +92,11 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
     standins.pretend_transformer_engine(TRANSFORMER_ENGINE)
     world_size = launch.world_size
     with validate.refusals_of_megatron():
+        recomputed = dict[tuple[str, ...], list[Any]]()
         for arguments in dict.fromkeys(launch.arguments):
-            validate.transformer_config(validate.read_arguments(arguments, world_size))
+            args = validate.read_arguments(arguments, world_size)
+            recomputed[arguments] = _recomputation(args)
+            validate.transformer_config(args)
         args = validate.read_arguments(launch.arguments[0], world_size)
         config = validate.transformer_config(args)
         coordinates = validate.rank_coordinates(args)
@@ -108,7 +111,7 @@ def check(launch: Launch, ranks: str | None) -> dict[str, Any]:
             "layers": layers,
             "rank_coords": coordinates,
             "settings": validate.settings(args, config),
-            "recomputation": _recomputation(launch, world_size, coordinates),
+            "recomputation": [recomputed[launch.arguments[rank]] for rank in _first_ranks(coordinates)],
         }
     wrong = disagreements(launch, [place["pp"] for place in coordinates])
     if wrong:
@@ -144,16 +147,17 @@ def differences(report: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def _recomputation(launch: Launch, world_size: int, coordinates: list[dict[str, int]]) -> list[list[Any]]:
-    """What the first rank of every stage recomputes: granularity, method, number of layers."""
-    first = _ranks_to_simulate("stages", coordinates)
-    found = (validate.read_arguments(launch.arguments[rank], world_size) for rank in first)
-    return [[a.recompute_granularity, a.recompute_method, a.recompute_num_layers] for a in found]
+def _recomputation(args: argparse.Namespace) -> list[Any]:
+    """What a rank recomputes: granularity, method, number of layers."""
+    return [args.recompute_granularity, args.recompute_method, args.recompute_num_layers]
 
 
 def _ranks_to_simulate(text: str, coordinates: list[dict[str, int]]) -> list[int]:
-    if text != "stages":
-        return [int(rank) for rank in text.split(",")]
+    return _first_ranks(coordinates) if text == "stages" else [int(rank) for rank in text.split(",")]
+
+
+def _first_ranks(coordinates: list[dict[str, int]]) -> list[int]:
+    """The first rank of every stage."""
     first: dict[int, int] = {}
     for rank, place in enumerate(coordinates):
         first.setdefault(place["pp"], rank)

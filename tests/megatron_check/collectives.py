@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 
@@ -54,27 +54,10 @@ class Recorder:
         self._inside = False
 
     def install(self) -> None:
-        """Wrap torch.distributed. Before Megatron is imported, which binds its functions by name."""
-        import torch.distributed as public
-        from torch.distributed import distributed_c10d as private
-
-        for name, signature in SIGNATURES.items():
-            wrapped = self._wrap(name, signature, getattr(private, name))
-            setattr(private, name, wrapped)
-            setattr(public, name, wrapped)
-        batched = private.batch_isend_irecv
-
-        def batch_isend_irecv(operations: list[Any]) -> Any:
-            for operation in operations:
-                self._note(operation.op.__name__, operation.tensor, operation.group)
-            with self._quietly():
-                works = batched(operations)
-                for operation in operations:
-                    if operation.op.__name__ == "irecv":
-                        operation.tensor.data.zero_()
-            return works
-
-        public.batch_isend_irecv = private.batch_isend_irecv = batch_isend_irecv
+        """Watch torch.distributed from now on. Before Megatron is imported, unless `wrap` was called."""
+        global _installed
+        wrap()
+        _installed = self
 
     def phase(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with its collectives under the name of a phase."""
@@ -106,24 +89,8 @@ class Recorder:
         """One row a kind of collective, with its count."""
         return [{**event._asdict(), "count": count} for event, count in self.counts.items()]
 
-    def _wrap(self, name: str, signature: Signature, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            moved = _argument(args, kwargs, *signature.moved)
-            self._note(name, moved, _argument(args, kwargs, "group", signature.group))
-            for key in ("output_split_sizes", "input_split_sizes"):
-                if kwargs.get(key) is not None:
-                    kwargs[key] = [int(size) for size in kwargs[key]]
-            with self._quietly():
-                work = function(*args, **kwargs)
-                if signature.result is not None:
-                    _answer(name, _argument(args, kwargs, *signature.result), moved)
-            return work
-
-        return wrapped
-
     @contextlib.contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def quietly(self) -> Iterator[None]:
         """One collective may call another; only the outer one counts."""
         before, self._inside = self._inside, True
         try:
@@ -131,7 +98,8 @@ class Recorder:
         finally:
             self._inside = before
 
-    def _note(self, name: str, tensor: Any, group: Any) -> None:
+    def note(self, name: str, tensor: Any, group: Any) -> None:
+        """Count one, where it is an outer one of the part that is watched."""
         if not self._on or self._inside:
             return
         import torch.distributed as dist
@@ -140,6 +108,59 @@ class Recorder:
         parts = tensor if isinstance(tensor, list | tuple) else [tensor]
         size_bytes = sum(part.numel() * part.element_size() for part in parts)
         self.counts[Event(self._phase, name, group.group_desc, dist.get_world_size(group), size_bytes)] += 1
+
+
+_installed: Recorder | None = None
+
+
+@cache
+def wrap() -> None:
+    """Let torch.distributed be watched. Before Megatron is imported, which binds its functions by name.
+
+    Without an installed recorder all is as torch has it.
+    """
+    import torch.distributed as public
+    from torch.distributed import distributed_c10d as private
+
+    for name, signature in SIGNATURES.items():
+        wrapped = _wrap(name, signature, getattr(private, name))
+        setattr(private, name, wrapped)
+        setattr(public, name, wrapped)
+    batched = private.batch_isend_irecv
+
+    @wraps(batched)
+    def batch_isend_irecv(operations: list[Any]) -> Any:
+        if _installed is None:
+            return batched(operations)
+        for operation in operations:
+            _installed.note(operation.op.__name__, operation.tensor, operation.group)
+        with _installed.quietly():
+            works = batched(operations)
+            for operation in operations:
+                if operation.op.__name__ == "irecv":
+                    operation.tensor.data.zero_()
+        return works
+
+    public.batch_isend_irecv = private.batch_isend_irecv = batch_isend_irecv
+
+
+def _wrap(name: str, signature: Signature, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if _installed is None:
+            return function(*args, **kwargs)
+        moved = _argument(args, kwargs, *signature.moved)
+        _installed.note(name, moved, _argument(args, kwargs, "group", signature.group))
+        for key in ("output_split_sizes", "input_split_sizes"):
+            if kwargs.get(key) is not None:
+                kwargs[key] = [int(size) for size in kwargs[key]]
+        with _installed.quietly():
+            work = function(*args, **kwargs)
+            if signature.result is not None:
+                _answer(name, _argument(args, kwargs, *signature.result), moved)
+        return work
+
+    return wrapped
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, position: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,14 +13,22 @@ from pathlib import Path
 
 from .refusal import Refused
 
-_RECORDER = """#!{python}
-import json, os, sys
-with open({record!r}, "a") as file:
-    file.write(json.dumps({{"argv": sys.argv, "env": dict(os.environ)}}) + "\\n")
-"""
-"""Writes down how it was called; stands in for torchrun and for Megatron's scripts."""
-
 _SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py")
+
+_SHELL_RECORDER = """#!/bin/sh
+set -C
+{{ printf '%s\\0' "$#" "$@"; env -0; }} >'{record}'
+"""
+
+_PYTHON_RECORDER = """import os, sys
+variables = [f"{{name}}={{value}}" for name, value in os.environ.items()]
+words = [str(len(sys.argv) - 1), *sys.argv[1:], *variables]
+open({record!r}, "x").write("".join(f"{{word}}\\0" for word in words))
+"""
+
+_RECORDERS = {"torchrun": _SHELL_RECORDER, **dict.fromkeys(_SCRIPTS, _PYTHON_RECORDER)}
+"""Stand in for torchrun and for Megatron's scripts, and write down how they are called, once: how many words
+there are, the words and the environment, each ended by a zero byte."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,11 @@ def start_as_node(script: str, node: int, settings: Mapping[str, str]) -> NodeSt
         done = subprocess.run(
             ["bash", script], env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-        calls = _read(record)
-        if not calls:
+        if not record.exists():
             raise Refused(
                 f"node {node}: the script started nothing: {done.stderr.strip() or done.stdout.strip()}"
             )
-        return _split(calls[0]["argv"][1:], calls[0]["env"])
+        return _split(*_read(record))
 
 
 def arguments_of_ranks(start: NodeStart, first_rank: int) -> list[tuple[str, ...]]:
@@ -85,10 +91,11 @@ def arguments_of_ranks(start: NodeStart, first_rank: int) -> list[tuple[str, ...
             subprocess.run(
                 [sys.executable, start.entry_point, *start.arguments],
                 env=environment,
+                capture_output=True,
                 timeout=120,
                 check=True,
             )
-            found.append(tuple(_read(record)[0]["argv"][1:]))
+            found.append(tuple(_read(record)[0]))
     return found
 
 
@@ -97,16 +104,18 @@ def _recorders() -> Iterator[tuple[Path, Path]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         record = directory / "record"
-        record.touch()
-        for program in ("torchrun", *_SCRIPTS):
+        for program, text in _RECORDERS.items():
             path = directory / program
-            path.write_text(_RECORDER.format(python=sys.executable, record=str(record)))
+            path.write_text(text.format(record=str(record)))
             path.chmod(0o755)
         yield directory, record
 
 
-def _read(record: Path) -> list[dict]:
-    return [json.loads(line) for line in record.read_text().splitlines()]
+def _read(record: Path) -> tuple[list[str], dict[str, str]]:
+    """Words that followed the program, and its environment."""
+    count, *words = record.read_text().split("\0")[:-1]
+    variables = (word.partition("=") for word in words[int(count) :])
+    return words[: int(count)], {name: value for name, _, value in variables}
 
 
 def _split(words: list[str], environment: dict[str, str]) -> NodeStart:

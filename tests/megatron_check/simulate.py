@@ -131,8 +131,8 @@ def shrunk_arguments(arguments: Sequence[str], args: Namespace) -> list[str]:
         "--vocab-size": 128 * tp - 1,
     }
     if args.num_experts:
-        # Enough tokens that the experts of this rank see some.
-        tokens = -(-16 * args.num_experts // args.moe_router_topk)
+        # Enough tokens that the experts of this rank see some: eight each on average.
+        tokens = -(-4 * args.num_experts // args.moe_router_topk)
         seq_length = max(seq_length, tokens * (tp if args.sequence_parallel else 1) * 2 * cp)
         small["--moe-ffn-hidden-size"] = 8 * tp
         if args.moe_shared_expert_intermediate_size:

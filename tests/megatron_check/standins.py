@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import sys
+import threading
 import types
 import typing
 from typing import Any
 
 DEVICES = 8
 MEMORY_BYTES = 80 * 2**30
+
+_this_thread = threading.local()
 
 
 def install(compute_capability: int) -> None:
@@ -34,6 +37,9 @@ def install(compute_capability: int) -> None:
 
 def take_cuda_for_cpu() -> None:
     """Let this thread make CPU tensors where it is asked for CUDA tensors; not inherited by others."""
+    if hasattr(_this_thread, "takes_cuda_for_cpu"):
+        return
+    _this_thread.takes_cuda_for_cpu = True
     import torch
     from torch.overrides import TorchFunctionMode
 

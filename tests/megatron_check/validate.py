@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .hybrid import hybrid_model
@@ -271,14 +271,13 @@ def _with_fewest_replicas(args: Namespace) -> Namespace:
 
 def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
     """One virtual stage of this rank's model, on the meta device."""
-    import torch
     from megatron.core import parallel_state
 
     vocab = _padded_vocab_size(args)
     first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk)
     if args.hybrid_layer_pattern is not None:
-        with torch.device("meta"):
+        with _unallocated():
             return hybrid_model(args, config, vocab, first, last, chunk)
     from megatron.core.models.gpt import GPTModel, gpt_layer_specs
 
@@ -301,7 +300,7 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
         prediction = gpt_layer_specs.get_gpt_mtp_block_spec(
             config, one_layer, use_transformer_engine=False, vp_stage=chunk
         )
-    with torch.device("meta"):
+    with _unallocated():
         return GPTModel(
             config,
             layers,
@@ -314,6 +313,23 @@ def _model_chunk(args: Namespace, config: Any, chunk: int | None) -> Any:
             mtp_block_spec=prediction,
             vp_stage=chunk,
         )
+
+
+@contextlib.contextmanager
+def _unallocated() -> Iterator[None]:
+    """Make tensors on the meta device, also those that are asked for on the current device of CUDA.
+
+    Megatron fills copies of the embedding with zeros, which takes seconds where they have memory.
+    """
+    import torch
+
+    current = torch.cuda.current_device
+    torch.cuda.current_device = lambda: torch.device("meta")
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.cuda.current_device = current
 
 
 def _padded_vocab_size(args: Namespace) -> int:

@@ -33,8 +33,7 @@ from planner.rules.flagscale_config import (
 from planner.rules.megatron import violations
 from planner.rules.meshes import microbatch_size_of
 from tests.megatron_check.settings import expected_settings
-from tests.planner.launchers import plans
-from tests.planner.launchers.conftest import ROOT
+from tests.planner.launchers import plans, real_megatron
 
 
 def with_stages(plan: Plan, changes: dict[int, dict[str, Any]], **others: Any) -> Plan:
@@ -340,9 +339,8 @@ def test_the_real_parser_reads_the_planned_networks(megatron_python: str, tmp_pa
         settings = expected_settings(problem, plan).items()
         expected.append((name, {key: value for key, value in settings if key not in placed}))
     (tmp_path / "lines.json").write_text(json.dumps(lines))
-    command = [megatron_python, "-m", "tests.megatron_check.read_words", str(tmp_path / "lines.json")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(megatron_python).parents[1] / "older" / "0.17.1")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    command = ("-m", "tests.megatron_check.read_words", str(tmp_path / "lines.json"))
+    done = real_megatron.run(megatron_python, *command, older="0.17.1")
     assert done.returncode == 0, done.stderr[-2000:]
     for (name, settings), found in zip(expected, json.loads(done.stdout.splitlines()[-1]), strict=True):
         assert {key: found.get(key) for key in settings} == settings, name

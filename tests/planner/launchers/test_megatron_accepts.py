@@ -18,12 +18,10 @@ from planner.data.problem import Problem
 from planner.launchers.directory import export_plan
 from planner.search import driver
 from tests.megatron_check.expectation import expectation
-from tests.planner.launchers import plans
+from tests.planner.launchers import plans, real_megatron
 from tests.planner.launchers.wide_plans import wide_case
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[3]
 
 
 def check(python: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -33,18 +31,11 @@ def check(python: str, directory: Path, *options: str) -> subprocess.CompletedPr
 
 
 def run_check(
-    python: str, *options: str, older: str | None = None, timeout_s: float = 600
+    python: str, *options: str, older: str | None = None, timeout_s: int = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run the check with its options, on the newest version or an older one."""
-    command = [python, "-m", "tests.megatron_check.check_megatron_args", *options]
-    environment = dict(os.environ)
-    if older is not None:
-        wheel = Path(python).parents[1] / "older" / older
-        assert wheel.is_dir(), f"{wheel} is missing; run tests/setup_megatron.sh again"
-        environment["PYTHONPATH"] = str(wheel)
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    command = ("-m", "tests.megatron_check.check_megatron_args", *options)
+    return real_megatron.run(python, *command, older=older, timeout_s=timeout_s)
 
 
 def write(directory: Path, problem: Problem, plan: Plan, version: str | None = None) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from planner.launchers.megatron.rotary_positions import stretching_arguments
 from planner.launchers.model_constants import all_constants, constant_arguments, left_out
 from planner.launchers.read.megatron import read_script
 from planner.rules.versions import NEWEST, version_violations
-from tests.planner.launchers import plans
-from tests.planner.launchers.conftest import ROOT
+from tests.planner.launchers import plans, real_megatron
 
 STATED = {
     "llama3-8b": ["--rotary-base ${ROTARY_BASE:-500000}", "--norm-epsilon ${NORM_EPSILON:-1e-05}"],
@@ -152,8 +150,7 @@ def test_what_of_stretching_reaches_the_real_model(
         "--bf16",
         "--mock-data",
     ]
-    command = [megatron_python, "-c", WHAT_REACHES_THE_MODEL, *stated, *training]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = real_megatron.run(megatron_python, "-c", WHAT_REACHES_THE_MODEL, *stated, *training)
     assert done.stdout.strip() == built, done.stderr[-2000:]
 
 
@@ -168,8 +165,9 @@ def test_the_real_frequencies_are_those_of_yarn(megatron_python: str) -> None:
         "slow": "--yarn-beta-slow",
     }
     told = [word for name, flag in flags.items() for word in (name, *values[flag])]
-    command = [megatron_python, "-m", "tests.megatron_check.frequencies", "base", "150000", "head", "64"]
-    done = subprocess.run([*command, *told], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ("-m", "tests.megatron_check.frequencies", "base", "150000", "head", "64")
+    done = real_megatron.run(megatron_python, *command, *told)
+    assert done.returncode == 0, done.stderr[-2000:]
     scale, *built = map(float, done.stdout.split())
     assert scale == pytest.approx(0.1 * math.log(32) + 1)
     for pair, frequency in enumerate(built):

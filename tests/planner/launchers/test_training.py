@@ -14,8 +14,8 @@ import pytest
 
 from planner.data.problem import Problem
 from planner.launchers.directory import export_plan
-from tests.planner.launchers import plans
-from tests.planner.launchers.test_megatron_accepts import ROOT
+from tests.planner.launchers import plans, real_megatron
+from tests.planner.launchers.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -53,9 +53,11 @@ def train(python: str, out: Path, folder: Path) -> list[dict[str, Any]]:
     checkout, table = folder / "checkout", folder / "table"
     checkout.mkdir()
     table.mkdir()
-    # Megatron-LM's entry point lies in its checkout, not in the wheel.
-    path = str(ROOT / "tests" / "megatron_check" / "train.py")
-    entry = f"import runpy\nrunpy.run_path({path!r}, run_name='__main__')\n"
+    # Megatron-LM's entry point lies in its checkout, not in the wheel. Every process of torchrun hands on
+    # what it was given to a child of the process that has imported Megatron-LM, and waits for it.
+    check = ROOT / "tests" / "megatron_check"
+    command = [str(check / "client.py"), real_megatron.server(python), str(check / "train.py")]
+    entry = f"import os, sys\nos.execv(sys.executable, [sys.executable, *{command!r}, *sys.argv[1:]])\n"
     (checkout / "pretrain_gpt.py").write_text(entry)
     environment = os.environ | {
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
