@@ -7,6 +7,7 @@ models and layouts (fixed seed); each is predicted beside a neighbour, of which 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import random
@@ -98,6 +99,13 @@ def predicted(row: Row) -> Prediction | None:
     return prediction
 
 
+@functools.cache
+def rows_that_are_predicted(number: int) -> list[tuple[Row, Prediction]]:
+    """Changed runs with their predictions, the same for every neighbour."""
+    found = ((row, predicted(row)) for row in rows(number))
+    return [(row, prediction) for row, prediction in found if prediction is not None]
+
+
 def longer(row: Row) -> None:
     row["workload"]["seq_length"] *= 2
 
@@ -141,11 +149,11 @@ def test_neighbours_of_changed_runs_cost_what_they_must(
     change: Callable[[Row], None], time: Bounds, memory: Bounds
 ) -> None:
     pairs, wrong = 0, []
-    for row in rows(800):
+    for row, a in rows_that_are_predicted(800):
         neighbour = copy.deepcopy(row)
         change(neighbour)
-        a, b = predicted(row), predicted(neighbour)
-        if a is None or b is None:
+        b = predicted(neighbour)
+        if b is None:
             continue
         pairs += 1
         for prediction in (a, b):

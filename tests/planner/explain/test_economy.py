@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -43,8 +44,10 @@ def priced(nodes: int) -> Problem:
     return problem
 
 
-def every_subset(problem: Problem) -> list[tuple[np.ndarray, float]]:
-    """Nodes used and step time of the best plan on every subset of nodes."""
+@functools.cache
+def every_subset(nodes: int) -> list[tuple[np.ndarray, float]]:
+    """Nodes used and step time of the best plan on every subset of nodes of the priced problem."""
+    problem = priced(nodes)
     named = with_named_hosts(problem)
     found = []
     sizes = [range(node_class.num_nodes + 1) for node_class in problem.cluster.classes]
@@ -58,8 +61,7 @@ def every_subset(problem: Problem) -> list[tuple[np.ndarray, float]]:
 
 @pytest.mark.slow
 def test_the_cheapest_token_is_that_of_the_best_subset() -> None:
-    problem = priced(2)
-    subsets = every_subset(problem)
+    problem, subsets = priced(2), every_subset(2)
     result, found = cheapest(problem, "cost")
     best = min(float(PRICES @ used) * step_s for used, step_s in subsets)
     per_million = best / 3600 / problem.workload.tokens_per_step * 1e6
@@ -71,8 +73,7 @@ def test_the_cheapest_token_is_that_of_the_best_subset() -> None:
 
 @pytest.mark.slow
 def test_the_cheapest_nodes_that_reach_a_step_time() -> None:
-    problem = priced(2)
-    subsets = every_subset(problem)
+    problem, subsets = priced(2), every_subset(2)
     steps = sorted(step_s for _, step_s in subsets)
     for limit_s in (steps[1], steps[len(steps) // 2], steps[-1]):
         result, found = cheapest(problem, "cost", reach_s=limit_s * (1 + 1e-9))

@@ -21,7 +21,7 @@ MOST_CHIPS = 1024
 def test_megatron_places_what_the_search_planned(name: str, megatron_python: str, tmp_path: Path) -> None:
     problem = load.load_problem(name)
     # A good plan serves as well as the best one here.
-    options = problem.options.model_copy(update={"gap": 0.1, "time_limit_s": 20.0})
+    options = problem.options.model_copy(update={"gap": 0.15, "time_limit_s": 10.0})
     result = plan(problem, options)
     assert result.plan is not None, result.reason
     out = write(tmp_path, problem, result.plan)
