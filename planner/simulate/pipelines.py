@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from planner.cost.communication.exchange import exchange_link, exchanged_parameters
-from planner.cost.pricing import price
+from planner.cost.identity import remembered
+from planner.cost.remembered import remembered_price
 from planner.data.plan import Plan, Stage
 from planner.data.problem import Problem
 from planner.data.result import Evaluation, TimelineEvent
@@ -24,7 +25,12 @@ from planner.simulate.step import class_of_stage, stage_contents, step_times
 
 def share_of(problem: Problem, part: Plan) -> Problem:
     """The problem with the sequences that one pipeline runs as its batch."""
-    sequences = part.data_parallel * part.microbatch_size * part.num_microbatches
+    return _with_batch(problem, part.data_parallel * part.microbatch_size * part.num_microbatches)
+
+
+@remembered
+def _with_batch(problem: Problem, sequences: int) -> Problem:
+    """The same object for the same share, so that what is priced for it is not priced again."""
     workload = problem.workload.model_copy(update={"global_batch_size": sequences})
     return problem.model_copy(update={"workload": workload})
 
@@ -32,7 +38,7 @@ def share_of(problem: Problem, part: Plan) -> Problem:
 def tail_s(problem: Problem, part: Plan) -> float:
     """What follows the reductions of one pipeline: update of the weights, gathering [s]."""
     degrees, choices = degrees_of_stages(part)
-    prices = price(problem, degrees)
+    prices = remembered_price(problem, degrees)
     contents = stage_contents(problem, part, prices)
     shapes = shapes_of(part, choices, [content.node_class for content in contents])
     return step_times(problem, part, prices, shapes, contents).tail_s
