@@ -99,39 +99,43 @@ def few(count: int) -> type[np.unsignedinteger]:
 def most_covering(worth: Floats, low: Ints, high: Ints, points: int) -> Floats:
     """Largest worth of the spans that hold each point, [row, point]; all are [choice, row].
 
-    -inf where none does. Two spans of 1, 2, 4 .. points in a row cover any; each hands on to its halves.
+    -inf where none does. Two spans of 1, 2, 4 .. points in a row cover any; each becomes its halves.
     """
     choice, row = np.nonzero(low <= high)
     first, last, worth = low[choice, row], high[choice, row], worth[choice, row]
     level = np.log2(np.maximum(last - first + 1, 1)).astype(np.int64)
-    tables = np.full((int(level.max(initial=0)) + 1, low.shape[1], points), -np.inf)
-    np.maximum.at(tables, (level, row, first), worth)
-    np.maximum.at(tables, (level, row, last - 2**level + 1), worth)
-    for longer in range(len(tables) - 1, 0, -1):
-        half, shorter = 2 ** (longer - 1), tables[longer - 1]
-        np.maximum(shorter, tables[longer], out=shorter)
-        np.maximum(shorter[:, half:], tables[longer][:, : points - half], out=shorter[:, half:])
-    return np.asarray(tables[0])
+    table = np.full((low.shape[1], points), -np.inf)
+    for longer in range(int(level.max(initial=0)), -1, -1):
+        at = np.flatnonzero(level == longer)
+        np.maximum.at(table, (row[at], first[at]), worth[at])
+        np.maximum.at(table, (row[at], last[at] - 2**longer + 1), worth[at])
+        if longer:
+            half = 2 ** (longer - 1)
+            later = table[:, half:]
+            np.maximum(later, table[:, : points - half], out=later)
+    return table
 
 
 def most_within(value: Floats, low: Ints, high: Ints) -> Floats:
     """Largest value of each span, [choice, row]; `value` is [row, point], spans [choice, row].
 
-    -inf where a span is empty. Largest values of 1, 2, 4 .. points in a row are tabled; two cover any span.
+    -inf where a span is empty. Of largest values of 1, 2, 4 .. points in a row two cover any span; each such
+    table is read before it makes way for the next one.
     """
-    points = value.shape[1]
-    tables = [value]
-    while 2 ** len(tables) <= int((high - low).max(initial=0)) + 1:
-        half = 2 ** (len(tables) - 1)
-        longer = tables[-1].copy()
-        longer[:, : points - half] = np.maximum(longer[:, : points - half], tables[-1][:, half:])
-        tables.append(longer)
-    level = np.log2(np.maximum(high - low + 1, 1)).astype(np.int64)
-    table, row = np.stack(tables), np.arange(len(value))
-    begin = np.clip(low, 0, points - 1)
-    end = np.clip(high - 2**level + 1, 0, points - 1)
-    found = np.maximum(table[level, row, begin], table[level, row, end])
-    return np.where(low <= high, found, -np.inf)
+    choice, row = np.nonzero(low <= high)
+    begin = np.clip(low[choice, row], 0, value.shape[1] - 1)
+    end = np.clip(high[choice, row] + 1, begin + 1, value.shape[1])
+    level = np.log2(end - begin).astype(np.int64)
+    most, table = np.empty(len(choice)), value
+    for longer in range(int(level.max(initial=0)) + 1):
+        at = np.flatnonzero(level == longer)
+        both = table[row[at], begin[at]], table[row[at], end[at] - 2**longer]
+        most[at] = np.maximum(*both)
+        if longer < level.max(initial=0):
+            table = np.maximum(table[:, : -(2**longer)], table[:, 2**longer :])
+    found = np.full(low.shape, -np.inf)
+    found[choice, row] = most
+    return found
 
 
 def within(low: Ints, high: Ints, points: int) -> Bools:
