@@ -105,16 +105,19 @@ class _Level:
     def move(self, target: float) -> None:
         """Project the best prices onto where every line reaches the level (Hildreth's method)."""
         level = self.best + OVERSHOOT * self.pace * (target - self.best)
-        norm = (self.slopes**2).sum(axis=2)
-        weight = np.zeros_like(self.offsets)
+        slopes = self.slopes[: self.used]
+        norm = (slopes**2).sum(axis=2)
+        # Where a line is flat nothing is moved along it.
+        norm = np.where(norm > 0, np.maximum(norm, NO_ZERO), np.inf)
+        lines = list(zip(slopes, norm, self.offsets[: self.used], strict=True))
+        weights = [np.zeros_like(level) for _ in lines]
         point = self.center.copy()
         for _ in range(SWEEPS):
-            for j in range(self.used):
-                short = level - (self.slopes[j] * point).sum(axis=1) - self.offsets[j]
-                more = np.where(norm[j] > 0, short / np.maximum(norm[j], NO_ZERO), 0.0)
-                after = np.maximum(weight[j] + more, 0.0)
-                point = point + (after - weight[j])[:, None] * self.slopes[j]
-                weight[j] = after
+            for j, (slope, size, offset) in enumerate(lines):
+                short = level - np.add.reduce(slope * point, axis=1) - offset
+                after = np.maximum(weights[j] + short / size, 0.0)
+                point = point + (after - weights[j])[:, None] * slope
+                weights[j] = after
         self.prices = point
 
     def borrow(self) -> None:
