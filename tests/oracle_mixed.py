@@ -2,7 +2,9 @@
 
 Degrees, the classes of every stage, the ranks that each gives, the split of the layers and all combinations
 of recomputation are enumerated here anew; which ranks fit on the hosts is dealt here too, and the referee's
-rules have the last word. Ranks lie slowest class first, as in the search.
+rules have the last word. Ranks lie slowest class first, as in the search. No plan is faster than one of its
+stages is busy by the referee, nor does one fit of which a stage does not: plans with a stage that the referee
+found to take too much beside others are passed over.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from planner.data.problem import Problem
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.search.kinds import layer_kinds
 from planner.simulate.evaluate import evaluate
+from planner.tolerances import MEMORY_TOL_BYTES
+from planner.units import GIB
 from tests.oracle_plans import degrees_of, ends_may_be_bare
 from tests.oracles import layer_counts
 
@@ -47,19 +51,39 @@ def brute_force_mixed(problem: Problem) -> BestMixed:
             continue
         speed = _speeds(problem, degrees)
         for stages in _ranks(problem, degrees, speed):
+            takes_rest, known = _takes_what_is_left(problem, degrees, stages), dict[Content, float]()
             for plan in _plans(problem, degrees, num_microbatches, stages):
                 best.num_plans += 1
                 assert best.num_plans <= MAX_PLANS
+                contents = _contents(plan)
+                reached_s = best.step_s if takes_rest else best.other_step_s
+                if any(known.get(content, 0.0) >= reached_s for content in contents):
+                    continue
                 evaluation = evaluate(problem, plan)
+                for content, stage in zip(contents, evaluation.stages, strict=True):
+                    fits = stage.peak_memory_gib <= stage.limit_gib + MEMORY_TOL_BYTES / GIB
+                    known[content] = stage.busy_s if fits else np.inf
                 if evaluation.violations:
                     assert all("needs" in message for message in evaluation.violations), evaluation.violations
                     continue
-                if _takes_what_is_left(problem, degrees, stages):
+                assert max(stage.busy_s for stage in evaluation.stages) <= evaluation.step_s
+                if takes_rest:
                     if evaluation.step_s < best.step_s:
                         best.step_s, best.plan = evaluation.step_s, plan
                 else:
                     best.other_step_s = min(best.other_step_s, evaluation.step_s)
     return best
+
+
+Content = tuple[int, tuple[int, int], str, int]
+"""Number of a stage, its layers, and what it recomputes of them."""
+
+
+def _contents(plan: Plan) -> list[Content]:
+    """What tells a stage from those that lie on the same ranks in other plans."""
+    return [
+        (s, stage.chunks[0], stage.recompute, stage.recompute_layers) for s, stage in enumerate(plan.stages)
+    ]
 
 
 def _speeds(problem: Problem, degrees: Degrees) -> dict[int, float]:
