@@ -5,14 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
 from planner import api
-from planner.data.load import load_problem
+from planner.data.load import build_problem
 from planner.search.ahead import Ahead, shared
 from planner.search.clock import Clock
+from planner.search.virtual import rounds
 from planner.search.virtual.rounds import Annealed, Start, VirtualRounds
 
 
@@ -99,28 +101,63 @@ def test_no_process_is_left_where_the_search_is_interrupted() -> None:
     assert not multiprocessing.active_children()
 
 
+def any_part_is_annealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds take parts of few orders, too, however near their bound, for a tenth of the steps."""
+
+    def of_any(one: rounds.Round) -> rounds.Round:
+        return replace(one, few_orders=0, gap=0.0, steps=one.steps // 10)
+
+    monkeypatch.setattr(rounds, "FAR", 0.0)
+    monkeypatch.setattr(rounds, "ROUNDS", tuple(map(of_any, rounds.ROUNDS)))
+    for name in ("LAST_ROUND", "ROUND_BESIDE", "ROUND_NEAR"):
+        monkeypatch.setattr(rounds, name, of_any(getattr(rounds, name)))
+
+
 @pytest.mark.slow
 def test_annealing_beside_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With another process, without, and with one that dies; none is left though the last round is."""
-    problem, here, asked = load_problem("llama2-70b-a100-a800-h800-256"), os.getpid(), [0, 0]
-    annealed = VirtualRounds._annealed
+    problem = build_problem(
+        cluster="1x2 h100-sxm-80gb, 1x2 a100-sxm-80gb, 1x4 l40s-48gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=16,
+    )
+    any_part_is_annealed(monkeypatch)
+    here, asked, lasts, found = os.getpid(), [0, 0], list[int](), list[Annealed]()
+    annealed, begin_last = VirtualRounds._annealed, VirtualRounds._begin_last
+    judge = VirtualRounds._judge_annealed
 
-    def watched(rounds: VirtualRounds, start: Start, is_unwanted: Callable[[], bool]) -> Annealed:
+    def watched(search: VirtualRounds, start: Start, is_unwanted: Callable[[], bool]) -> Annealed:
         asked[0] += 1
         if os.getpid() != here and asked[1]:
             os._exit(1)
-        return annealed(rounds, start, is_unwanted)
+        part = replace(
+            start.part, order=start.part.order[::-1]
+        )  # far from the best: chance decides what is found
+        return annealed(search, replace(start, part=part, layers=start.layers[::-1]), is_unwanted)
+
+    def begun(search: VirtualRounds, bound_s: float, *, is_sure: bool) -> None:
+        was_begun = search.last is not None
+        begin_last(search, bound_s, is_sure=is_sure)
+        if search.last is not None and not was_begun:
+            lasts.append(len(search.last[0]))
+
+    def judged(search: VirtualRounds, starts: list[Start], annealed: Iterable[Annealed]) -> None:
+        judge(search, starts, (found.append(one) or one for one in annealed))
 
     monkeypatch.setattr(VirtualRounds, "_annealed", watched)
+    monkeypatch.setattr(VirtualRounds, "_begin_last", begun)
+    monkeypatch.setattr(VirtualRounds, "_judge_annealed", judged)
     answers, here_asked = [], []
     for workers, dies in ((1, 0), (None, 0), (None, 1)):
         monkeypatch.setattr("planner.search.beside.cores", lambda: 2)
-        options = problem.options.model_copy(
-            update={"workers": workers, "max_virtual_stages": None, "gap": 0.02, "time_limit_s": None}
-        )
+        wishes = {"max_virtual_stages": None, "gap": 0.03, "pin": {"tp": 1, "dp": 1}}
+        options = problem.options.model_copy(update={**wishes, "workers": workers, "time_limit_s": None})
         asked[:] = 0, dies
-        answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
+        found.clear()
+        answers.append((api.plan(problem, options).model_dump(exclude={"seconds"}), found.copy()))
         here_asked.append(asked[0])
         assert not multiprocessing.active_children()
     assert answers[0] == answers[1] == answers[2]
     assert here_asked[1] < here_asked[0] == here_asked[2]
+    assert lasts == [lasts[0]] * 3 and lasts[0] > 0
