@@ -111,10 +111,11 @@ def few_chips(target: str) -> Problem:
         cluster="1x2 h100-sxm-80gb, 1x2 a100-sxm-80gb",
         model="qwen2.5-7b",
         seq_length=2048,
-        global_batch_size=4,
+        global_batch_size=2,
         target=target,
     )
-    return problem.model_copy(update={"options": Options(top=1, gap=0.05)})
+    model = problem.model.model_copy(update={"num_layers": 8})
+    return problem.model_copy(update={"model": model, "options": Options(top=1, gap=0.05)})
 
 
 @pytest.mark.parametrize("wish", [pytest.param("pp=2", marks=pytest.mark.slow), "vp=1", "cp=1"])
