@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def random_interleaved(seed: int) -> VirtualSelectionData:
         choice = fits[int(rng.integers(len(fits)))]
         classes = np.flatnonzero(table.max_stages[choice])
         order = rng.choice(classes, size=stages).tolist()
-        data = VirtualTables(problem, price(problem, table.degrees), table).data(choice, chunks, order)
+        one = table.taken(np.array([choice]))
+        data = VirtualTables(problem, price(problem, one.degrees), one).data(0, chunks, order)
         if holds_all(data):
             return data
     raise AssertionError("unreachable")
@@ -64,7 +66,7 @@ class Part:
     def sends_block(self) -> bool:
         return not self.tables.problem.stack.overlaps_sends(self.virtual_stages)
 
-    @property
+    @cached_property
     def capacity(self) -> Capacity:
         m = int(self.tables.table.num_microbatches[self.choice])
         return Capacity(self.classes.times, self.limits, m, sends_block=self.sends_block)
@@ -100,6 +102,7 @@ class Part:
         )
 
 
+@cache
 def random_part(seed: int) -> Part:
     """Two or three stages of two or three chunks on one or two classes, perhaps with the first given."""
     rng = np.random.default_rng(seed)
@@ -120,7 +123,6 @@ def random_part(seed: int) -> Part:
         most = np.minimum(table.max_stages[choice], stages)
         prefix = (int(rng.choice(np.flatnonzero(most))),) if rng.random() < 0.5 else ()
         limits = VirtualLimits((0,) * len(most), tuple(most.tolist()), prefix)
-        return Part(
-            VirtualTables(problem, price(problem, table.degrees), table), choice, chunks, stages, limits
-        )
+        one = table.taken(np.array([choice]))
+        return Part(VirtualTables(problem, price(problem, one.degrees), one), 0, chunks, stages, limits)
     raise AssertionError("unreachable")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from formulations.virtual_classes_data import most_saved
 from formulations.virtual_selection_data import (
     VirtualChoice,
     VirtualSelectionData,
+    Ways,
     choices,
     objectives_ms,
     pieces_ms,
@@ -47,8 +49,17 @@ def best_of_order(data: VirtualSelectionData) -> float:
     """The least objective over all dealings of an order [ms]; inf where none fits."""
     fewest = fewest_layers(data)
     flat = [np.array(one).reshape(fewest.shape) for one in dealings(data.num_layers, fewest.ravel())]
-    found = [choice for layers in flat for choice in choices(data, layers.tolist())]
+    ways: Ways = {}
+    found = [choice for layers in flat for choice in choices(data, layers.tolist(), ways)]
     return float(objectives_ms(data, found).min()) if found else float("inf")
+
+
+@cache
+def best_of_part(part: Part) -> float:
+    """The same over all orders of a part; many tests ask for those of the same parts."""
+    orders = part.orders()
+    values = [best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in orders]
+    return min(values, default=float("inf"))
 
 
 def check_table(data: VirtualSelectionData) -> int:
@@ -137,10 +148,7 @@ def test_no_recomputation_leaves_less_to_reduce_than_the_tables_say() -> None:
 
 def check_part(part: Part) -> bool:
     """Bounds of all orders of a part against brute force; whether any of its plans fits."""
-    values = [
-        best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in part.orders()
-    ]
-    best = min(values, default=float("inf"))
+    best = best_of_part(part)
     if not np.isfinite(best):
         return False
     assert part.capacity.holds(best * (1 + REL)), part

@@ -12,7 +12,7 @@ from formulations.options import SolveOptions
 from formulations.virtual_classes_data import VirtualClassesData
 from formulations.virtual_classes_merged import alike, merged
 from tests.formulations.interleaved_instances import Part, random_part
-from tests.formulations.test_virtual_classes import best_of_order
+from tests.formulations.test_virtual_classes import best_of_part
 
 
 def bound_ms(data: VirtualClassesData, *, integral: bool, whole_chunks: bool = False) -> float:
@@ -24,10 +24,7 @@ def bound_ms(data: VirtualClassesData, *, integral: bool, whole_chunks: bool = F
 
 def check(part: Part) -> bool:
     """Classes as one, chunks whole or not, against the classes apart and brute force; whether it differs."""
-    values = [
-        best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in part.orders()
-    ]
-    best = min(values, default=float("inf"))
+    best = best_of_part(part)
     if not np.isfinite(best):
         return False
     data = part.data(1.2 * best)

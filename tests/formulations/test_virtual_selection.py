@@ -12,6 +12,7 @@ from formulations import virtual_selection, virtual_selection_data
 from formulations.options import SolveOptions, SolverName
 from formulations.virtual_selection_data import (
     VirtualSelectionData,
+    Ways,
     choices,
     lists_all_choices,
     objectives_ms,
@@ -58,7 +59,8 @@ def brute_force(data: VirtualSelectionData) -> float:
 
 def best_of(data: VirtualSelectionData, dealt: Iterable[Sequence[Sequence[int]]]) -> float:
     """The same of some dealings."""
-    found = [choice for layers in dealt for choice in choices(data, layers)]
+    known: Ways = {}
+    found = [choice for layers in dealt for choice in choices(data, layers, known)]
     return float(objectives_ms(data, found).min()) if found else float("inf")
 
 
@@ -136,7 +138,8 @@ def awkward(seed: int) -> VirtualSelectionData:
 def check_awkward(seed: int) -> tuple[str, ...]:
     """Assert that no bound lies above the best choice, nor below it without leading layers; what it does."""
     data = awkward(seed)
-    found = [one for layers in dealings(data) for one in choices(data, layers)]
+    known: Ways = {}
+    found = [one for layers in dealings(data) for one in choices(data, layers, known)]
     if not found:
         return ()
     values = objectives_ms(data, found)

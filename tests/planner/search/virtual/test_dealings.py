@@ -12,6 +12,7 @@ from formulations.virtual_selection_data import (
     VirtualChoice,
     choices,
     objective_ms,
+    objectives_ms,
     pieces_ms,
     recomputations,
 )
@@ -20,7 +21,7 @@ from planner.search.virtual import dealings as virtual_dealings
 from planner.search.virtual.dealings import DealtPaths
 from planner.search.virtual.ways import Spare, WayLists, Ways, compositions, taken_together
 from tests.formulations.interleaved_instances import Part, random_part
-from tests.formulations.test_virtual_classes import any_recomputation, best_of_order, dealings
+from tests.formulations.test_virtual_classes import any_recomputation, best_of_part, dealings
 
 REL = 1e-9
 MOST = 10**12
@@ -32,11 +33,12 @@ def plans_of(part: Part) -> list[Plan]:
     plans = []
     for order in part.orders():
         data = part.tables.data(part.choice, part.virtual_stages, order)
-        fewest = fewest_layers(data)
-        for dealt in dealings(data.num_layers, fewest.ravel()):
-            layers = np.array(dealt).reshape(fewest.shape)
-            totals = tuple(layers.sum(axis=1).tolist())
-            plans += [(objective_ms(data, one), order, totals) for one in choices(data, layers.tolist())]
+        fewest, known = fewest_layers(data), {}
+        flat = [np.array(one).reshape(fewest.shape) for one in dealings(data.num_layers, fewest.ravel())]
+        found = [one for layers in flat for one in choices(data, layers.tolist(), known)]
+        totals = [tuple(map(sum, one.layers)) for one in found]
+        values = objectives_ms(data, found).tolist() if found else []
+        plans += [(value, order, layers) for value, layers in zip(values, totals, strict=True)]
     return plans
 
 
@@ -51,10 +53,7 @@ def paths(part: Part, limit_ms: float, lists: WayLists, most_rise: float = -1.0)
 
 def closed_above(part: Part, most_rise: float = -1.0) -> tuple[float, float] | None:
     """The best step of a part, and the largest limit that holds none, over it; None without plans."""
-    values = [
-        best_of_order(part.tables.data(part.choice, part.virtual_stages, order)) for order in part.orders()
-    ]
-    best = min(values, default=float("inf"))
+    best = best_of_part(part)
     if not np.isfinite(best) or part.sends_block:
         return None
     lists, closed = WayLists(), 0.0
