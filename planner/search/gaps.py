@@ -1,0 +1,2 @@
+from planner.search.driver import search  # noqa
+from planner.search.driver import search  # noqa
