@@ -27,6 +27,7 @@ def version_violations(problem: Problem, plan: Plan, version: str) -> tuple[str,
         found.append(shared_experts_have_no_gate(problem, version))
     if version != NEWEST:
         found.append(sharding_is_new(plan, version))
+    found.append(hidden_exchanges_predict_over_stages(problem, plan, version))
     found.append(softplus_is_new(problem, version))
     found.append(hybrids_end_stages(problem, version))
     found.append(hybrids_recompute(problem, plan, version))
@@ -76,6 +77,23 @@ def router_pads_for_eight_bits_alone(problem: Problem, version: str) -> str | No
     return (
         f"stack {problem.stack.id}, pads_narrow_experts false: Megatron core {version} does not pad in "
         "the router for nvfp4; take version 0.16 or newer"
+    )
+
+
+def hidden_exchanges_predict_over_stages(problem: Problem, plan: Plan, version: str) -> str | None:
+    """Exchanges of experts behind computation take several stages beside predictions in core 0.16 and 0.17.
+
+    Source: megatron-core 0.16.1, megatron/core/transformer/transformer_config.py:1892; 0.17.1, line 2137.
+    Neither 0.15.3 nor 0.18.2 asserts it.
+    """
+    hidden = problem.model.moe is not None and problem.stack.ep_overlap and plan.expert_parallel > 1
+    if version not in ("0.16", "0.17") or not hidden or not problem.model.mtp_num_layers:
+        return None
+    if plan.pipeline_parallel > 1:
+        return None
+    return (
+        f"ep_overlap of the software beside the prediction layer of {problem.model.id}: Megatron core "
+        f"{version} takes several stages for it; take version 0.18 or newer, or software without ep_overlap"
     )
 
 

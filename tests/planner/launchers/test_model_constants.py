@@ -324,6 +324,21 @@ def test_gates_of_shared_experts_are_refused_for_the_version_that_has_none() -> 
     assert "no gate of shared experts; take version 0.16" in reason
 
 
+def test_hidden_exchanges_beside_predictions_on_one_stage_are_refused_for_versions_that_stop_at_them() -> (
+    None
+):
+    """Core 0.17 stopped at an exported script in the constructor of its configuration."""
+    problem, plan = plans.two_stages("glm-4.5-air")
+    one = plan.model_copy(update={"stages": plan.stages[:1], "expert_parallel": 8})
+    hidden = problem.model_copy(update={"stack": problem.stack.model_copy(update={"ep_overlap": True})})
+    for version in ("0.16", "0.17"):
+        (reason,) = version_violations(hidden, one, version)
+        assert "takes several stages for it; take version 0.18" in reason
+        assert version_violations(problem, one, version) == ()
+        assert version_violations(hidden, plan.model_copy(update={"expert_parallel": 8}), version) == ()
+    assert version_violations(hidden, one, "0.15") == version_violations(hidden, one, "0.18") == ()
+
+
 def test_the_tokenizer_of_made_up_data_makes_no_vocabulary_of_its_own(tmp_path: Path) -> None:
     """Up to core 0.17 it adds an entry: 128,256 were padded to 128,384, and another model was timed."""
     problem, plan = plans.uniform()
