@@ -9,10 +9,16 @@ is busy for as long as a send takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+FEW = 3
+"""Candidates up to which plain numbers are quicker than arrays, one candidate after the other."""
 
 
 def deferred_stage_ends_s(
@@ -27,12 +33,18 @@ def deferred_stage_ends_s(
     send_s
         [candidate, stage] hop from the stage to the next; the last entry counts for nothing [s].
     """
+    m = num_microbatches
+    if len(forward_s) > FEW:
+        together = _ends(list(forward_s.T), list(backward_s.T), list(send_s.T), m, np.maximum)
+        return np.stack(together, axis=1)
     candidates = zip(forward_s.tolist(), backward_s.tolist(), send_s.tolist(), strict=True)
-    return np.array([_ends(*candidate, num_microbatches) for candidate in candidates])
+    return np.array([_ends(forward, backward, send, m, max) for forward, backward, send in candidates])
 
 
-def _ends(forward: list[float], backward: list[float], send: list[float], m: int) -> list[float]:
-    """End of the last backward of every stage of one candidate [s].
+def _ends(
+    forward: list[Any], backward: list[Any], send: list[Any], m: int, larger: Callable[[Any, Any], Any]
+) -> list[Any]:
+    """End of the last backward of every stage [s], of one candidate or with an array of many in every place.
 
     Forward k of stage s has slot s + 2 k, its backward slot 2 p - 1 - s + 2 k: in a slot, neighbours take
     turns, and the forward of a stage may wait for what the backward of the stage before it sends first.
@@ -44,20 +56,20 @@ def _ends(forward: list[float], backward: list[float], send: list[float], m: int
             k, is_backward = divmod(slot - s, 2)
             if not is_backward:
                 if k < m:
-                    free[s] = max(free[s], activation[s]) + forward[s]
+                    free[s] = larger(free[s], activation[s]) + forward[s]
                     if k < p - 1 - s:  # no backward follows: the activation leaves at once
-                        free[s] += send[s]
+                        free[s] = free[s] + send[s]
                         activation[s + 1] = free[s]
                 continue
             j = k - (p - 1 - s)
             if not 0 <= j < m:
                 continue
-            start = max(free[s], gradient[s])
+            start = larger(free[s], gradient[s])
             if k < m and s < p - 1:  # the activation made in the slot before
-                start += send[s]
+                start = start + send[s]
                 activation[s + 1] = start
             free[s] = start + backward[s]
             if s > 0:
-                free[s] += send[s - 1]
+                free[s] = free[s] + send[s - 1]
                 gradient[s - 1] = free[s]
     return free

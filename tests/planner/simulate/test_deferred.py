@@ -64,3 +64,11 @@ def test_first_stage_that_is_the_slower_waits_for_one_send_a_microbatch() -> Non
     assert (ends.max() - deferred_stage_ends_s(forward, backward, np.array([[0.5, 0.0]]), m - 1).max()) == (
         pytest.approx(3.5)
     )
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("m", [1, 3, 9])
+def test_many_candidates_end_as_each_alone(stages: int, m: int) -> None:
+    pieces = list(np.random.default_rng(m).random((3, 20, stages)))
+    alone = [deferred_stage_ends_s(*(one[i : i + 1] for one in pieces), m)[0] for i in range(20)]
+    assert deferred_stage_ends_s(*pieces, m).tolist() == np.array(alone).tolist()
