@@ -27,7 +27,7 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="module")
 def best(problem: Problem) -> Result:
-    return api.plan(problem)
+    return api.plan(problem.model_copy(update={"options": Options(gap=0.1, virtual_gap=0.1)}))
 
 
 def against(plan: Plan) -> list[Mapping[str, object]]:
