@@ -83,6 +83,8 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
     bounds = partition_bound_data(problem, prices)
     intervals = Intervals(problem, prices, table)
     layers = problem.model.num_layers
+    # The classes apart, and all of them as one; tables are kept, as in a search.
+    every = [(most_ways, OrderBounds(intervals)) for most_ways in (MAX_WAYS, 0)]
     for choice in range(min(len(table), 12)):
         for order in [(0, 0), (0, 1), (1, 0), (1, 1)]:
             counts = np.bincount(order, minlength=2)
@@ -98,8 +100,8 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
                 most_s = limit_s if limit_s < min(values) else min(values) * (1 + 1e-9)
                 for first in (0, 1, 2):
                     group = BoundedGroup(choice, tuple(counts.tolist()), order[:first])
-                    assert OrderBounds(intervals).of_group(group, limit_s)[0] <= most_s
-                for most_ways in (MAX_WAYS, 0):  # the classes apart, and all of them as one
+                    assert every[0][1].of_group(group, limit_s)[0] <= most_s
+                for most_ways, of_ways in every:
                     monkeypatch.setattr(partition_bounds, "MAX_WAYS", most_ways)
-                    of_pair, _ = OrderBounds(intervals).of_pair(choice, counts[None], limit_s)
+                    of_pair, _ = of_ways.of_pair(choice, counts[None], limit_s)
                     assert of_pair[0] <= most_s

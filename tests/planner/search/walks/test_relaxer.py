@@ -77,11 +77,11 @@ def test_no_plan_undercuts_the_bound_of_a_part(
         for limits in parts_of(problem, table.max_stages[choice], counts, order, rng):
             for factor in (1.0 + 1e-6, 1.5, 1e6):
                 cutoff_s = value_s * factor
-                for fine in (False, True):
+                for fine in (False, True) if factor < 2 else (False,):
                     bound_s = relaxer.bound(choice, limits, stages, cutoff_s, fine=fine).bound_s
                     assert bound_s <= value_s * (1 + REL), (limits, factor, fine)
-                    if factor > 1.5 or (exact and factor < 1.5):
-                        continue  # where counts are exact all is the same
+                    if factor != (1.5 if exact else 1.0 + 1e-6):
+                        continue  # exact counts say most near the cutoff
                     counted_s = relaxer.bound(
                         choice, limits, stages, cutoff_s, fine=fine, counted=True
                     ).bound_s
