@@ -47,6 +47,11 @@ class Learned:
     took_little: bool = False
     """Whether the last length by itself that was closed took little."""
 
+    def is_unsettled(self, length: int, bound_ms: float, cutoff_ms: float) -> bool:
+        """Whether a limit between the bound of a length and the least that it kept may tell more."""
+        kept_ms = self.kept_ms.get(length, 0.0)
+        return (kept_ms - bound_ms) / 2 >= WORTH_A_LIMIT * cutoff_ms
+
 
 def bound_by_walks(
     walks: MeshWalks, cutoff_ms: float, is_up: Callable[[], bool], halvings: int, learned: Learned

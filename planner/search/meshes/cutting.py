@@ -16,8 +16,6 @@ from planner.search.meshes.shapes import Batch
 
 PIECES = 4
 """Into how many pieces numbers of stages are cut that stay open together."""
-WORTH_A_LOOK = 1e-3
-"""Share of its bound by which a number of stages must rise to be looked at once more as it is. A guess."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,20 @@ class Cutter:
         return max((self.longest.get(member, 0) for member in self.families[family]), default=0)
 
     def pieces(
-        self, part: Lengths, stages: Ints, bounds_s: Floats, *, has_plan: bool
+        self, part: Lengths, stages: Ints, bounds_s: Floats, *, may_rise: bool
     ) -> Iterator[tuple[float, Lengths | Prefix]]:
-        """Bounds and parts that hold all that is open of a part, some of its numbers of stages."""
+        """Bounds and parts that hold all that is open of a part, some of its numbers of stages.
+
+        One number that may rise by another look is looked at as it is.
+        """
         left = _lengths(part, stages, bounds_s)
         if part.choice in self.narrower:
             found = list(self._by_families(left))
         else:
             found = self._by_ends(left)
-            # Without a plan any bound is doubled, and nothing comes of it.
-            rises = has_plan and bounds_s[0] > part.bounds_s[0] * (1 + WORTH_A_LOOK)
             if not found and len(part.stages) > 1:
                 found = list(_by_length(left))
-            elif not found and rises:
+            elif not found and may_rise:
                 found = [left]
         if not found:
             yield from self._by_batches(left)

@@ -45,6 +45,8 @@ MANY_LENGTHS = 12
 """Numbers of stages from which brackets stay whole, so that all parts are soon looked at once."""
 COARSE_HALVINGS, FINE_HALVINGS = 1, 3
 """How often brackets are halved, of fewer lengths and in the end."""
+WORTH_A_LOOK = 1e-3
+"""Share of its bound by which a number of stages must rise to be looked at once more as it is. A guess."""
 TRIED_MEMBERS = 2
 """Batches of a family in which what its walks come to is tried."""
 
@@ -126,8 +128,12 @@ class MeshOpener(Opener):
             self._try_found_of_family(family, found)
         stages, known_s = self._open_lengths(stages, np.maximum(known_s, found_s))
         if len(stages):
-            has_plan = bool(np.isfinite(self.frontier.cutoff_s))
-            for least_s, piece in self._cutter.pieces(part, stages, known_s, has_plan=has_plan):
+            cutoff_s, may_rise = self.frontier.cutoff_s, False
+            if len(lengths) == 1 and np.isfinite(cutoff_s):
+                limits = float(known_s[0]) / MS, cutoff_s / MS
+                may_rise = self.learned[key].is_unsettled(lengths[0], *limits)
+                may_rise |= known_s[0] > part.bounds_s[0] * (1 + WORTH_A_LOOK)
+            for least_s, piece in self._cutter.pieces(part, stages, known_s, may_rise=may_rise):
                 self.frontier.push(least_s, piece)
 
     @property
