@@ -6,6 +6,9 @@ number m of micro-batches, chains that run m by the deadline are to be worth mor
 (`planner.search.replicas.holding`). What they are worth only rises with m, so that several
 numbers of micro-batches are closed at once where they are worth more than the last of these. Numbers that
 stay open are split, then by replicas; what is open then asks for other prices, or an earlier deadline.
+
+A chain that is worth so much that no other pipeline finds room beside it is part of no mix
+(`planner.search.replicas.remainder`): it is enough that chains are worth more than that.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from planner.search.replicas.columns import found_chain
 from planner.search.replicas.holding import LeastWorth
 from planner.search.replicas.holding_walk import Chain
 from planner.search.replicas.paths import Paths
+from planner.search.replicas.remainder import most_worth
 from planner.tolerances import COUNT_TOL
 
 MOST_OPEN, MOST_FIRST = 4, 4
@@ -58,6 +62,8 @@ class Deadlines:
     def __init__(self, paths: Paths, price: Floats, is_up: Callable[[], bool] = lambda: False) -> None:
         self.paths, self.chains, self.price, self.is_up = paths, paths.chains, price, is_up
         self.holding = LeastWorth(paths, price)
+        self.most_worth = most_worth(paths, price)
+        """Most that a pipeline is worth that has another one beside it [sequences]."""
         self.found: list[OpenChain] = []
         """Chains that came up where numbers of micro-batches stayed open."""
         self._excess = WIDE - 1
@@ -159,6 +165,8 @@ class Deadlines:
         if kind is None:
             return None, []
         worth = self._quick(kind, m, deadline_ms)
+        if worth * size > self._room(kind) * (1 + COUNT_TOL):
+            return None, []
         if worth > m * (1 + COUNT_TOL):
             closed = min(worth / (1 + COUNT_TOL), float(span.most_m))
             after = max(int(np.ceil(closed)), m + 1) if closed < span.most_m else span.most_m + 1
@@ -166,6 +174,10 @@ class Deadlines:
         last = min(int(m * (1 + self._excess)), span.most_m, self.chains.batch // size)
         rest = [replace(span, kind=kind, least_m=last + 1)] if last < span.most_m else []
         return Span(kind, m, last), rest
+
+    def _room(self, kind: int) -> float:
+        """Most that a chain of a kind is worth beside another pipeline, one of its replicas [sequences]."""
+        return self.most_worth / self.chains.replicas_of(kind)[0]
 
     def _quick(self, kind: int, least_m: int, deadline_ms: float) -> float:
         """What a chain is worth at least as no stage takes longer than its micro-batches leave time for."""
@@ -180,7 +192,9 @@ class Deadlines:
         is_one = span.least_m == span.most_m
         # Where more halvings close all replicas of a number at once, none of them is looked at alone.
         halvings = MORE_HALVINGS if is_one else HALVINGS
-        need = span.most_m * kind.microbatch_size * (1 + COUNT_TOL)
+        need = min(span.most_m * kind.microbatch_size, self._room(span.kind)) * (1 + COUNT_TOL)
+        if need <= 0:
+            return []
         found = self.holding.least(span.kind, span.least_m, deadline_ms, need, halvings, self.is_up)
         if found.worth >= need:
             if not is_one:

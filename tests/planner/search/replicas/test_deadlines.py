@@ -13,6 +13,7 @@ from planner.search.replicas.deadlines import MORE_HALVINGS, Deadlines
 from planner.search.replicas.holding import LeastWorth, _Line, _undominated
 from planner.search.replicas.holding_rows import ChainStages, SumBracket, inner_range
 from planner.search.replicas.mixes import Mixes
+from planner.search.replicas.remainder import most_worth
 from planner.simulate.pipeline import stage_ends_s
 from planner.tolerances import BOUND_TOL
 from planner.units import MS
@@ -48,7 +49,7 @@ def test_prices_that_nearly_close_a_deadline_are_left_no_further_than_rows_ask()
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_pipeline_runs_what_its_chips_are_worth_by_a_deadline_that_is_closed(seed: int) -> None:
-    """At random prices, every pipeline of the brute force; most of the way to the first is closed."""
+    """At random prices, all pipelines with room for another; most of the way to the first is closed."""
     random = np.random.default_rng(seed)
     mixes = mixes_of(small_problem(seed))
     pipelines = all_pipelines(mixes.problem)
@@ -56,7 +57,11 @@ def test_no_pipeline_runs_what_its_chips_are_worth_by_a_deadline_that_is_closed(
     before, beyond = (0.65, 0.8, 0.95), (1 + 1e-6, 1.1, 1.4)
     for _ in range(6):
         price = random_price(random, mixes)
-        first_ms = min((end_ms(timed, price) for timed in pipelines), default=np.inf)
+        worth = np.array([price @ np.array(timed.chips) for timed in pipelines])
+        room = mixes.batch - worth.min(initial=np.inf)
+        assert most_worth(paths, price) >= room
+        beside = [timed for timed, own in zip(pipelines, worth, strict=True) if own <= room * (1 + 1e-9)]
+        first_ms = min((end_ms(timed, price) for timed in beside), default=np.inf)
         if not np.isfinite(first_ms):
             continue
         closed = [aim for aim in before + beyond if Deadlines(paths, price).closes(aim * first_ms)]
