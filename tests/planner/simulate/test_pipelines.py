@@ -110,6 +110,29 @@ def test_stages_on_one_host_share_its_adapters(problem: Problem) -> None:
     assert exchange_s(problem, (whole, whole)) <= at_once * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("turn", range(3))
+def test_the_slowest_link_of_the_ring_carries_what_fewer_hosts_take(turn: int) -> None:
+    """Two hosts with slow adapters send to one with fast ones, whose adapters are as few as it is."""
+    problem = build_problem(
+        cluster="3x8 h100-sxm-80gb, 2x8 a100-sxm-80gb",
+        model="llama3-8b",
+        seq_length=4096,
+        global_batch_size=32,
+        target="unrestricted",
+    )
+    slow, fast = exchange_link(problem, 1, 0), exchange_link(problem, 0, 0)
+    assert slow[0] < fast[0]
+    ring = [
+        packed_plan(problem, [(1, 32)], tensor_parallel=8, data_parallel=2),
+        packed_plan(problem, [(0, 32)], tensor_parallel=8),
+        packed_plan(problem, [(0, 32)], tensor_parallel=8, data_parallel=2),
+    ]
+    sent = exchanged_parameters(problem, 0, 32, copies=False) * problem.stack.gradient_bytes
+    expected_s = 4 / 3 * sent / slow[0] + 4 * slow[1]
+    assert exchange_s(problem, [*ring[turn:], *ring[:turn]]) == pytest.approx(expected_s, rel=1e-12)
+    assert exchange_s(problem, [*reversed(ring)]) == pytest.approx(expected_s, rel=1e-12)
+
+
 @pytest.fixture(scope="module")
 def tied() -> Problem:
     """A model whose head is its embedding, of which the last of several stages holds a copy."""
