@@ -98,7 +98,7 @@ class Opener(Solver):
         parts = []
         for _, pair in pairs:
             limits = self.limits_of(pair.choice, pair.stages)
-            parts.append(Part(pair.choice, pair.stages, limits, self._is_tiny(pair.choice, pair.stages)))
+            parts.append(Part(pair.choice, pair.stages, limits, self.is_tiny_with(pair, limits.most)))
         tasks = [
             Task(part.choice, part.limits, part.stages, self.cutoff_beyond_s(bound_s))
             for (bound_s, _), part in zip(pairs, parts, strict=True)
@@ -142,6 +142,11 @@ class Opener(Solver):
         more = int(bare[choice]) if stages > 1 and bare.any() else 0
         return comb(self.problem.model.num_layers + more - 1, stages - 1) <= self.max_splits
 
+    def is_tiny_with(self, pair: Pair, most: Sequence[int]) -> bool:
+        """The same of every order with so many stages of each class at most, where those are few as well."""
+        busy = sum(count > 0 for count in most)
+        return busy**pair.stages <= MAX_ORDERS and self._is_tiny(pair.choice, pair.stages)
+
     def cutoff_beyond_s(self, bound_s: float) -> float:
         """Just beyond the cutoff, so that no rounding reopens a part; twice the bound without a plan."""
         cutoff_s = self.frontier.cutoff_s * (1 + CLOSING)
@@ -184,7 +189,8 @@ class Opener(Solver):
     def _bound_group(self, bound_s: float, part: GroupList) -> None:
         """Bound a group again, with memory, whole layers and hops."""
         counts = tuple(int(count) for count in part.groups.counts[part.start])
-        if not self._is_tiny(part.choice, sum(counts)):
+        are_many = count_orders(counts) > MAX_ORDERS
+        if are_many or not self._is_tiny(part.choice, sum(counts)):
             cutoff_s = self.cutoff_beyond_s(bound_s)
             found = self.relaxer.bound(
                 part.choice,
@@ -192,7 +198,7 @@ class Opener(Solver):
                 sum(counts),
                 cutoff_s,
                 fine=True,
-                counted=count_orders(counts) > MAX_ORDERS,
+                counted=are_many,
             )
             bound_s = max(bound_s, found.bound_s)
             if bound_s < self.frontier.cutoff_s:
