@@ -215,12 +215,15 @@ def _undominated(numbers: Floats, place: Ints) -> Ints:
         [label, number] in whole steps.
     """
     order = np.lexsort((np.maximum(numbers, 0.0).sum(axis=1), place))
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
-    kept: list[int] = []
-    for at in np.split(order, starts[1:]):
-        left = at
-        while len(left) > 1:
-            kept.append(int(left[0]))
-            left = left[1:][(numbers[left[1:]] < numbers[left[0]]).any(axis=1)]
-        kept += left.tolist()
-    return np.array(kept, dtype=np.int64)
+    # A column a label: so many are compared much faster than so few numbers of each.
+    place, columns = place[order], np.ascontiguousarray(numbers[order].T)
+    kept, left = [], np.arange(len(order))
+    while len(left):
+        # The first that is left at each place is kept; the others there stay that it does not rule out.
+        is_first = np.diff(place[left], prepend=-1) != 0
+        first = left[is_first]
+        kept.append(first)
+        by = first[np.cumsum(is_first) - 1][~is_first]
+        left = left[~is_first]
+        left = left[(columns[:, left] < columns[:, by]).any(axis=0)]
+    return order[np.sort(np.concatenate([*kept, left]))]

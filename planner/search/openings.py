@@ -98,7 +98,8 @@ class Opener(Solver):
         parts = []
         for _, pair in pairs:
             limits = self.limits_of(pair.choice, pair.stages)
-            parts.append(Part(pair.choice, pair.stages, limits, self.is_tiny_with(pair, limits.most)))
+            fine = self.orders_are_tiny(pair.choice, pair.stages, limits.most)
+            parts.append(Part(pair.choice, pair.stages, limits, fine))
         tasks = [
             Task(part.choice, part.limits, part.stages, self.cutoff_beyond_s(bound_s))
             for (bound_s, _), part in zip(pairs, parts, strict=True)
@@ -142,10 +143,10 @@ class Opener(Solver):
         more = int(bare[choice]) if stages > 1 and bare.any() else 0
         return comb(self.problem.model.num_layers + more - 1, stages - 1) <= self.max_splits
 
-    def is_tiny_with(self, pair: Pair, most: Sequence[int]) -> bool:
+    def orders_are_tiny(self, choice: int, stages: int, most: Sequence[int]) -> bool:
         """The same of every order with so many stages of each class at most, where those are few as well."""
         busy = sum(count > 0 for count in most)
-        return busy**pair.stages <= MAX_ORDERS and self._is_tiny(pair.choice, pair.stages)
+        return busy**stages <= MAX_ORDERS and self._is_tiny(choice, stages)
 
     def cutoff_beyond_s(self, bound_s: float) -> float:
         """Just beyond the cutoff, so that no rounding reopens a part; twice the bound without a plan."""

@@ -93,7 +93,7 @@ class MixedOpener(Opener):
         self.left_out = False
         """Whether the last listing of compositions left some out."""
         for bound_s, part in self.space.parts(mixed.prices, self.bounds):
-            fine = self._is_tiny(part.choice, part.stages)
+            fine = self.orders_are_tiny(part.choice, part.stages, part.limits.most)
             self.frontier.push(bound_s, Part(part.choice, part.stages, part.limits, fine))
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:

@@ -10,6 +10,7 @@ from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.problem import Problem, TargetName
 from planner.search import driver
+from planner.search.items import Pair, Part
 from planner.search.openings import Opener
 from planner.search.programs import Solver
 from planner.search.progress import Progress
@@ -412,3 +413,22 @@ def test_short_sequences_run_in_large_microbatches() -> None:
     assert 8 < many.plan.microbatch_size <= short.most_microbatch_size == 128
     long = short.workload.model_copy(update={"seq_length": 32768})
     assert short.model_copy(update={"workload": long}).most_microbatch_size == 8
+
+
+def test_pipelines_with_a_layer_a_stage_are_bounded_by_walks_where_their_orders_are_many() -> None:
+    """32 layers on as many stages of three classes split in one way, but their orders were bounded one by one."""
+    problem = build_problem(
+        cluster="holmes-ib-roce-eth",
+        model="phi-3-mini",
+        seq_length=4096,
+        global_batch_size=256,
+        options=Options(pin={"tp": 2, "dp": 1, "pp": 32, "mbs": 1, "vp": 1}, forbid=("stages=mixed",)),
+    )
+    search = driver.Search(problem, None)
+    search.list_parts()
+    assert isinstance(search.opener, Opener)
+    bound_s, pair = search.frontier.queue.pop()
+    assert isinstance(pair, Pair)
+    search.opener.open(bound_s, pair)
+    [(closer_s, part)] = [found for found in search.frontier.queue.parts() if found[1].choice == pair.choice]
+    assert isinstance(part, Part) and not part.fine and closer_s > 1.5 * bound_s
