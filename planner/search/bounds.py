@@ -120,7 +120,7 @@ def slow_hop_bounds(
     """
     fastest = layer.min(axis=1)
     slowest = np.sort(np.where(used, layer, 0.0), axis=1)[:, ::-1][:, :1]
-    rho = 2 / slowest[:, 0]
+    rho = 2 / np.where(slowest[:, 0] > 0, slowest[:, 0], np.inf)
     windows = np.maximum((num_microbatches - 1 - stages) // 2, 0) + 2
     applies = (used.sum(axis=1) > 1) & (num_microbatches >= stages + 1)
     pace = (rate.sum(axis=1) - rho) / num_microbatches + 1 / (windows * fastest)
@@ -221,7 +221,8 @@ def relaxed_bounds(
     """Bound over all groups of a row of degrees with so many stages, array [pair] in seconds.
 
     As if the fastest classes took all stages they can hold: a faster class in the place of a slower
-    one lowers tau and Sigma, and what follows is taken from the cheapest class. `available` tells which
+    one lowers tau and Sigma, and what follows is taken from the cheapest class. Where no class holds all
+    stages there are hops between classes, of the least between any two. `available` tells which
     classes may take part where that is more than those with stages of their own, [pair, node_class].
     """
     if available is None:
@@ -253,11 +254,41 @@ def _relaxed_block(
     layer = np.where(used, layer, np.inf)
     rate = np.where(used, counts / np.where(used, layer, 1.0), 0.0)
     tau = data.num_layers[choice] / rate.sum(axis=1)
-    nothing = np.zeros(len(choice))
+    cross_s, sends = _least_sends(data, choice, max_stages, available, stages)
+    ends, delays = (2 * sends, np.zeros_like(sends)) if data.sends_block else (np.zeros_like(sends), sends)
     pipeline = _pipeline_bound(
-        data, choice, available, layer, counts, rate, tau, nothing, nothing, num_microbatches, stages
+        data, choice, available, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
+    several = available & (cross_s > 0)[:, None]
+    of_any = np.where(available, data.layer_s[choice], np.inf)
+    slow = slow_hop_bounds(
+        data.num_layers[choice], of_any, several, rate, cross_s, num_microbatches, stages
+    )
+    pipeline = np.maximum(pipeline, slow)
     follow = _least(available, data.fixed_s[choice])
     follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers[choice] / stages
     bound: Floats = pipeline + _least(available, data.tail_s[choice]) + follow
     return bound
+
+
+def _least_sends(
+    data: BoundData,
+    choice: NDArray[np.int64],
+    max_stages: NDArray[np.int64],
+    available: NDArray[np.bool_],
+    stages: NDArray[np.int64],
+) -> tuple[Floats, Floats]:
+    """Least hop between classes where no class holds all stages, else 0, and least sum of all hops [pair].
+
+    Stages need as many classes at least as the roomiest need to hold them, and one fewer hops between them.
+    """
+    hop_s, num_classes = data.hop_s[choice], available.shape[1]
+    pair = available[:, :, None] & available[:, None, :]
+    between = pair & ~np.eye(num_classes, dtype=np.bool_)
+    least = np.where(pair, hop_s, np.inf).min(axis=(1, 2))
+    cross = np.where(between, hop_s, np.inf).min(axis=(1, 2))
+    room = np.cumsum(np.sort(max_stages, axis=1)[:, ::-1], axis=1)
+    changes = np.minimum((room < stages[:, None]).sum(axis=1), num_classes - 1)
+    cross = np.where((changes > 0) & np.isfinite(cross), cross, 0.0)
+    sends: Floats = changes * cross + np.maximum(stages - 1 - changes, 0) * np.where(stages > 1, least, 0.0)
+    return cross, sends
