@@ -226,4 +226,5 @@ def _undominated(numbers: Floats, place: Ints) -> Ints:
         by = first[np.cumsum(is_first) - 1][~is_first]
         left = left[~is_first]
         left = left[(columns[:, left] < columns[:, by]).any(axis=0)]
-    return order[np.sort(np.concatenate([*kept, left]))]
+    undominated: Ints = order[np.sort(np.concatenate([*kept, left]))]
+    return undominated

@@ -261,9 +261,7 @@ def _relaxed_block(
     )
     several = available & (cross_s > 0)[:, None]
     of_any = np.where(available, data.layer_s[choice], np.inf)
-    slow = slow_hop_bounds(
-        data.num_layers[choice], of_any, several, rate, cross_s, num_microbatches, stages
-    )
+    slow = slow_hop_bounds(data.num_layers[choice], of_any, several, rate, cross_s, num_microbatches, stages)
     pipeline = np.maximum(pipeline, slow)
     follow = _least(available, data.fixed_s[choice])
     follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers[choice] / stages

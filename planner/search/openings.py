@@ -167,15 +167,8 @@ class Opener(Solver):
         fewest, most = np.array(part.limits.fewest), np.array(part.limits.most)
         ranges = most - fewest + 1
         if np.prod(np.sort(ranges)[:-1] * 1.0) <= MAX_GROUPS:
-            groups = list_groups(
-                self.table,
-                self.bounds,
-                part.choice,
-                part.stages,
-                bound_s,
-                part.limits.fewest,
-                part.limits.most,
-            )
+            of_part = self.table, self.bounds, part.choice, part.stages, bound_s
+            groups = list_groups(*of_part, part.limits.fewest, part.limits.most)
             self._push_groups(GroupList(part.choice, groups, 0))
             return
         widest = int(np.argmax(ranges))

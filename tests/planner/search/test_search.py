@@ -416,7 +416,7 @@ def test_short_sequences_run_in_large_microbatches() -> None:
 
 
 def test_pipelines_with_a_layer_a_stage_are_bounded_by_walks_where_their_orders_are_many() -> None:
-    """32 layers on as many stages of three classes split in one way, but their orders were bounded one by one."""
+    """32 layers split in one way over as many stages, whose orders were bounded one by one."""
     problem = build_problem(
         cluster="holmes-ib-roce-eth",
         model="phi-3-mini",
