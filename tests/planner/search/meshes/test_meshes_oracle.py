@@ -6,7 +6,7 @@ import pytest
 
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.search.meshes import sequences
+from planner.search.meshes import bounding, sequences
 from planner.search.meshes.driver import MeshSearch
 from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
@@ -45,6 +45,8 @@ def assert_search_finds_the_best(
     for most_listed in (sequences.MOST_LISTED, 0):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sequences, "MOST_LISTED", most_listed)
+            # In problems of a few layers more halvings close nothing that these leave open.
+            patch.setattr(bounding, "MOST_HALVINGS", 8)
             assert_is_best(problem, MeshSearch(problem, None).run(), best, seed, spreads=experts)
 
 
