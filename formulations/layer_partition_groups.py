@@ -23,7 +23,7 @@ faster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -207,8 +207,10 @@ def least_slowest_ms(costs: GroupCosts) -> Floats:
 class GroupPaths:
     """Shortest paths of one set of costs."""
 
-    def __init__(self, costs: GroupCosts) -> None:
+    def __init__(self, costs: GroupCosts, is_up: Callable[[], bool] = lambda: False) -> None:
+        """`is_up` tells whether the time is up: bounds then stay as they are."""
         self.costs, m, p = costs, costs.num_microbatches, costs.num_stages
+        self.is_up = is_up
         self.sources, self.counts = ways_to_use(costs.most, p)
         """Behind them the numbers of stages of each class at the end, by state."""
         self.times = costs.forward + costs.backward
@@ -243,7 +245,7 @@ class GroupPaths:
             least = value.min(axis=0)
             at = np.unique(value.argmin(axis=0)[fits & (least < limit_ms)])
             at = at[(high[at] > low[at] * (1 + NARROW)) & np.isfinite(high[at])]
-            if not len(at):
+            if not len(at) or self.is_up():
                 break
             cut = np.linspace(low[at], high[at], PIECES + 1)
             closer = self._shortest(cut[:-1].ravel(), cut[1:].ravel())

@@ -80,7 +80,7 @@ class BeyondOpener(PartitionOpener):
         frontier: Frontier[Item] = Frontier(incumbent, gap)
         super().__init__(problem, prices, table, data, frontier, clock, referee)
         self.intervals = Intervals(problem, prices, table, most_on_first=kinds.num_lead - 1)
-        self.orders = OrderBounds(self.intervals)
+        self.orders = OrderBounds(self.intervals, lambda: self.clock.is_up)
         pairs = self._pairs()
         frontier.queue.stream(pairs.bound_s, lambda i: Pair(int(pairs.choice[i]), int(pairs.stages[i])))
 

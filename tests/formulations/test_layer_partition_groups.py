@@ -77,6 +77,9 @@ def test_no_split_of_any_group_is_below_what_is_said_of_it(seed: int, block: boo
         assert (said <= best * (1 + 1e-9))[best <= limit].all()
     said = paths.least_ms(1.2 * float(best.min()))
     assert said.min() > 0.75 * best.min()
+    # Cut short it says less, and nothing that is not so.
+    hurried = GroupPaths(paths.costs, is_up=lambda: True).least_ms(1.2 * float(best.min()))
+    assert (hurried <= said).all() and np.isfinite(hurried[np.isfinite(said)]).all() and (hurried > 0).all()
 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 20))])

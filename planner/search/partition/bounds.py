@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -89,8 +89,9 @@ Split = tuple[tuple[int, ...], Cuts]
 class OrderBounds:
     """Bounds of all orders at once, of pairs and of groups."""
 
-    def __init__(self, intervals: Intervals) -> None:
-        self.intervals, self.runs_of = intervals, RunTables(intervals)
+    def __init__(self, intervals: Intervals, is_up: Callable[[], bool] = lambda: False) -> None:
+        """`is_up` tells whether the time is up: bounds then stay as they are."""
+        self.intervals, self.runs_of, self.is_up = intervals, RunTables(intervals), is_up
         self.weights: WeightsOf = {}
         """Of the rows of the pipeline, for all orders of a group."""
         self.last: GroupPaths | None = None
@@ -116,9 +117,12 @@ class OrderBounds:
         is_whole = all(len(one) == 1 for one in together)
         if not is_whole:
             costs, counts = taken_together(costs, together), _sums(counts, together)
-        paths = GroupPaths(costs)
+        paths = GroupPaths(costs, self.is_up)
         self.last = paths if is_whole else None
-        least_ms, path, _ = by_labels(costs, paths.least_ms(limit_s / MS), limit_s / MS)
+        path: Path = []
+        least_ms = paths.least_ms(limit_s / MS)
+        if not self.is_up():
+            least_ms, path, _ = by_labels(costs, least_ms, limit_s / MS)
         known = dict(zip(paths.counts, np.minimum(least_ms * MS, limit_s).tolist(), strict=True))
         split = split_of(path if is_whole else self._with_classes(choice, path, together, most))
         return np.array([known[tuple(one)] for one in counts.tolist()]), split
@@ -168,9 +172,9 @@ class OrderBounds:
         No more than a finite limit, else inf where nothing fits.
         """
         costs = self.runs_of.costs(group.choice, group.counts, sum(group.counts), limit_s, group.first)
-        paths = GroupPaths(costs)
+        paths = GroupPaths(costs, self.is_up)
         least_ms = float(paths.least_ms(limit_s / MS)[0])
-        if least_ms * MS >= limit_s or limit_s == np.inf:
+        if least_ms * MS >= limit_s or limit_s == np.inf or self.is_up():
             return min(least_ms * MS, limit_s), None
         closer_ms, path, is_whole = by_labels(costs, np.array([least_ms]), limit_s / MS)
         least_ms = float(closer_ms[0])

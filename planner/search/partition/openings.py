@@ -78,7 +78,7 @@ class PartitionOpener:
         self.problem, self.prices, self.table = problem, prices, table
         self.bounds, self.frontier, self.clock = bounds, frontier, clock
         self.intervals = Intervals(problem, prices, table)
-        self.orders = OrderBounds(self.intervals)
+        self.orders = OrderBounds(self.intervals, lambda: self.clock.is_up)
         self.tries, self.likeliest_s = 0, np.inf
         """Groups of which a split was tried as they were bounded, and the least of their bounds [s]."""
         self.programs = 0

@@ -149,7 +149,11 @@ class VirtualOpener(VirtualRelaxer):
                 self._push(self.cutoff_s, part)
                 continue
             promising.append((capacity.bound_ms(low_ms, high_ms, likely=True), part))
-            self._push_part(part_s, part)
+            only = self._only_order(part_s, part)
+            if only is None:
+                self._push_part(part_s, part)
+            else:
+                self._push(self._capacity_s(part_s, part), only)
         promising.sort(key=lambda one: one[0])
         for likely_ms, part in promising:
             if self.frontier.incumbent.step_s is None:
@@ -176,6 +180,21 @@ class VirtualOpener(VirtualRelaxer):
         if fewest == most and self.problem.options.keep_class_order:
             prefix = tuple(c for c, count in enumerate(fewest) for _ in range(count))
         return VirtualLimits(fewest, most, prefix)
+
+    def _only_order(self, bound_s: float, part: VirtualPart) -> VirtualOrder | None:
+        """The order of a part of one class, where slow hops that relaxations miss are worth the gap."""
+        busy = [c for c, count in enumerate(part.limits.most) if count]
+        if len(busy) > 1 or part.stages < 2:
+            return None
+        order = (busy[0],) * part.stages
+        hops_s = self.opener.tables.hops_s(part.choice, order)[:-1]
+        slower_s = hops_s - hops_s.min()
+        if self._sends_block(part.virtual_stages):
+            missed_s = slower_s.max() * self.table.num_microbatches[part.choice]
+        else:
+            missed_s = slower_s.sum()
+        is_worth_it = 2 * part.virtual_stages * missed_s > self.gap * bound_s
+        return VirtualOrder(part.choice, part.virtual_stages, order) if is_worth_it else None
 
     def _push_part(self, bound_s: float, part: VirtualPart) -> None:
         """Keep a part with the bound of what its stages hold."""

@@ -11,7 +11,7 @@ from planner.search.driver import Search
 from planner.search.openings import Opener
 from planner.search.virtual import begun as virtual_begun
 from planner.search.virtual.begun import VirtualSearch
-from planner.search.virtual.items import VirtualPair
+from planner.search.virtual.items import VirtualOrder, VirtualPair, VirtualPart
 from planner.search.virtual.openings import VirtualOpener
 from planner.search.virtual.space import VirtualSpace
 
@@ -73,3 +73,27 @@ def test_a_plan_with_virtual_stages_spares_whole_ones() -> None:
     assert result.termination == "optimal" and result.plan is not None
     assert result.plan.virtual_stages > 1
     assert result.statistics["opened"] < 1000
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_one_class_with_slow_hops_is_opened_as_its_only_order(is_slow: bool) -> None:
+    """Relaxations take the hops within a node for all: a fifth of the step stayed open with slow adapters."""
+    problem = build_problem(
+        cluster="hexiscale-homo-a100-pcie",
+        model="phi-3-mini",
+        seq_length=2048,
+        global_batch_size=256,
+        options=Options(pin={"tp": 1, "dp": 4, "pp": 8, "mbs": 1}, max_virtual_stages=4),
+    )
+    if not is_slow:
+        fast = {"nic_gbit_per_s": 400.0, "nics_per_node": 8, "transport": "rdma"}
+        nodes = problem.cluster.classes[0].model_copy(update=fast)
+        cluster = problem.cluster.model_copy(update={"classes": (nodes,)})
+        problem = problem.model_copy(update={"cluster": cluster})
+    search = Search(problem, None)
+    search.list_parts()
+    assert isinstance(search.opener, Opener)
+    virtual = VirtualSearch(search.bounds, search.clock, search.opener)
+    virtual.open(*virtual.waiting[0])
+    kinds = {type(part) for _, part in search.frontier.queue.parts()}
+    assert kinds == {VirtualOrder if is_slow else VirtualPart}
