@@ -17,6 +17,8 @@ class Pair:
 
     choice: int
     stages: int
+    step: int = 0
+    """Which step bounds it next, of `planner.search.partition`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ class GroupList:
     choice: int
     groups: Groups
     start: int
+
+
+@dataclass(frozen=True)
+class GroupedPair:
+    """A row of degrees and all its groups of one number of stages, bounded by paths."""
+
+    choice: int
+    groups: Groups
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ Item = (
     Pair
     | Part
     | GroupList
+    | GroupedPair
     | BoundedGroup
     | OrderSet
     | Order

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
 from formulations.layer_partition_data import Cuts
-from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways, taken_together
+from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways, taken_together, ways_to_use
 from formulations.layer_partition_labels import GroupLabels
 from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
 from planner.cost.prices import Floats, Prices
@@ -21,11 +21,14 @@ from planner.search.kinds import LayerKinds
 from planner.search.partition.interval_memory import Ints
 from planner.search.partition.intervals import Intervals
 from planner.search.partition.run_tables import RunTables
+from planner.search.space import Groups
 from planner.units import MS
 
 MAX_WAYS = 30_000_000
 """Ways to have used up stages by class, times runs and classes, up to which orders are bounded at once.
 A guess."""
+STEPS = 200_000, 3_000_000
+"""The same of the steps before, in which classes are taken together until there are so few. Guesses."""
 LEVELS = 0.5, 1.0
 """Of what lies between a bound and a limit, the parts up to which labels look for splits, one after the
 other: a split that is found at the first spares the second. Guesses."""
@@ -78,8 +81,13 @@ def _units(times: Floats) -> Floats:
 
 def is_bounded_whole(most: Ints, num_stages: int, num_layers: int) -> bool:
     """Whether all orders of so many stages on each class at most are bounded at once."""
+    return _work(most, num_stages, num_layers) <= MAX_WAYS
+
+
+def _work(most: Ints, num_stages: int, num_layers: int) -> int:
+    """Ways to have used up stages by class, times runs and classes."""
     ways = num_ways(np.minimum(most, num_stages).tolist())
-    return ways * len(most) * num_layers * -(-2 * num_layers // num_stages) <= MAX_WAYS
+    return ways * len(most) * num_layers * -(-2 * num_layers // num_stages)
 
 
 Split = tuple[tuple[int, ...], Cuts]
@@ -97,37 +105,71 @@ class OrderBounds:
         self.last: GroupPaths | None = None
         """Of the pair that was bounded last; None where classes were taken together."""
 
-    def of_pair(self, choice: int, counts: Ints, limit_s: float) -> tuple[Floats, Split | None]:
-        """Bounds of groups of a pair by paths and labels [s], and the split that has the least by labels.
+    def next_step(self, choice: int, stages: int, step: int) -> int | None:
+        """The first of `STEPS` from `step` on to bound all orders by; None where no more of them are of use.
 
-        No more than a finite limit, else inf where none fits. Where that takes too much, classes that are
-        most alike are taken together.
+        A step is skipped where the next one takes the same classes together.
+        """
+        most = self._most(choice, stages)
+        sets = [self._together(choice, most, stages, ways) for ways in (*STEPS[step:], MAX_WAYS)]
+        differ = (i for i, (one, other) in enumerate(pairwise(sets), step) if set(one) != set(other))
+        return next(differ, None)
+
+    def of_all(self, choice: int, stages: int, limit_s: float, ways: int) -> float:
+        """Bound of all orders of so many stages [s], classes taken together until so few ways are left.
+
+        No more than a finite limit, else inf where none fits. A true bound: classes that are taken together
+        undercut each of them, and every number of stages on each counts, allowed or not.
+        """
+        costs, _ = self._costs(choice, stages, limit_s, ways)
+        least_ms = float(GroupPaths(costs, self.is_up).least_ms(limit_s / MS).min(initial=np.inf))
+        return min(least_ms * MS, limit_s)
+
+    def by_paths(self, choice: int, counts: Ints, limit_s: float) -> Floats:
+        """Bounds of groups of a pair by paths [s], no more than a finite limit, else inf where none fits.
+
+        Where that takes too much, classes that are most alike are taken together.
 
         Parameters
         ----------
         counts
             [group, class] stages on each class.
         """
-        stages = int(counts[0].sum())
-        most = tuple(np.minimum(self.intervals.table.max_stages[choice], stages).tolist())
+        costs, together = self._costs(choice, int(counts[0].sum()), limit_s, MAX_WAYS)
+        paths = GroupPaths(costs, self.is_up)
+        self.last = paths if _are_apart(together) else None
+        return _of_groups(costs, paths.least_ms(limit_s / MS), _sums(counts, together), limit_s)
+
+    def by_labels(self, choice: int, groups: Groups, limit_s: float) -> tuple[Floats, Split | None]:
+        """The same by labels where that is more than the groups' bounds, and the split that has the least."""
+        low_s = float(groups.bound_s.min(initial=np.inf))
+        if not low_s < limit_s < np.inf or self.is_up():
+            return groups.bound_s, None
+        stages = int(groups.counts[0].sum())
+        costs, together = self._costs(choice, stages, limit_s, MAX_WAYS)
+        _, states = ways_to_use(costs.most, stages)
+        least_ms, path, _ = by_labels(costs, np.full(len(states), low_s / MS), limit_s / MS)
+        closer = _of_groups(costs, least_ms, _sums(groups.counts, together), limit_s)
+        if not _are_apart(together):
+            path = self._with_classes(choice, path, together, self._most(choice, stages))
+        return np.maximum(groups.bound_s, closer), split_of(path)
+
+    def _most(self, choice: int, stages: int) -> tuple[int, ...]:
+        """Stages on each class at most."""
+        return tuple(np.minimum(self.intervals.table.max_stages[choice], stages).tolist())
+
+    def _costs(
+        self, choice: int, stages: int, limit_s: float, ways: int
+    ) -> tuple[GroupCosts, list[tuple[int, ...]]]:
+        """Costs of all orders, and the classes that are taken together in them."""
+        most = self._most(choice, stages)
         costs, together = (
             self.runs_of.costs(choice, most, stages, limit_s),
-            self._together(choice, most, stages),
+            self._together(choice, most, stages, ways),
         )
-        is_whole = all(len(one) == 1 for one in together)
-        if not is_whole:
-            costs, counts = taken_together(costs, together), _sums(counts, together)
-        paths = GroupPaths(costs, self.is_up)
-        self.last = paths if is_whole else None
-        path: Path = []
-        least_ms = paths.least_ms(limit_s / MS)
-        if not self.is_up():
-            least_ms, path, _ = by_labels(costs, least_ms, limit_s / MS)
-        known = dict(zip(paths.counts, np.minimum(least_ms * MS, limit_s).tolist(), strict=True))
-        split = split_of(path if is_whole else self._with_classes(choice, path, together, most))
-        return np.array([known[tuple(one)] for one in counts.tolist()]), split
+        return costs if _are_apart(together) else taken_together(costs, together), together
 
-    def _together(self, choice: int, most: tuple[int, ...], stages: int) -> list[tuple[int, ...]]:
+    def _together(self, choice: int, most: tuple[int, ...], stages: int, ways: int) -> list[tuple[int, ...]]:
         """Sets of classes, those most alike in one until all orders can be bounded at once."""
         prices = self.intervals.prices
         times = np.log((prices.layer_forward_s + prices.layer_backward_s)[choice].sum(axis=-1))
@@ -139,7 +181,7 @@ class OrderBounds:
 
         while len(together) > 1:
             room = _sums(np.array([most]), together)[0]
-            if is_bounded_whole(room, stages, self.intervals.problem.model.num_layers):
+            if _work(room, stages, self.intervals.problem.model.num_layers) <= ways:
                 break
             one, other = min(combinations(together, 2), key=lambda both: unlike(*both))
             together = [*(each for each in together if each not in (one, other)), (*one, *other)]
@@ -214,6 +256,18 @@ def by_labels(costs: GroupCosts, known_ms: Floats, limit_ms: float) -> tuple[Flo
 def _sums(counts: Ints, together: Sequence[Sequence[int]]) -> Ints:
     """Stages on sets of classes, [group, set]."""
     return np.stack([counts[:, list(one)].sum(axis=1) for one in together], axis=1)
+
+
+def _of_groups(costs: GroupCosts, least_ms: Floats, counts: Ints, limit_s: float) -> Floats:
+    """Bounds of groups, [group, set] stages on sets of classes, from those of all numbers of stages [s]."""
+    _, states = ways_to_use(costs.most, costs.num_stages)
+    known = dict(zip(states, np.minimum(least_ms * MS, limit_s).tolist(), strict=True))
+    return np.array([known[tuple(one)] for one in counts.tolist()])
+
+
+def _are_apart(together: Sequence[Sequence[int]]) -> bool:
+    """Whether no classes are taken together."""
+    return all(len(one) == 1 for one in together)
 
 
 def split_of(path: Path) -> Split | None:

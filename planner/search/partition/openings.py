@@ -1,7 +1,9 @@
 """Open parts of the space for models whose layers are of several kinds in any order.
 
 What `openings` does for layers of one kind: a pair lists its groups, a group its orders of classes, an
-order becomes a program, here `formulations.layer_partition`, whose answers the referee judges. For one
+order becomes a program, here `formulations.layer_partition`, whose answers the referee judges. A pair is
+bounded in steps, each dearer than the one before, and waits for its turn after each: so the least bound of
+all rises soonest. For one
 order and one split the least recomputation that fits is best, so each split is judged once and then
 excluded; the program goes on until its bound passes the best plan. Before, all groups of a pair, all orders
 of a group and each order are bounded by shortest paths (`partition_bounds`), whose splits are tried, too.
@@ -19,31 +21,24 @@ from numpy.typing import NDArray
 
 from formulations import layer_partition, layer_partition_cp
 from formulations.layer_partition_data import (
-    Cuts,
-    LayerPartitionData,
     least_bottleneck,
-    objective_ms,
 )
 from formulations.layer_partition_paths import least_ms
 from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
-from planner.errors import SolverError
-from planner.search.assemble import assemble_plan, hosts_needed, own_classes
 from planner.search.bound_data import BoundData
 from planner.search.bounds import group_bounds
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
-from planner.search.items import BoundedGroup, Item, Order, Pair, Program
+from planner.search.items import BoundedGroup, GroupedPair, Item, Order, Pair, Program
 from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
-from planner.search.partition.bounds import OrderBounds, Split, is_bounded_whole
-from planner.search.partition.cut_moves import improved
-from planner.search.partition.intervals import Intervals
+from planner.search.partition.bounds import STEPS, OrderBounds, is_bounded_whole
+from planner.search.partition.splits import SplitJudge
 from planner.search.referee import Referee
 from planner.search.space import Groups, list_groups
 from planner.search.state import Frontier
-from planner.tolerances import BOUND_TOL
 from planner.units import MS
 
 MAX_GROUPS = 100_000
@@ -61,7 +56,7 @@ NO_SPLIT = (
 """Why there is no plan."""
 
 
-class PartitionOpener:
+class PartitionOpener(SplitJudge):
     """Opens parts for one search; what comes of it goes to the frontier and the incumbent."""
 
     def __init__(
@@ -74,24 +69,21 @@ class PartitionOpener:
         clock: Clock,
         referee: Referee | None = None,
     ) -> None:
-        self.referee = referee or Referee(problem, prices)
-        self.problem, self.prices, self.table = problem, prices, table
-        self.bounds, self.frontier, self.clock = bounds, frontier, clock
-        self.intervals = Intervals(problem, prices, table)
+        super().__init__(problem, prices, table, frontier, clock, referee)
+        self.bounds = bounds
         self.orders = OrderBounds(self.intervals, lambda: self.clock.is_up)
         self.tries, self.likeliest_s = 0, np.inf
         """Groups of which a split was tried as they were bounded, and the least of their bounds [s]."""
         self.programs = 0
-        self.evaluated = 0
-        self.sets_since_better = 0
-        """Parts opened since the last better plan while the bound could not rise any more."""
 
     def open(self, bound_s: float, item: Item) -> None:
         """Bound a part better, split it, or judge what is in it."""
         if bound_s > self.frontier.floor_s:
             self.sets_since_better += 1
         if isinstance(item, Pair):
-            self._split_pair(bound_s, item)
+            self._open_pair(bound_s, item)
+        elif isinstance(item, GroupedPair):
+            self._split_pair(item)
         elif isinstance(item, BoundedGroup):
             self._split_group(bound_s, item)
         elif isinstance(item, Order):
@@ -99,19 +91,38 @@ class PartitionOpener:
         elif isinstance(item, Program):
             self._solve(bound_s, item)
 
-    def _split_pair(self, bound_s: float, pair: Pair) -> None:
-        """Its groups, or no more than its bound where they are too many to list."""
-        ranges = np.minimum(self.table.max_stages[pair.choice], pair.stages) + 1.0
-        if np.prod(np.sort(ranges)[:-1]) > MAX_GROUPS:
+    def _open_pair(self, bound_s: float, pair: Pair) -> None:
+        """Bound it with classes taken together, fewer each time; list its groups once that is done."""
+        step = self.orders.next_step(pair.choice, pair.stages, pair.step)
+        if step is not None:
+            closer_s = self.orders.of_all(pair.choice, pair.stages, self.frontier.cutoff_s, STEPS[step])
+            self.frontier.push(max(bound_s, closer_s), replace(pair, step=step + 1))
+        elif self._num_groups(pair) > MAX_GROUPS:
             self.frontier.close(bound_s)
-            return
+        else:
+            self._list_groups(bound_s, pair)
+
+    def _num_groups(self, pair: Pair) -> float:
+        """How many groups a pair has at most."""
+        ranges = np.minimum(self.table.max_stages[pair.choice], pair.stages) + 1.0
+        return float(np.prod(np.sort(ranges)[:-1]))
+
+    def _list_groups(self, bound_s: float, pair: Pair) -> None:
+        """All groups of a pair, bounded by paths."""
         groups = self._groups(bound_s, pair)
         if (groups.bound_s < self.frontier.cutoff_s).any():
-            closer, split = self.orders.of_pair(pair.choice, groups.counts, self.frontier.cutoff_s)
-            self._try_split(pair.choice, split)
+            closer = self.orders.by_paths(pair.choice, groups.counts, self.frontier.cutoff_s)
             groups = replace(groups, bound_s=np.maximum(groups.bound_s, closer))
             self._try_groups(pair, groups)
-        for counts, group_s in zip(groups.counts, groups.bound_s, strict=True):
+        least_s = float(groups.bound_s.min(initial=np.inf))
+        self.frontier.push(least_s, GroupedPair(pair.choice, groups))
+
+    def _split_pair(self, pair: GroupedPair) -> None:
+        """Its groups, bounded by labels."""
+        groups, cutoff_s = pair.groups, self.frontier.cutoff_s
+        closer, split = self.orders.by_labels(pair.choice, groups, cutoff_s)
+        self._try_split(pair.choice, split)
+        for counts, group_s in zip(groups.counts, closer, strict=True):
             self.frontier.push(float(group_s), BoundedGroup(pair.choice, tuple(map(int, counts))))
 
     def _try_groups(self, pair: Pair, groups: Groups) -> None:
@@ -123,11 +134,6 @@ class PartitionOpener:
         self.tries, self.likeliest_s = self.tries + 1, min(bound_s, self.likeliest_s)
         found = self.orders.likely_split(tuple(groups.counts[best].tolist()))
         self._try_split(pair.choice, found)
-
-    def _try_split(self, choice: int, split: Split | None) -> None:
-        """Judge a split, or what single moves make of it, if there is one and it is allowed."""
-        if split is not None and self.is_allowed(choice, split[0]):
-            self._judge_improved(choice, split[0], self.intervals.data(choice, split[0]), split[1])
 
     def _are_bounded_whole(self, most: NDArray[np.int64], stages: int) -> bool:
         """Whether all orders of so many stages on each class at most are bounded at once."""
@@ -162,12 +168,6 @@ class PartitionOpener:
             self.frontier.close(bound_s)
             self._push_orders(bound_s, group, block_orders(group.counts))
 
-    def _try_orders(self, choice: int, orders: Iterable[tuple[int, ...]]) -> None:
-        """Judge a good split of each order, as far as it is allowed and time is left."""
-        for order in orders:
-            if not self.clock.is_up and self.is_allowed(choice, order):
-                self.try_order(choice, order)
-
     def _push_orders(self, bound_s: float, group: BoundedGroup, rests: Iterable[tuple[int, ...]]) -> None:
         """One part for each order that begins as a group does and goes on in one of these ways."""
         if self.problem.options.keep_class_order:
@@ -196,33 +196,6 @@ class PartitionOpener:
             np.array([float(self.intervals.hops_s(group.choice, order).sum())]),
         )
         return max(float(bounds[0]), least_ms(data) * MS)
-
-    def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
-        """Whether the classes have the hosts that an order takes, and the user lets it be."""
-        if self.problem.options.keep_class_order and list(order) != sorted(order):
-            return False
-        classes = self.problem.cluster.classes
-        per_node = [node_class.chips_per_node for node_class in classes]
-        own = own_classes(self.table, choice, order)
-        needed = hosts_needed(own, int(self.table.stage_size[choice]), per_node)
-        return all(count <= classes[c].num_nodes for c, count in needed.items())
-
-    def try_order(self, choice: int, order: tuple[int, ...]) -> bool:
-        """Judge a good split of an order, found without a solver; whether any split fits."""
-        data = self.intervals.data(choice, order)
-        _, cuts = least_bottleneck(data)
-        if cuts is None:
-            return False
-        self._judge_improved(choice, order, data, cuts)
-        return True
-
-    def _judge_improved(
-        self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts
-    ) -> None:
-        """Judge the split that single moves lead to from another."""
-        cuts, value_ms = improved(data, cuts)
-        if value_ms * MS < self.frontier.incumbent.worth_judging_s:
-            self._judge(choice, order, data, cuts)
 
     def _open_order(self, bound_s: float, part: Order) -> None:
         """A good split without a solver, then the program unless that already closes the order."""
@@ -273,23 +246,3 @@ class PartitionOpener:
         else:
             # Cut by the clock before any answer, or nothing below the cutoff.
             self.frontier.close(bound_s)
-
-    def _judge(self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts) -> None:
-        """Let the referee evaluate a split with its least recomputation; keep it if it is good."""
-        stage_choice = self.intervals.choice_of(choice, order, cuts)
-        plan = assemble_plan(self.problem, self.table, choice, order, stage_choice)
-        judged = self.referee.judged(plan, choice)
-        self.evaluated += 1
-        if judged is None:
-            return
-        plan, evaluation = judged
-        promised_s = objective_ms(data, cuts) * MS
-        if promised_s > evaluation.step_s * (1 + BOUND_TOL):
-            raise SolverError(
-                f"the bound of a plan ({promised_s!r} s) exceeds the referee's step time "
-                f"({evaluation.step_s!r} s)"
-            )
-        incumbent = self.frontier.incumbent
-        if incumbent.step_s is None or evaluation.step_s < incumbent.step_s:
-            self.sets_since_better = 0
-        incumbent.offer(plan, evaluation)

@@ -17,6 +17,7 @@ from planner.search.partition import bounds as partition_bounds
 from planner.search.partition import openings as partition
 from planner.search.partition.bounds import MAX_WAYS, OrderBounds, partition_bound_data
 from planner.search.partition.intervals import Intervals
+from planner.search.space import Groups
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
 from tests.oracle_plans import brute_force_by_cut
@@ -72,6 +73,18 @@ def test_it_is_the_same_where_orders_are_bounded_by_their_first_classes(
     check(seed)
 
 
+def test_classes_are_taken_together_less_in_each_step(monkeypatch: pytest.MonkeyPatch):
+    problem = interleaved(14)
+    table = list_degrees(problem)
+    orders = OrderBounds(Intervals(problem, price(problem, table.degrees), table))
+    choice = int(np.flatnonzero((table.max_stages > 0).all(axis=1) & (table.max_stages.sum(axis=1) > 2))[0])
+    # No more steps where the classes are apart from the first one on, and none that does the same again.
+    assert orders.next_step(choice, 2, 0) is None
+    for steps, expected in (((0, 0, MAX_WAYS), [1, 1, None, None]), ((0, 1), [1, 1, None])):
+        monkeypatch.setattr(partition_bounds, "STEPS", steps)
+        assert [orders.next_step(choice, 2, step) for step in range(len(steps) + 1)] == expected
+
+
 @pytest.mark.parametrize(
     "seed", [14, *(pytest.param(s, marks=pytest.mark.slow) for s in range(10, 20) if s != 14)]
 )
@@ -103,5 +116,8 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
                     assert every[0][1].of_group(group, limit_s)[0] <= most_s
                 for most_ways, of_ways in every:
                     monkeypatch.setattr(partition_bounds, "MAX_WAYS", most_ways)
-                    of_pair, _ = of_ways.of_pair(choice, counts[None], limit_s)
-                    assert of_pair[0] <= most_s
+                    by_paths = of_ways.by_paths(choice, counts[None], limit_s)
+                    assert by_paths[0] <= most_s
+                    by_labels, _ = of_ways.by_labels(choice, Groups(counts[None], by_paths), limit_s)
+                    assert by_paths[0] <= by_labels[0] <= most_s
+                    assert of_ways.of_all(choice, 2, limit_s, most_ways) <= most_s
