@@ -116,7 +116,10 @@ def _joined(family: tuple[Batch, Places] | None, member: tuple[Batch, Places]) -
         for stages, added in ((places.inner, more.inner), (places.first, more.first))
     )
     least = [min(here, there) for here, there in zip(places.constant_ms, more.constant_ms, strict=True)]
-    joined = Places(inner, first, np.concatenate([places.hop_ms, more.hop_ms]), (least[0], least[1]))
+    hop_ms, cross_ms = (
+        np.concatenate([vars(places)[name], vars(more)[name]]) for name in ("hop_ms", "cross_ms")
+    )
+    joined = Places(inner, first, hop_ms, cross_ms, (least[0], least[1]))
     return replace(batch, shapes=(*batch.shapes, *other.shapes)), joined
 
 
@@ -126,7 +129,8 @@ def _some(places: Places, kept: Ints) -> Places:
         Stages(**{name: values[kept] for name, values in vars(stages).items()})
         for stages in (places.inner, places.first)
     )
-    return replace(places, inner=inner, first=first, hop_ms=places.hop_ms[kept])
+    hop_ms, cross_ms = places.hop_ms[kept], places.cross_ms[kept]
+    return replace(places, inner=inner, first=first, hop_ms=hop_ms, cross_ms=cross_ms)
 
 
 def passes(layer_ms: Floats, base_ms: Floats, n: Ints) -> Floats:
@@ -138,7 +142,7 @@ def passes(layer_ms: Floats, base_ms: Floats, n: Ints) -> Floats:
 def _unbeaten(batch: Batch, places: Places, known: int) -> Ints:
     """Shapes that no other one beats, of equal ones the first; the first `known` do not beat each other."""
     n = np.arange(places.inner.times_ms.shape[2])
-    tables = [places.hop_ms[:, None]]
+    tables = [places.hop_ms[:, None], places.cross_ms]
     for stages in (places.inner, places.first):
         forward = passes(stages.forward_ms, stages.base_forward_ms, n)
         tables += [forward, stages.times_ms - forward, stages.follow_ms, stages.reduce_ms]

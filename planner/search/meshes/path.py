@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,9 +86,15 @@ class Path:
         inner: list[Least | None],
         first: list[Least],
         shares: Floats,
+        counted: Floats,
     ) -> None:
+        """`counted` is [layer, row] how often a hop counts behind which a walk is in each layer."""
         self.walks, self.bracket, self.inner, self.first = walks, bracket, inner, first
-        self.shares = shares
+        self.shares, self.counted = shares, counted
+        m, limit_ms = walks.num_microbatches, walks.limit_ms
+        self.barred = [walks.changes.barred(m, q, limit_ms) for q in range(walks.longest)]
+        self.class_of = walks.class_of_group
+        self.of_class = [np.flatnonzero(self.class_of == c) for c in range(len(walks.changes.more_ms))]
         self.place = walks.place if walks.allowed is None else np.arange(walks.longest)
         self.source = walks.units.source
         self.rows, self.points = len(bracket.turn.times), len(self.source)
@@ -96,22 +103,40 @@ class Path:
     def walk(self) -> Walk:
         """The walks, and what the shortest ones take."""
         walks, m = self.walks, self.walks.num_microbatches
-        value = np.full((3, self.rows, self.points + 1), np.inf)
-        value[1:, :, :-1] = 0.0
+        # By layer and the class of the stage behind.
+        value = np.full((3, len(self.of_class), self.rows, self.points + 1), np.inf)
+        value[1:, :, :, :-1] = 0.0
         self.values = [value]
         ends = np.full((self.rows, len(walks.lengths)), np.inf)
         wanted = {int(p): i for i, p in enumerate(walks.lengths)}
         for q in range(walks.longest):
+            arrived = self._arrived(value, q)
             if q + 1 in wanted:
                 i = wanted[q + 1]
                 before, full = LONG if q <= m - 2 else SHORT, self.source[-1]
-                passed = value[DONE][:, full] + self.first[0].cost[:, i]
-                turned = value[before][:, full] + self.first[1].cost[:, i]
+                passed = arrived[DONE][self.class_of, :, full].T + self.first[0].cost[:, i]
+                turned = arrived[before][self.class_of, :, full].T + self.first[1].cost[:, i]
                 ends[:, i] = np.minimum(passed.min(axis=1), turned.min(axis=1))
             if q + 1 < walks.longest:
-                value = self._advance(value, q)
+                value = self._advance(arrived, q)
                 self.values.append(value)
         return self._traced(ends)
+
+    def _hop(self, q: int, c: int, behind: int) -> Floats:
+        """What a hop between two classes adds ahead of q stages, [layer, row]; infinite where barred."""
+        changes = self.walks.changes
+        if self.barred[q][c, behind]:
+            return np.full_like(self.counted, np.inf)
+        return np.asarray(self.counted * changes.more_ms[c, behind])
+
+    def _arrived(self, value: Floats, q: int) -> Floats:
+        """Values with the hop to a stage of each class, [layer, class, row, point]."""
+        arrived = value.copy()
+        for c, behind in itertools.permutations(range(len(self.of_class)), 2):
+            if q and not self.barred[q][c, behind]:
+                hop = self._hop(q, c, behind)[:, :, None]
+                np.minimum(arrived[:, c], value[:, behind] + hop, out=arrived[:, c])
+        return arrived
 
     def _advance(self, value: Floats, q: int) -> Floats:
         """Values one stage on."""
@@ -122,23 +147,33 @@ class Path:
             if least is None or (kind == LONG and q > m - 3):
                 continue
             before = layer if kind != TURN else LONG if q <= m - 2 else SHORT
-            found = value[before][:, source]
-            found += least.cost[:, c, :, None]
-            np.minimum(ahead[layer, :, :-1], found.min(axis=1), out=ahead[layer, :, :-1])
+            for mine, groups in enumerate(self.of_class):
+                found = value[before, mine][:, source[groups]]
+                found += least.cost[:, c, groups, None]
+                there = ahead[layer, mine, :, :-1]
+                np.minimum(there, found.min(axis=1), out=there)
         return ahead
 
     def _pick(
-        self, r: int, q: int, layer: int, place: int, point: int, kept: Least, turn: Least
-    ) -> tuple[bool, int]:
-        """How a walk came to a value at stage q: whether that is the slowest, and the group of its shape."""
-        value, before = self.values[q], self.source[point]
-        ways = value[layer][r, before] + kept.cost[r, place]
-        if layer != DONE:
-            return False, int(np.argmin(ways))
+        self, r: int, q: int, layer: int, place: int, point: int, mine: int | None, kept: Least, turn: Least
+    ) -> tuple[bool, int, int]:
+        """How a walk came to a value at stage q, of class `mine` where that is known.
+
+        Whether that is the slowest, the group of its shape, and the class of the stage behind it.
+        """
+        value, before = self.values[q][:, :, r], self.source[point]
+        barred = np.where((self.class_of == mine) | (mine is None), 0.0, np.inf)
+        classes = range(len(self.of_class))
+        hops = np.array([[self._hop(q, c, behind)[:, r] for c in classes] for behind in classes])
+
+        def of(layer: int, least: Least) -> Floats:
+            hop = hops[:, self.class_of, layer]
+            return np.asarray(value[layer][:, before] + hop + (least.cost[r, place] + barred))
+
         other = LONG if q <= self.walks.num_microbatches - 2 else SHORT
-        ways = np.concatenate([ways, value[other][r, before] + turn.cost[r, place]])
-        turned, group = divmod(int(np.argmin(ways)), self.groups)
-        return bool(turned), group
+        ways = np.stack([of(layer, kept), *([of(other, turn)] if layer == DONE else [])])
+        turned, behind, group = np.unravel_index(int(np.argmin(ways)), ways.shape)
+        return bool(turned), int(group), int(behind)
 
     def _traced(self, ends: Floats) -> Walk:
         """Follow the shortest walk of each row back, from the first stage to the last."""
@@ -161,16 +196,17 @@ class Path:
 
     def _follow(self, r: int, i: int, order: list[int], split: list[int]) -> Floats:
         """Fill in the shapes and layers of a walk; how its length grows with its weights."""
-        m, bracket = self.walks.num_microbatches, self.bracket
+        walks, m, bracket = self.walks, self.walks.num_microbatches, self.bracket
         layer, behind, slowest, point = DONE, 0.0, (0.0, 0.0, 0), self.points - 1
         before, even, own, spread, beside, is_long = 0.0, 0.0, 0.0, 0.0, 0.0, True
-        length = int(self.walks.lengths[i])
+        length, mine = int(self.walks.lengths[i]), None
         for q in range(length - 1, -1, -1):
             at_first = q == length - 1
             place = i if at_first else int(self.place[q])
             kept, turn = self.first if at_first else (self.inner[layer], self.inner[TURN])
             assert kept is not None and turn is not None
-            turned, group = self._pick(r, q, layer, place, point, kept, turn)
+            turned, group, back = self._pick(r, q, layer, place, point, mine, kept, turn)
+            more, mine = float(walks.changes.more_ms[back, self.class_of[group]]) * (q > 0), back
             least = turn if turned else kept
             if at_first:
                 chosen = bracket.first_turn if turned else bracket.first
@@ -196,7 +232,12 @@ class Path:
                 behind += time + sends
             else:
                 before += time + sends
-            even += time * (self.walks.even[q] if self.walks.even is not None else 0.0) + sends
+            even += time * (self.walks.even[q] if self.walks.even is not None else 0.0) + sends + more
+            # The hop behind it: a walk that has just turned is in the layer behind the slowest stage.
+            if layer == DONE:
+                before += more
+            else:
+                behind += more
             point = int(self.source[point, group])
         forward, backward, waits = slowest
         u = self.shares[r, 4]

@@ -23,7 +23,7 @@ from planner.data.problem import Problem
 from planner.search.coefficients import entry_coefficients
 from planner.search.entries import Entries
 from planner.search.meshes.shapes import Batch
-from planner.search.meshes.tables import least_hops_ms, tied_ms, with_mode
+from planner.search.meshes.tables import cross_hops_ms, least_hops_ms, tied_ms, with_mode
 
 Ints = NDArray[np.int64]
 
@@ -55,6 +55,8 @@ class Places:
     """The first stage of pipelines of 2, 3, ... stages; place 0 is a pipeline of one."""
     hop_ms: Floats
     """[shape] least time of a hop to or from it."""
+    cross_ms: Floats
+    """[shape, class] least time of a hop to or from a stage of another class."""
     constant_ms: tuple[float, float]
     """Least that every plan adds to the step: pipelines of one stage, and of more."""
 
@@ -84,7 +86,8 @@ class PlaceTables:
         for name in vars(first):
             getattr(first, name)[:, 0] = getattr(alone, name)[:, 0]
         tied = float(tied_ms(self.prices, batch).min())
-        return Places(inner, first, least_hops_ms(self.problem, self.prices, batch), (0.0, tied))
+        hop_ms = least_hops_ms(self.problem, self.prices, batch)
+        return Places(inner, first, hop_ms, cross_hops_ms(self.prices, batch), (0.0, tied))
 
     def _stages(
         self, batch: Batch, num_stages: int, positions: Ints, held: Ints, fewest_stages: Ints

@@ -94,7 +94,7 @@ def relax(
     known
         Prices of other lengths of the batch to begin with.
     """
-    cutoff = cutoff_ms - walks.constant_ms
+    cutoff = walks.limit_ms = cutoff_ms - walks.constant_ms
     low, high = slowest_range(walks, cutoff)
     bound = np.full(len(walks.lengths), np.inf)
     if low >= high:

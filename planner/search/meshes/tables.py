@@ -80,6 +80,16 @@ def least_hops_ms(problem: Problem, prices: Prices, batch: Batch) -> Floats:
     return hop / MS
 
 
+def cross_hops_ms(prices: Prices, batch: Batch) -> Floats:
+    """Least time of a hop between a stage of each shape and one of any other class, [shape, class].
+
+    Such a hop leaves the host, and takes no less than what either of its stages must move.
+    """
+    out = prices.send_s[batch.choice, batch.node_class]
+    hop: Floats = np.minimum(out, prices.send_s[batch.choice, :, batch.node_class]) / MS
+    return hop
+
+
 def with_mode(data: StageSelectionData, selective: bool | None) -> StageSelectionData:
     """Coefficients where core attention is recomputed on every stage, or on none."""
     if selective is None:

@@ -19,7 +19,10 @@ and T is at least 1 - u of the row of s and u of this one, u in [0, 1]. The redu
 of it. Of what follows the pipeline the largest counts, which is no less than any sum with weights that add
 up to 1: s adds z in [0, 1], and of the rest each stage 1 / (2 P), where P is the most stages looked at, the
 first stage, which has the embedding to update, what is left. A hop takes at least what either of its stages
-must pay for any; where sends block, that lengthens the passes of both.
+must pay for any; where sends block, that lengthens the passes of both. Between two classes it takes more
+(`planner.search.meshes.changes`), which counts like its sends: 1 before s, v + w behind it, 1 in (even).
+Where sends block, times count at least as much: on s m - q v and m - q w are no less than 1 nor, with
+m >= q + 2 or v + w <= 1, than v + w, and in each row each stage counts once or more.
 
 No term depends on the number of stages, only on q and on which stage is first. So walks go from the last
 stage to the first, and what they reach after p stages bounds pipelines of p, for every p at once. With a
@@ -47,6 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
+from planner.search.meshes.changes import list_changes
 from planner.search.meshes.lines import Lines, Terms
 from planner.search.meshes.path import Bracket, Least, Path, Walk
 from planner.search.meshes.places import Ints, Places
@@ -104,6 +108,10 @@ class MeshWalks:
         self.first = Lines(places.first, places.hop_ms[:, None], one, sends_block=sends_block)
         self.members = [np.flatnonzero(units.group == g) for g in range(int(units.group.max()) + 1)]
         self.by_group = np.concatenate(self.members)
+        self.changes = list_changes(places, batch)
+        self.class_of_group = np.array([self.changes.node_class[one[0]] for one in self.members])
+        self.limit_ms = np.inf
+        """Limit that hops between classes are barred by: pipelines that break it may be left out."""
         self.group_starts = np.cumsum([0, *(len(one) for one in self.members)])[:-1]
         self.work = 0
         """Numbers that were gone through, about: what a look took, the same on any machine."""
@@ -211,7 +219,11 @@ class MeshWalks:
             turned(bracket.turn, places),
         ]
         first = [kept(bracket.first, ones, at_first), turned(bracket.first_turn, at_first)]
-        return Path(self, bracket, inner, first, shares).walk()
+        # In the order of the layers of a walk: what a hop counts behind a stage of each.
+        counted = np.stack([ones, short_factor, long_factor])
+        if self.even is not None:
+            counted = (1 - other.ravel()) * counted + other.ravel()
+        return Path(self, bracket, inner, first, shares, counted).walk()
 
     def _least(self, cost: Floats) -> Least:
         best = least_candidate(cost)[:, :, self.by_group]

@@ -61,8 +61,9 @@ def test_no_end_is_left_out_for_a_faster_shape_that_is_none(monkeypatch: pytest.
 
     def alike(member: int, longest: int) -> Places:
         places = make(member, longest)
-        stages = (Stages(**{k: np.ones_like(v) for k, v in vars(one).items()}) for one in _both(places))
-        return Places(*stages, np.ones_like(places.hop_ms), places.constant_ms)
+        inner, first = (Stages(**{k: np.ones_like(v) for k, v in vars(one).items()}) for one in _both(places))
+        hops = np.ones_like(places.hop_ms), np.ones_like(places.cross_ms)
+        return Places(inner, first, *hops, places.constant_ms)
 
     monkeypatch.setattr(opener.places, "of", alike)
     batches = [opener.batches[member] for member in opener.families[number]]
