@@ -46,8 +46,9 @@ GAP_OF_UNIFORM = 0.01
 """Gap at which the search for equal degrees ends: it gives plans to begin with, and proves nothing here."""
 PATIENCE_OF_UNIFORM = 20, 1.0
 """`Search.patience` of it: a guess."""
-SHARE_OF_UNIFORM = 0.06
-"""Share of the time limit that the search for equal degrees may take."""
+SHARE_OF_UNIFORM = 0.2
+"""Share of the time limit that the search for equal degrees may take: it ends by itself where that pays no
+more, and without its plan little is closed. A guess."""
 
 TOO_MANY = 3
 """Batches with too many pipelines to list behind which no more are listed. A guess."""

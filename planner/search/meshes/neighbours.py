@@ -11,6 +11,8 @@ from planner.data.plan import Plan
 from planner.data.problem import Problem
 from planner.search.meshes.opener import MeshOpener
 from planner.search.meshes.shapes import Batch, shape_key, shape_numbers
+from planner.search.meshes.tables import cross_hops_ms
+from planner.units import MS
 
 SHAPES_OF_CLASS = 3
 """Shapes of each class that first pipelines are made of: those that do most for their chips."""
@@ -75,7 +77,7 @@ def _of_batch(opener: MeshOpener, number: int, most: int) -> list[tuple[float, B
     batch, num_layers = opener.batches[number], opener.problem.model.num_layers
     layer = opener.bounds.layer_s[batch.choice, batch.node_class]
     options: list[list[int | None]] = []
-    stages, rates = np.zeros(1, dtype=np.int64), np.zeros(1)
+    stages, rates, used = np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1, dtype=np.int64)
     for c, node_class in enumerate(opener.problem.cluster.classes):
         mine = np.flatnonzero(batch.node_class == c)
         best = mine[np.argsort(layer[mine] * batch.num_chips[mine], kind="stable")[:SHAPES_OF_CLASS]]
@@ -84,9 +86,13 @@ def _of_batch(opener: MeshOpener, number: int, most: int) -> list[tuple[float, B
         options.append([None, *best.tolist()])
         stages = np.add.outer(stages, np.array([0, *counts])).ravel()
         rates = np.add.outer(rates, np.array([0.0, *(counts / layer[best])])).ravel()
+        used = np.add.outer(used, np.array([0, *np.ones_like(counts)])).ravel()
     times_s = np.full(len(stages), np.inf)
     fits = (stages > 0) & (stages <= most_stages(opener.problem))
     times_s[fits] = (batch.num_microbatches + stages[fits] - 1) * (num_layers / rates[fits])
+    # A slow hop between classes holds up rounds of two micro-batches, row (hop) of `planner.search.bounds`.
+    rounds = np.maximum((batch.num_microbatches - 1 - stages) // 2, 0) + 2
+    times_s[fits & (used > 1)] += (2 * rounds * _least_cross_s(opener, batch))[fits & (used > 1)]
     worst_s = np.sort(times_s)[min(most, len(times_s)) - 1]
     found = []
     for i in np.flatnonzero(fits & (times_s <= worst_s)).tolist():
@@ -99,6 +105,15 @@ def _of_batch(opener: MeshOpener, number: int, most: int) -> list[tuple[float, B
         )
         found.append((float(times_s[i]), blocks))
     return found
+
+
+def _least_cross_s(opener: MeshOpener, batch: Batch) -> float:
+    """Least hop between stages of two classes [s]; 0 where there is one class."""
+    cross = cross_hops_ms(opener.prices, batch) * MS
+    others = batch.node_class[:, None] != np.arange(cross.shape[1])
+    # What no stage of the batch is on takes no part.
+    others &= np.isin(np.arange(cross.shape[1]), batch.node_class)[None, :]
+    return float(cross[others].min()) if others.any() else 0.0
 
 
 def improve(opener: MeshOpener, tried: set[Place]) -> None:
