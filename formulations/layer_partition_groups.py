@@ -37,6 +37,12 @@ PIECES = 3
 """Pieces of the time of the slowest stage to begin with, and into which a piece is cut. A guess."""
 NARROW = 0.005
 """Width of a piece, relatively, that is cut no more. A guess."""
+WIDEST = float("inf")
+"""Width of all pieces."""
+ANY_TIME = 0.0, float("inf")
+"""Where the slowest stage may lie of which nothing is known [ms]."""
+NO_TIME = float("inf"), 0.0
+"""The same where there is none."""
 WIDE = 1.3
 """Where there is no limit, how much longer than the least time the slowest stage is looked at closely."""
 
@@ -174,8 +180,10 @@ def ahead(so_far: Floats, costs: Floats, sources: Ints) -> Floats:
     """
     least = np.full((*so_far.shape[:-2], sources.shape[1] + 1, so_far.shape[-1]), np.inf)
     for c, source in enumerate(sources):
-        if (source >= 0).any() and np.isfinite(costs[..., c, :, :]).any():
-            value = totals(so_far, costs[..., c, :, :]).min(axis=0)
+        of_class = costs[..., c, :, :]
+        lengths = np.flatnonzero(np.isfinite(of_class).any(axis=(*range(of_class.ndim - 2), -1)))
+        if (source >= 0).any() and len(lengths):
+            value = totals(so_far, of_class[..., : lengths[-1] + 1, :]).min(axis=0)
             np.minimum(least[..., :-1, :], value[..., source, :], out=least[..., :-1, :])
     return least
 
@@ -227,15 +235,26 @@ class GroupPaths:
         """Where the slowest stage lies in pieces below the limit, once they are bounded [ms]."""
         self.extra[0] += np.where(np.isfinite(self.times[0]), costs.reduction, 0.0)
 
-    def least_ms(self, limit_ms: float) -> Floats:
+    def least_ms(
+        self, limit_ms: float, narrow: float = NARROW, within_ms: tuple[float, float] = ANY_TIME
+    ) -> Floats:
         """What all plans take at least, by `counts` [ms]: no more than a finite limit; inf where none fits.
 
         Of each group the piece of least bound is cut again until it is narrow or above the limit.
+
+        Parameters
+        ----------
+        narrow
+            Width of a piece, relatively, that is cut no more; `WIDEST` for none to be cut.
+        within_ms
+            Where the slowest stage lies of every split that is looked for: of others nothing but the limit
+            is said.
         """
         slowest = least_slowest_ms(self.costs)
-        fits, begin = np.isfinite(slowest), float(slowest.min(initial=np.inf))
-        most_ms = limit_ms / self.costs.num_microbatches
-        if begin >= most_ms:
+        fits, begin = np.isfinite(slowest), max(float(slowest.min(initial=np.inf)), within_ms[0])
+        most_ms = min(limit_ms / self.costs.num_microbatches, within_ms[1])
+        if begin >= limit_ms / self.costs.num_microbatches or begin > most_ms:
+            self.open_ms = NO_TIME
             return np.where(fits, limit_ms, np.inf)
         edges = np.geomspace(begin, min(most_ms, WIDE * begin), PIECES + 1)
         edges = np.append(edges, most_ms) if most_ms > edges[-1] else edges
@@ -244,7 +263,7 @@ class GroupPaths:
         while True:
             least = value.min(axis=0)
             at = np.unique(value.argmin(axis=0)[fits & (least < limit_ms)])
-            at = at[(high[at] > low[at] * (1 + NARROW)) & np.isfinite(high[at])]
+            at = at[(high[at] > low[at] * (1 + narrow)) & np.isfinite(high[at])]
             if not len(at) or self.is_up():
                 break
             cut = np.linspace(low[at], high[at], PIECES + 1)

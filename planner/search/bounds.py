@@ -217,19 +217,22 @@ def relaxed_bounds(
     max_stages: NDArray[np.int64],
     stages: NDArray[np.int64],
     available: NDArray[np.bool_] | None = None,
+    least_bottleneck_s: Floats | None = None,
 ) -> Floats:
     """Bound over all groups of a row of degrees with so many stages, array [pair] in seconds.
 
     As if the fastest classes took all stages they can hold: a faster class in the place of a slower
     one lowers tau and Sigma, and what follows is taken from the cheapest class. Where no class holds all
     stages there are hops between classes, of the least between any two. `available` tells which
-    classes may take part where that is more than those with stages of their own, [pair, node_class].
+    classes may take part where that is more than those with stages of their own, [pair, node_class];
+    `least_bottleneck_s` a better bound on the slowest stage, where one is known, [pair].
     """
     if available is None:
         available = max_stages > 0
+    least = np.zeros(len(choice)) if least_bottleneck_s is None else least_bottleneck_s
     blocks = [slice(first, first + BLOCK) for first in range(0, len(choice), BLOCK)]
     bounds = [
-        _relaxed_block(data, choice[b], num_microbatches[b], max_stages[b], stages[b], available[b])
+        _relaxed_block(data, choice[b], num_microbatches[b], max_stages[b], stages[b], available[b], least[b])
         for b in blocks
     ]
     return np.concatenate(bounds) if bounds else np.zeros(0)
@@ -242,6 +245,7 @@ def _relaxed_block(
     max_stages: NDArray[np.int64],
     stages: NDArray[np.int64],
     available: NDArray[np.bool_],
+    least_bottleneck_s: Floats,
 ) -> Floats:
     """`relaxed_bounds` of some pairs, few enough for their arrays to stay in cache."""
     layer = np.where(available, data.layer_s[choice], np.inf)
@@ -253,7 +257,7 @@ def _relaxed_block(
     used = counts > 0
     layer = np.where(used, layer, np.inf)
     rate = np.where(used, counts / np.where(used, layer, 1.0), 0.0)
-    tau = data.num_layers[choice] / rate.sum(axis=1)
+    tau = np.maximum(data.num_layers[choice] / rate.sum(axis=1), least_bottleneck_s)
     cross_s, sends = _least_sends(data, choice, max_stages, available, stages)
     ends, delays = (2 * sends, np.zeros_like(sends)) if data.sends_block else (np.zeros_like(sends), sends)
     pipeline = _pipeline_bound(

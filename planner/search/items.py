@@ -19,6 +19,8 @@ class Pair:
     stages: int
     step: int = 0
     """Which step bounds it next, of `planner.search.partition`."""
+    slowest_ms: tuple[float, float] = (0.0, float("inf"))
+    """Where its slowest stage lies in plans better than the best one."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,21 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from formulations.layer_partition_data import Cuts
-from formulations.layer_partition_groups import GroupCosts, GroupPaths, num_ways, taken_together, ways_to_use
+from formulations.layer_partition_groups import (
+    WIDEST,
+    GroupCosts,
+    GroupPaths,
+    num_ways,
+    taken_together,
+    ways_to_use,
+)
 from formulations.layer_partition_labels import GroupLabels
 from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData, bound_data
 from planner.search.empty import most_without_layers
-from planner.search.items import BoundedGroup
+from planner.search.items import BoundedGroup, Pair
 from planner.search.kinds import LayerKinds
 from planner.search.partition.interval_memory import Ints
 from planner.search.partition.intervals import Intervals
@@ -27,8 +34,9 @@ from planner.units import MS
 MAX_WAYS = 30_000_000
 """Ways to have used up stages by class, times runs and classes, up to which orders are bounded at once.
 A guess."""
-STEPS = 200_000, 3_000_000
-"""The same of the steps before, in which classes are taken together until there are so few. Guesses."""
+STEPS = 200_000, 3_000_000, MAX_WAYS
+"""The same of the steps before, in which classes are taken together until there are so few. Guesses: a
+step takes some hundredths of a second, tenths, and seconds."""
 LEVELS = 0.5, 1.0
 """Of what lies between a bound and a limit, the parts up to which labels look for splits, one after the
 other: a split that is found at the first spares the second. Guesses."""
@@ -106,26 +114,30 @@ class OrderBounds:
         """Of the pair that was bounded last; None where classes were taken together."""
 
     def next_step(self, choice: int, stages: int, step: int) -> int | None:
-        """The first of `STEPS` from `step` on to bound all orders by; None where no more of them are of use.
+        """The first of `STEPS` from `step` on to bound all orders by; None where none is left.
 
         A step is skipped where the next one takes the same classes together.
         """
-        most = self._most(choice, stages)
-        sets = [self._together(choice, most, stages, ways) for ways in (*STEPS[step:], MAX_WAYS)]
-        differ = (i for i, (one, other) in enumerate(pairwise(sets), step) if set(one) != set(other))
-        return next(differ, None)
+        most, last = self._most(choice, stages), len(STEPS) - 1
+        sets = [set(self._together(choice, most, stages, ways)) for ways in STEPS[step:]]
+        differ = (i for i, (one, other) in enumerate(pairwise(sets), step) if one != other)
+        return next(differ, last) if sets else None
 
-    def of_all(self, choice: int, stages: int, limit_s: float, ways: int) -> float:
-        """Bound of all orders of so many stages [s], classes taken together until so few ways are left.
+    def of_all(self, pair: Pair, limit_s: float, ways: int) -> tuple[float, Pair]:
+        """Bound of all orders of a pair [s], classes taken together until so few ways are left; and the pair
+        with what is known of its slowest stage then, where plans are looked for below the limit.
 
         No more than a finite limit, else inf where none fits. A true bound: classes that are taken together
-        undercut each of them, and every number of stages on each counts, allowed or not.
+        undercut each of them, and every number of stages on each counts, allowed or not. The time of the
+        slowest stage stays in wide pieces, which says nearly as much in a small part of the time. Where no
+        path of a piece is below the limit, no plan is whose slowest stage lies in it.
         """
-        costs, _ = self._costs(choice, stages, limit_s, ways)
-        least_ms = float(GroupPaths(costs, self.is_up).least_ms(limit_s / MS).min(initial=np.inf))
-        return min(least_ms * MS, limit_s)
+        costs, _ = self._costs(pair.choice, pair.stages, limit_s, ways)
+        paths = GroupPaths(costs, self.is_up)
+        least_ms = paths.least_ms(limit_s / MS, WIDEST, pair.slowest_ms).min(initial=np.inf)
+        return min(float(least_ms) * MS, limit_s), replace(pair, slowest_ms=paths.open_ms)
 
-    def by_paths(self, choice: int, counts: Ints, limit_s: float) -> Floats:
+    def by_paths(self, pair: Pair, counts: Ints, limit_s: float) -> Floats:
         """Bounds of groups of a pair by paths [s], no more than a finite limit, else inf where none fits.
 
         Where that takes too much, classes that are most alike are taken together.
@@ -135,10 +147,11 @@ class OrderBounds:
         counts
             [group, class] stages on each class.
         """
-        costs, together = self._costs(choice, int(counts[0].sum()), limit_s, MAX_WAYS)
+        costs, together = self._costs(pair.choice, pair.stages, limit_s, MAX_WAYS)
         paths = GroupPaths(costs, self.is_up)
         self.last = paths if _are_apart(together) else None
-        return _of_groups(costs, paths.least_ms(limit_s / MS), _sums(counts, together), limit_s)
+        least_ms = paths.least_ms(limit_s / MS, within_ms=pair.slowest_ms)
+        return _of_groups(costs, least_ms, _sums(counts, together), limit_s)
 
     def by_labels(self, choice: int, groups: Groups, limit_s: float) -> tuple[Floats, Split | None]:
         """The same by labels where that is more than the groups' bounds, and the split that has the least."""

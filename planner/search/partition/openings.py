@@ -28,7 +28,7 @@ from formulations.options import SolveOptions
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
-from planner.search.bounds import group_bounds
+from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
 from planner.search.items import BoundedGroup, GroupedPair, Item, Order, Pair, Program
@@ -36,6 +36,7 @@ from planner.search.openings import MAX_ORDERS
 from planner.search.orders import all_orders, block_orders, count_orders
 from planner.search.partition.bounds import STEPS, OrderBounds, is_bounded_whole
 from planner.search.partition.splits import SplitJudge
+from planner.search.partition.whole_layers import WholeLayers
 from planner.search.referee import Referee
 from planner.search.space import Groups, list_groups
 from planner.search.state import Frontier
@@ -71,6 +72,7 @@ class PartitionOpener(SplitJudge):
     ) -> None:
         super().__init__(problem, prices, table, frontier, clock, referee)
         self.bounds = bounds
+        self.whole_layers = WholeLayers(self.intervals)
         self.orders = OrderBounds(self.intervals, lambda: self.clock.is_up)
         self.tries, self.likeliest_s = 0, np.inf
         """Groups of which a split was tried as they were bounded, and the least of their bounds [s]."""
@@ -93,14 +95,28 @@ class PartitionOpener(SplitJudge):
 
     def _open_pair(self, bound_s: float, pair: Pair) -> None:
         """Bound it with classes taken together, fewer each time; list its groups once that is done."""
-        step = self.orders.next_step(pair.choice, pair.stages, pair.step)
+        if pair.step == 0:
+            pair, listed_s = replace(pair, step=1), bound_s
+            bound_s = max(bound_s, self._with_whole_layers_s(pair))
+            if bound_s > listed_s:
+                self.frontier.push(bound_s, pair)
+                return
+        step = self.orders.next_step(pair.choice, pair.stages, pair.step - 1)
         if step is not None:
-            closer_s = self.orders.of_all(pair.choice, pair.stages, self.frontier.cutoff_s, STEPS[step])
-            self.frontier.push(max(bound_s, closer_s), replace(pair, step=step + 1))
+            closer_s, pair = self.orders.of_all(pair, self.frontier.cutoff_s, STEPS[step])
+            self.frontier.push(max(bound_s, closer_s), replace(pair, step=step + 2))
         elif self._num_groups(pair) > MAX_GROUPS:
             self.frontier.close(bound_s)
         else:
             self._list_groups(bound_s, pair)
+
+    def _with_whole_layers_s(self, pair: Pair) -> float:
+        """Bound of a pair as it is listed [s], but for the slowest stage, which holds whole layers."""
+        slowest_s = self.whole_layers.slowest_s(pair.choice, pair.stages)
+        row = np.array([pair.choice])
+        most, stages = self.table.max_stages[row], np.array([pair.stages])
+        m = self.table.num_microbatches[row]
+        return float(relaxed_bounds(self.bounds, row, m, most, stages, None, np.array([slowest_s]))[0])
 
     def _num_groups(self, pair: Pair) -> float:
         """How many groups a pair has at most."""
@@ -111,7 +127,7 @@ class PartitionOpener(SplitJudge):
         """All groups of a pair, bounded by paths."""
         groups = self._groups(bound_s, pair)
         if (groups.bound_s < self.frontier.cutoff_s).any():
-            closer = self.orders.by_paths(pair.choice, groups.counts, self.frontier.cutoff_s)
+            closer = self.orders.by_paths(pair, groups.counts, self.frontier.cutoff_s)
             groups = replace(groups, bound_s=np.maximum(groups.bound_s, closer))
             self._try_groups(pair, groups)
         least_s = float(groups.bound_s.min(initial=np.inf))

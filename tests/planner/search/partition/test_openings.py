@@ -11,7 +11,7 @@ from planner.data.problem import Problem
 from planner.search import driver
 from planner.search.bounds import group_bounds
 from planner.search.degrees import list_degrees
-from planner.search.items import BoundedGroup
+from planner.search.items import BoundedGroup, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.partition import bounds as partition_bounds
 from planner.search.partition import openings as partition
@@ -78,9 +78,8 @@ def test_classes_are_taken_together_less_in_each_step(monkeypatch: pytest.Monkey
     table = list_degrees(problem)
     orders = OrderBounds(Intervals(problem, price(problem, table.degrees), table))
     choice = int(np.flatnonzero((table.max_stages > 0).all(axis=1) & (table.max_stages.sum(axis=1) > 2))[0])
-    # No more steps where the classes are apart from the first one on, and none that does the same again.
-    assert orders.next_step(choice, 2, 0) is None
-    for steps, expected in (((0, 0, MAX_WAYS), [1, 1, None, None]), ((0, 1), [1, 1, None])):
+    # One step where the classes are apart from the first one on, and none that does the same again.
+    for steps, expected in ((partition_bounds.STEPS, [2, 2, 2, None]), ((0, 0, MAX_WAYS), [1, 1, 2, None])):
         monkeypatch.setattr(partition_bounds, "STEPS", steps)
         assert [orders.next_step(choice, 2, step) for step in range(len(steps) + 1)] == expected
 
@@ -116,8 +115,9 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
                     assert every[0][1].of_group(group, limit_s)[0] <= most_s
                 for most_ways, of_ways in every:
                     monkeypatch.setattr(partition_bounds, "MAX_WAYS", most_ways)
-                    by_paths = of_ways.by_paths(choice, counts[None], limit_s)
+                    of_all, pair = of_ways.of_all(Pair(choice, 2), limit_s, most_ways)
+                    assert of_all <= most_s
+                    by_paths = of_ways.by_paths(pair, counts[None], limit_s)
                     assert by_paths[0] <= most_s
                     by_labels, _ = of_ways.by_labels(choice, Groups(counts[None], by_paths), limit_s)
                     assert by_paths[0] <= by_labels[0] <= most_s
-                    assert of_ways.of_all(choice, 2, limit_s, most_ways) <= most_s
