@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
-from formulations.layer_partition_data import objective_ms
+from formulations.layer_partition_data import least_bottleneck, objective_ms
 from planner.cost.pricing import price
 from planner.data.problem import Problem
 from planner.search import driver
-from planner.search.bounds import group_bounds
+from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
 from planner.search.items import BoundedGroup, Pair
 from planner.search.kinds import layer_kinds
@@ -17,6 +19,7 @@ from planner.search.partition import bounds as partition_bounds
 from planner.search.partition import openings as partition
 from planner.search.partition.bounds import MAX_WAYS, OrderBounds, partition_bound_data
 from planner.search.partition.intervals import Intervals
+from planner.search.partition.whole_layers import WholeLayers, slowest_of_parts
 from planner.search.space import Groups
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
@@ -73,6 +76,14 @@ def test_it_is_the_same_where_orders_are_bounded_by_their_first_classes(
     check(seed)
 
 
+def test_the_largest_part_of_a_row_is_the_least_that_it_can_be():
+    row = np.random.default_rng(3).uniform(0.0, 1.0, 7)
+    for parts, said in enumerate(slowest_of_parts(row), 1):
+        cuts = combinations(range(1, len(row)), parts - 1)
+        sums = (max(part.sum() for part in np.split(row, cut)) for cut in cuts)
+        assert said == pytest.approx(min(sums))
+
+
 def test_classes_are_taken_together_less_in_each_step(monkeypatch: pytest.MonkeyPatch):
     problem = interleaved(14)
     table = list_degrees(problem)
@@ -94,6 +105,7 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
     prices = price(problem, table.degrees)
     bounds = partition_bound_data(problem, prices)
     intervals = Intervals(problem, prices, table)
+    whole = WholeLayers(intervals)
     layers = problem.model.num_layers
     # The classes apart, and all of them as one; tables are kept, as in a search.
     every = [(most_ways, OrderBounds(intervals)) for most_ways in (MAX_WAYS, 0)]
@@ -108,6 +120,11 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
             )[0]
             values = [objective_ms(data, (cut,)) * MS for cut in range(1, layers)]
             assert bound_s <= min(values) * (1 + 1e-9)
+            row, whole_s = np.array([choice]), np.array([whole.slowest_s(choice, 2)])
+            assert whole_s[0] <= least_bottleneck(data)[0] * MS * (1 + 1e-9)
+            m, most = table.num_microbatches[row], table.max_stages[row]
+            listed_s = relaxed_bounds(bounds, row, m, most, np.array([2]), None, whole_s)[0]
+            assert listed_s <= min(values) * (1 + 1e-9)
             for limit_s in (np.inf, 2 * min(values), min(values), 0.9 * min(values)):
                 most_s = limit_s if limit_s < min(values) else min(values) * (1 + 1e-9)
                 for first in (0, 1, 2):
