@@ -17,6 +17,7 @@ from planner.search.degrees import DegreeTable
 from planner.search.no_degrees import stages_of_rows, why_no_degrees, why_no_stages
 from planner.search.orders import block_orders
 from planner.search.tables import Tables
+from planner.tolerances import COUNT_TOL
 from planner.units import GIB, format_gib
 
 MAX_LAYOUTS = 100
@@ -39,9 +40,9 @@ def why_infeasible(problem: Problem, table: DegreeTable, tables: Tables | None) 
     best: tuple[float, int, tuple[int, ...], int] | None = None
     for choice, counts in _layouts(problem, table):
         for order in block_orders(counts):
-            short_gib, stage = _shortage_gib(tables, choice, order)
-            if best is None or short_gib < best[0]:
-                best = (short_gib, choice, order, stage)
+            found = _shortage_gib(tables, choice, order, np.inf if best is None else best[0])
+            if found is not None and (best is None or found[0] < best[0]):
+                best = (found[0], choice, order, found[1])
     if best is None:
         return "the model has fewer layers than any legal number of stages"
     short_gib, choice, order, stage = best
@@ -111,8 +112,13 @@ def _layouts(problem: Problem, table: DegreeTable) -> list[tuple[int, tuple[int,
     return [(choice, stages) for _, choice, stages in sorted(ranked)[:MAX_LAYOUTS]]
 
 
-def _shortage_gib(tables: Tables, choice: int, order: tuple[int, ...]) -> tuple[float, int]:
-    """Least extra memory on every chip that lets an order hold all layers, and the stage that needs it."""
+def _shortage_gib(
+    tables: Tables, choice: int, order: tuple[int, ...], known_gib: float = np.inf
+) -> tuple[float, int] | None:
+    """Least extra memory on every chip that lets an order hold all layers, and the stage that needs it.
+
+    None where that is no less than what is known of another order: more memory never holds fewer layers.
+    """
     data = tables.data(choice, order)
 
     def held(extra_gib: float) -> NDArray[np.int64]:
@@ -121,10 +127,16 @@ def _shortage_gib(tables: Tables, choice: int, order: tuple[int, ...]) -> tuple[
 
     low, high = 0.0, 1.0
     least = np.minimum(least_layers(data), 1)
-    while (held(high) < least).any() or held(high).sum() < data.num_layers:
+
+    def is_enough(extra_gib: float) -> bool:
+        most = held(extra_gib)
+        return bool((most >= least).all() and most.sum() >= data.num_layers)
+
+    if np.isfinite(known_gib) and not is_enough(known_gib * (1 - COUNT_TOL)):
+        return None
+    while not is_enough(high):
         high *= 2
     for _ in range(40):
         middle = (low + high) / 2
-        enough = (held(middle) >= least).all() and held(middle).sum() >= data.num_layers
-        low, high = (low, middle) if enough else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high, int(np.argmin(held(high)))
