@@ -44,7 +44,7 @@ class RunTables:
                 arrays[:, 1:-1, c] = self._inner_stages(choice, c, stages, longest)
         for s, c in enumerate(first):
             arrays[:, s, np.arange(len(most)) != c] = np.inf
-        sends, slack = self._hops(choice, most, stages)
+        sends, slack = self._hops(choice, most, stages, first)
         forward, backward, reduction, follow = arrays
         waits = None
         if self.problem.stack.p2p_overlap:
@@ -113,26 +113,24 @@ class RunTables:
         found[:2, :, end < length] = np.inf
         return found
 
-    def _hops(self, choice: int, most: tuple[int, ...], stages: int) -> tuple[Floats, Floats]:
+    def _hops(
+        self, choice: int, most: tuple[int, ...], stages: int, first: tuple[int, ...]
+    ) -> tuple[Floats, Floats]:
         """Least time of the hop behind each stage, and before it, [2, stage, class], and by how much both may
-        be longer [ms]."""
+        be longer [ms]: between a stage of the class and any that its neighbour may have."""
         prices, classes = self.intervals.prices, self.problem.cluster.classes
         hop = prices.send_s[choice] / MS
         per_node = max(node_class.chips_per_node for node_class in classes)
         shortest = hop.copy()
         if 2 * int(self.intervals.table.stage_size[choice]) <= per_node:
             np.fill_diagonal(shortest, np.minimum(np.diagonal(hop), prices.send_inside_s[choice] / MS))
-        used = np.array(most) > 0
-        least = np.stack(
-            [
-                np.where(used[None, :], shortest, np.inf).min(axis=1),
-                np.where(used[:, None], shortest, np.inf).min(axis=0),
-            ]
-        )
-        largest = np.stack(
-            [np.where(used[None, :], hop, 0).max(axis=1), np.where(used[:, None], hop, 0).max(axis=0)]
-        )
-        there = np.ones((2, stages, 1))
-        there[0, -1] = there[1, 0] = 0.0
-        sends, more = there * least[:, None], there * np.maximum(largest - least, 0.0)[:, None]
-        return sends, more.sum(axis=0)
+        may = np.tile(np.array(most) > 0, (stages, 1))
+        may[np.arange(len(first))] = np.arange(len(most)) == np.array(first, dtype=np.int64)[:, None]
+        sends, more = np.zeros((2, stages, len(most))), np.zeros((stages, len(most)))
+        for side, (at, other) in enumerate([(slice(0, -1), slice(1, None)), (slice(1, None), slice(0, -1))]):
+            there = may[other, None, :]
+            of_class = [times if side == 0 else times.T for times in (shortest, hop)]
+            sends[side, at] = np.where(there, of_class[0], np.inf).min(axis=2)
+            largest = np.where(there, of_class[1], 0.0).max(axis=2)
+            more[at] += np.maximum(largest - sends[side, at], 0.0)
+        return sends, more
