@@ -31,10 +31,16 @@ from planner.search.meshes.places import Ints, Places
 from planner.search.meshes.shapes import Batch
 from planner.tolerances import BOUND_TOL
 
+WORTH_A_CLASS = 0.01
+"""Share of the time of all stages that a change of class must add for walks to tell classes apart, which
+takes them longer. A guess."""
+LONGEST_MS = 1e300
+"""In the place of a time that is not finite."""
+
 
 @dataclass(frozen=True)
 class Changes:
-    """Hops between classes, which are numbered as they come; all are one where no change costs anything."""
+    """Hops between classes, which are numbered as they come; all are one where changes cost little."""
 
     node_class: Ints
     """[shape] number of its class."""
@@ -68,10 +74,11 @@ def list_changes(places: Places, batch: Batch) -> Changes:
             more[a, b] = more[b, a] = max((sends - hop[k][:, None] - hop[other][None, :]).min(), 0.0)
             pair[a, b] = pair[b, a] = (sends + time[k][:, None] + time[other][None, :]).min()
             send[a, b] = send[b, a] = sends.min()
-    if not more.any():
+    sum_ms = _least_sum_ms(places)
+    if more.max() <= WORTH_A_CLASS * min(sum_ms, LONGEST_MS):
         none = np.zeros((1, 1))
         return Changes(np.zeros(len(number), dtype=np.int64), none, none, none, 0.0)
-    return Changes(number.ravel(), more, pair, send, _least_sum_ms(places))
+    return Changes(number.ravel(), more, pair, send, sum_ms)
 
 
 def _least_sum_ms(places: Places) -> float:
