@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 FEW = 3
-"""Candidates up to which plain numbers are quicker than arrays, one candidate after the other."""
+"""Candidates up to which plain numbers are quicker than arrays, one by one (timed on one machine)."""
 
 
 def deferred_stage_ends_s(

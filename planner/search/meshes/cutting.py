@@ -15,7 +15,7 @@ from planner.search.meshes.places import Ints
 from planner.search.meshes.shapes import Batch
 
 PIECES = 4
-"""Into how many pieces numbers of stages are cut that stay open together."""
+"""Into how many pieces numbers of stages are cut that stay open together. A guess."""
 
 
 @dataclass(frozen=True)
