@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LEAST_SHARE_S = 1e-3
@@ -19,6 +20,8 @@ class Clock:
     """When it is late [s]; None for half of the limit."""
     was_felt: bool = False
     """Whether its limit changed the course of the search, which another run may then not repeat."""
+    is_unwanted: Callable[[], bool] | None = None
+    """Whether no one waits for the answer any more."""
 
     @property
     def elapsed_s(self) -> float:
@@ -53,6 +56,6 @@ class Clock:
     def is_up_behind(self, next_s: float) -> bool:
         """Whether the limit passes with what comes next, of so much time [s]."""
         left = self.left_s
-        is_up = left is not None and left <= next_s
+        is_up = (left is not None and left <= next_s) or (self.is_unwanted is not None and self.is_unwanted())
         self.was_felt |= is_up
         return is_up

@@ -24,6 +24,7 @@ that none does faster than at the best degrees of its class,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -32,13 +33,14 @@ from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
+from planner.search.beside import Beside, may_have_others
 from planner.search.bound_data import bound_data
 from planner.search.clock import LEAST_SHARE_S
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.opener import MeshOpener
-from planner.search.progress import Progress
+from planner.search.progress import Progress, Reporter
 from planner.search.replicas.mixing import SHARE_BESIDE, SHARE_OF_PART, Mixing
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.work import work_bound_s
@@ -132,21 +134,56 @@ class ReplicaSearch(MeshSearch):
         """Search FlagScale's plans and choose mixes, then bound those; whether a limit cut the search.
 
         Where chips are few mixes are chosen behind the first plans of FlagScale, so that another process may
-        do so meanwhile: the answer is the same with and without. Where they are many and a limit cuts mixes,
-        another process goes on with them.
+        do so meanwhile. Where they are many another process searches FlagScale's plans at once, as if mixes
+        bring no better one; where they do it begins anew. Without a limit the answer is the same as without.
         """
         is_later = mixing.may_come_later and "flagscale" not in self.proven_s
-        if is_later:
-            mixing.begin_beside()
-        else:
-            mixing.choose(may_go_on_beside="flagscale" not in self.proven_s)
-        share = 1.0 if mixing.bound_s >= self.frontier.cutoff_s else SHARE_OF_LAST
-        share = SHARE_BESIDE if mixing.beside is not None else share
-        cut = self._narrower("flagscale", MeshSearch, share, mixing.choose if is_later else None)
+        beside: Beside[Result] | None = None
+        try:
+            if is_later:
+                mixing.begin_beside()
+            else:
+                beside = self._flagscale_beside(mixing)
+                before_s = self.incumbent.step_s
+                mixing.choose(is_beside_others=beside is not None)
+            cut: bool | None = None
+            if beside is not None and (mixing.is_long or self.incumbent.step_s == before_s):
+                cut = self._taken("flagscale", beside)
+        finally:
+            if beside is not None:
+                beside.end()
+        if cut is None:
+            share = 1.0 if mixing.bound_s >= self.frontier.cutoff_s else SHARE_OF_LAST
+            cut = self._narrower("flagscale", MeshSearch, share, mixing.choose if is_later else None)
         mixing.choose()
-        mixing.join()
         mixing.improve(min(self.proven_s.values()))
         return cut
+
+    def _flagscale_beside(self, mixing: Mixing) -> Beside[Result] | None:
+        """Another process that searches FlagScale's plans, where there is one and mixes come meanwhile."""
+        may = "flagscale" not in self.proven_s and may_have_others(self.whole.options.workers)
+        if not may or mixing.mixes is None or self.incumbent.step_s is None:
+            return None
+
+        def found(is_unwanted: Callable[[], bool]) -> Result:
+            search = self._search_for("flagscale", MeshSearch, SHARE_BESIDE)
+            search.reporter, search.clock.is_unwanted = Reporter(search.clock, None), is_unwanted
+            return search.run()
+
+        with suppress(OSError):
+            return Beside(found)
+        return None
+
+    def _taken(self, target: TargetName, beside: Beside[Result]) -> bool | None:
+        """Take over what another process found; whether a limit cut it, None where it died."""
+        self.reporter.report(f"plans of {target}", self.incumbent.step_s, None, 0, 0)
+        found = beside.answer(lambda: self.clock.is_up)
+        if found is None:
+            return None
+        self.clock.was_felt |= found.hurried
+        self.reason = self.reason or found.reason
+        self._keep(target, found)
+        return found.interrupted
 
     def _tell_of(self, target: TargetName, told: Progress) -> None:
         """Say where the search for a launcher stands; what its best plan leaves open rooms are asked anew."""
@@ -177,14 +214,7 @@ class ReplicaSearch(MeshSearch):
         if self.clock.is_up and self.proven_s:
             self.proven_s[target] = self.whole_s[target] = 0.0
             return True
-        left_s = self.clock.left_s
-        share_s = None if left_s is None else max(share * left_s, LEAST_SHARE_S)
-        options = self.whole.options.model_copy(update={"time_limit_s": share_s})
-        asked = self.whole.model_copy(update={"target": target, "options": options})
-        search = kind(asked, lambda told: self._tell_of(target, told), self.seeds)
-        # It may go on at the end: good plans first, as far as half of the whole time.
-        search.clock.late_s = None if left_s is None or target != "megatron-lm" else left_s / 2
-        self._offer_best(search)
+        search = self._search_for(target, kind, share)
 
         def meanwhile() -> None:
             """Do so, and go on with the best plan of it."""
@@ -200,6 +230,18 @@ class ReplicaSearch(MeshSearch):
         if found.interrupted and target == "megatron-lm":
             self.cut_search = search
         return found.interrupted
+
+    def _search_for(self, target: TargetName, kind: type[Search], share: float) -> Search:
+        """A search for the plans of one launcher, which begins with the best so far."""
+        left_s = self.clock.left_s
+        share_s = None if left_s is None else max(share * left_s, LEAST_SHARE_S)
+        options = self.whole.options.model_copy(update={"time_limit_s": share_s})
+        asked = self.whole.model_copy(update={"target": target, "options": options})
+        search = kind(asked, lambda told: self._tell_of(target, told), self.seeds)
+        # It may go on at the end: good plans first, as far as half of the whole time.
+        search.clock.late_s = None if left_s is None or target != "megatron-lm" else left_s / 2
+        self._offer_best(search)
+        return search
 
     def _offer_best(self, search: Search) -> None:
         """Let a search within this one begin with the best plan so far."""

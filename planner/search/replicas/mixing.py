@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.prices import Floats
-from planner.search.beside import Beside, may_have_others
 from planner.search.meshes.driver import MeshSearch
-from planner.search.progress import Reporter
 from planner.search.replicas.chains import Chains
 from planner.search.replicas.choosing import Chosen, choose_mixes
 from planner.search.replicas.mixes import NEAR, Mixes
@@ -24,30 +19,15 @@ SHARE_OF_LOOKS = 0.7
 ROUNDS = 3
 """Times that mixes are chosen and bounded in turn while plans get better."""
 SHARE_ALONE = 0.15
-"""Share of the time that is left after which another process goes on with mixes where chips are many."""
+"""Share of the time that is left up to which mixes are waited for where plans of them are to begin with."""
 SHARE_BESIDE = 0.9
-"""Share of what is left then that both it and the search beside it may take. Guesses."""
+"""Share of what is left that they may take beyond it, and the search beside them. Guesses."""
 DOUBLINGS = 12
 """Doublings of a time in which any chains are looked for."""
 LEAST_STEP_S = 1e-3
 """Step from which deadlines are doubled where nothing says more [s]."""
 BEYOND = 1 + 1e-9
 """How far beyond the cutoff bounds are raised, so that rounding never leaves them short of the gap."""
-
-
-@dataclass(frozen=True)
-class Further:
-    """How far another process came with mixes."""
-
-    bound_s: float
-    """What no mix undercuts [s]."""
-    bound_ms: float
-    price: Floats
-    """Bound and prices of the mixes themselves."""
-    looks: int
-    chosen: tuple[Chosen, ...]
-    parts: tuple[tuple[float, Floats], ...]
-    """The same of each choice of what all pipelines share, where these were looked at apart."""
 
 
 class Mixing:
@@ -63,12 +43,10 @@ class Mixing:
         """Whether mixes were chosen at first."""
         self.rooms: RoomsBeside[Chosen] | None = None
         """Another process that chooses them and asks rooms."""
-        self.beside: Beside[Further] | None = None
-        """Another process that goes on with mixes where a share of the time was too short for them."""
+        self.is_long = False
+        """Whether a share of the time was too short for them."""
         self.share_up_s = 0.0
         """Time that mixes leave to what comes after them [s]."""
-        self._all_chosen: list[Chosen] = []
-        self._is_unwanted: Callable[[], bool] = lambda: False
         if search.clock.is_up:
             return
         search.reporter.report("mixing pipelines", search.incumbent.step_s, None, 0, 0)
@@ -83,9 +61,7 @@ class Mixing:
 
     def _is_share_up(self) -> bool:
         """Whether the rest of the time is that of what comes after mixes."""
-        clock = self.search.clock
-        is_up = clock.is_up_behind(self.share_up_s)
-        return self._is_unwanted() or is_up
+        return self.search.clock.is_up_behind(self.share_up_s)
 
     @property
     def may_come_later(self) -> bool:
@@ -95,38 +71,28 @@ class Mixing:
         """
         return self.mixes is not None and self.mixes.are_few and self.search.incumbent.step_s is not None
 
-    def choose(self, *, may_go_on_beside: bool = False) -> None:
+    def choose(self, *, is_beside_others: bool = False) -> None:
         """Choose mixes and bound them in turn, unless that was done.
 
         Parameters
         ----------
-        may_go_on_beside
-            Whether other work follows, so that another process may go on where they take long. It is begun
-            only where a time limit cuts them, which no answer then depends on more than on the limit.
+        is_beside_others
+            Whether another process does meanwhile what comes next: they may then go on where they take long.
         """
         if self.mixes is None or self.is_chosen:
             return
         self.is_chosen = True
-        search = self.search
-        self._choose_in_turn(
-            self.mixes,
-            may_go_on_beside
-            and search.clock.left_s is not None
-            and search.incumbent.step_s is not None
-            and may_have_others(search.problem.options.workers),
-        )
+        self._choose_in_turn(self.mixes, is_beside_others and self.search.clock.left_s is not None)
         if self.rooms is not None and (self.mixes is None or self.mixes.columns):
             # What prices tell comes before rooms then.
             self.end_beside()
 
-    def _choose_in_turn(
-        self, mixes: Mixes, may_go_on_beside: bool = False, of_part: float = SHARE_OF_PART
-    ) -> None:
+    def _choose_in_turn(self, mixes: Mixes, may_go_on: bool = False, of_part: float = SHARE_OF_PART) -> None:
         search, left_s = self.search, self.search.clock.left_s or 0.0
         least_s, copies = self.work_s, 1
         for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = search.incumbent.step_s
-            self.share_up_s = (1 - (SHARE_ALONE if may_go_on_beside else share * of_part)) * left_s
+            self.share_up_s = (1 - (SHARE_ALONE if may_go_on else share * of_part)) * left_s
             bound_s, is_first = least_s, mixes.are_few and before_s is not None and not copies > 1
             if before_s is None:
                 bound_s = max(least_s, _improve_without_plan(mixes, least_s))
@@ -142,9 +108,11 @@ class Mixing:
             was_cut = self._is_share_up()
             if bound_s >= search.frontier.cutoff_s or (was_cut and share == 1):
                 return
-            if was_cut and may_go_on_beside and self._go_on_beside(mixes):
+            if was_cut and may_go_on:
+                self.is_long = True
+                self._choose_in_turn(mixes, of_part=SHARE_BESIDE)
                 return
-            may_go_on_beside = False
+            may_go_on = False
             copies = self._chosen(mixes).copies
             if is_first and copies > 1:
                 continue
@@ -158,41 +126,7 @@ class Mixing:
             found = choose_mixes(self.search, self.opener, mixes)
         else:
             found.take(self.search, self.opener)
-        self._all_chosen.append(found)
         return found
-
-    def _go_on_beside(self, mixes: Mixes) -> bool:
-        """Let another process go on with mixes; whether there is one."""
-        with suppress(OSError):
-            self.beside = Beside(lambda is_unwanted: self._further(mixes, is_unwanted))
-        return self.beside is not None
-
-    def _further(self, mixes: Mixes, is_unwanted: Callable[[], bool]) -> Further:
-        """Choose mixes and bound them in turn, in the other process."""
-        self._is_unwanted = is_unwanted
-        self.search.reporter = Reporter(self.search.clock, None)
-        self._choose_in_turn(mixes, of_part=SHARE_BESIDE)
-        chosen = tuple(self._all_chosen)
-        parts = tuple((part.bound_ms, part.best_price) for part in mixes.parts.values())
-        return Further(self.bound_s, mixes.bound_ms, mixes.best_price, mixes.looks, chosen, parts)
-
-    def join(self) -> None:
-        """Take over what another process found, once it is done."""
-        if self.beside is None or self.mixes is None:
-            return
-        found = self.beside.answer(lambda: self.search.clock.is_up)
-        self.end_beside()
-        if found is None:
-            return
-        self.bound_s, mixes = max(self.bound_s, found.bound_s), self.mixes
-        mixes.bound_ms, mixes.best_price, mixes.looks = found.bound_ms, found.price, found.looks
-        mixes.price = mixes.aims.price = found.price
-        if found.parts:
-            for part, (bound_ms, price) in zip(mixes.that_share(), found.parts, strict=True):
-                part.bound_ms = max(part.bound_ms, bound_ms)
-                part.price = part.best_price = part.aims.price = price
-        for one in found.chosen:
-            one.take(self.search, self.opener)
 
     def improve(self, others_s: float) -> None:
         """Raise the bound by all that tells anything where mixes hold that of all plans.
@@ -237,10 +171,9 @@ class Mixing:
 
     def end_beside(self) -> None:
         """End the other process."""
-        for other in (self.rooms, self.beside):
-            if other is not None:
-                other.end()
-        self.rooms = self.beside = None
+        if self.rooms is not None:
+            self.rooms.end()
+        self.rooms = None
 
 
 def _improve_without_plan(mixes: Mixes, least_s: float) -> float:

@@ -14,13 +14,15 @@ from planner import api
 from planner.data.load import build_problem, load_problem
 from planner.data.options import Options
 from planner.data.plan import Plan
-from planner.data.problem import Problem
+from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation, Result
 from planner.report.targets import targets_report
+from planner.search.beside import Beside
+from planner.search.meshes.driver import MeshSearch
 from planner.search.replicas import rooms_beside
 from planner.search.replicas.choosing import Chosen, _mix_classes
 from planner.search.replicas.driver import ReplicaSearch
-from planner.search.replicas.mixing import Further, Mixing
+from planner.search.replicas.mixing import Mixing
 from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
@@ -221,62 +223,58 @@ def test_mixes_and_rooms_beside_change_no_answer(monkeypatch: pytest.MonkeyPatch
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_what_another_process_proved_of_each_choice_is_taken_over() -> None:
-    """Where experts make the choices many the bounds of all of them were lost, as of mixes without any."""
-    problem = load_problem("mixtral-8x7b-h100-64").model_copy(update={"target": "unrestricted"})
-    search = ReplicaSearch(problem, None)
-    search.table = replica_degrees(problem, search.table)
-    mixing = Mixing(search, 0.0)
-    assert mixing.mixes is not None
-    parts = mixing.mixes.that_share()
-    price = parts[0].best_price * 1.0
-    proven = tuple((float(k + 1), price) for k in range(len(parts)))
-
-    class Answered:
-        def answer(self, _: Callable[[], bool]) -> Further:
-            return Further(2.0, 1.0, price, 3, (), proven)
-
-        def end(self) -> None:
-            pass
-
-    mixing.beside = Answered()  # type: ignore[assignment]
-    mixing.join()
-    assert len(parts) > 1 and mixing.bound_s == 2.0 and mixing.beside is None
-    assert [part.bound_ms for part in mixing.mixes.that_share()] == [bound_ms for bound_ms, _ in proven]
-    assert all(part.price is price and part.aims.price is price for part in parts)
+def tiny_of_two(batch: int, *, is_slow_apart: bool = True) -> Problem:
+    """Three fast chips and a slow one, perhaps behind a slow link, two layers, one stage a pipeline."""
+    small = build_problem(
+        cluster="1x3 h100-sxm-80gb, 1x1 a100-sxm-80gb",
+        model="sailor-opt-350m",
+        seq_length=1024,
+        global_batch_size=batch,
+        target="unrestricted",
+    )
+    fast, slow = small.cluster.classes
+    if is_slow_apart:
+        slow = slow.model_copy(update={"nics_per_node": 1, "nic_gbit_per_s": 1.0})
+    changes = {
+        "cluster": small.cluster.model_copy(update={"classes": (fast, slow)}),
+        "model": small.model.model_copy(update={"num_layers": 2}),
+        "options": Options(pin={"tp": 1, "mbs": 1}, max_pipeline_parallel=1),
+    }
+    return small.model_copy(update=changes)
 
 
 @pytest.mark.slow
-def test_mixes_that_a_limit_cuts_go_on_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another process and in none, and in one that dies, the same plan is proven as well."""
-    problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
+@pytest.mark.parametrize("mixes_help", [True, False])
+def test_flagscale_beside_mixes_changes_no_answer(
+    monkeypatch: pytest.MonkeyPatch, *, mixes_help: bool
+) -> None:
+    """In another process and in none, in one that dies, and where mixes bring a better plan meanwhile."""
+    problem = tiny_of_two(7 if mixes_help else 6, is_slow_apart=not mixes_help)
     monkeypatch.setattr("planner.search.replicas.whole_rooms.MOST_ROOMS", 0)  # chips are many
-    monkeypatch.setattr("planner.search.replicas.mixing.SHARE_ALONE", 0.0)
     monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
-    further = Mixing._further
-    answers, joined = [], list[float]()
-    join = Mixing.join
+    begun = ReplicaSearch._flagscale_beside
+    take = ReplicaSearch._taken
+    taken: list[bool | None] = []
 
-    def watched(mixing: Mixing) -> None:
-        before_s = mixing.bound_s
-        is_beside = mixing.beside is not None
-        join(mixing)
-        if is_beside:
-            joined.append(mixing.bound_s - before_s)
+    def watched(search: ReplicaSearch, target: TargetName, beside: Beside[Result]) -> bool | None:
+        taken.append(take(search, target, beside))
+        return taken[-1]
 
-    monkeypatch.setattr(Mixing, "join", watched)
-    for workers, work in ((1, further), (2, further), (2, lambda *_: os._exit(1))):
-        monkeypatch.setattr(Mixing, "_further", work)
-        options = problem.options.model_copy(
-            update={"workers": workers, "max_virtual_stages": 1, "time_limit_s": 300.0}
-        )
-        result = api.plan(problem, options)
-        assert result.evaluation is not None and result.bound_s is not None
-        answers.append((result.evaluation.step_s, result.termination, result.bound_s))
-    assert [answer[:2] for answer in answers] == [answers[0][:2]] * 3
-    assert all(bound_s >= answers[0][0] * (1 - options.gap) * (1 - 1e-6) for *_, bound_s in answers)
-    assert len(joined) == 2 and joined[0] > 0 and joined[1] == 0
-    assert not multiprocessing.active_children()
+    def dies(search: ReplicaSearch, mixing: Mixing) -> Beside[Result] | None:
+        monkeypatch.setattr(MeshSearch, "run", lambda _: os._exit(1))
+        beside = begun(search, mixing)
+        monkeypatch.setattr(MeshSearch, "run", run)
+        return beside
+
+    run = MeshSearch.run
+    monkeypatch.setattr(ReplicaSearch, "_taken", watched)
+    answers = []
+    for workers, begin in ((1, begun), (2, begun), (2, dies)):
+        monkeypatch.setattr(ReplicaSearch, "_flagscale_beside", begin)
+        options = problem.options.model_copy(update={"workers": workers})
+        answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
+    assert answers[0] == answers[1] == answers[2]
+    assert taken == ([] if mixes_help else [False, None]) and not multiprocessing.active_children()
 
 
 @pytest.mark.slow
@@ -297,21 +295,9 @@ def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.Monk
 
 def test_a_class_behind_a_slow_link_is_left_out_of_mixes() -> None:
     """Choices leave out what pipelines exchange, and took a chip along whose link made them useless."""
-    small = build_problem(
-        cluster="1x3 h100-sxm-80gb, 1x1 a100-sxm-80gb",
-        model="sailor-opt-350m",
-        seq_length=1024,
-        global_batch_size=7,
-        target="unrestricted",
-    )
-    fast, slow = small.cluster.classes
-    slow = slow.model_copy(update={"nics_per_node": 1, "nic_gbit_per_s": 1.0})
-    changes = {
-        "cluster": small.cluster.model_copy(update={"classes": (fast, slow)}),
-        "model": small.model.model_copy(update={"num_layers": 2}),
-        "options": Options(pin={"tp": 1, "mbs": 1}, max_pipeline_parallel=1),
-    }
-    search = ReplicaSearch(small.model_copy(update=changes), None)
+    small = tiny_of_two(7)
+    fast, _ = small.cluster.classes
+    search = ReplicaSearch(small, None)
     search.table = replica_degrees(search.problem, search.table)
     opener = search.make_opener()
     (shared,) = dict.fromkeys(batch.shared for batch in opener.batches)
