@@ -48,3 +48,20 @@ MEASURED = {
 
 HOPPER = ("h100_sxm", "h200_sxm")
 """Tables of chips whose products were also timed in a loop long enough to meet their power limit."""
+
+BEST_MATMUL_TFLOP_PER_S = {"a100_sxm": 271.2, "h100_sxm": 794.5, "l40s": 271.0, "rtx_pro_6000_server": 409.4}
+"""Fastest 16-bit products found on the measured chips (stas00/ml-engineering @ 744d01e, maximum achievable
+matmul table, CC BY-SA 4.0; L40S: in its own table; RTX PRO 6000: zzc0721/torch-performance-test-data,
+database.md, whose 265, 797 and 269 for the others agree): where a chip has such a figure too, their ratio
+says more than that of peaks."""
+
+KERNELS_OF = {
+    "a100_sxm": (8.0,),
+    "h100_sxm": (9.0,),
+    "h200_sxm": (9.0,),
+    "l40s": (8.9,),
+    "rtx_pro_6000_server": (8.6, 8.9, 12.0),
+}
+"""Compute capabilities of chips that run the same kernels as those behind tables that stand in for others.
+Boards from Ampere's to Blackwell's multiply with one kind of instruction, `mma.sync`, which Ada and SM120
+only gave further formats (docs.nvidia.com/cutlass, pythonDSL/mma_docs/wmma_programming.html)."""

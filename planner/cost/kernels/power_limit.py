@@ -85,13 +85,15 @@ def slowest_of(relative: Relative, chip: Chip, num_chips: int) -> Relative:
     if not relative.power_limited or relative.capped or num_chips == 1:
         return relative
     slowdown = 1 + CHIP_SPREAD * NormalDist().inv_cdf((num_chips - 0.375) / (num_chips + 0.25))
-    limit = relative.sustained_flop_per_s
+    limits = (relative.sustained_flop_per_s, relative.sustained_16_bit_flop_per_s)
+    limit, of_16_bit = (None if rate is None else rate / slowdown for rate in limits)
     behind = format_percent(slowdown - 1)
     note = f"{chip.id}: the slowest of {num_chips:,} sets the pace, {behind} behind a usual one (guess)"
     return replace(
         relative,
         compute_scale=relative.compute_scale * slowdown,
         rest_scale=relative.rest_scale * slowdown,
-        sustained_flop_per_s=None if limit is None else limit / slowdown,
+        sustained_flop_per_s=limit,
+        sustained_16_bit_flop_per_s=of_16_bit,
         assumptions=(*relative.assumptions, note),
     )

@@ -14,7 +14,13 @@ from functools import lru_cache
 from typing import Literal
 
 from planner.cost.kernels import tables
-from planner.cost.kernels.measured_chips import HOPPER, MEASURED, MeasuredChip
+from planner.cost.kernels.measured_chips import (
+    BEST_MATMUL_TFLOP_PER_S,
+    HOPPER,
+    KERNELS_OF,
+    MEASURED,
+    MeasuredChip,
+)
 from planner.data.chip import HALF_PRECISIONS, Chip, Precision
 from planner.units import GB, TFLOP
 
@@ -30,9 +36,10 @@ PATTERNS = (
     (r"^gb200", "gb200", True),
     (r"^gb300", "gb300", True),
     (r"^l40s", "l40s", True),
-    (r"^l4|^l20-|^rtx-4090|^rtx-6000-ada", "l40s", False),
+    (r"^l4|^rtx-6000-ada", "l40s", False),
     (r"^rtx-pro-6000", "rtx_pro_6000_server", True),
-    (r"^rtx-50|^rtx-3|^rtx-a|^a10g?-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
+    # L40S falls to its power limit with long products; those with half its rate for a watt do not.
+    (r"^l20-|^rtx-4090|^rtx-50|^rtx-3|^rtx-a|^a10g?-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
     (r"^v100|^t4-|^a30-", "a100_sxm", False),
 )
 
@@ -66,11 +73,6 @@ COLLECTIVE_PATTERNS = (
 SUSTAINED_REFERENCE_W = 1000.0
 """Board power of the B200 whose sustained rate was measured (`relations.csv`, sustained_tflop_per_s)."""
 
-BEST_MATMUL_TFLOP_PER_S = {"a100_sxm": 271.2, "h100_sxm": 794.5, "l40s": 271.0}
-"""Fastest 16-bit products found on the measured chips (stas00/ml-engineering @ 744d01e, maximum achievable
-matmul table, CC BY-SA 4.0; L40S: in its own table): where a chip has such a figure too, their ratio says more
-than that of peaks."""
-
 TIMED_IN_NVFP4 = ("b300_sxm", "gb300")
 """Tables of chips whose products of NVFP4 Transformer Engine timed in a loop (compute capability 10.3, whose
 peak in 4 bits is 1.5 times that of 10.0): they take 0.80 to 0.83 of what the tables' kernels take alone
@@ -80,12 +82,13 @@ UNCAPPED_SHARE = 0.9
 """The best product of a chip stays below this share of its peak where its power limit binds (H100: 0.80 in
 its table; that 0.9 tells them apart is a guess)."""
 
-KERNELS_OF = {"a100_sxm": 8.0, "h100_sxm": 9.0, "h200_sxm": 9.0, "l40s": 8.9, "rtx_pro_6000_server": 12.0}
-"""Compute capability of the chips behind tables that stand in for others, which run the same kernels."""
-
 USUAL_POWER_W = {"a100_sxm": 400.0, "h100_sxm": 700.0, "h200_sxm": 700.0}
 """Board power of the measured chips [W], datasheets. Long products run at it, so that a lower limit slows
 them with about its root (guess, as above)."""
+
+AT_THE_SAME_POWER = {"bf16": 1.0, "nvfp4": 4.0}
+"""Rate of a format at a power limit over that of 16 bits, of 8 bits 2: their products take half the energy,
+those of 4 bits a quarter (guess)."""
 
 
 def timed_in_nvfp4(measured: MeasuredChip, gemm_precision: str) -> bool:
@@ -98,14 +101,13 @@ def sustained_flop_per_s(measured: MeasuredChip, gemm_precision: str) -> float |
 
     The rate at a limit grows with about the root of the power, as voltage and clock rise together: B200's
     peak is 2,250 TFLOP/s at 1,000 W, GB200's 2,500 at 1,200 W (NVIDIA's architecture brief, as
-    glennklockwood.com/garden/processors/B200 has it). 8-bit products take half the energy of 16-bit ones,
-    4-bit ones a quarter (guess).
+    glennklockwood.com/garden/processors/B200 has it).
     """
     if measured.power_w is None or timed_in_nvfp4(measured, gemm_precision):
         return None
     rate = tables.relation("b200_sxm", "gemm", "sustained_tflop_per_s") * TFLOP
     rate *= math.sqrt(measured.power_w / SUSTAINED_REFERENCE_W)
-    return rate * {"bf16": 1.0, "nvfp4": 4.0}.get(gemm_precision, 2.0)
+    return rate * AT_THE_SAME_POWER.get(gemm_precision, 2.0)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Relative:
     """Latency over the table's where the format itself was not measured."""
     sustained_flop_per_s: float | None
     """Rate that long products of the format keep up, None where no limit was seen to bind [FLOP/s]."""
+    sustained_16_bit_flop_per_s: float | None
+    """The same of products in 16 bits."""
     power_limited: bool
     """Whether it is a chip of a kind whose long products run at its power limit."""
     capped: bool
@@ -218,7 +222,7 @@ def _rest_scale(chip: Chip, measured: MeasuredChip, scale: float) -> float:
     Where the same kernels run it goes with the bandwidth of memory, but launches and fills are no shorter
     unless products are.
     """
-    if chip.compute_capability != KERNELS_OF.get(measured.table):
+    if chip.compute_capability not in KERNELS_OF.get(measured.table, ()):
         return scale
     reached = chip.reached_memory_bytes_per_s(measured.memory_efficiency)
     return max(measured.memory_gb_per_s * measured.memory_efficiency * GB / reached, min(1.0, scale))
@@ -227,7 +231,7 @@ def _rest_scale(chip: Chip, measured: MeasuredChip, scale: float) -> float:
 def _sustained(chip: Chip, measured: MeasuredChip, gemm_precision: str, scale: float) -> float | None:
     """The chip's own sustained rate where it was measured, else its relative's scaled [FLOP/s]."""
     if chip.sustained_tflop_per_s is not None:
-        return chip.sustained_tflop_per_s * TFLOP
+        return chip.sustained_tflop_per_s * TFLOP * AT_THE_SAME_POWER.get(gemm_precision, 2.0)
     rate = sustained_flop_per_s(measured, gemm_precision)
     return None if rate is None else rate / scale
 
@@ -235,13 +239,8 @@ def _sustained(chip: Chip, measured: MeasuredChip, gemm_precision: str, scale: f
 @lru_cache(maxsize=256)
 def sixteen_bit(relative: Relative) -> Relative:
     """The same chip for products in 16 bits."""
-    limit = sustained_flop_per_s(relative.measured, "bf16")
-    return replace(
-        relative,
-        gemm_precision="bf16",
-        precision_scale=1.0,
-        sustained_flop_per_s=None if limit is None else limit / relative.compute_scale,
-    )
+    limit = relative.sustained_16_bit_flop_per_s
+    return replace(relative, gemm_precision="bf16", precision_scale=1.0, sustained_flop_per_s=limit)
 
 
 @lru_cache(maxsize=256)
@@ -294,6 +293,7 @@ def relative_of(chip: Chip, precision: Precision, link_gb_per_s: float) -> Relat
         gemm_precision=table_precision,
         precision_scale=precision_scale,
         sustained_flop_per_s=_sustained(chip, measured, table_precision, scale * precision_scale),
+        sustained_16_bit_flop_per_s=_sustained(chip, measured, "bf16", scale),
         power_limited=chip.vendor == "NVIDIA" and (name in HOPPER or measured.power_w is not None),
         capped=capped,
         assumptions=tuple(notes),
