@@ -17,7 +17,8 @@ tau cannot be less than what all stages reach together, Sigma not less than the 
 stages that tau lets take them, one on each stage that must have one; Sigma falls as tau rises, piecewise
 linearly and convexly, so the least of the first two over tau is at a breakpoint. (hop) counts for the slow
 hops between classes, of which there are at least one fewer than classes: the two stages at such a hop can
-hold less than others.
+hold less than others. The longest of these joins all classes in use (`planner.search.hop_bounds`): (hop)
+counts with it, and where sends block, tau is no less, as it lengthens a stage on either side.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.bound_data import BoundData
+from planner.search.hop_bounds import joining_hop_s, least_sends, slow_hop_bounds
 
 BLOCK = 4096
 """Pairs whose bounds are worked out at once; half a million together take five times as long."""
@@ -70,18 +72,20 @@ def group_bounds(
         blocked = 2 * np.where(used, same * same_s / data.layer_s[choice], 0.0).sum(axis=1)
         blocked = np.maximum(blocked + 2 * changes * cross_s / slowest, 0.0)
     tau = (data.num_layers[choice] + embedding + head + blocked) / rate.sum(axis=1)
+    stages = counts.sum(axis=1)
+    longest_s = joining_hop_s(data.hop_s[choice], counts, stages, used)
+    if data.sends_block:
+        tau = np.maximum(tau, longest_s)
     if least_bottleneck_s is not None:
         tau = np.maximum(tau, least_bottleneck_s)
-    if sends_s is not None:
-        sends = sends_s
+    sends = sends + longest_s - np.where(changes > 0, cross_s, 0.0) if sends_s is None else sends_s
     ends = _least(used, data.embedding_s[choice]) + _least(used, data.head_s[choice])
     ends = ends + (2 * sends if data.sends_block else 0.0)
     delays = np.zeros_like(sends) if data.sends_block else sends
-    stages = counts.sum(axis=1)
     pipeline = _pipeline_bound(
         data, choice, used, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
-    slow = slow_hop_bounds(data.num_layers[choice], layer, used, rate, cross_s, num_microbatches, stages)
+    slow = slow_hop_bounds(data.num_layers[choice], layer, used, rate, longest_s, num_microbatches, stages)
     pipeline = np.maximum(pipeline, slow)
     follow = _least(used, data.fixed_s[choice])
     follow = follow + _least(used, data.optimizer_s[choice]) * data.num_layers[choice] / stages
@@ -98,35 +102,6 @@ def _hops(data: BoundData, choice: NDArray[np.int64], used: NDArray[np.bool_]) -
     cross = np.where(np.isfinite(cross), cross, 0.0)
     same = np.where(used, np.diagonal(hop_s, axis1=1, axis2=2), 0.0)
     return same, cross
-
-
-def slow_hop_bounds(
-    num_layers: Floats,
-    layer: Floats,
-    used: NDArray[np.bool_],
-    rate: Floats,
-    cross_s: Floats,
-    num_microbatches: NDArray[np.int64],
-    stages: NDArray[np.int64],
-) -> Floats:
-    """(hop) for one hop between classes: its two stages hold few layers, the others no more than T / m [s].
-
-    With R the layers a second of all stages, rho of the fastest pair: L <= (R - rho) T / m +
-    (T / (J + 2) - 2 c) / t, t the fastest layer; solved for T. A slower pair takes less off R but holds
-    less itself, so rho of the fastest pair would take off too much: the slowest pair's is used.
-
-    Times [group, class] of a layer, where `used`; `rate` in layers a second of all stages of each class;
-    sends, micro-batches and stages [group]. 0 where there is no such hop, or the row does not hold.
-    """
-    fastest = layer.min(axis=1)
-    slowest = np.sort(np.where(used, layer, 0.0), axis=1)[:, ::-1][:, :1]
-    rho = 2 / np.where(slowest[:, 0] > 0, slowest[:, 0], np.inf)
-    windows = np.maximum((num_microbatches - 1 - stages) // 2, 0) + 2
-    applies = (used.sum(axis=1) > 1) & (num_microbatches >= stages + 1)
-    pace = (rate.sum(axis=1) - rho) / num_microbatches + 1 / (windows * fastest)
-    pace = np.where(applies, pace, np.inf)
-    bound: Floats = (num_layers + 2 * cross_s / fastest) / pace
-    return bound
 
 
 def _least(used: NDArray[np.bool_], values: Floats) -> Floats:
@@ -218,6 +193,7 @@ def relaxed_bounds(
     stages: NDArray[np.int64],
     available: NDArray[np.bool_] | None = None,
     least_bottleneck_s: Floats | None = None,
+    limits: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
 ) -> Floats:
     """Bound over all groups of a row of degrees with so many stages, array [pair] in seconds.
 
@@ -225,14 +201,25 @@ def relaxed_bounds(
     one lowers tau and Sigma, and what follows is taken from the cheapest class. Where no class holds all
     stages there are hops between classes, of the least between any two. `available` tells which
     classes may take part where that is more than those with stages of their own, [pair, node_class];
-    `least_bottleneck_s` a better bound on the slowest stage, where one is known, [pair].
+    `least_bottleneck_s` a better bound on the slowest stage, where one is known, [pair]; `limits` the fewest
+    and the most stages of each class, where `max_stages` are the fastest that they allow, [pair, node_class].
     """
     if available is None:
         available = max_stages > 0
     least = np.zeros(len(choice)) if least_bottleneck_s is None else least_bottleneck_s
+    fewest, most = (np.zeros_like(max_stages), max_stages) if limits is None else limits
     blocks = [slice(first, first + BLOCK) for first in range(0, len(choice), BLOCK)]
     bounds = [
-        _relaxed_block(data, choice[b], num_microbatches[b], max_stages[b], stages[b], available[b], least[b])
+        _relaxed_block(
+            data,
+            choice[b],
+            num_microbatches[b],
+            max_stages[b],
+            stages[b],
+            available[b],
+            least[b],
+            (fewest[b], most[b]),
+        )
         for b in blocks
     ]
     return np.concatenate(bounds) if bounds else np.zeros(0)
@@ -246,6 +233,7 @@ def _relaxed_block(
     stages: NDArray[np.int64],
     available: NDArray[np.bool_],
     least_bottleneck_s: Floats,
+    limits: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> Floats:
     """`relaxed_bounds` of some pairs, few enough for their arrays to stay in cache."""
     layer = np.where(available, data.layer_s[choice], np.inf)
@@ -258,39 +246,20 @@ def _relaxed_block(
     layer = np.where(used, layer, np.inf)
     rate = np.where(used, counts / np.where(used, layer, 1.0), 0.0)
     tau = np.maximum(data.num_layers[choice] / rate.sum(axis=1), least_bottleneck_s)
-    cross_s, sends = _least_sends(data, choice, max_stages, available, stages)
+    longest_s, sends = least_sends(data.hop_s[choice], limits, available, stages)
+    if data.sends_block:
+        tau = np.maximum(tau, longest_s)
     ends, delays = (2 * sends, np.zeros_like(sends)) if data.sends_block else (np.zeros_like(sends), sends)
     pipeline = _pipeline_bound(
         data, choice, available, layer, counts, rate, tau, ends, delays, num_microbatches, stages
     )
-    several = available & (cross_s > 0)[:, None]
+    several = available & (longest_s > 0)[:, None]
     of_any = np.where(available, data.layer_s[choice], np.inf)
-    slow = slow_hop_bounds(data.num_layers[choice], of_any, several, rate, cross_s, num_microbatches, stages)
+    slow = slow_hop_bounds(
+        data.num_layers[choice], of_any, several, rate, longest_s, num_microbatches, stages
+    )
     pipeline = np.maximum(pipeline, slow)
     follow = _least(available, data.fixed_s[choice])
     follow = follow + _least(available, data.optimizer_s[choice]) * data.num_layers[choice] / stages
     bound: Floats = pipeline + _least(available, data.tail_s[choice]) + follow
     return bound
-
-
-def _least_sends(
-    data: BoundData,
-    choice: NDArray[np.int64],
-    max_stages: NDArray[np.int64],
-    available: NDArray[np.bool_],
-    stages: NDArray[np.int64],
-) -> tuple[Floats, Floats]:
-    """Least hop between classes where no class holds all stages, else 0, and least sum of all hops [pair].
-
-    Stages need as many classes at least as the roomiest need to hold them, and one fewer hops between them.
-    """
-    hop_s, num_classes = data.hop_s[choice], available.shape[1]
-    pair = available[:, :, None] & available[:, None, :]
-    between = pair & ~np.eye(num_classes, dtype=np.bool_)
-    least = np.where(pair, hop_s, np.inf).min(axis=(1, 2))
-    cross = np.where(between, hop_s, np.inf).min(axis=(1, 2))
-    room = np.cumsum(np.sort(max_stages, axis=1)[:, ::-1], axis=1)
-    changes = np.minimum((room < stages[:, None]).sum(axis=1), num_classes - 1)
-    cross = np.where((changes > 0) & np.isfinite(cross), cross, 0.0)
-    sends: Floats = changes * cross + np.maximum(stages - 1 - changes, 0) * np.where(stages > 1, least, 0.0)
-    return cross, sends

@@ -114,7 +114,10 @@ class MixedSpace:
         choices = np.array([part.choice for part in listed])
         lengths = np.array([part.stages for part in listed])
         microbatches, kinds = self.table.num_microbatches[choices], np.tile(self.usable[choices], 2)
-        bounds = relaxed_bounds(data, choices, microbatches, np.array(rooms), lengths, kinds)
+        ends = [np.array([getattr(part.limits, end) for part in listed]) for end in ("fewest", "most")]
+        bounds = relaxed_bounds(
+            data, choices, microbatches, np.array(rooms), lengths, kinds, limits=(ends[0], ends[1])
+        )
         order = np.argsort(bounds, kind="stable").tolist()
         return [(float(bounds[i]), listed[i]) for i in order]
 

@@ -13,10 +13,11 @@ from planner.cost.pricing import price
 from planner.data.load import build_problem
 from planner.data.problem import Problem
 from planner.search.bound_data import bound_data
-from planner.search.bounds import group_bounds, relaxed_bounds, slow_hop_bounds
+from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
 from planner.search.empty import ends_without_layers, most_stages, most_without_layers
 from planner.search.heuristics.local import all_splits
+from planner.search.hop_bounds import slow_hop_bounds
 from planner.search.judge import Judge
 from planner.search.kinds import layer_kinds
 from planner.search.orders import all_orders, block_orders, count_orders
