@@ -76,6 +76,8 @@ class SoftwareStack(Data):
     moe_router_fusion: bool = False
     """Whether scores, choice of experts and auxiliary loss are kernels of Transformer Engine
     (Megatron-LM's --moe-router-fusion), which the host launches sooner."""
+    balances_by_loss: bool = True
+    """Whether routers keep scores for an auxiliary loss, beside those that weigh experts."""
     experts_as_single_products: bool = False
     """Whether experts run as single products on several streams (Transformer Engine's GroupedLinear), rather
     than in one grouped kernel."""

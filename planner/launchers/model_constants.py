@@ -9,6 +9,7 @@ weighed: `topk_routing_with_score_function`).
 from __future__ import annotations
 
 from planner.data.model_spec import ModelSpec
+from planner.data.scores import balances_by_bias, expert_scores, softmax_over_all
 from planner.launchers.megatron.arguments import Argument, Arguments, option, switch
 from planner.launchers.megatron.layer_lists import list_expression
 from planner.launchers.megatron.rotary_positions import (
@@ -36,37 +37,12 @@ def norm_epsilon(model: ModelSpec) -> float:
     return model.constants.norm_epsilon or DEFAULT_EPSILON
 
 
-def expert_scores(model: ModelSpec) -> str | None:
-    """Function that weighs the experts, None without any.
-
-    Where the model states none: a sigmoid with a router bias that only balances, as in DeepSeek-V3
-    (arXiv:2412.19437, section 2.1.2); that of gpt-oss is an ordinary bias of a linear map.
-    """
-    if model.moe is None:
-        return None
-    return model.constants.expert_scores or ("sigmoid" if balances_by_bias(model) else "softmax")
-
-
-def balances_by_bias(model: ModelSpec) -> bool:
-    """Whether the router has a bias that takes part in the choice of experts alone."""
-    return model.moe is not None and model.moe.router_bias and not model.moe.expert_bias
-
-
 def balancing_loss(model: ModelSpec) -> tuple[str, str]:
     """What keeps experts evenly loaded, as plans count them, and its weight.
 
     DeepSeek-V3 balances by router bias and keeps a weak loss beside it (arXiv:2412.19437, 4.2).
     """
     return ("seq_aux_loss", "1e-4") if balances_by_bias(model) else ("aux_loss", "1e-2")
-
-
-def softmax_over_all(model: ModelSpec) -> bool:
-    """Whether experts are weighed by a softmax over all; one over a single chosen expert is always 1."""
-    return (
-        model.moe is not None
-        and expert_scores(model) == "softmax"
-        and (model.constants.softmax_over_all or model.moe.top_k == 1)
-    )
 
 
 def routed_scale(model: ModelSpec) -> float | None:

@@ -16,6 +16,7 @@ from planner.cost.kernels.mamba import mamba_bytes
 from planner.cost.kernels.operators import HALF, attention_dims, column_maps, repeats_groups
 from planner.cost.kernels.softmax import kept_of_a_score, passing_bytes
 from planner.cost.memory.attention_buffers import context_exchange_bytes, gathered_heads_bytes
+from planner.cost.memory.routers import router_bytes
 from planner.cost.recomputation import modules_of
 from planner.cost.sizes import Sizes
 from planner.data.chip import Precision
@@ -224,7 +225,7 @@ def _moe_bytes(model: ModelSpec, stack: SoftwareStack, s: Sizes, kept_input: flo
     rows = s.expert_rows(moe.top_k)
     inner = rows * moe.ffn_hidden_size / s.etp
     inputs = (2 if model.gated_mlp else 1) * HALF
-    router = s.norm_tokens * moe.num_experts * (4.0 + 1.0) + rows * 3 * 4.0
+    router = s.norm_tokens * moe.num_experts * router_bytes(model, stack) + rows * 3 * 4.0
     kept = rows * model.routed_width * kept_input + inner * (inputs + kept_input) + router
     if not stack.moe_permute_fusion:
         kept = kept + 2 * rows * model.routed_width * HALF

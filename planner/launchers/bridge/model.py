@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.data.load import load_model, names
 from planner.data.model_spec import WITH_EXPERTS, ModelSpec
+from planner.data.scores import balances_by_bias
 from planner.data.stack import SoftwareStack
 from planner.launchers.bridge.hybrid import PLAIN_SOFTMAX, hybrid_fields
 from planner.launchers.megatron.layer_lists import layer_list
@@ -15,7 +16,6 @@ from planner.launchers.megatron.linear_attention import linear_fields
 from planner.launchers.megatron.model import VOCAB_MULTIPLE, position_kind
 from planner.launchers.megatron.rotary_positions import has_rotary_positions, stretching_fields
 from planner.launchers.model_constants import (
-    balances_by_bias,
     norm_epsilon,
     rotary_base,
     rotated_layers,

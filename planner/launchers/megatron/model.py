@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from planner.data.attention_spec import MlaSpec
 from planner.data.model_spec import WITH_EXPERTS, ModelSpec
+from planner.data.scores import balances_by_bias, expert_scores
 from planner.launchers.megatron.arguments import Argument, Arguments, option, switch
 from planner.launchers.megatron.layer_lists import list_expression
 from planner.launchers.megatron.linear_attention import linear_arguments, linear_attention_troubles
 from planner.launchers.megatron.rotary_positions import stretched_by, trouble_with_positions
-from planner.launchers.model_constants import balances_by_bias, expert_scores
 from planner.rules.versions import NEWEST, VERSIONS
 
 VOCAB_MULTIPLE = 128

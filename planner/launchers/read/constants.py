@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from planner.data.explain import explained
 from planner.data.model_constants import ModelConstants, RotaryScaling
 from planner.data.model_spec import ModelSpec
+from planner.data.scores import expert_scores, softmax_over_all
 from planner.errors import InstanceError
 from planner.launchers.megatron.layer_lists import layer_list
 from planner.launchers.megatron.rotary_positions import (
@@ -29,11 +30,9 @@ from planner.launchers.model_constants import (
     DEFAULT_EPSILON,
     INTERLEAVED,
     UNROTATED,
-    expert_scores,
     norm_epsilon,
     rotary_base,
     routed_scale,
-    softmax_over_all,
 )
 from planner.launchers.read.flags import Flags
 from planner.rules.versions import NEWEST, VERSIONS

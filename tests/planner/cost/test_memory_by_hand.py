@@ -194,7 +194,8 @@ def test_terms_of_an_expert_stage_equal_a_list_of_its_tensors(s: Setting) -> Non
     h, f, rows = m.hidden_size, moe.ffn_hidden_size, s.tokens / s.tp * moe.top_k
     tensors = [
         *((s.norm_tokens, h, width) for width in (2.0, kept, 2.0, kept)),
-        (s.norm_tokens, moe.num_experts, 4.0),  # scores in fp32
+        (s.norm_tokens, moe.num_experts, 4.0),  # scores in fp32, of the auxiliary loss
+        (s.norm_tokens, 2 * moe.num_experts, 4.0),  # places of rows, and numbers of experts
         (s.norm_tokens, moe.num_experts, 1.0),  # which experts a token goes to
         (rows, 3, 4.0),  # weight and places of every routed copy
         (rows, h, kept),
