@@ -105,7 +105,8 @@ def narrow_weight_bytes(
     whole = narrow(counts)
     whole[-num_ends:] = 0.0
     whole[len(whole) - num_ends + 1 :] = narrow(predictions)
-    return 2 * INPUT_BYTES[precision] * whole
+    # Scales by blocks are one for 128 x 128 of a weight.
+    return 2 * (1.0 if precision == "fp8_block" else INPUT_BYTES[precision]) * whole
 
 
 def waiting_bytes(

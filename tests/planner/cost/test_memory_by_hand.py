@@ -22,8 +22,8 @@ from planner.data.model_spec import ModelSpec
 from planner.data.problem import Problem
 from tests.planner.cost.problems import problem
 
-INPUT = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of a value that a product keeps: blocks of 32 (16) share a scale of one byte."""
+INPUT = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of a value that a product keeps: blocks of 32 (16) share a scale of one byte, of 128 one of four."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ SETTINGS = [
     Setting(tp=8, sp=True, mbs=4, stages=4, stage=3, layers=1, dp_mode="ddp", dp=2),
     Setting(tp=4, sp=True, precision="fp8", stages=2, stage=0, dp=8),
     Setting(tp=4, precision="mxfp8", seq=4096, mbs=2, dp=2, dp_mode="ddp"),
+    Setting(tp=2, sp=True, precision="fp8_block", dp=2),
     Setting(tp=1, cp=8, precision="nvfp4", seq=32768 // 4, layers=5, dp=2),
     Setting(tp=8, sp=True, recompute="full", stages=8, stage=2, dp=2),
     Setting(tp=1, recompute="full", mbs=8),
@@ -157,7 +158,8 @@ def test_terms_of_a_dense_stage_equal_a_list_of_its_tensors(s: Setting, tied: bo
     shard = s.dp * s.cp if s.dp_mode == "distopt" else 1
     ends = dense_parameters(m, s) - dense_parameters(m.model_copy(update={"vocab_size": 0}), s)
     matrices = n - ends - (2 * s.layers + (1 if s.is_last else 0)) * m.hidden_size
-    copies = 0.0 if s.precision == "bf16" else 2 * INPUT[s.precision] * matrices
+    weight = 1.0 if s.precision == "fp8_block" else INPUT[s.precision]  # one scale for 128 x 128
+    copies = 0.0 if s.precision == "bf16" else 2 * weight * matrices
     assert found["weights"] == pytest.approx(2 * n + copies)
     vocab = -(-vocab_size // (128 * s.tp)) * 128
     head_placeholder = 2 * vocab * m.hidden_size if s.is_last else 0.0

@@ -52,6 +52,7 @@ def test_an_h20_multiplies_as_fast_as_was_timed(size: int, tflop_per_s: float) -
         ("l20-48gb", 111.8, 114.1),  # issue 107; once 99 and 88
         ("a10g-24gb", 62.5, 66.6),  # issue 126
         ("a40-48gb", 115.2, 110.6),  # issue 185
+        ("h100-pcie-80gb", 495.9, 492.8),  # issue 95, 471.8 of 10,240; once 523 and 520 of any
         ("l4-24gb", 54.9, 59.4),  # issue 120, at its 72 W; once 78 and 69
     ],
 )
@@ -59,6 +60,11 @@ def test_boards_multiply_as_fast_as_was_timed(chip: str, of_4096: float, of_8192
     """zzc0721/torch-performance-test-data: 30 products in a row; a training loop takes some percent more."""
     rates = [_rates(chip, size, size, size)[0] for size in (4096, 8192)]
     assert rates == pytest.approx([of_4096, of_8192], rel=0.13)
+
+
+def test_a_board_holds_what_its_power_sustains() -> None:
+    for chip, sustained in (("h100-pcie-80gb", 471.8), ("a100-pcie-40gb", 211.7)):
+        assert _rates(chip, 10240, 10240, 10240)[0] == pytest.approx(sustained, rel=0.01)
 
 
 def test_eight_bits_at_a_measured_limit_are_twice_as_fast() -> None:
