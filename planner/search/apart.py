@@ -20,11 +20,11 @@ import numpy as np
 from planner.cost.prices import Prices
 from planner.data.problem import Problem
 from planner.rules.target import TARGETS
-from planner.search.bound_data import BoundData, bound_data
+from planner.search.bound_data import BoundData, bound_data, with_hops_of_hosts
 from planner.search.degrees import LEAST_APART, DegreeTable
 from planner.search.empty import most_without_layers, stages_may_be_empty
 from planner.search.kinds import layer_kinds
-from planner.search.partition.bounds import partition_bound_data
+from planner.search.partition.units import partition_bound_data
 from planner.simulate.predictions import prices_of_kinds, stacked
 
 
@@ -59,10 +59,12 @@ def bounds_of(problem: Problem, table: DegreeTable, prices: Prices) -> BoundData
     """What bounds of many outer choices need, for the rows of a table."""
     kinds = layer_kinds(problem.model)
     if kinds is None:
-        return partition_bound_data(problem, prices)
-    layers, bare = problem.model.num_layers, most_without_layers(problem)
-    sends_block = not problem.stack.p2p_overlap
-    return with_heads_apart(table, bound_data(layers, kinds, prices, sends_block=sends_block, num_empty=bare))
+        data = partition_bound_data(problem, prices)
+    else:
+        layers, bare = problem.model.num_layers, most_without_layers(problem)
+        sends_block = not problem.stack.p2p_overlap
+        data = bound_data(layers, kinds, prices, sends_block=sends_block, num_empty=bare)
+    return with_heads_apart(table, with_hops_of_hosts(data, problem, prices, table.stage_size))
 
 
 def with_heads_apart(table: DegreeTable, data: BoundData) -> BoundData:

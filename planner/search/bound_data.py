@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
+from planner.data.problem import Problem
 from planner.search.kinds import LayerKinds
 
 
@@ -72,3 +73,25 @@ def bound_data(
         sends_block=sends_block,
         num_empty=np.full(len(ratio), num_empty),
     )
+
+
+def with_hops_of_hosts(
+    data: BoundData, problem: Problem, prices: Prices, stage_size: NDArray[np.int64]
+) -> BoundData:
+    """Hops within a class over the network where no host of it holds two stages.
+
+    None takes longer than a hop between the class and another one, either way: however stages of the class
+    meet those of others, sums of hops stay below all that they may be.
+
+    Parameters
+    ----------
+    stage_size
+        [choice] chips of a stage; where prices have more rows, they begin anew.
+    """
+    per_node = np.array([node_class.chips_per_node for node_class in problem.cluster.classes])
+    share = np.resize(2 * stage_size[:, None] <= per_node, prices.send_inside_s.shape)
+    hop_s, diagonal = data.hop_s.copy(), np.arange(len(per_node))
+    to_others = np.minimum(prices.send_s.min(axis=2), prices.send_s.min(axis=1))
+    inside_s = np.where(share, prices.send_inside_s, np.inf)
+    hop_s[:, diagonal, diagonal] = np.minimum(to_others, inside_s)
+    return replace(data, hop_s=hop_s)

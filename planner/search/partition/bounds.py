@@ -19,12 +19,8 @@ from formulations.layer_partition_groups import (
 )
 from formulations.layer_partition_labels import GroupLabels
 from formulations.layer_partition_prices import Path, PricedOrders, Weights, shortest_path
-from planner.cost.prices import Floats, Prices
-from planner.data.problem import Problem
-from planner.search.bound_data import BoundData, bound_data
-from planner.search.empty import most_without_layers
+from planner.cost.prices import Floats
 from planner.search.items import BoundedGroup, Pair
-from planner.search.kinds import LayerKinds
 from planner.search.partition.interval_memory import Ints
 from planner.search.partition.intervals import Intervals
 from planner.search.partition.run_tables import RunTables
@@ -43,48 +39,6 @@ other: a split that is found at the first spares the second. Guesses."""
 
 WeightsOf = dict[tuple[int, tuple[int, ...]], Weights]
 """Weights by row of degrees and stages on each class."""
-
-
-def partition_bound_data(problem: Problem, prices: Prices) -> BoundData:
-    """What `bounds` needs, every layer counted in units of at least one.
-
-    A layer of kind k counts as w[k] >= 1 units, and a unit takes on a class the least over the kinds of the
-    time of a layer over its units: so a stage holds at least one, and takes at least its units times that.
-    Any w will do; taken is the one of `_units` by which all chips need the longest for all layers.
-    """
-    times = prices.layer_forward_s.sum(axis=-1) + prices.layer_backward_s.sum(axis=-1)
-    kinds = [prices.kinds.index(kind) for kind in problem.model.kind_of_layer]
-    chips = np.array([node_class.num_chips for node_class in problem.cluster.classes], dtype=np.float64)
-    units = _units(times)
-    # [way, choice, class] and [way, choice].
-    unit_s = (times[None] / units[..., None]).min(axis=2)
-    total = units[:, :, kinds].sum(axis=2)
-    best = (total / (chips / unit_s).sum(axis=2)).argmax(axis=0)
-    rows = np.arange(len(times))
-    plain = bound_data(
-        problem.model.num_layers,
-        LayerKinds(0, 0, 0),
-        prices,
-        sends_block=not problem.stack.p2p_overlap,
-        num_empty=most_without_layers(problem),
-    )
-    return replace(
-        plain,
-        num_layers=total[best, rows],
-        slack_layers=np.zeros(len(rows)),
-        layer_s=unit_s[best, rows],
-        optimizer_s=(prices.layer_optimizer_s / units[best, rows][..., None]).min(axis=1),
-    )
-
-
-def _units(times: Floats) -> Floats:
-    """Ways to count layers in units, at least one each: [way, choice, kind] from times [choice, kind, class].
-
-    By the times on each class, over the least there; and by the least of that over all classes, which is no
-    less than what a slow class makes of each kind.
-    """
-    over_least = times / times.min(axis=1, keepdims=True)
-    return np.concatenate([np.moveaxis(over_least, 2, 0), over_least.min(axis=2)[None]])
 
 
 def is_bounded_whole(most: Ints, num_stages: int, num_layers: int) -> bool:
@@ -132,10 +86,11 @@ class OrderBounds:
         slowest stage stays in wide pieces, which says nearly as much in a small part of the time. Where no
         path of a piece is below the limit, no plan is whose slowest stage lies in it.
         """
+        tied_s = self._tied_s(pair.choice, pair.stages, self._most(pair.choice, pair.stages))
         costs, _ = self._costs(pair.choice, pair.stages, limit_s, ways)
         paths = GroupPaths(costs, self.is_up)
-        least_ms = paths.least_ms(limit_s / MS, WIDEST, pair.slowest_ms).min(initial=np.inf)
-        return min(float(least_ms) * MS, limit_s), replace(pair, slowest_ms=paths.open_ms)
+        least_ms = paths.least_ms((limit_s - tied_s) / MS, WIDEST, pair.slowest_ms).min(initial=np.inf)
+        return min(float(least_ms) * MS + tied_s, limit_s), replace(pair, slowest_ms=paths.open_ms)
 
     def by_paths(self, pair: Pair, counts: Ints, limit_s: float) -> Floats:
         """Bounds of groups of a pair by paths [s], no more than a finite limit, else inf where none fits.
@@ -150,7 +105,8 @@ class OrderBounds:
         costs, together = self._costs(pair.choice, pair.stages, limit_s, MAX_WAYS)
         paths = GroupPaths(costs, self.is_up)
         self.last = paths if _are_apart(together) else None
-        least_ms = paths.least_ms(limit_s / MS, within_ms=pair.slowest_ms)
+        tied_s = self._tied_s(pair.choice, pair.stages, self._most(pair.choice, pair.stages))
+        least_ms = paths.least_ms((limit_s - tied_s) / MS, within_ms=pair.slowest_ms) + tied_s / MS
         return _of_groups(costs, least_ms, _sums(counts, together), limit_s)
 
     def by_labels(self, choice: int, groups: Groups, limit_s: float) -> tuple[Floats, Split | None]:
@@ -161,11 +117,31 @@ class OrderBounds:
         stages = int(groups.counts[0].sum())
         costs, together = self._costs(choice, stages, limit_s, MAX_WAYS)
         _, states = ways_to_use(costs.most, stages)
-        least_ms, path, _ = by_labels(costs, np.full(len(states), low_s / MS), limit_s / MS)
+        tied_ms = self._tied_s(choice, stages, self._most(choice, stages)) / MS
+        least_ms, path, _ = by_labels(
+            costs, np.full(len(states), low_s / MS - tied_ms), limit_s / MS - tied_ms
+        )
+        least_ms = least_ms + tied_ms
         closer = _of_groups(costs, least_ms, _sums(groups.counts, together), limit_s)
         if not _are_apart(together):
             path = self._with_classes(choice, path, together, self._most(choice, stages))
         return np.maximum(groups.bound_s, closer), split_of(path)
+
+    def _tied_s(self, choice: int, stages: int, most: Sequence[int], first: tuple[int, ...] = ()) -> float:
+        """What sharing an embedding takes at least with the classes that both ends may have [s].
+
+        Parameters
+        ----------
+        most
+            Stages on each class at most; so many, where those of the first stages are given.
+        """
+        if stages == 1:
+            return 0.0
+        left = np.array(most) - np.bincount(np.array(first, dtype=np.int64), minlength=len(most))
+        firsts = list(first[:1]) or np.flatnonzero(left > 0).tolist()
+        lasts = np.flatnonzero(left > 0).tolist() or list(first[-1:])
+        own = [(a, b) for a in firsts for b in lasts if a != b or most[a] > 1]
+        return min((float(self.intervals.prices.tied_sync_s[choice, a, b]) for a, b in own), default=0.0)
 
     def _most(self, choice: int, stages: int) -> tuple[int, ...]:
         """Stages on each class at most."""
@@ -226,6 +202,12 @@ class OrderBounds:
 
         No more than a finite limit, else inf where nothing fits.
         """
+        tied_s = self._tied_s(group.choice, sum(group.counts), group.counts, group.first)
+        value_s, split = self._without_tied(group, limit_s - tied_s)
+        return min(value_s + tied_s, limit_s), split
+
+    def _without_tied(self, group: BoundedGroup, limit_s: float) -> tuple[float, Split | None]:
+        """The same of what plans take beside the sharing of an embedding."""
         costs = self.runs_of.costs(group.choice, group.counts, sum(group.counts), limit_s, group.first)
         paths = GroupPaths(costs, self.is_up)
         least_ms = float(paths.least_ms(limit_s / MS)[0])

@@ -33,7 +33,7 @@ from planner.search.clock import Clock
 from planner.search.degrees import DegreeTable
 from planner.search.items import BoundedGroup, GroupedPair, Item, Order, Pair, Program
 from planner.search.openings import MAX_ORDERS
-from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.orders import all_orders, block_orders, count_orders, likely_orders
 from planner.search.partition.bounds import STEPS, OrderBounds, is_bounded_whole
 from planner.search.partition.splits import SplitJudge
 from planner.search.partition.whole_layers import WholeLayers
@@ -177,7 +177,8 @@ class PartitionOpener(SplitJudge):
             self._push_orders(bound_s, group, all_orders(left.tolist()))
         elif is_whole:
             if not group.first:
-                self._try_orders(group.choice, block_orders(group.counts))
+                tied_s = self.prices.tied_sync_s[group.choice]
+                self._try_orders(group.choice, likely_orders(group.counts, tied_s))
             for c in np.flatnonzero(left):
                 self.frontier.push(bound_s, replace(group, first=(*group.first, int(c))))
         else:

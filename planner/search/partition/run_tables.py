@@ -120,10 +120,10 @@ class RunTables:
         be longer [ms]: between a stage of the class and any that its neighbour may have."""
         prices, classes = self.intervals.prices, self.problem.cluster.classes
         hop = prices.send_s[choice] / MS
-        per_node = max(node_class.chips_per_node for node_class in classes)
-        shortest = hop.copy()
-        if 2 * int(self.intervals.table.stage_size[choice]) <= per_node:
-            np.fill_diagonal(shortest, np.minimum(np.diagonal(hop), prices.send_inside_s[choice] / MS))
+        size, shortest = int(self.intervals.table.stage_size[choice]), hop.copy()
+        for c, node_class in enumerate(classes):
+            if 2 * size <= node_class.chips_per_node:
+                shortest[c, c] = min(hop[c, c], prices.send_inside_s[choice, c] / MS)
         may = np.tile(np.array(most) > 0, (stages, 1))
         may[np.arange(len(first))] = np.arange(len(most)) == np.array(first, dtype=np.int64)[:, None]
         sends, more = np.zeros((2, stages, len(most))), np.zeros((stages, len(most)))

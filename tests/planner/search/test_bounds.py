@@ -12,15 +12,14 @@ from formulations.stage_selection_tables import least_recompute, objectives_ms, 
 from planner.cost.pricing import price
 from planner.data.load import build_problem
 from planner.data.problem import Problem
-from planner.search.bound_data import bound_data
+from planner.search.apart import bounds_of
 from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
-from planner.search.empty import ends_without_layers, most_stages, most_without_layers
+from planner.search.empty import ends_without_layers, most_stages
 from planner.search.heuristics.local import all_splits
 from planner.search.hop_bounds import slow_hop_bounds
 from planner.search.judge import Judge
-from planner.search.kinds import layer_kinds
-from planner.search.orders import all_orders, block_orders, count_orders
+from planner.search.orders import all_orders, block_orders, count_orders, likely_orders
 from planner.search.space import list_groups
 from planner.search.state import Incumbent
 from planner.search.tables import Tables
@@ -49,10 +48,7 @@ def check_bounds(problem: Problem, seed: int) -> None:
     if not len(table):
         pytest.skip("no legal degrees")
     prices = price(problem, table.degrees)
-    kinds = layer_kinds(problem.model)
-    assert kinds is not None
-    sends_block, bare = not problem.stack.p2p_overlap, most_without_layers(problem)
-    data = bound_data(problem.model.num_layers, kinds, prices, sends_block=sends_block, num_empty=bare)
+    data = bounds_of(problem, table, prices)
     tables = Tables(problem, prices, table)
     rng = np.random.default_rng(seed)
     for _ in range(12):
@@ -92,6 +88,10 @@ def test_orders_are_counted_and_listed_once() -> None:
     orders = list(all_orders((2, 1, 2)))
     assert len(orders) == len(set(orders)) == count_orders((2, 1, 2)) == 30
     assert set(block_orders((2, 0, 2))) == {(0, 0, 2, 2), (2, 2, 0, 0)}
+    wrapped = [(0, 1, 1, 0, 0), (0, 0, 1, 1, 0), (1, 0, 0, 0, 1)]
+    for tied_s, more in ((0.1, wrapped), (1.0, [])):
+        listed = likely_orders((3, 2), np.array([[tied_s, 1.0], [1.0, 1.0]]))
+        assert sorted(listed) == sorted([(0, 0, 0, 1, 1), (1, 1, 0, 0, 0), *more])
 
 
 @pytest.mark.parametrize("blocks", [False, True])

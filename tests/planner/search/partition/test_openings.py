@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from formulations.layer_partition_data import least_bottleneck, objective_ms
+from formulations.layer_partition_groups import by_length
 from planner.cost.pricing import price
+from planner.data.load import build_problem
 from planner.data.problem import Problem
 from planner.search import driver
+from planner.search.apart import bounds_of
 from planner.search.bounds import group_bounds, relaxed_bounds
 from planner.search.degrees import list_degrees
 from planner.search.items import BoundedGroup, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.partition import bounds as partition_bounds
 from planner.search.partition import openings as partition
-from planner.search.partition.bounds import MAX_WAYS, OrderBounds, partition_bound_data
+from planner.search.partition.bounds import MAX_WAYS, OrderBounds
 from planner.search.partition.intervals import Intervals
+from planner.search.partition.run_tables import RunTables
 from planner.search.partition.whole_layers import WholeLayers, slowest_of_parts
 from planner.search.space import Groups
 from planner.simulate.evaluate import evaluate
@@ -102,9 +107,11 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
     """The bound of a group against every order and split of a few rows of degrees."""
     problem = interleaved(seed)
     table = list_degrees(problem)
-    prices = price(problem, table.degrees)
-    bounds = partition_bound_data(problem, prices)
-    intervals = Intervals(problem, prices, table)
+    plain, rng = price(problem, table.degrees), np.random.default_rng(seed)
+    longest_s = plain.layer_backward_s.sum(axis=-1).max() * table.num_microbatches.max()
+    prices = replace(plain, tied_sync_s=rng.uniform(0.0, longest_s, plain.tied_sync_s.shape))
+    bounds = bounds_of(problem, table, prices)
+    intervals, untied = Intervals(problem, prices, table), OrderBounds(Intervals(problem, plain, table))
     whole = WholeLayers(intervals)
     layers = problem.model.num_layers
     # The classes apart, and all of them as one; tables are kept, as in a search.
@@ -129,7 +136,11 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
                 most_s = limit_s if limit_s < min(values) else min(values) * (1 + 1e-9)
                 for first in (0, 1, 2):
                     group = BoundedGroup(choice, tuple(counts.tolist()), order[:first])
-                    assert every[0][1].of_group(group, limit_s)[0] <= most_s
+                    found_s, _ = every[0][1].of_group(group, limit_s)
+                    assert found_s <= most_s
+                    if first == 2 and limit_s == np.inf:
+                        more_s = prices.tied_sync_s[(choice, *order)] - plain.tied_sync_s[(choice, *order)]
+                        assert found_s == pytest.approx(untied.of_group(group, limit_s)[0] + more_s)
                 for most_ways, of_ways in every:
                     monkeypatch.setattr(partition_bounds, "MAX_WAYS", most_ways)
                     of_all, pair = of_ways.of_all(Pair(choice, 2), limit_s, most_ways)
@@ -138,3 +149,24 @@ def test_no_split_is_bounded_above_its_objective(seed: int, monkeypatch: pytest.
                     assert by_paths[0] <= most_s
                     by_labels, _ = of_ways.by_labels(choice, Groups(counts[None], by_paths), limit_s)
                     assert by_paths[0] <= by_labels[0] <= most_s
+
+
+def test_classes_whose_hosts_hold_no_two_stages_send_over_the_network():
+    """Single chips were once taken to meet within a host, as those of the other class do."""
+    problem = build_problem(
+        cluster="1x8 h100-sxm-80gb, 3x1 a100-sxm-80gb",
+        model="nemotron-h-8b",
+        seq_length=2048,
+        global_batch_size=64,
+    )
+    table = list_degrees(problem)
+    prices = price(problem, table.degrees)
+    intervals, order = Intervals(problem, prices, table), (1, 1, 1, 0)
+    choice = int(np.flatnonzero(table.stage_size == 1)[0])
+    data, bounds = intervals.data(choice, order), bounds_of(problem, table, prices)
+    costs = RunTables(intervals).costs(choice, (1, 3), 4, np.inf, order)
+    for s, c in enumerate(order):
+        for own, all_runs in ((costs.forward, data.forward_ms), (costs.backward, data.backward_ms)):
+            assert own[s, c] == pytest.approx(by_length(all_runs[s]))
+    assert bounds.hop_s[choice, 1, 1] > 2 * prices.send_inside_s[choice, 1]
+    assert bounds.hop_s[choice, 0, 0] == pytest.approx(prices.send_inside_s[choice, 0])
