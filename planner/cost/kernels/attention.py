@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.cost.elementwise import Values, maximum
+from planner.cost.elementwise import Values, maximum, minimum
 from planner.cost.kernels import tables
 from planner.cost.kernels.operators import HALF, attention_dims
 from planner.cost.kernels.relatives import Relative
@@ -38,6 +38,13 @@ kernel is FlashAttention-2 (Ampere), and where kernels of its own generation wer
 FlashAttention-2 is 2 times FlashAttention (arXiv 2307.08691, abstract) and 1.3 to 2.5 times its Triton form
 (section 4.1), of which the middle is taken."""
 
+QUERY_BLOCK = 128.0
+"""Queries that fused attention takes at once, with whole blocks of keys (Dao-AILab/flash-attention,
+hopper/tile_size.h: 128 of most widths of heads, 192 of narrow ones on Hopper)."""
+
+SHORTEST_MEASURED = 1024.0
+"""Tokens of the shortest sequences of the tables."""
+
 AMPERE = ("a100_sxm",)
 """Tables whose attention was FlashAttention-2."""
 
@@ -57,7 +64,10 @@ def attention_times(
     inner, outer = context_levels(stack, sizes, domain_chips)
     seq, heads, blocks = s.seq_length / outer, heads / inner, outer
     forward = blocks * _attention_s(relative, seq, maximum(heads, 1.0), head_dim)
-    forward = forward * visible_fraction(model, s.seq_length)
+    if visible_fraction(model, s.seq_length) < 1.0:
+        windowed = _windowed_s(relative, model, s.seq_length, seq, maximum(heads, 1.0), head_dim)
+        share_global = _share_global(model)
+        forward = share_global * forward + (1 - share_global) * minimum(windowed, forward)
     measured, kind = relative.measured.training, ""
     if model.mla is not None and relative.measured.latent_attention is not None:
         measured, kind = relative.measured.latent_attention, "latent_"
@@ -95,11 +105,37 @@ def _attention_s(relative: Relative, seq: Values, heads: Values, head_dim: float
     return low ** (1 - weight) * high**weight
 
 
+def _windowed_s(
+    relative: Relative, model: ModelSpec, seq_length: float, tokens: Values, heads: Values, head_dim: float
+) -> Values:
+    """Isolated forward of a layer with a sliding window [s].
+
+    A block of queries visits the keys of its window and its own, whole blocks of them. It goes at the pace of
+    sequences whose blocks visit as many in the mean, or of the shortest measured.
+
+    Parameters
+    ----------
+    tokens
+        Queries of a sequence on one rank.
+    """
+    window = float(model.sliding_window or seq_length)
+    first = window * (window + QUERY_BLOCK) / 2
+    visited = (first + (seq_length - window) * (window + QUERY_BLOCK)) / seq_length
+    length = max(2 * visited - QUERY_BLOCK, SHORTEST_MEASURED)
+    once = _attention_s(relative, length, heads * tokens / length, head_dim)
+    return once * visited / ((length + QUERY_BLOCK) / 2)
+
+
+def _share_global(model: ModelSpec) -> float:
+    """Share of the layers that see all former tokens, of a model with windows."""
+    return 1.0 / model.global_layer_every if model.global_layer_every > 1 else 0.0
+
+
 def visible_fraction(model: ModelSpec, seq_length: float) -> float:
     """Share of the causal scores that a layer computes, averaged over local and global layers."""
     if model.sliding_window is None or model.sliding_window >= seq_length:
         return 1.0
     window = float(model.sliding_window)
     local = (window * seq_length - window * window / 2) / (seq_length * seq_length / 2)
-    share_global = 1.0 / model.global_layer_every if model.global_layer_every > 1 else 0.0
+    share_global = _share_global(model)
     return share_global + (1 - share_global) * local
