@@ -61,7 +61,8 @@ class Least:
             [class] what a chip is worth.
         """
         chips = self.chips_of_layer(most_ms)
-        of_layer = np.where(np.isfinite(chips), chips * worth, np.inf)
+        there = np.isfinite(chips)
+        of_layer = np.where(there, np.where(there, chips, 0.0) * worth, np.inf)
         order = np.argsort(of_layer, axis=1, kind="stable")
         sorted_worth = np.take_along_axis(of_layer, order, axis=1)
         room = np.take_along_axis(self.room / chips, order, axis=1)

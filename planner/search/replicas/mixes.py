@@ -127,14 +127,17 @@ class Mixes:
 
     def improve_at_first(self, most_s: float) -> float:
         """The same, by few boxes alone where rooms tell more in less time [s]."""
-        if self.are_few:
+        if self.begin_with_rooms:
             return self.improve(most_s, FEW_BOXES)
         return improve_each(self, most_s) if are_many(self) else self.improve_by_prices(most_s)
 
     @property
-    def are_few(self) -> bool:
-        """Whether whole chips are so few that they are told apart."""
-        return are_few(self.chains)
+    def begin_with_rooms(self) -> bool:
+        """Whether whole chips are so few that they are told apart, and tell more in less time than prices.
+
+        One class leaves prices no choice: a few boxes tell all that fractions of pipelines say.
+        """
+        return are_few(self.chains) and len(self.available) > 1
 
     def improve_by_prices(self, most_s: float) -> float:
         """Raise the bound up to a time, by some boxes and then by deadlines [s].
@@ -186,7 +189,7 @@ class Mixes:
 
     def improve_by_rooms(self, most_s: float) -> float:
         """The same by the whole chips that they take, where these are few [s]."""
-        if self.are_few:
+        if are_few(self.chains):
             most_ms = most_s / MS - self.exchange_ms
             self.bound_ms = self.rooms().improve(self.bound_ms, most_ms, self.open_ms)
         return most_s if self.is_closed(most_s) else self.bound_s
@@ -198,17 +201,17 @@ class Mixes:
         return self._rooms
 
     def improve_rooms_apart(self, most_s: float) -> float:
-        """The same for each choice of what all pipelines share: the least of the choices holds [s]."""
-        return self.least_of(
-            [part for part in self.that_share() if part.improve_by_rooms(most_s) < most_s], most_s
-        )
+        """The same for each choice of what they share, all half of the way before a limit cuts any [s]."""
+        hard = [part for part in self.that_share() if not part.is_closed(most_s)]
+        least_s = min((part.bound_s for part in hard), default=most_s)
+        for aim_s in (least_s + most_s) / 2, most_s:
+            hard = [part for part in hard if part.improve_by_rooms(aim_s) < most_s]
+        return self.least_of(hard, most_s)
 
     def close_by_rooms(self, most_s: float) -> bool:
         """Whether rooms close a time at once; else they are not asked for it again."""
-        if not all(part.keep(most_s, part.closes_by_rooms(most_s)) for part in self.that_share()):
-            return False
-        self.bound_ms = max(self.bound_ms, most_s / MS - self.exchange_ms)
-        return True
+        of_each = (part.keep(most_s, part.closes_by_rooms(most_s)) for part in self.that_share())
+        return all(of_each) and self.keep(most_s, is_closed=True)
 
     def closes_by_rooms(self, most_s: float) -> bool:
         """Whether rooms of one choice close a time."""
@@ -218,10 +221,8 @@ class Mixes:
     def keep(self, most_s: float, is_closed: bool) -> bool:
         """Keep whether they do, and tell it."""
         most_ms = most_s / MS - self.exchange_ms
-        if is_closed:
-            self.bound_ms = max(self.bound_ms, most_ms)
-        else:
-            self.open_ms = min(self.open_ms, most_ms)
+        self.bound_ms = max(self.bound_ms, most_ms if is_closed else 0.0)
+        self.open_ms = min(self.open_ms, np.inf if is_closed else most_ms)
         return is_closed
 
     def least_of(self, hard: list[Mixes], most_s: float) -> float:
@@ -232,10 +233,10 @@ class Mixes:
 
     def improve_further(self, most_s: float) -> float:
         """Raise the bound up to a time by all that tells anything [s]."""
-        bound_s = self.improve_rooms_apart(most_s) if self.are_few else self.bound_s
+        bound_s = self.improve_rooms_apart(most_s) if self.begin_with_rooms else self.bound_s
+        if bound_s < most_s and are_many(self):
+            return max(bound_s, improve_each(self, most_s))
         if bound_s < most_s:
-            if are_many(self):
-                return max(bound_s, improve_each(self, most_s))
             bound_s = max(bound_s, self.improve_by_prices(most_s))
         if bound_s < most_s and not self.is_reached(most_s):
             bound_s = max(bound_s, self.improve(most_s))

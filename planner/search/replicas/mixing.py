@@ -20,6 +20,8 @@ ROUNDS = 3
 """Times that mixes are chosen and bounded in turn while plans get better."""
 SHARE_ALONE = 0.15
 """Share of the time that is left up to which mixes are waited for where plans of them are to begin with."""
+SHARE_OF_ROOMS = 0.5
+"""Share of what is left in which rooms are to close all at once: what they say only then counts."""
 SHARE_BESIDE = 0.9
 """Share of what is left that they may take beyond it, and the search beside them. Guesses."""
 DOUBLINGS = 12
@@ -69,7 +71,11 @@ class Mixing:
 
         Another process may then choose them meanwhile.
         """
-        return self.mixes is not None and self.mixes.are_few and self.search.incumbent.step_s is not None
+        return (
+            self.mixes is not None
+            and self.mixes.begin_with_rooms
+            and self.search.incumbent.step_s is not None
+        )
 
     def choose(self, *, is_beside_others: bool = False) -> None:
         """Choose mixes and bound them in turn, unless that was done.
@@ -93,7 +99,7 @@ class Mixing:
         for share in (SHARE_OF_LOOKS, *(1.0,) * (ROUNDS - 1)):
             before_s = search.incumbent.step_s
             self.share_up_s = (1 - (SHARE_ALONE if may_go_on else share * of_part)) * left_s
-            bound_s, is_first = least_s, mixes.are_few and before_s is not None and not copies > 1
+            bound_s, is_first = least_s, mixes.begin_with_rooms and before_s is not None and not copies > 1
             if before_s is None:
                 bound_s = max(least_s, _improve_without_plan(mixes, least_s))
             elif not is_first:
@@ -142,17 +148,19 @@ class Mixing:
             return
         if search.clock.is_up:
             return
-        self.share_up_s = 0.0
-        if mixes.are_few and not mixes.columns:
+        self.share_up_s = (1 - SHARE_OF_ROOMS) * (search.clock.left_s or 0.0)
+        if mixes.begin_with_rooms and not mixes.columns:
             if self.rooms is not None:
                 self.rooms.take(most_s, lambda: search.clock.is_up)
             if mixes.close_by_rooms(most_s):
                 self.bound_s = most_s
                 return
+            self.share_up_s = 0.0
             # Good mixes are of chains that stay open at good prices.
             mixes.improve_at_first(most_s)
             choose_mixes(search, self.opener, mixes)
             most_s = search.frontier.cutoff_s * BEYOND
+        self.share_up_s = 0.0
         self.bound_s = max(self.bound_s, mixes.improve_further(most_s))
 
     def begin_beside(self) -> None:

@@ -87,4 +87,4 @@ class RoomsBeside(Generic[C]):
 def are_worth_a_process(mixes: Mixes, workers: int | None) -> bool:
     """Whether rooms come next, are many, and may have another process."""
     rooms = int(np.prod(mixes.chains.available + 1))
-    return mixes.are_few and not mixes.columns and rooms >= LEAST_ROOMS and may_have_others(workers)
+    return mixes.begin_with_rooms and not mixes.columns and rooms >= LEAST_ROOMS and may_have_others(workers)

@@ -26,6 +26,7 @@ from planner.search.replicas.mixing import Mixing
 from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
+from planner.search.replicas.whole_rooms import WholeRooms
 from planner.search.replicas.work import work_bound_s
 from planner.simulate.evaluate import evaluate
 from tests.random_problems import random_problem
@@ -291,6 +292,22 @@ def test_the_search_for_a_launcher_says_where_it_stands(monkeypatch: pytest.Monk
     result = api.plan(problem, options, on_progress=lambda progress: told.append(progress.phase))
     assert any(phase.startswith("plans of flagscale: ") for phase in told)
     assert result.bound_s is not None and asked[-1] == pytest.approx(result.bound_s, rel=1e-6)
+
+
+def test_prices_close_mixes_of_one_class_without_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One class leaves prices no choice; rooms were asked first, and left 39% open on 1,024 chips."""
+    problem = build_problem(
+        cluster="1x4 h100-sxm-80gb",
+        model="sailor-opt-350m",
+        seq_length=1024,
+        global_batch_size=16,
+        target="unrestricted",
+    )
+    asked: list[float] = []
+    monkeypatch.setattr(WholeRooms, "excludes", lambda _, deadline_ms: bool(asked.append(deadline_ms)))
+    result = api.plan(problem, Options(max_virtual_stages=1))
+    assert result.termination == "optimal" and result.gap is not None and result.gap <= 0.0101
+    assert not asked
 
 
 def test_a_class_behind_a_slow_link_is_left_out_of_mixes() -> None:
