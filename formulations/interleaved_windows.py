@@ -18,11 +18,13 @@ Bound      (window)   end of stage 0 >= the longest path to it that stays on sta
            the chunks once: quick on one of them they are slow on another. So a path may follow
            the first micro-batch to its forward on `s`, or to its first backward on `e`, and the last one from
            its backward on `s`, or its last forward on `e`, with the passes of either way taken together.
-           Two such ways of the first micro-batch, to its forward on the last chunk and to its first backward,
-           bound the end by any mean of theirs, too, with that of their passes taken together: one is long
-           where the stages outside have few layers on the last chunk, the other one where they have many.
-           Proof. Both ways are parts of paths; between them each pass takes its least, as before. The longest
-           of two paths is no shorter than a mean of them, and the least of a sum no less than a sum of least.
+           The way of the first micro-batch to its first backward and any way of the last one may be taken
+           together, too: the stages outside are as slow as their layers make them, whichever chunks are
+           short. With B[j] the least of both for way j of the last, and Q[j] some bound on what way j takes
+           beside the way that is looked at of the first, also on that with its passes on their own,
+               end >= max over j of (inside of the window to j + B[j]) - max over j of (B[j] - Q[j]).
+           Proof. The j that is the longest counts Q[j] at least, which is B[j] less what is taken off at
+           most. For the way to the first backward Q is B itself, and nothing is taken off.
 
 The longest of these paths is found piece by piece, from the last one to the first, for all ways to deal the
 layers at once.
@@ -48,9 +50,6 @@ LEAST_AT_ONCE = 512
 """Windows that are looked at together, at least. A guess."""
 SINGLE = 2.0**-24
 """Part by which a number in single precision is rounded at most."""
-AHEAD = 2 / 3
-"""Weight of the way to the last forward in a mean with that to the first backward: where a backward takes
-twice as long as a forward, layers on the last chunk do not matter. A guess; any weight bounds."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,26 @@ class Passes:
     last: Floats
     """Those of the last one from its backwards of chunks 1, 2 ... on `s`, and at last from its last forward
     on `e`, to the end of stage 0, [chunk, choice]."""
-    mean: Floats
-    """[choice] `AHEAD` of those of the first to the last chunk on `s`, and the rest of those to its first
-    backward on `e`."""
+    both: Floats
+    """Those of the first to its first backward on `e` with those of the last from its backwards of chunks 0,
+    1 ... on `s`, and at last from its last forward on `e`, [chunk, choice]."""
 
     @staticmethod
     def apart(forward: Floats, backward: Floats, after: Floats) -> Passes:
         """Passes that are as long together as each on its own."""
         first = np.cumsum(np.concatenate([forward, backward[-1:]]), axis=0)
-        mean = AHEAD * first[-2] + (1 - AHEAD) * first[-1]
-        return Passes(forward, backward, after, first[1:], np.cumsum(backward, axis=0) + after, mean)
+        last = np.cumsum(backward, axis=0) + after
+        both = first[-1] + np.concatenate([np.broadcast_to(after, (1, last.shape[1])), last])
+        return Passes(forward, backward, after, first[1:], last, both)
 
     def only(self, some: NDArray[np.bool_]) -> Passes:
         """Those of some choices."""
-        shape = len(self.forward), len(some)
-        after, mean = (np.broadcast_to(one, len(some))[some] for one in (self.after, self.mean))
-        forward, backward, first, last = (
-            np.broadcast_to(one, shape)[:, some]
-            for one in (self.forward, self.backward, self.first, self.last)
+        after = np.broadcast_to(self.after, len(some))[some]
+        forward, backward, first, last, both = (
+            np.broadcast_to(one, (len(one), len(some)))[:, some]
+            for one in (self.forward, self.backward, self.first, self.last, self.both)
         )
-        return Passes(forward, backward, after, first, last, mean)
+        return Passes(forward, backward, after, first, last, both)
 
     def with_sends(self, s: int, end: int, send: Floats) -> Passes:
         """With the sends on the way, [stage]; the last leads from the last stage to the first."""
@@ -222,8 +221,9 @@ def window_ends(
     With limits [choice] most are rounded, and each lies on the side of its limit where it belongs: single
     precision comes first, in less than half of the time. A path has at most 2 m v + 2 (p - 1) pieces, as
     `formulations.interleaved_paths` runs them in so many levels, each with an addition for itself and one for
-    its input, so that with n = 2 (2 m v + 2 p) + 2 roundings by at most a part u = 2^-24 an end is wrong by
-    less than 2 n u of it; those that lie as near their limit come again in full.
+    its input, so that with n = 2 (2 m v + 2 p) + 2 roundings by at most a part u = 2^-24 what is left behind a
+    piece is wrong by less than 2 n u of it. That is no more than twice the end, as B[j] is at most the end:
+    those that lie within 4 n u of it of their limit come again in full.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def window_ends(
     ends = _ends(pieces, most, stages, sends, outside, np.float32)
     roundings = 2 * (2 * num_microbatches * stages[0].forward.shape[1] + 2 * num_stages) + 2
     near = np.isfinite(ends)
-    near[near] = np.abs(ends - limit_ms)[near] <= 2 * roundings * SINGLE * np.maximum(ends, limit_ms)[near]
+    near[near] = np.abs(ends - limit_ms)[near] <= 4 * roundings * SINGLE * np.maximum(ends, limit_ms)[near]
     if near.any():
         some = [Dealings(one.forward[near], one.backward[near]) for one in stages]
         ends[near] = _ends(pieces, most, some, [send[near] for send in sends], outside.only(near), np.float64)
@@ -257,7 +257,10 @@ def _ends(
     number, v = stages[0].forward.shape
     delays = [np.broadcast_to(one, (v, number)) for one in (outside.forward, outside.backward)]
     there, back, sent = _ways_within(stages, sends)
-    lasts = np.concatenate([np.broadcast_to(outside.after, (1, number)), outside.last + back + sent])
+    both = np.broadcast_to(outside.both, (v + 1, number))
+    apart = np.concatenate([np.broadcast_to(outside.after, (1, number)), outside.last + np.zeros(number)])
+    lasts = both.copy()
+    lasts[1:] += back + sent
     rest = np.empty((v + 1, number))
     at_once = max(BYTES_AT_ONCE // (most * np.dtype(precision).itemsize), LEAST_AT_ONCE)
     for begin in range(0, number, at_once):
@@ -271,10 +274,12 @@ def _ends(
         behind = np.ascontiguousarray(lasts[:, some], dtype=precision)
         rest[:, some] = _rests(pieces, most, times, inputs, behind)
     rest[1:] += there + sent
-    mean = AHEAD * rest[-2] + (1 - AHEAD) * rest[-1] + outside.mean
-    rest[0] += outside.forward[0]
-    rest[1:] += outside.first
-    ends: Floats = np.maximum(rest.max(axis=0), mean)
+    with np.errstate(invalid="ignore"):  # no plan is left where they are infinite
+        off = (both - apart).max(axis=0)
+        rest[0] += outside.forward[0] - off
+        rest[1:-1] += outside.first[:-1] - off
+        ends: Floats = rest.max(axis=0)
+    ends[~np.isfinite(both).all(axis=0)] = np.inf
     return ends
 
 

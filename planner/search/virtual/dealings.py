@@ -283,9 +283,12 @@ class DealtPaths:
         outside = least.of_windows(s, classes.T, layers)
         own = chosen[0].reduction_ms
         if s == 0:
-            outside = replace(outside, after=own, last=outside.last + (own - least.first_reduction_ms))
+            more = own - least.first_reduction_ms
+            outside = replace(outside, after=own, last=outside.last + more, both=outside.both + more)
         else:
-            outside = replace(outside, after=np.maximum(outside.after, own))
+            both = outside.both.copy()
+            both[0] = np.maximum(both[0], outside.first[-1] + own)
+            outside = replace(outside, after=np.maximum(outside.after, own), both=both)
         follow = np.max([one.follow_ms for one in chosen], axis=0).clip(data.least_follow_ms)
         limit = data.cutoff_ms * (1 + ROUNDING) - data.sample.stage.constant_ms - follow
         pieces = [one.pieces for one in chosen]

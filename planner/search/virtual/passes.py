@@ -19,14 +19,16 @@ from class c, behind that of stage s
 is the least. As all stages together have few layers less than they may hold, some early one reduces many.
 
 Passes that one micro-batch makes one after the other are taken together as well: q may be the forwards of
-chunks 0 .. k of a stage, or its backwards, or a mean of such sums. With d(k,s,c,n) the least of the backwards
+chunks 0 .. k of a stage, or its backwards. With d(k,s,c,n) the least of the backwards
 of chunks 1 .. k, and D its least over the stages before, what comes after the last micro-batch's backward of
 chunk k takes of the stages before a window, the last of the ways round it included, at least
 
     R(k, s+1, g, l) = min over c, n of  h(c) + (b + d)(s,c,n) + max(r(s,c,n) + D, R)(k, s, g', l'),
 
 with g' one of c less than g, and l' = l - n. Proof. All passes but the last lead
-through all stages; that one ends with the reduction of one of them.
+through all stages; that one ends with the reduction of one of them. The same holds with all forwards of the
+first micro-batch in d and D, the turn of those behind the window beside them: what it takes to its first
+backward and what comes after the last one, of the same stages.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from formulations.interleaved_windows import AHEAD, Passes
+from formulations.interleaved_windows import Passes
 from planner.cost.prices import Floats, Ints
 from planner.search.virtual.sends import LeastSends, Sends
 from planner.search.virtual.sums import LayerSums
@@ -109,10 +111,10 @@ class LeastPasses:
             sends = self._sends.around(s, at, s + len(one), to, one[0], one[-1])
             found[i] = (works + self._sends_of(sends)).min(axis=0, initial=np.inf)
         v, passes = self._v, found.T[:, which]
-        plain, reduced = passes[3 * v + 1 : 4 * v + 2], passes[4 * v + 2 :]
+        plain, reduced = np.split(passes[3 * v :], 2)
         ends = np.maximum(plain + self.first_reduction_ms, reduced)
-        there, mean = passes[2 * v : 3 * v], passes[3 * v]
-        return Passes(passes[:v], passes[v : 2 * v], ends[0], there, ends[1:], mean)
+        last, both = ends[: v + 1], ends[v + 1 :]
+        return Passes(passes[:v], passes[v : 2 * v], last[0], passes[2 * v : 3 * v], last[1:], both)
 
     def _sends_of(self, sends: Sends) -> Floats:
         """Sends of each pass, [numbers, pass]."""
@@ -125,9 +127,10 @@ class LeastPasses:
         )
         each = [before, around.repeat(v - 1, axis=1), around.repeat(v - 1, axis=1), turn]
         # What ends with a reduction has counted the sends of the last pass.
-        ends = [before, before + rounds, nothing, rounds]
-        mean = before + around * (v - 1) + (1 - AHEAD) * turn if v > 1 else before + (1 - AHEAD) * turn
-        return np.concatenate([*each, before + rounds, mean, *ends], axis=1)
+        plain, reduced = (np.concatenate([one, one + rounds], axis=1) for one in (before, nothing))
+        to_turn = before + rounds[:, -1:]
+        ends = [plain, to_turn + plain, reduced, to_turn + reduced]
+        return np.concatenate([*each, before + rounds, *ends], axis=1)
 
     def _works_of(self, s: int, classes: Sequence[int], layers: int) -> tuple[Ints, Ints, Floats]:
         """Works of the passes of windows of some classes and layers, [numbers, pass].
@@ -175,31 +178,36 @@ class _Places:
     """Places of works, and which of them each pass takes of the stages before and behind a window.
 
     Works are forwards, backwards, turn and nothing; sums of forwards up to each chunk, with the turn at last;
-    likewise of backwards; sums of backwards without chunk 0; what ends with a reduction; and a mean.
+    likewise of backwards; sums of backwards without chunk 0; what ends with a reduction; and sums of all
+    forwards with backwards up to each chunk, the same without chunk 0, what ends of them with a reduction, and
+    those behind a window, with the turn there, and at last with both.
     """
 
     def __init__(self, v: int) -> None:
         forward, backward = np.arange(v), v + np.arange(v)
         turn, nothing = np.array([2 * v]), np.array([2 * v + 1])
         ahead, back = 2 * v + 2 + np.arange(v + 1), 3 * v + 3 + np.arange(v + 1)
-        self.rounds = np.concatenate([nothing, 4 * v + 4 + np.arange(v - 1)])
-        """Backwards of chunks 1 .. k, for each k."""
-        self.end = 5 * v + 3 + np.arange(v)
-        """What ends with a reduction of a stage, behind the last micro-batch's backward of each chunk."""
-        self.mean = 6 * v + 3
-        """Of forwards up to the last chunk but one, and of all of them with the turn."""
-        self.number = self.mean + 1
+        both, both_rounds, both_end = (6 * v + 3 + i * v + np.arange(v) for i in range(3))
+        both_behind = 9 * v + 3 + np.arange(v + 1)
+        self.rounds = np.concatenate([nothing, 4 * v + 4 + np.arange(v - 1), both_rounds])
+        """Backwards of chunks 1 .. k, for each k, alone and with all forwards."""
+        self.end = np.concatenate([5 * v + 3 + np.arange(v), both_end])
+        """What ends with a reduction of a stage, behind the last micro-batch's backward of each chunk, alone
+        and with all forwards of the first."""
+        self.number = 10 * v + 4
         ends = np.append(np.arange(v), v - 1)  # the turn leads to the last chunk, too
         behind = [*ahead[: v - 1], ahead[v]], [nothing[0], *back[: v - 1], back[v]]
         self.first = np.concatenate(
             [
-                *(forward, backward[1:], nothing, ahead[1:v], ahead[[v - 1, v - 1]]),
-                *(back[ends], self.end[ends]),
+                *(forward, backward[1:], nothing, ahead[1:v], ahead[[v - 1]]),
+                *(back[ends], both[ends], self.end[ends], both_end[ends]),
             ]
         )
-        """[pass] forwards, backwards, ways there, their mean; ends of all chunks and of the turn, twice."""
+        """[pass] forwards, backwards, ways there; ends of all chunks and of the turn, alone and with the way
+        there and the turn, without and with a reduction."""
+        then = *behind[1], *both_behind
         self.second = np.concatenate(
-            [nothing, forward[:-1], backward[:-1], turn, behind[0], [self.mean], behind[1], behind[1]]
+            [nothing, forward[:-1], backward[:-1], turn, behind[0], then, then]
         )
 
 
@@ -210,9 +218,11 @@ def _works(one: Ways) -> list[tuple[int, int, Floats, float]]:
     ahead, back = np.cumsum(forward, axis=1), np.cumsum(backward, axis=1)
     ahead_and_turn, back_and_turn = ahead[:, -1:] + backward[:, -1:], back[:, -1:] + forward[:, -1:]
     rounds = back[:, 1:] - backward[:, :1]
-    mean = AHEAD * (ahead[:, -1:] - forward[:, -1:]) + (1 - AHEAD) * ahead_and_turn
     sums = ahead, ahead_and_turn, back, back_and_turn, rounds, back
-    all_works = np.concatenate([forward, backward, turn, nothing, *sums, mean], axis=1)
+    both = ahead[:, -1:] + back
+    behind = ahead_and_turn + np.concatenate([nothing, back[:, :-1], back_and_turn], axis=1)
+    together = both, both - backward[:, :1], both, behind
+    all_works = np.concatenate([forward, backward, turn, nothing, *sums, *together], axis=1)
     found = []
     for c, n in np.unique(np.stack([one.of_class, one.layers], axis=1), axis=0).tolist():
         some = (one.of_class == c) & (one.layers == n)

@@ -19,8 +19,8 @@ STAGES, LAYERS, CHUNKS = 4, 9, 2
 
 def as_one(found: Passes) -> np.ndarray:
     """All passes, [pass, window]."""
-    single = np.broadcast_to([found.after, found.mean], (2, found.forward.shape[1]))
-    return np.concatenate([found.forward, found.backward, single, found.first, found.last])
+    after = np.broadcast_to(found.after, (1, found.forward.shape[1]))
+    return np.concatenate([found.forward, found.backward, after, found.first, found.last, found.both])
 
 
 def random_ways(rng: np.random.Generator) -> Ways:
@@ -103,10 +103,11 @@ def test_reductions_of_the_stages_before_end_no_sooner_than_those_of_any_plan() 
                 )
                 before = passes(s, s, forward, backward, hop[classes, np.roll(classes, -1)])
                 ends = after + np.append(0.0, before.last[:, 0] - before.after)
+                ends = np.append(ends, ends + before.first[-1])
                 best[key] = np.minimum(best.get(key, np.inf), ends)
             for (c, n), ends in best.items():
                 one = least.of_windows(s, np.array([[c]]), np.array([n]))
-                found = np.append(one.after, one.last[:, 0])
+                found = np.concatenate([one.after, one.last[:, 0], one.both[:, 0]])
                 assert (found <= ends * (1 + 1e-12)).all()
                 shares.append(found / ends)
     assert len(shares) > 30 and (np.mean(shares, axis=0) > 0.9).all() and np.max(shares) > 0.999
