@@ -221,8 +221,8 @@ def window_ends(
     With limits [choice] most are rounded, and each lies on the side of its limit where it belongs: single
     precision comes first, in less than half of the time. A path has at most 2 m v + 2 (p - 1) pieces, as
     `formulations.interleaved_paths` runs them in so many levels, each with an addition for itself and one for
-    its input, so that with n = 2 (2 m v + 2 p) + 2 roundings by at most a part u = 2^-24 what is left behind a
-    piece is wrong by less than 2 n u of it. That is no more than twice the end, as B[j] is at most the end:
+    its input, so that with n = 2 (2 m v + 2 p) + 2 roundings by at most a part u = 2^-24 what is left behind
+    a piece is wrong by less than 2 n u of it. That is no more than twice the end, as B[j] is at most the end:
     those that lie within 4 n u of it of their limit come again in full.
 
     Parameters

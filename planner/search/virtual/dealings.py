@@ -49,9 +49,6 @@ MOST_WORDS = 50_000_000
 """Words of sums of layers that windows of one width may take, 0.4 GB, and as many again. A guess."""
 BLOCK = 20_000_000
 """Pieces of work between two looks at the clock: about 0.15 s."""
-LOOKS, FALL = 4, 0.9
-"""Looks at windows of one width, each with what the last has left, as long as it leaves so many of them at
-most. Guesses."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ class DealtPaths:
             return self.holds
         try:
             while self.holds and self.width < self.num_stages:
-                self.holds = self._grow() and self._look_again()
+                self.holds = self._grow()
         except TooMuch:
             self.is_too_much = True
         return self.holds
@@ -154,43 +151,19 @@ class DealtPaths:
         return np.flatnonzero(is_used)
 
     def _grow(self) -> bool:
-        """Look at windows of a stage more; whether any path is left."""
-        sizes = [*map(len, self.windows)] if self.width else [1] * (self.num_stages + 1)
-        of_width = self._overlapping if self.width else self._single
-        return self._swept(self.width + 1, self._first, sizes, of_width)
-
-    def _look_again(self) -> bool:
-        """Look at the same windows with what is known by now; whether any path is left."""
-        for _ in range(1, LOOKS):
-            number = sum(map(len, self.windows))
-            if not self._swept(self.width, self._begun, self._sizes, lambda s, _: self.windows[s]):
-                return False
-            if sum(map(len, self.windows)) > FALL * number:
-                break
-        return True
-
-    def _swept(
-        self, width: int, begun: Sums, sizes: list[int], candidates: Callable[[int, Sums], Windows]
-    ) -> bool:
-        """Look at windows from the first to the last, and back; whether any path is left.
-
-        Parameters
-        ----------
-        begun
-            Sums before the last stage of the first windows, by their head [window, numbers].
-        sizes
-            [first stage] windows that heads and tails speak of.
-        """
+        """Look at windows of a stage more, from the first to the last, and back; whether any path is left."""
         if self.is_up():
             raise TooMuch
         used = [self._used(s) for s in range(self.num_stages)]
         left = [one.only(at) for one, at in zip(self.ways, used, strict=True)]
         least = LeastPasses(self._sums, left, self.data.hop_ms)
+        sizes = [*map(len, self.windows)] if self.width else [1] * (self.num_stages + 1)
         grown: list[Windows] = []
         reached: list[Sums] = []
-        sums, last, words = begun, self.num_stages - width, 0
+        width = self.width + 1
+        sums, last, words = self._first, self.num_stages - width, 0
         for s in range(last + 1):
-            windows = candidates(s, sums)
+            windows = self._overlapping(s, sums) if self.width else self._single(s)
             self._spend(len(windows) * width * self._of_stage, last - s)
             windows = windows.only(self._below(s, windows, least))
             behind = self._sums.behind(s + width - 1, sums[windows.head], *self._last(s, windows))
@@ -200,8 +173,8 @@ class DealtPaths:
             grown.append(windows)
             reached.append(behind)
             sums = joined(behind, windows.tail, sizes[s + 1])
-        self._begun, self._sizes, self.width = begun, sizes, width
-        return self._strike(grown, reached)
+        self.width = width
+        return self._strike(grown, reached, sizes)
 
     def _spend(self, pieces: int, to_come: int) -> None:
         """Take pieces out of what is left, where it seems to do for the stages to come as well."""
@@ -209,7 +182,7 @@ class DealtPaths:
             raise TooMuch
         self.pieces += pieces
 
-    def _single(self, s: int, _: Sums) -> Windows:
+    def _single(self, s: int) -> Windows:
         """Every way of a stage as a window."""
         number = len(self.ways[s])
         nothing = np.zeros(number, dtype=np.int64)
@@ -240,8 +213,14 @@ class DealtPaths:
         i, j = i[lead], j[lead]
         return Windows(np.concatenate([one.ways[i], other.ways[j][:, -1:]], axis=1), i, j)
 
-    def _strike(self, grown: list[Windows], reached: list[Sums]) -> bool:
-        """Leave the windows on paths with all layers, from the last to the first; whether any is."""
+    def _strike(self, grown: list[Windows], reached: list[Sums], sizes: list[int]) -> bool:
+        """Leave the windows on paths with all layers, from the last to the first; whether any is.
+
+        Parameters
+        ----------
+        sizes
+            [first stage] windows that heads and tails speak of.
+        """
         behind = self._sums.all[None].repeat(len(grown[-1]), axis=0)
         found: list[Windows] = []
         ahead: list[Sums] = []
@@ -251,7 +230,7 @@ class DealtPaths:
             found.append(windows)
             ahead.append(self._sums.before(s + self.width - 1, behind[keep], *self._last(s, windows)))
             if s > 0:
-                behind = joined(ahead[-1], windows.head, self._sizes[s])[grown[s - 1].tail]
+                behind = joined(ahead[-1], windows.head, sizes[s])[grown[s - 1].tail]
         self._first = reached[0][keep]
         self.windows, self._ahead = found[::-1], ahead[::-1]
         return all(map(len, found))

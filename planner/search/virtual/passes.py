@@ -179,8 +179,8 @@ class _Places:
 
     Works are forwards, backwards, turn and nothing; sums of forwards up to each chunk, with the turn at last;
     likewise of backwards; sums of backwards without chunk 0; what ends with a reduction; and sums of all
-    forwards with backwards up to each chunk, the same without chunk 0, what ends of them with a reduction, and
-    those behind a window, with the turn there, and at last with both.
+    forwards with backwards up to each chunk, the same without chunk 0, what ends of them with a reduction,
+    and those behind a window, with the turn there, and at last with both.
     """
 
     def __init__(self, v: int) -> None:
@@ -206,9 +206,7 @@ class _Places:
         """[pass] forwards, backwards, ways there; ends of all chunks and of the turn, alone and with the way
         there and the turn, without and with a reduction."""
         then = *behind[1], *both_behind
-        self.second = np.concatenate(
-            [nothing, forward[:-1], backward[:-1], turn, behind[0], then, then]
-        )
+        self.second = np.concatenate([nothing, forward[:-1], backward[:-1], turn, behind[0], then, then])
 
 
 def _works(one: Ways) -> list[tuple[int, int, Floats, float]]:
