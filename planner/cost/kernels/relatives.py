@@ -36,10 +36,10 @@ PATTERNS = (
     (r"^gb200", "gb200", True),
     (r"^gb300", "gb300", True),
     (r"^l40s", "l40s", True),
-    (r"^l4|^rtx-6000-ada", "l40s", False),
+    (r"^l4-|^rtx-6000-ada", "l40s", False),
     (r"^rtx-pro-6000", "rtx_pro_6000_server", True),
-    # L40S falls to its power limit with long products; those with half its rate for a watt do not.
-    (r"^l20-|^rtx-4090|^rtx-50|^rtx-3|^rtx-a|^a10g?-|^a40-|^rtx-20|^titan", "rtx_pro_6000_server", False),
+    # L40S falls to its power limit with long products; those with 0.6 of its rate a watt or less do not.
+    (r"^l[24]0-|^rtx-(4090|50|3|a|20)|^a10g?-|^a40-|^titan", "rtx_pro_6000_server", False),
     (r"^v100|^t4-|^a30-", "a100_sxm", False),
 )
 
