@@ -87,6 +87,8 @@ def choose_mixes(search: MeshSearch, opener: MeshOpener, mixes: Mixes) -> Chosen
     """Choose among the chains that were found, those of plans at hand and some others."""
     most, judged, before = 1, list[tuple[Plan, Evaluation]](), (opener.programs, opener.evaluated)
     for chains in chains_by_share(opener, search.seeds, mixes):
+        if mixes.is_up():
+            break
         candidates = list_candidates(opener, *chains)
         most = max(most, _mix_classes(search, opener, candidates, judged))
     return Chosen(most, tuple(judged), opener.programs - before[0], opener.evaluated - before[1])

@@ -24,7 +24,6 @@ that none does faster than at the best degrees of its class,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -33,23 +32,24 @@ from planner.cost.pricing import price
 from planner.data.plan import Plan
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
-from planner.search.beside import Beside, may_have_others
+from planner.search.beside import Beside
 from planner.search.bound_data import bound_data
 from planner.search.clock import LEAST_SHARE_S
 from planner.search.driver import Search
 from planner.search.kinds import check_kinds, layer_kinds
 from planner.search.meshes.driver import MeshSearch, pinned_beyond
 from planner.search.meshes.opener import MeshOpener
-from planner.search.progress import Progress, Reporter
-from planner.search.replicas.mixing import SHARE_BESIDE, SHARE_OF_PART, Mixing
+from planner.search.progress import Progress
+from planner.search.replicas.launchers_beside import flagscale_beside, megatron_beside
+from planner.search.replicas.mixing import SHARE_OF_PART, Mixing
 from planner.search.replicas.space import replica_batches, replica_degrees
 from planner.search.replicas.work import work_bound_s
 from planner.search.space import Pairs
 from planner.search.wishes import keeps_wishes
 
-SHARE_OF_LAST = 0.8
-"""Share of the time that is left that the search for one launcher may take where only mixes go on after it: a
-guess."""
+SHARE_OF_LAST, SHARE_OF_REST = 0.8, 0.5
+"""Shares of the time that is left that the search for FlagScale may take where only mixes go on after it, and
+where that for Megatron-LM does as well: guesses."""
 
 
 def search_replicas(
@@ -98,26 +98,31 @@ class ReplicaSearch(MeshSearch):
         self.mixing: Mixing | None = None
         self.cut_search: Search | None = None
         """The search for Megatron-LM, where a limit cut it."""
+        self.beside: Beside[Result] | None = None
+        """Another process that goes on with it."""
 
     def _search(self) -> bool:
         self.offer_seeds()
         self._narrower("megatron-lm", Search, SHARE_OF_PART)
         mixes_s, cut = np.inf, self.clock.is_up and not self.is_stopped
-        if pinned_beyond(self.whole) is not None:
-            self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
-        elif cut:
-            mixes_s = 0.0
-            self.proven_s.setdefault("flagscale", 0.0)
-            self.whole_s.setdefault("flagscale", 0.0)
-        else:
-            self.table = replica_degrees(self.problem, self.table)
-            self.mixing = Mixing(self, self.work_s)
-            try:
+        try:
+            if pinned_beyond(self.whole) is not None:
+                self.proven_s["flagscale"] = self.whole_s["flagscale"] = np.inf
+            elif cut:
+                mixes_s = 0.0
+                self.proven_s.setdefault("flagscale", 0.0)
+                self.whole_s.setdefault("flagscale", 0.0)
+            else:
+                self.table = replica_degrees(self.problem, self.table)
+                self.mixing, self.beside = Mixing(self, self.work_s), megatron_beside(self)
                 cut = self._flagscale_and_mixes(self.mixing)
-            finally:
+                mixes_s = self.mixing.bound_s
+            self._go_on(mixes_s)
+        finally:
+            if self.mixing is not None:
                 self.mixing.end_beside()
-            mixes_s = self.mixing.bound_s
-        self._go_on(mixes_s)
+            if self.beside is not None:
+                self.beside.end()
         if self.mixing is not None:
             self.mixing.improve(min(self.proven_s.values()))
             mixes_s = self.mixing.bound_s
@@ -141,9 +146,10 @@ class ReplicaSearch(MeshSearch):
         beside: Beside[Result] | None = None
         try:
             if is_later:
-                mixing.begin_beside()
+                if self.beside is None:
+                    mixing.begin_beside()
             else:
-                beside = self._flagscale_beside(mixing)
+                beside = None if self.beside else flagscale_beside(self, mixing)
                 before_s = self.incumbent.step_s
                 mixing.choose(is_beside_others=beside is not None)
             cut: bool | None = None
@@ -154,25 +160,11 @@ class ReplicaSearch(MeshSearch):
                 beside.end()
         if cut is None:
             share = 1.0 if mixing.bound_s >= self.frontier.cutoff_s else SHARE_OF_LAST
+            share = SHARE_OF_REST if self.cut_search is not None and self.beside is None else share
             cut = self._narrower("flagscale", MeshSearch, share, mixing.choose if is_later else None)
         mixing.choose()
         mixing.improve(min(self.proven_s.values()))
         return cut
-
-    def _flagscale_beside(self, mixing: Mixing) -> Beside[Result] | None:
-        """Another process that searches FlagScale's plans, where there is one and mixes come meanwhile."""
-        may = "flagscale" not in self.proven_s and may_have_others(self.whole.options.workers)
-        if not may or mixing.mixes is None or self.incumbent.step_s is None:
-            return None
-
-        def found(is_unwanted: Callable[[], bool]) -> Result:
-            search = self._search_for("flagscale", MeshSearch, SHARE_BESIDE)
-            search.reporter, search.clock.is_unwanted = Reporter(search.clock, None), is_unwanted
-            return search.run()
-
-        with suppress(OSError):
-            return Beside(found)
-        return None
 
     def _taken(self, target: TargetName, beside: Beside[Result]) -> bool | None:
         """Take over what another process found; whether a limit cut it, None where it died."""
@@ -214,7 +206,7 @@ class ReplicaSearch(MeshSearch):
         if self.clock.is_up and self.proven_s:
             self.proven_s[target] = self.whole_s[target] = 0.0
             return True
-        search = self._search_for(target, kind, share)
+        search = self.search_for(target, kind, share)
 
         def meanwhile() -> None:
             """Do so, and go on with the best plan of it."""
@@ -231,7 +223,7 @@ class ReplicaSearch(MeshSearch):
             self.cut_search = search
         return found.interrupted
 
-    def _search_for(self, target: TargetName, kind: type[Search], share: float) -> Search:
+    def search_for(self, target: TargetName, kind: type[Search], share: float) -> Search:
         """A search for the plans of one launcher, which begins with the best so far."""
         left_s = self.clock.left_s
         share_s = None if left_s is None else max(share * left_s, LEAST_SHARE_S)
@@ -249,18 +241,19 @@ class ReplicaSearch(MeshSearch):
             search.incumbent.offer(best.plan, best.evaluation)
 
     def _go_on(self, mixes_s: float) -> None:
-        """Give what time is left to plans of Megatron-LM where they hold the bound."""
+        """Give what time is left to plans of Megatron-LM where they hold the bound, or half of it.
+
+        Where another process went on with them, wait for it.
+        """
+        if self.beside is not None and (cut := self._taken("megatron-lm", self.beside)) is not None:
+            self.cut_search = self.cut_search if cut else None
+            return
         left_s, search = self.clock.left_s, self.cut_search
         least_s = min(mixes_s, self.proven_s.get("flagscale", np.inf), self.frontier.cutoff_s)
-        if (
-            search is None
-            or left_s is None
-            or left_s < LEAST_SHARE_S
-            or self.proven_s["megatron-lm"] >= least_s
-        ):
+        if search is None or left_s is None or left_s < LEAST_SHARE_S:
             return
         self._offer_best(search)
-        found = self._ran(search, left_s)
+        found = self._ran(search, left_s if self.proven_s["megatron-lm"] < least_s else left_s / 2)
         self._keep("megatron-lm", found)
         if not found.interrupted:
             self.cut_search = None

@@ -28,6 +28,8 @@ DOUBLINGS = 12
 """Doublings of a time in which any chains are looked for."""
 LEAST_STEP_S = 1e-3
 """Step from which deadlines are doubled where nothing says more [s]."""
+BEFORE = 0.6, 0.8, 0.9
+"""Shares of a time that rooms did not close that they are asked for then. Guesses."""
 BEYOND = 1 + 1e-9
 """How far beyond the cutoff bounds are raised, so that rounding never leaves them short of the gap."""
 
@@ -119,6 +121,7 @@ class Mixing:
                 self._choose_in_turn(mixes, of_part=SHARE_BESIDE)
                 return
             may_go_on = False
+            self.share_up_s = (1 - of_part) * left_s
             copies = self._chosen(mixes).copies
             if is_first and copies > 1:
                 continue
@@ -151,11 +154,12 @@ class Mixing:
         self.share_up_s = (1 - SHARE_OF_ROOMS) * (search.clock.left_s or 0.0)
         if mixes.begin_with_rooms and not mixes.columns:
             if self.rooms is not None:
-                self.rooms.take(most_s, lambda: search.clock.is_up)
+                self.rooms.take(most_s, self._is_share_up)
             if mixes.close_by_rooms(most_s):
                 self.bound_s = most_s
                 return
             self.share_up_s = 0.0
+            self.bound_s = max(self.bound_s, close_before(mixes, most_s))
             # Good mixes are of chains that stay open at good prices.
             mixes.improve_at_first(most_s)
             choose_mixes(search, self.opener, mixes)
@@ -192,4 +196,12 @@ def _improve_without_plan(mixes: Mixes, least_s: float) -> float:
         if mixes.is_up() or mixes.bound_s < most_s * (1 - NEAR):
             break
         most_s *= 2
+    return mixes.bound_s
+
+
+def close_before(mixes: Mixes, most_s: float) -> float:
+    """The latest of some times before one that rooms close, which takes them far less time [s]."""
+    for share in BEFORE:
+        if not mixes.is_closed(share * most_s) and not mixes.close_by_rooms(share * most_s):
+            break
     return mixes.bound_s

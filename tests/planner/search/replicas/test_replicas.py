@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -18,17 +19,20 @@ from planner.data.problem import Problem, TargetName
 from planner.data.result import Evaluation, Result
 from planner.report.targets import targets_report
 from planner.search.beside import Beside
+from planner.search.driver import Search
 from planner.search.meshes.driver import MeshSearch
-from planner.search.replicas import rooms_beside
+from planner.search.replicas import launchers_beside, rooms_beside
 from planner.search.replicas.choosing import Chosen, _mix_classes
 from planner.search.replicas.driver import ReplicaSearch
-from planner.search.replicas.mixing import Mixing
+from planner.search.replicas.launchers_beside import megatron_beside
+from planner.search.replicas.mixing import Mixing, close_before
 from planner.search.replicas.rooms_beside import RoomsBeside
 from planner.search.replicas.space import replica_degrees
 from planner.search.replicas.templates import list_candidates, uniform_chains
 from planner.search.replicas.whole_rooms import WholeRooms
 from planner.search.replicas.work import work_bound_s
 from planner.simulate.evaluate import evaluate
+from planner.units import MS
 from tests.random_problems import random_problem
 
 
@@ -253,7 +257,7 @@ def test_flagscale_beside_mixes_changes_no_answer(
     problem = tiny_of_two(7 if mixes_help else 6, is_slow_apart=not mixes_help)
     monkeypatch.setattr("planner.search.replicas.whole_rooms.MOST_ROOMS", 0)  # chips are many
     monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
-    begun = ReplicaSearch._flagscale_beside
+    begun = launchers_beside.flagscale_beside
     take = ReplicaSearch._taken
     taken: list[bool | None] = []
 
@@ -271,7 +275,7 @@ def test_flagscale_beside_mixes_changes_no_answer(
     monkeypatch.setattr(ReplicaSearch, "_taken", watched)
     answers = []
     for workers, begin in ((1, begun), (2, begun), (2, dies)):
-        monkeypatch.setattr(ReplicaSearch, "_flagscale_beside", begin)
+        monkeypatch.setattr("planner.search.replicas.driver.flagscale_beside", begin)
         options = problem.options.model_copy(update={"workers": workers})
         answers.append(api.plan(problem, options).model_dump(exclude={"seconds"}))
     assert answers[0] == answers[1] == answers[2]
@@ -308,6 +312,45 @@ def test_prices_close_mixes_of_one_class_without_rooms(monkeypatch: pytest.Monke
     result = api.plan(problem, Options(max_virtual_stages=1))
     assert result.termination == "optimal" and result.gap is not None and result.gap <= 0.0101
     assert not asked
+
+
+def test_what_a_limit_cut_of_megatron_lm_goes_on_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its search had 40% of the time alone, and a plan 2% worse than that of Megatron-LM by itself."""
+    monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
+    tiny = tiny_of_two(6)
+    narrow = tiny.model_copy(update={"target": "megatron-lm"})
+    cut = Search(narrow, None)
+    found = cut.run()
+    assert found.evaluation is not None and found.bound_s is not None
+    for workers in (1, 2):
+        options = tiny.options.model_copy(update={"workers": workers, "time_limit_s": 60.0})
+        search = ReplicaSearch(tiny.model_copy(update={"options": options}), None)
+        assert megatron_beside(search) is None  # nothing was cut
+        search.cut_search = cut
+        beside = megatron_beside(search)
+        assert (beside is None) == (workers == 1)
+        if beside is not None:
+            assert search._taken("megatron-lm", beside) is False
+            beside.end()
+            assert search.incumbent.step_s == found.evaluation.step_s
+            assert search.proven_s["megatron-lm"] == pytest.approx(found.bound_s)
+
+
+def test_rooms_that_do_not_close_a_time_close_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They left nothing but what the chips compute: 57% open of a model with experts after 15 s."""
+    search = ReplicaSearch(tiny_of_two(7), None)
+    search.table = replica_degrees(search.problem, search.table)
+    mixes = Mixing(search, 0.0).mixes
+    assert mixes is not None and mixes.begin_with_rooms
+    asked: list[float] = []
+
+    def excludes(_: WholeRooms, deadline_ms: float) -> bool:
+        asked.append((deadline_ms + mixes.exchange_ms) * MS)
+        return asked[-1] < 0.85
+
+    monkeypatch.setattr(WholeRooms, "excludes", excludes)
+    assert not mixes.close_by_rooms(1.0) and close_before(mixes, 1.0) == pytest.approx(0.8)
+    assert sorted(set(np.round(asked, 9))) == [0.6, 0.8, 0.9, 1.0]
 
 
 def test_a_class_behind_a_slow_link_is_left_out_of_mixes() -> None:
