@@ -5,12 +5,19 @@ each class there are at most. Let s be a slowest stage of a split, tau its time,
 `pipeline_rows` with what follows any stage at its mean
 
     (long)   T + O >= sum_{i<s} t[i] + (m - q) tau + 2 sum_{i>s} t[i] + z[0] + sum_i o[i] / p    if m >= q + 2
+    (side)   T + O >= sum_i t[i] + (m - 1) tau - q min(f[s], b[s]) + z[0] + sum_i o[i] / p       the same
     (short)  T + O >= sum_i t[i] + (m - 1) max(f[s], b[s]) + z[0] + sum_i o[i] / p               if m <= q + 1
+    (late)   T + O >= sum_{i<r} t[i] + 2 sum_{i>=r} t[i] + z[0] + sum_i o[i] / p,  r = p + 1 - m   the same
+    (work)   T >= m tau
 
-and sends there and back, those behind s twice in (long). Proof. (long) is the row (partial, e = s), up +
-m t + (d - q f) + (d - q b), in which d is the sum over the stages behind s with their sends and that of s;
-(short) is (window) with k = 0. Either holds up to the end of stage 0, whose reduction is behind it; O is no
-less than what follows any stage, and so than the mean.
+and sends there and back, those behind s twice in (long), those from r on in (late). Proof. The row
+(partial, e = s) is up + m t + max(0, d - q f) + max(0, d - q b), in which d is the sum over the stages behind
+s with their sends and that of s: (long) takes both differences, (side) the larger one, (work) none. (late) is
+(long) of r, of which m = q + 2 and which lies behind s; with one micro-batch there is no r, and all count
+once. (short) is (window) with k = 0. Each holds up to the end of stage 0, whose reduction is behind it; O is
+no less than what follows any stage, and so than the mean. Where a hop makes s longer than it counts here, by
+x in all, (side) grows by (m - q) x or more. (side) says more than (long) where micro-batches are about as few
+as stages, and is looked at there.
 
 Each stage adds a term of its own once it is known whether s lies before it. So for tau between two numbers
 the least over all orders, splits and s is a shortest path through the cuts, the stages of each class used up
@@ -37,6 +44,8 @@ PIECES = 3
 """Pieces of the time of the slowest stage to begin with, and into which a piece is cut. A guess."""
 NARROW = 0.005
 """Width of a piece, relatively, that is cut no more. A guess."""
+FEW = 2
+"""Micro-batches over stages below which (side) is looked at. A guess, that of `planner.search.walks`."""
 WIDEST = float("inf")
 """Width of all pieces."""
 ANY_TIME = 0.0, float("inf")
@@ -222,8 +231,10 @@ class GroupPaths:
         self.sources, self.counts = ways_to_use(costs.most, p)
         """Behind them the numbers of stages of each class at the end, by state."""
         self.times = costs.forward + costs.backward
+        self.longer = np.where(np.isfinite(self.times), np.maximum(costs.forward, costs.backward), 0.0)
         self.behind = p - 1 - np.arange(p)
         self.is_short = m < self.behind + 2
+        self.is_few = m < FEW * p
         send = np.zeros(self.times.shape[:2]) if costs.sends is None else costs.sends
         self.send = send[:, :, None, None]
         slack = np.zeros(self.times.shape[:2]) if costs.slack is None else costs.slack
@@ -281,15 +292,14 @@ class GroupPaths:
         """The least over the splits whose slowest stage lies in a piece, [piece, group]."""
         m, inf = self.costs.num_microbatches, np.inf
         before = start_of(self.costs, len(low))
-        long, short = np.full_like(before, inf), np.full_like(before, inf)
+        long, side, short, late = (np.full_like(before, inf) for _ in range(4))
         for s, source in enumerate(self.sources):
             times = self.times[s]
             quick = times <= high[:, None, None, None]
             own, extra, send = np.where(quick, times, inf), self.extra[s], self.send[s]
             pace = np.maximum(own, low[:, None, None, None])
             if self.is_short[s] and m > 1:
-                longer = np.maximum(self.costs.forward[s], self.costs.backward[s])
-                turn = own + (m - 1) * np.maximum(longer, pace / 2) + send
+                turn = own + (m - 1) * np.maximum(self.longer[s], pace / 2) + send
             elif self.is_short[s]:
                 turn = own + send
             else:
@@ -298,12 +308,20 @@ class GroupPaths:
             turned = ahead(before, turn, source)
             if self.is_short[0]:
                 short = ahead(short, own + extra + send, source)
-            long = ahead(long, 2 * own + extra + 2 * send, source)
+                late = ahead(late, (1 if self.is_short[s] else 2) * (own + send) + extra, source)
             if self.is_short[s]:
+                long = side = np.full_like(turned, inf)
+                slow = np.where(times + self.slack[s] >= low[:, None, None, None], own, inf)
                 short = np.minimum(short, turned)
+                late = np.minimum(late, ahead(before, slow + extra + send, source))
             else:
-                long = np.minimum(long, turned)
+                long = np.minimum(ahead(long, 2 * own + extra + 2 * send, source), turned)
+            if not self.is_short[s] and self.is_few:
+                turn = turn - send + self.behind[s] * self.longer[s]
+                side = np.minimum(ahead(side, own + extra + send, source), ahead(before, turn, source))
             before = ahead(before, own + extra + send, source)
-            short = short if self.is_short[0] else np.full_like(long, inf)
-        found: Floats = np.minimum(long, short)[:, :-1, -1]
-        return found
+            if not self.is_short[0]:
+                short = late = np.full_like(long, inf)
+        long = np.maximum(long, side) if self.is_few else long
+        found: Floats = np.minimum(long, np.maximum(short, late))[:, :-1, -1]
+        return np.maximum(found, (m * low)[:, None])

@@ -105,9 +105,9 @@ def test_no_split_is_below_what_is_said_of_classes_taken_together(seed: int, blo
     assert min(said.values()) > 0.4 * min(best)
 
 
-@pytest.mark.parametrize("m", [2, 3, 4, 5, 12])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 12])
 def test_it_says_all_of_even_stages(m: int) -> None:
-    """But for stages in front that run all forwards first: what their slowest one says is less."""
+    """Whichever is said to be the slowest, those in front too, which run all forwards first."""
     run = np.arange(9)[None, :] - np.arange(9)[:, None]
     forward = np.where(run > 0, np.maximum(run, 0.0), np.inf)[None, None].repeat(4, axis=0)
     zero, group = np.zeros_like(forward), (4,)
@@ -120,7 +120,21 @@ def test_it_says_all_of_even_stages(m: int) -> None:
     )
     even = objective_ms(data, (2, 4, 6))
     assert even == pytest.approx((m + 3) * 6)
-    assert said == pytest.approx(even if m >= 5 else 24 + (m - 1) * 4)
+    assert said == pytest.approx(even)
+
+
+@pytest.mark.parametrize("m", [5, 6, 7, 9])
+def test_it_says_all_of_a_first_stage_that_never_waits(m: int) -> None:
+    """What lies behind it takes as long as the forwards that it runs meanwhile, or it is alone."""
+    run = np.where(np.arange(5)[None, :] - np.arange(5)[:, None] == 1, 1.0, np.inf)
+    for share, layers in ((np.array([1.0, 1 / 3, 1 / 3, 1 / 3]), 4), (np.ones(1), 1)):
+        once = (share[:, None, None] * run[: layers + 1, : layers + 1])[:, None]
+        zero, p = np.zeros_like(once), len(share)
+        tables = by_length(np.stack([once, 2 * once, zero]))
+        costs = GroupCosts(m, *tables[:2], tables[2, 0], tables[2], (p,))
+        of_order = once[:, 0], 2 * once[:, 0], zero[:, 0], zero[:, 0], np.zeros(p), np.zeros(p), 0.0
+        assert objective_ms(LayerPartitionData(m, *of_order), tuple(range(1, p))) == pytest.approx(3 * m)
+        assert GroupPaths(costs).least_ms(1e3)[0] == pytest.approx(3 * m)
 
 
 def test_it_knows_the_least_slowest_stage_of_each_group() -> None:
