@@ -70,6 +70,8 @@ class VirtualProgram:
     order: tuple[int, ...]
     excluded: tuple[tuple[tuple[int, ...], ...], ...]
     rows: tuple[PathRow, ...]
+    raised: int = 0
+    """Times that its limit of nodes has been raised."""
 
 
 VirtualItem = VirtualPair | VirtualPart | VirtualOrder | VirtualProgram

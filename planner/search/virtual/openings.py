@@ -27,7 +27,6 @@ import numpy as np
 
 from planner.search.bound_data import BoundData
 from planner.search.clock import Clock
-from planner.search.degrees import interleaving_is_asked_for
 from planner.search.floors import ANY_VIRTUAL, Cell
 from planner.search.openings import Opener
 from planner.search.orders import all_orders, count_orders
@@ -80,10 +79,9 @@ class VirtualOpener(VirtualRelaxer):
         self.beyond_s = beyond_s
         """What the bound is asked to pass [s]; None where it is asked to come as near as the gap."""
         self.splits = 0
-        asked = interleaving_is_asked_for(self.problem) or self.is_exact
         self.anneals_late = self.frontier.floors.has_neighbour
         effort = EFFORT * (NEIGHBOUR if self.anneals_late else 1.0)
-        self.most_work = np.inf if asked else effort
+        self.most_work = np.inf if self.is_asked_for else effort
         self.may_anneal = self.may_anneal_beside = beyond_s is None
         self.space = VirtualSpace(self.problem, self.prices, self.table, bounds)
         self._opened, self.waiting = 0, self.space.pairs()

@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 
+from formulations import virtual_selection
+from formulations.options import SolveOptions
+from formulations.path_search import VirtualSelectionResult
 from formulations.virtual_classes_data import VirtualClassesResult
+from formulations.virtual_selection_data import VirtualSelectionData
 from planner.cost.prices import Degrees
 from planner.data.load import load_problem
 from planner.data.problem import Problem
 from planner.search import driver, empty
+from planner.search.openings import Opener
 from planner.search.virtual import items as virtual_items
 from planner.search.virtual import openings as virtual
 from planner.search.virtual import programs as virtual_programs
 from planner.search.virtual import relaxer as virtual_relaxer
-from planner.search.virtual.items import VirtualPart
+from planner.search.virtual.begun import VirtualSearch
+from planner.search.virtual.items import VirtualPart, VirtualProgram
 from planner.search.virtual.openings import VirtualOpener
 from planner.simulate.evaluate import evaluate
 from planner.units import MS
@@ -293,3 +299,24 @@ def test_slow_links_and_sends_that_block_leave_no_gap_to_virtual_stages(name: st
     result = driver.search(problem.model_copy(update={"options": options}))
     assert result.termination == "optimal"
     assert result.gap is not None and result.gap <= 0.02 + 1e-9
+
+
+def test_a_program_that_its_nodes_have_stopped_goes_on_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that more nodes raise were kept with most of the time left; at last they are."""
+    limits = list[int | None]()
+
+    def stopped(data: VirtualSelectionData, options: SolveOptions, **_: Any) -> VirtualSelectionResult:
+        limits.append(options.node_limit)
+        return VirtualSelectionResult("feasible", None, 1000.0 + len(limits), ())
+
+    monkeypatch.setattr(virtual_selection, "solve", stopped)
+    search = driver.Search(load_problem("llama3-8b-h100-8"), None)
+    search.list_parts()
+    assert isinstance(search.opener, Opener)
+    opener = VirtualSearch(search.bounds, search.clock, search.opener)
+    pair, queue = opener.waiting[0][1], search.frontier.queue
+    opener.open(0.5, VirtualProgram(pair.choice, 2, (0,) * pair.stages, (), ()))
+    while (again := queue.pop_of(3)) is not None:
+        opener.open(*again)
+    assert limits == [1000, 4000, 16000, 64000]
+    assert search.frontier.virtual_floor_s == pytest.approx(1.004)
