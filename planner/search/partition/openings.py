@@ -77,9 +77,18 @@ class PartitionOpener(SplitJudge):
         self.tries, self.likeliest_s = 0, np.inf
         """Groups of which a split was tried as they were bounded, and the least of their bounds [s]."""
         self.programs = 0
+        self.climbed: dict[int, tuple[int, ...]] = {}
+        """The order that the last climb led to, by its number of stages."""
 
     def open(self, bound_s: float, item: Item) -> None:
-        """Bound a part better, split it, or judge what is in it."""
+        """Bound a part better, split it, or judge what is in it; climb from a better plan."""
+        self._open(bound_s, item)
+        best, self.best = self.best, None
+        if best is not None and not self.clock.is_up:
+            self.climbed[len(best[1])] = self._climb(*best)
+
+    def _open(self, bound_s: float, item: Item) -> None:
+        """The same without the climb."""
         if bound_s > self.frontier.floor_s:
             self.sets_since_better += 1
         if isinstance(item, Pair):
@@ -98,6 +107,9 @@ class PartitionOpener(SplitJudge):
         if pair.step == 0:
             pair, listed_s = replace(pair, step=1), bound_s
             bound_s = max(bound_s, self._with_whole_layers_s(pair))
+            likely = self.climbed.get(pair.stages)
+            if likely is not None and bound_s < self.frontier.cutoff_s and self._has(pair.choice, likely):
+                self._try_orders(pair.choice, (likely,))
             if bound_s > listed_s:
                 self.frontier.push(bound_s, pair)
                 return
@@ -117,6 +129,11 @@ class PartitionOpener(SplitJudge):
         most, stages = self.table.max_stages[row], np.array([pair.stages])
         m = self.table.num_microbatches[row]
         return float(relaxed_bounds(self.bounds, row, m, most, stages, None, np.array([slowest_s]))[0])
+
+    def _has(self, choice: int, order: tuple[int, ...]) -> bool:
+        """Whether a row of degrees has so many stages on each class."""
+        most = self.table.max_stages[choice]
+        return bool((np.bincount(order, minlength=len(most)) <= most).all())
 
     def _num_groups(self, pair: Pair) -> float:
         """How many groups a pair has at most."""

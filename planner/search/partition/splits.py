@@ -15,6 +15,7 @@ from planner.search.items import Item
 from planner.search.partition.bounds import Split
 from planner.search.partition.cut_moves import improved
 from planner.search.partition.intervals import Intervals
+from planner.search.partition.order_moves import climbed
 from planner.search.referee import Referee
 from planner.search.state import Frontier
 from planner.tolerances import BOUND_TOL
@@ -40,6 +41,8 @@ class SplitJudge:
         self.evaluated = 0
         self.sets_since_better = 0
         """Parts opened since the last better plan while the bound could not rise any more."""
+        self.best: tuple[int, tuple[int, ...], Cuts] | None = None
+        """Row of degrees, order and cuts of the best plan judged here."""
 
     def is_allowed(self, choice: int, order: tuple[int, ...]) -> bool:
         """Whether the classes have the hosts that an order takes, and the user lets it be."""
@@ -71,6 +74,18 @@ class SplitJudge:
         if split is not None and self.is_allowed(choice, split[0]):
             self._judge_improved(choice, split[0], self.intervals.data(choice, split[0]), split[1])
 
+    def _climb(self, choice: int, order: tuple[int, ...], cuts: Cuts) -> tuple[int, ...]:
+        """Judge what changes of places make of an order and its cuts; the order that they lead to."""
+        order, cuts = climbed(
+            lambda changed: self.intervals.data(choice, changed),
+            lambda changed: self.is_allowed(choice, changed),
+            order,
+            cuts,
+            lambda: self.clock.is_up,
+        )
+        self._judge_improved(choice, order, self.intervals.data(choice, order), cuts)
+        return order
+
     def _judge_improved(
         self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts
     ) -> None:
@@ -97,4 +112,5 @@ class SplitJudge:
         incumbent = self.frontier.incumbent
         if incumbent.step_s is None or evaluation.step_s < incumbent.step_s:
             self.sets_since_better = 0
+            self.best = choice, order, cuts
         incumbent.offer(plan, evaluation)
