@@ -32,6 +32,7 @@ import numpy as np
 from formulations.interleaved_windows import window_ends
 from formulations.virtual_classes_data import VirtualClassesData
 from planner.cost.prices import Bools, Ints
+from planner.search.ahead import shared
 from planner.search.virtual.passes import LeastPasses
 from planner.search.virtual.sums import LayerSums, Sums, joined, meet, pairs_meet
 from planner.search.virtual.ways import Spare, Ways
@@ -47,8 +48,10 @@ MOST_PAIRS = 4_000_000
 guess."""
 MOST_WORDS = 50_000_000
 """Words of sums of layers that windows of one width may take, 0.4 GB, and as many again. A guess."""
-BLOCK = 20_000_000
-"""Pieces of work between two looks at the clock: about 0.15 s."""
+BLOCK = 50_000_000
+"""Pieces of work between two looks at the clock: about 0.05 s."""
+BLOCKS_SHARED = 6
+"""Blocks of windows of which another process may look at half. A guess: to begin one takes some 0.03 s."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class DealtPaths:
         Pieces of work, of all windows, that may be looked at.
     is_up
         Whether the time is up.
+    workers
+        Processes of the search, None for as many as are worth it: another one may look at windows, too.
     """
 
     def __init__(
@@ -91,8 +96,9 @@ class DealtPaths:
         ways: list[Ways],
         most_pieces: int,
         is_up: Callable[[], bool] = lambda: False,
+        workers: int | None = 1,
     ) -> None:
-        self.data, self.most_pieces, self.is_up = data, most_pieces, is_up
+        self.data, self.most_pieces, self.is_up, self.workers = data, most_pieces, is_up, workers
         self.num_stages = data.sample.num_stages
         self.pieces = 0
         """Pieces of work looked at."""
@@ -243,13 +249,22 @@ class DealtPaths:
         TooMuch
             When the time is up.
         """
-        below: Bools = np.zeros(len(windows), dtype=np.bool_)
         size = max(1, BLOCK // (windows.ways.shape[1] * self._of_stage))
-        for first in range(0, len(windows), size):
+        firsts = range(0, len(windows), size)
+
+        def looked_at(first: int, _: Callable[[], bool]) -> Bools | None:
             if self.is_up():
-                raise TooMuch
+                return None
             block = np.arange(first, min(first + size, len(windows)))
-            below[block] = self._block_below(s, windows.only(block), least)
+            return self._block_below(s, windows.only(block), least)
+
+        found: list[Bools] = []
+        workers = self.workers if len(firsts) >= BLOCKS_SHARED else 1
+        for one in shared(firsts, looked_at, workers, self.is_up):
+            if one is None:
+                raise TooMuch
+            found.append(one)
+        below: Bools = np.concatenate(found) if found else np.zeros(0, dtype=np.bool_)
         return below
 
     def _block_below(self, s: int, windows: Windows, least: LeastPasses) -> Bools:

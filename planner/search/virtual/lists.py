@@ -163,7 +163,8 @@ class VirtualLister(VirtualDiver):
             return None
         if together:
             data, ways = merged(data, together), taken_together(ways, together)
-        paths = DealtPaths(data, ways, most_pieces, lambda: self.clock.is_up)
+        workers = self.problem.options.workers
+        paths = DealtPaths(data, ways, most_pieces, lambda: self.clock.is_up, workers)
         paths.hold()
         self.work += paths.pieces // PIECES_OF_WORK
         return paths

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from formulations.virtual_selection_data import (
     recomputations,
 )
 from formulations.virtual_selection_tables import fewest_layers
+from planner.cost.prices import Bools
 from planner.search.virtual import dealings as virtual_dealings
 from planner.search.virtual.dealings import DealtPaths
 from planner.search.virtual.ways import Spare, WayLists, Ways, compositions, taken_together
@@ -320,3 +323,26 @@ def test_no_time_leaves_a_limit_open_that_is_closed_otherwise_and_blocks_change_
             assert not DealtPaths(data, ways, MOST).hold()
         closed += 1
     assert closed > 5
+
+
+def test_windows_that_another_process_looks_at_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.search.beside.threading.active_count", lambda: 1)  # one a test runner has
+    monkeypatch.setattr(virtual_dealings, "BLOCK", 48)
+    monkeypatch.setattr(virtual_dealings, "BLOCKS_SHARED", 3)
+    begun = list[int | None]()
+    ahead = virtual_dealings.shared
+
+    def spied(asked: range, *given: Any) -> Iterator[Bools | None]:
+        begun.append(given[1])
+        return ahead(asked, *given)
+
+    monkeypatch.setattr(virtual_dealings, "shared", spied)
+    part = random_part(6)
+    data = part.data(1.1 * best_of_part(part))
+    ways = WayLists().of_part((part.choice, part.num_stages, part.virtual_stages), data)
+    assert ways is not None
+    alone, both = DealtPaths(data, ways, MOST), DealtPaths(data, ways, MOST, workers=2)
+    assert alone.hold() and both.hold() and alone.width == part.num_stages
+    for one, other in zip(alone.windows, both.windows, strict=True):
+        assert len(one) and np.array_equal(one.ways, other.ways)
+    assert begun.count(2) > 1 and begun.count(1) > 1
