@@ -371,7 +371,7 @@ def test_the_last_round_is_taken_before_the_time_is_up(begun: bool, answered: bo
     assert len(taken) == number
 
 
-@pytest.mark.parametrize(("first_s", "judged"), [(97.0, True), (98.5, False)])
+@pytest.mark.parametrize(("first_s", "judged"), [(96.5, True), (98.5, False)])
 def test_plans_of_the_last_round_count_however_near_the_bound_has_come(first_s: float, judged: bool) -> None:
     """405B on four classes lost its best plan where the bound had come within 4%, 2% being asked for."""
     rounds, found = VirtualDiver.__new__(VirtualDiver), []
