@@ -21,6 +21,9 @@ from planner.search.state import Frontier
 from planner.tolerances import BOUND_TOL
 from planner.units import MS
 
+FAR = 1.25
+"""How much longer than the best plans a split may take before layers are moved. A guess."""
+
 
 class SplitJudge:
     """Has the referee evaluate splits; good ones go to the incumbent."""
@@ -89,7 +92,9 @@ class SplitJudge:
     def _judge_improved(
         self, choice: int, order: tuple[int, ...], data: LayerPartitionData, cuts: Cuts
     ) -> None:
-        """Judge the split that single moves lead to from another."""
+        """Judge the split that single moves lead to from another, if that is not far above the best plans."""
+        if objective_ms(data, cuts) * MS > FAR * self.frontier.incumbent.worth_judging_s:
+            return
         cuts, value_ms = improved(data, cuts)
         if value_ms * MS < self.frontier.incumbent.worth_judging_s:
             self._judge(choice, order, data, cuts)

@@ -9,6 +9,7 @@ import pytest
 
 from formulations.layer_partition_data import LayerPartitionData, objective_ms
 from planner.search import driver
+from planner.search.partition import splits
 from planner.search.partition.openings import PartitionOpener
 from planner.search.partition.order_moves import climbed
 from tests.planner.search.partition.test_openings import interleaved
@@ -48,10 +49,10 @@ def test_a_climb_ends_at_the_best_order_that_is_allowed(begin: tuple[int, ...]) 
 
 def test_the_search_climbs_from_better_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each better plan once, and its order is tried for other degrees."""
-    begun: list[tuple[int, ...]] = []
+    begun: list[tuple[int, tuple[int, ...]]] = []
 
     def climb(self: PartitionOpener, choice: int, order: tuple[int, ...], _: object) -> tuple[int, ...]:
-        begun.append(order)
+        begun.append((choice, order))
         return order
 
     monkeypatch.setattr(PartitionOpener, "_climb", climb)
@@ -59,4 +60,11 @@ def test_the_search_climbs_from_better_plans(monkeypatch: pytest.MonkeyPatch) ->
     search.run()
     opener = search.opener
     assert isinstance(opener, PartitionOpener) and begun
-    assert opener.climbed == {len(order): order for order in begun}
+    assert opener.climbed == {len(order): order for _, order in begun}
+    # Of splits far above the best plans no layers are moved.
+    moved: list[bool] = []
+    monkeypatch.setattr(splits, "improved", lambda data, cuts: moved.append(True) or (cuts, np.inf))
+    for far, times in ((splits.FAR, 1), (0.9, 1)):
+        monkeypatch.setattr(splits, "FAR", far)
+        opener.try_order(*begun[-1])
+        assert len(moved) == times
