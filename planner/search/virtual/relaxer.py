@@ -34,8 +34,9 @@ MOST_ENTRIES, MOST_RISING = 260, 200
 """Most chunks, by class, of such a program with classes taken together, and of one that rises: with 240 none
 was closed in twenty seconds. Guesses."""
 STEP_GROWS = 5.0
-"""So many times as long as the last a step by whole layers may take, where time is short. A guess: steps of
-405B took 3.3 and 4.6 times as long, those half as high twice."""
+"""So many times as long as the last a step by whole layers of `LEVEL` may take, where time is short, and a
+lower one by that part of it in powers. A guess: steps of 405B took 3.3 and 4.6 times as long, those half as
+high twice."""
 STEP_NODES = 200
 """Nodes of a program in whole numbers whose cutoff rises, unless an exact answer is asked for. A guess."""
 MOST_RISE = 0.005
@@ -189,7 +190,8 @@ class VirtualRelaxer(VirtualLister):
         if not bound_s < (level_s := self._level_s(bound_s, level)) < np.inf:
             return bound_s
         begun_s = self.clock.elapsed_s
-        is_short = self.clock.is_up_behind(STEP_GROWS * self._took_s.get(key, 0.0))
+        grows = STEP_GROWS ** ((level_s - bound_s) / (LEVEL * self.cutoff_s))
+        is_short = self.clock.is_up_behind(grows * self._took_s.get(key, 0.0))
         for one_s in (level_s, (bound_s + level_s) / 2)[is_short:]:
             if not self._may_deal(part, one_s, MOST_PIECES_OF_STEP):
                 self._took_s[key] = self.clock.elapsed_s - begun_s

@@ -339,6 +339,10 @@ def test_steps_are_half_as_high_where_time_is_short(
     assert relaxer._dealt_s(90.0, part) == pytest.approx(90.0 + share * LEVEL * 100.0)
     assert relaxer.clock.was_felt == (share < 1)
     assert relaxer._took_s[part_key(part)] < 1.0
+    # What is left up to the cutoff takes less the less it is.
+    relaxer._took_s = {part_key(part): 1.2 * took_s}
+    relaxer._anneal_last = lambda _: None
+    assert relaxer._dealt_s(99.9, part) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(("begun", "answered"), [(True, False), (True, True), (False, False)])
