@@ -48,15 +48,33 @@ class Walk:
     """[row, stage]"""
     layers: Ints
     """[row, stage]"""
+    kinds: Ints
+    """[row, stage]"""
+    hops: Floats
+    """[row, stage] the hop behind every stage [ms]; none behind the last."""
+    slowest: Ints
+    """[row] the stage s."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a stage adds to a walk, [row or 1, stage, kind, n], and how often the hop behind it counts."""
+
+    before: Floats
+    twice: Floats
+    """Behind s."""
+    once: Floats
+    """Behind s by a short row."""
+    slowest: Floats
+    """As s itself."""
+    hops_paid: Floats
+    """[before s, behind s, behind s by a short row; row or 1; stage]"""
 
 
 class Walks:
     """Shortest walks of one row of degrees and number of stages."""
 
-    before: Floats
-    once: Floats
-    twice: Floats
-    slowest: Floats
+    costs: Costs
     is_short: NDArray[np.bool_]
     counts_sync = True
     """Whether reductions are weighed over the stages; else only that of stage 0 counts."""
@@ -100,7 +118,7 @@ class Walks:
         self.sources = [self._sources(before) for before in counter.before[1:]]
 
     def _price_stages(self, tables: StageTables, widest_ms: float) -> None:
-        """Terms of a stage before s, behind s, and of s itself, [stage, kind, n]."""
+        """What a stage before s, behind s, and s itself cost."""
         classes = self.chain.kind_class
         times = tables.times[classes] + self.chain.kind_blocked_ms[:, None, None]
         fits = np.flatnonzero((times <= widest_ms).any(axis=(0, 1)))
@@ -118,16 +136,18 @@ class Walks:
         self.follow = np.where(np.isfinite(follow), follow, 0.0)[:, self.weighed]
         blocked = self.chain.kind_blocked_ms[None, :, None]
         backward = np.where(np.isfinite(self.times), by_stage(tables.backward) + blocked, 0.0)
-        longer = np.maximum(by_stage(tables.longer), self.times / 2)
-        self.once, self.twice, self.slowest = self._terms(longer)
-        self.before = self.once + theta[:, None, None] * reduce - behind * backward
-        self.slowest = self.slowest + (theta[:, None, None] + behind) * reduce
-        for costs in (self.before, self.once, self.twice, self.slowest):
-            costs[~np.isfinite(costs)] = np.inf
-        self.hops_paid = np.full((3, self.num_stages), 2.0)
-        """[before s, behind s, behind s by a short row; stage] how often the hop behind a stage counts."""
-        self.hops_paid[0] -= behind[:, 0, 0]
-        self.hops_paid[1] = 4.0
+        self.longer = longer = np.maximum(by_stage(tables.longer), self.times / 2)
+        self.reduce = reduce
+        once, twice, slowest = self._terms(longer)
+        before = once + theta[:, None, None] * reduce - behind * backward
+        slowest = slowest + (theta[:, None, None] + behind) * reduce
+        before, twice, once, slowest = (
+            np.where(np.isfinite(cost), cost, np.inf)[None] for cost in (before, twice, once, slowest)
+        )
+        hops_paid = np.full((3, 1, self.num_stages), 2.0)
+        hops_paid[0] -= behind[:, 0, 0]
+        hops_paid[1] = 4.0
+        self.costs = Costs(before, twice, once, slowest, hops_paid)
 
     def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
         """Terms of a stage passed once, of one passed twice and of s itself, [stage, kind, n].
@@ -155,7 +175,13 @@ class Walks:
         return np.where(rows >= 0, entry, -1)
 
     def shortest(
-        self, mu: Floats, price: Floats, low_ms: Floats, high_ms: Floats, allowed: NDArray[np.bool_]
+        self,
+        mu: Floats,
+        price: Floats,
+        low_ms: Floats,
+        high_ms: Floats,
+        allowed: NDArray[np.bool_],
+        costs: Costs | None = None,
     ) -> Walk:
         """Shortest walk for every row of prices; infinite where there is none.
 
@@ -169,7 +195,10 @@ class Walks:
             [row] the slowest stage lies between them.
         allowed
             [row or 1, stage, class] classes that a stage may have.
+        costs
+            Those of other rows than `self.costs`.
         """
+        costs = costs or self.costs
         chain, p, rows = self.chain, self.num_stages, len(mu)
         masked = np.where(allowed[:, :, chain.kind_class], 0.0, np.inf)
         paid = price[:, chain.kind_class][:, None, :] + masked
@@ -178,11 +207,11 @@ class Walks:
         floor = self.floors_ms[np.searchsorted(self.edges_ms, high_ms)][:, None, None, None]
         taken[:, :, self.weighed] += np.maximum(self.follow[None] - floor, 0.0) * self.weight
         # Values before s, behind s, and behind s by a short row; a dummy at the end.
-        stay = [_least(costs[None] + taken, paid) for costs in (self.before, self.twice)]
+        stay = [_least(cost + taken, paid) for cost in (costs.before, costs.twice)]
         if self.is_short.any():
-            stay.append(_least(self.once[None] + taken, paid))
+            stay.append(_least(costs.once + taken, paid))
         taken = np.where(self.times[None] >= low_ms[:, None, None, None], taken, np.inf)
-        turn = _least(self.slowest[None] + floor + taken, paid)
+        turn = _least(costs.slowest + floor + taken, paid)
         size = len(chain.class_of_state)
         value = np.full((rows, len(stay), len(self.counter.points[0]) * size + 1), np.inf)
         first = self.counter.before[0][:, self.counter.step_of_state[chain.first_state]] >= 0
@@ -190,26 +219,30 @@ class Walks:
             value[:, 0, row * size + chain.first_state[c]] = 0.0
         values = [value]
         for i in range(p - 1):
-            values.append(self._advance(values[-1], i, [kept[0][:, i] for kept in stay], turn[0][:, i]))
+            hops_paid = costs.hops_paid[:, :, i]
+            kept = [of[0][:, i] for of in stay]
+            values.append(self._advance(values[-1], i, kept, turn[0][:, i], hops_paid))
         may_end = np.where(self.counter.may_end[:, None] & chain.may_end, 0.0, np.inf).ravel()
         last = np.tile(chain.last_kind, len(self.counter.may_end))
         value = values[-1][:, :, :-1] + may_end
         ends = [value[:, 0] + turn[0][:, p - 1, last]]
         ends += [value[:, k] + stay[k][0][:, p - 1, last] for k in range(1, len(stay))]
-        return self._trace(np.stack(ends, axis=1), values, stay, turn)
+        return self._trace(np.stack(ends, axis=1), values, stay, turn, costs.hops_paid)
 
-    def _advance(self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats) -> Floats:
+    def _advance(
+        self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats, hops_paid: Floats
+    ) -> Floats:
         """Values one stage on."""
         chain, source = self.chain, self.sources[i]
         hop, kind = self.hop, chain.kind
         ahead = np.full((len(value), len(stay), source.shape[0] * source.shape[1] + 1), np.inf)
         before = value[:, 0][:, source]
         for k, kept in enumerate(stay):
-            cost = (kept[:, kind] + self.hops_paid[k, i] * hop)[:, chain.into]
+            cost = (kept[:, kind] + hops_paid[k][:, None] * hop)[:, chain.into]
             into = before if k == 0 else value[:, k][:, source]
             least = (into + cost[:, None]).min(axis=3)
             if k == (2 if self.is_short[i] else 1):
-                cost = (turn[:, kind] + (2 if self.is_short[i] else 4) * hop)[:, chain.into]
+                cost = (turn[:, kind] + hops_paid[k][:, None] * hop)[:, chain.into]
                 least = np.minimum(least, (before + cost[:, None]).min(axis=3))
             ahead[:, k, :-1] = least.reshape(len(value), -1)
         return ahead
@@ -220,6 +253,7 @@ class Walks:
         values: Sequence[Floats],
         stay: Sequence[tuple[Floats, Ints]],
         turn: tuple[Floats, Ints],
+        hops_paid: Floats,
     ) -> Walk:
         """Follow the best way back from the last stage."""
         chain, p, size = self.chain, self.num_stages, len(self.chain.class_of_state)
@@ -228,30 +262,33 @@ class Walks:
         best = np.argmin(flat, axis=1)
         length = flat[rows, best]
         layer, entry = np.divmod(best, ends.shape[2])
-        order, layers = np.empty((len(rows), p), dtype=np.int64), np.empty((len(rows), p), dtype=np.int64)
+        order, layers, all_kinds = (np.empty((len(rows), p), dtype=np.int64) for _ in range(3))
+        behind, slowest = np.zeros((len(rows), p)), np.zeros(len(rows), dtype=np.int64)
+        hops_paid = np.broadcast_to(hops_paid, (len(hops_paid), len(rows), p))
         kind = chain.last_kind[entry % size]
         turned = layer == 0
         costs, chosen = (np.stack([kept[part] for kept in stay]) for part in (0, 1))
         across = rows[:, None]
         for i in range(p - 1, -1, -1):
             state = entry % size
-            order[:, i] = chain.class_of_state[state]
+            order[:, i], all_kinds[:, i] = chain.class_of_state[state], kind
             kept = chosen[layer, rows, i, kind]
             layers[:, i] = np.where(turned, turn[1][rows, i, kind], kept)
-            layer = np.where(turned, 0, layer)
+            layer, slowest = np.where(turned, 0, layer), np.where(turned, i, slowest)
             if i:
-                steps, short = chain.into[state], self.is_short[i - 1]
+                steps, past = chain.into[state], 2 if self.is_short[i - 1] else 1
                 source = self.sources[i - 1].reshape(-1, width)[entry]
                 column, kinds, hops = layer[:, None], chain.kind[steps], self.hop[steps]
                 come = values[i - 1][across, column, source] + costs[column, across, i - 1, kinds]
-                come = come + self.hops_paid[column, i - 1] * hops
+                come = come + hops_paid[column, across, i - 1] * hops
                 passed = values[i - 1][across, 0, source] + turn[0][across, i - 1, kinds]
-                passed = passed + (2 if short else 4) * hops
-                passed = np.where(column == (2 if short else 1), passed, np.inf)
+                passed = passed + hops_paid[past, :, i - 1, None] * hops
+                passed = np.where(column == past, passed, np.inf)
                 turned, way = np.divmod(np.argmin(np.concatenate([come, passed], axis=1), axis=1), width)
                 turned = turned == 1
                 kind, entry = kinds[rows, way], source[rows, way]
-        return Walk(length, order, layers)
+                behind[:, i - 1] = hops[rows, way]
+        return Walk(length, order, layers, all_kinds, behind, slowest)
 
 
 def _least(cost: Floats, paid: Floats) -> tuple[Floats, Ints]:

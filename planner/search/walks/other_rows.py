@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.walks.cheapest import Walk, Walks
+from planner.search.walks.cheapest import Costs, Walk, Walks
 
 
 class OneSidedWalks(Walks):
@@ -53,10 +53,16 @@ class WeighedWalks(Walks):
         return counted, counted, slowest
 
     def shortest(
-        self, mu: Floats, price: Floats, low_ms: Floats, high_ms: Floats, allowed: NDArray[np.bool_]
+        self,
+        mu: Floats,
+        price: Floats,
+        low_ms: Floats,
+        high_ms: Floats,
+        allowed: NDArray[np.bool_],
+        costs: Costs | None = None,
     ) -> Walk:
         """As of `Walks`; no stage need reach the lower edge."""
-        return super().shortest(mu, price, np.zeros_like(low_ms), high_ms, allowed)
+        return super().shortest(mu, price, np.zeros_like(low_ms), high_ms, allowed, costs)
 
 
 def row_weights(num_stages: int, num_microbatches: int) -> Floats:

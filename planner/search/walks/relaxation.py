@@ -69,7 +69,7 @@ class Relaxed:
     """The others."""
 
 
-class _Level:
+class Level:
     """Prices of every bracket, and what past walks say of them: the next ones are projected onto that.
 
     With prices y, a walk's value v and its slope g the bound at any other z is at most v + g (z - y). The
@@ -192,7 +192,7 @@ def relax(
     if exact:
         price = np.zeros_like(price)
     prices = mu[:, None] if exact else np.concatenate([mu[:, None], price / scale], axis=1)
-    level = _Level(prices, rounds)
+    level = Level(prices, rounds)
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     closed_ms = np.inf
     classes = np.arange(len(most))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
@@ -19,6 +20,7 @@ from planner.search.degrees import DegreeTable
 from planner.search.tables import ClassTables, Tables
 from planner.search.walks.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
 from planner.search.walks.cheapest import Ints, Walks
+from planner.search.walks.mixed_rows import relax_by_rows
 from planner.search.walks.other_rows import OneSidedWalks, WeighedWalks
 from planner.search.walks.part import Limits, RelaxedPart
 from planner.search.walks.relaxation import (
@@ -177,13 +179,8 @@ class Relaxer:
         relaxed = relax(main, fewest, most, allowed, lows, highs, cutoff_ms, self.is_up, floor_ms=known_ms)
         if first is not None:
             relaxed = counted_as_well(first, relaxed)
-        for walks in others:
-            left = relaxed.brackets
-            if not len(left.mu) or self.is_up():
-                break
-            ends = left.low_ms, left.high_ms
-            again = relax(walks, fewest, most, allowed, *ends, cutoff_ms, self.is_up, floor_ms=left.best_ms)
-            relaxed = both_proven(relaxed, again)
+        if others:
+            relaxed = _by_other_rows(relaxed, main, others, fewest, most, allowed, cutoff_ms, self.is_up)
         return RelaxedPart(main, allowed, np.array(used), fewest, most, relaxed, cutoff_s, tied_ms)
 
     def _chain(
@@ -231,6 +228,31 @@ class Relaxer:
         if not self.counts_hosts or not any(hosts) or points > HOST_ENTRIES * entries:
             return count_classes(stages, chain, *limits)
         return count_hosts(stages, chain, *limits, [c.num_nodes for c in classes])
+
+
+def _by_other_rows(
+    relaxed: Relaxed,
+    main: Walks,
+    others: Sequence[Walks],
+    fewest: Ints,
+    most: Ints,
+    allowed: NDArray[np.bool_],
+    cutoff_ms: float,
+    is_up: Callable[[], bool],
+) -> Relaxed:
+    """What walks by other rows prove of the open brackets, and all rows together of a group."""
+    given = fewest, most, allowed
+    for walks in others:
+        left = relaxed.brackets
+        if not len(left.mu) or is_up():
+            return relaxed
+        ends = left.low_ms, left.high_ms
+        again = relax(walks, *given, *ends, cutoff_ms, is_up, floor_ms=left.best_ms)
+        relaxed = both_proven(relaxed, again)
+    # Parts that are cut further are bounded sooner by less.
+    if (fewest < most).any() or not len(relaxed.brackets.mu) or is_up():
+        return relaxed
+    return relax_by_rows(relaxed, main, *given, cutoff_ms, is_up)
 
 
 def _stage_tables(tables: ClassTables, used: Sequence[int]) -> StageTables:
