@@ -183,7 +183,8 @@ def test_spare_time_of_mixes_closes_what_a_share_of_it_had_cut(
 
     monkeypatch.setattr(driver.Search, "_loop", cut)
     problem = load_problem("llama3-8b-h100-a100-16").model_copy(update={"target": "unrestricted"})
-    result = search_target(with_options(problem, time_limit_s=1000.0))
+    # Of one process: another one would go on with them out of sight.
+    result = search_target(with_options(problem, time_limit_s=1000.0, workers=1))
     assert len(begun) == 2 and begun[0] is begun[1]
     assert (result.interrupted, result.stopped) == (stops, stops)
     assert (result.termination == "optimal") is not stops
