@@ -78,6 +78,8 @@ class Walks:
     is_short: NDArray[np.bool_]
     counts_sync = True
     """Whether reductions are weighed over the stages; else only that of stage 0 counts."""
+    reaches_low = True
+    """Whether s is as slow as the lower end of its bracket; else any stage may be taken for it."""
 
     def __init__(
         self,
@@ -169,9 +171,8 @@ class Walks:
 
     def _sources(self, before: Ints) -> Ints:
         """Entry of the values before, for every step into a point and state: [point, state, k]."""
-        chain = self.chain
         rows = before[:, self.counter.step_of_state][:, :, None]
-        entry = rows * len(chain.class_of_state) + chain.source[chain.into][None]
+        entry = rows * len(self.chain.class_of_state) + self.chain.source[self.chain.into][None]
         return np.where(rows >= 0, entry, -1)
 
     def shortest(
@@ -210,7 +211,8 @@ class Walks:
         stay = [_least(cost + taken, paid) for cost in (costs.before, costs.twice)]
         if self.is_short.any():
             stay.append(_least(costs.once + taken, paid))
-        taken = np.where(self.times[None] >= low_ms[:, None, None, None], taken, np.inf)
+        if self.reaches_low:
+            taken = np.where(self.times[None] >= low_ms[:, None, None, None], taken, np.inf)
         turn = _least(costs.slowest + floor + taken, paid)
         size = len(chain.class_of_state)
         value = np.full((rows, len(stay), len(self.counter.points[0]) * size + 1), np.inf)

@@ -17,10 +17,9 @@ there; each bound below holds for every walk, so that a bracket is closed by any
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.walks.cheapest import Costs, Walk, Walks
+from planner.search.walks.cheapest import Walks
 
 
 class OneSidedWalks(Walks):
@@ -41,6 +40,7 @@ class WeighedWalks(Walks):
     """Shortest walks by the row (weighed); the slowest stage may lie anywhere below the upper edge."""
 
     counts_sync = False
+    reaches_low = False
 
     def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
         p, m = self.num_stages, self.num_microbatches
@@ -51,18 +51,6 @@ class WeighedWalks(Walks):
         slowest[-1] = counted[-1]
         self.is_short = np.zeros(self.num_stages, dtype=np.bool_)
         return counted, counted, slowest
-
-    def shortest(
-        self,
-        mu: Floats,
-        price: Floats,
-        low_ms: Floats,
-        high_ms: Floats,
-        allowed: NDArray[np.bool_],
-        costs: Costs | None = None,
-    ) -> Walk:
-        """As of `Walks`; no stage need reach the lower edge."""
-        return super().shortest(mu, price, np.zeros_like(low_ms), high_ms, allowed, costs)
 
 
 def row_weights(num_stages: int, num_microbatches: int) -> Floats:
