@@ -59,6 +59,8 @@ class Judge:
         """
         begun = self.tables.start(choice, order)
         data, table = begun.data, begun.recompute
+        if begun.layers is not None and begun.least_step_ms * MS >= self.incumbent.worth_judging_s:
+            return True
         starts = [begun.layers]
         if start is not None:
             starts.append(repaired_layers(data, table, np.array(start)))

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.stage_selection_data import StageSelectionData, exposed_reduction_ms
-from formulations.stage_selection_tables import RecomputeTable, least_recompute, stage_times_ms
+from formulations.stage_selection_tables import (
+    RecomputeTable,
+    least_bottleneck_ms,
+    least_recompute,
+    stage_times_ms,
+)
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search import shared
@@ -57,14 +62,22 @@ class Start:
 
     data: StageSelectionData
     recompute: RecomputeTable
+    bottleneck_ms: float
+    """Least possible time of the slowest stage; inf where nothing fits."""
     layers: NDArray[np.int64] | None
     """Layers whose slowest stage is as fast as possible; None where nothing fits."""
+
+    @property
+    def least_step_ms(self) -> float:
+        """What no step of these stages undercuts: the slowest works through all micro-batches."""
+        return self.data.num_microbatches * self.bottleneck_ms + self.data.constant_ms
 
 
 def start_of(data: StageSelectionData) -> Start:
     """What follows from the coefficients of an order before any layer is placed."""
     recompute = least_recompute(data)
-    return Start(data, recompute, first_layers(data, recompute))
+    bottleneck_ms = least_bottleneck_ms(data, recompute)
+    return Start(data, recompute, bottleneck_ms, first_layers(data, recompute, bottleneck_ms))
 
 
 class Tables:

@@ -25,9 +25,14 @@ CANDIDATES = 12
 """Beyond it, stages that give, and stages that take, in one look around."""
 
 
-def first_layers(data: StageSelectionData, table: RecomputeTable) -> NDArray[np.int64] | None:
-    """Layer counts [stage] whose slowest stage is as fast as possible; None where nothing fits."""
-    bottleneck = least_bottleneck_ms(data, table)
+def first_layers(
+    data: StageSelectionData, table: RecomputeTable, bottleneck_ms: float | None = None
+) -> NDArray[np.int64] | None:
+    """Layer counts [stage] whose slowest stage is as fast as possible; None where nothing fits.
+
+    `bottleneck_ms` is the least possible time of the slowest stage, where that is known.
+    """
+    bottleneck = least_bottleneck_ms(data, table) if bottleneck_ms is None else bottleneck_ms
     if not np.isfinite(bottleneck):
         return None
     times = stage_times_ms(data, table)

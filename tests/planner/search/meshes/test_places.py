@@ -1,11 +1,15 @@
-"""Tables by place against the coefficients of whole pipelines: no stage is given more than it costs there."""
+"""Tables by place against the coefficients of whole pipelines: no stage is given more than it costs there.
+
+Nor is a pipeline left unjudged that a split of its layers makes good.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from formulations.stage_selection_tables import least_recompute, stage_times_ms
+from formulations.stage_selection_tables import least_recompute, objectives_ms, stage_times_ms
+from planner.search.heuristics.local import all_splits
 from planner.search.meshes.driver import MeshSearch
 from planner.search.meshes.pairs import list_pairs, longest_of
 from tests.random_problems import random_problem
@@ -34,3 +38,18 @@ def test_no_place_costs_more_than_the_stage_of_any_pipeline(seed: int, far_gib: 
                 assert (place <= exact[s] * (1 + 1e-12)).all()
                 compared += int(np.isfinite(exact[s]).any())
     assert compared > 0
+
+
+def test_no_split_of_a_pipeline_undercuts_what_it_is_left_unjudged_by() -> None:
+    problem = random_problem(7, most_layers=6).model_copy(update={"target": "flagscale"})
+    search = MeshSearch(problem, None)
+    opener, rng, fitting = search.make_opener(), np.random.default_rng(7), 0
+    for number, batch in enumerate(opener.batches):
+        for p in range(1, problem.model.num_layers + 1):
+            begun = opener.meshes.start(number, rng.integers(0, len(batch.shapes), p).tolist())
+            splits = all_splits(problem.model.num_layers, p, 100)
+            assert splits is not None
+            least_ms = float(objectives_ms(begun.data, begun.recompute, splits).min())
+            assert begun.least_step_ms <= least_ms * (1 + 1e-12)
+            fitting += np.isfinite(least_ms)
+    assert fitting > 0
