@@ -56,6 +56,14 @@ def slowest_range(times: Floats, num_microbatches: int, most: Ints, cutoff_ms: f
     return low, high
 
 
+def holds_layers(times: Floats, most: Ints) -> bool:
+    """Whether stages hold all layers at any pace, counted by class and by place; where not, no order does.
+
+    Arguments as of `slowest_range`.
+    """
+    return _Room(times, most).holds(float(np.finfo(np.float64).max))
+
+
 def least_follow_ms(times: Floats, longest: Floats, follow: Floats, most: Ints, edges_ms: Floats) -> Floats:
     """What follows the pipeline at least where the slowest stage lies between two edges, [bracket].
 

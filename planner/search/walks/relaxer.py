@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.capacity import least_follow_ms, slowest_range
+from planner.search.capacity import holds_layers, least_follow_ms, slowest_range
 from planner.search.degrees import DegreeTable
 from planner.search.tables import ClassTables, Tables
 from planner.search.walks.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
@@ -101,7 +101,7 @@ class Relaxer:
             again = self._part(choice, limits, stages, asked_s, fine=fine, first=part.relaxed)
             part = part if again is None else again
         if part is None:
-            return PartBound(beyond_s, ())
+            return self._beyond(choice, limits, stages, beyond_s)
         bound_s = part.seconds(part.relaxed.bound_ms)
         return PartBound(bound_s if bound_s < asked_s else beyond_s, part.found())
 
@@ -110,7 +110,7 @@ class Relaxer:
         asked_s, beyond_s = self._cutoff_s(choice, limits, stages, cutoff_s)
         part = self._part(choice, limits, stages, asked_s, fine=True)
         if part is None:
-            return PartBound(beyond_s, ())
+            return self._beyond(choice, limits, stages, beyond_s)
         found, bound_s = part.found(), part.seconds(part.relaxed.bound_ms)
         bound_s = bound_s if bound_s < asked_s else beyond_s
         if not found or not len(part.relaxed.brackets.mu) or self.is_up():
@@ -126,6 +126,18 @@ class Relaxer:
         used = [c for c, count in enumerate(limits.most) if count]
         longest_s = 2 * self.tables.longest_step_s(choice, stages, used)
         return (longest_s, np.inf) if cutoff_s > longest_s else (cutoff_s, cutoff_s)
+
+    def _beyond(self, choice: int, limits: Limits, stages: int, beyond_s: float) -> PartBound:
+        """Bound of a part without any plan below the cutoff: infinite where its layers fit at no pace.
+
+        Tables that leave out what is too slow for a cutoff do not tell.
+        """
+        if not self.tables.shares:
+            return PartBound(beyond_s, ())
+        used = [c for c, count in enumerate(limits.most) if count]
+        times_ms = self.tables.of_classes(choice, stages).times_ms[used]
+        most = np.minimum([limits.most[c] for c in used], stages)
+        return PartBound(beyond_s if holds_layers(times_ms, most) else np.inf, ())
 
     def _part(
         self,

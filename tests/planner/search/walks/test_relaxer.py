@@ -15,6 +15,8 @@ from planner.data.options import Options
 from planner.data.problem import Problem
 from planner.search.assemble import hosts_needed
 from planner.search.degrees import list_degrees
+from planner.search.driver import Search
+from planner.search.openings import Opener
 from planner.search.orders import all_orders
 from planner.search.tables import Tables
 from planner.search.walks import relaxer as relaxing
@@ -134,18 +136,27 @@ def test_where_the_order_is_kept_others_lower_no_bound(seed: int) -> None:
     assert raised
 
 
-def test_a_part_without_any_plan_is_closed_whatever_the_cutoff() -> None:
-    """Once its cutoff was doubled without end, until a division by zero."""
+def test_a_part_without_any_plan_is_closed_whatever_the_cutoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its cutoff was doubled without end, until a division by zero; later some ten times a part."""
     problem = build_problem(
-        cluster="1x8 a100-sxm-40gb, 1x8 v100-sxm-16gb",
+        cluster="1x4 a100-sxm-40gb, 1x4 v100-sxm-16gb",
         model="llama2-13b",
         seq_length=4096,
-        global_batch_size=16,
+        global_batch_size=512,
         precision="fp16",
-        options=Options(pin={"tp": 1}, forbid=("recompute=full", "recompute=selective")),
+        options=Options(max_virtual_stages=1),
     )
-    result = api.plan(problem)
+    search = Search(problem, None)
+    result = search.run()
     assert result.termination == "infeasible" and result.plan is None
+    assert 0 < search.opened < 2 * len(search.pairs)
+    assert isinstance(search.opener, Opener)
+    relaxer, choice, stages = search.opener.relaxer, int(search.pairs.choice[0]), int(search.pairs.stages[0])
+    part = choice, search.opener.limits_of(choice, stages), stages, 1.0
+    assert relaxer.bound(*part, fine=False).bound_s == np.inf == relaxer.split(*part).bound_s
+    # Where tables leave out what is slower than a cutoff, slower plans may be there.
+    monkeypatch.setattr(relaxer.tables, "shares", False)
+    assert relaxer.bound(*part, fine=False).bound_s == 1.0
 
 
 def has_hosts(problem: Problem, stage_size: int, order: tuple[int, ...]) -> bool:
