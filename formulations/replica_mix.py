@@ -7,7 +7,8 @@ number of micro-batches: for each D a program asks how many sequences can be don
 Sets       j in J                        templates
            c in C                        node classes
 Data       a[j,c]        chips           chips of class c that a copy of j takes
-           b[j]          sequences       sequences of a micro-batch, over all replicas of a copy
+           b[j]          sequences       sequences of a micro-batch, over all replicas of a copy; S need be no
+                                         multiple of it
            t[j,m]        times_ms        time of m micro-batches on a copy, not falling in m [ms]
            M[j]          most            micro-batches that a copy finishes by D: most m with t[j,m] <= D
            U[j]          copies          min_c floor(N[c] / a[j,c]): copies that the cluster can hold

@@ -18,7 +18,6 @@ from planner.cost.profiles import is_measured
 from planner.data.attention_kernels import keeps_scores
 from planner.data.options import Options
 from planner.data.problem import Problem
-from planner.rules.batch import microbatches
 from planner.rules.chips import chip_supports, tp_fits_node
 from planner.rules.experts import (
     biased_experts_stay_whole,
@@ -44,8 +43,6 @@ MAX_VIRTUAL_STAGES = 12
 """Most virtual stages of a rank where the user says nothing."""
 MOST_INTERLEAVED_CHIPS = 20_000
 """Chips of a cluster of several classes up to which virtual stages are looked at without being asked for."""
-
-
 LEAST_APART = 3
 """Stages of a pipeline with predictions before its last stage: none of them are on the first one."""
 
@@ -111,12 +108,13 @@ def divisors(value: int) -> list[int]:
     return sorted({*small, *(value // d for d in small)})
 
 
-def list_degrees(problem: Problem, *, mixes: bool = False) -> DegreeTable:
+def list_degrees(problem: Problem, *, mixes: bool = False, odd: bool = False) -> DegreeTable:
     """Every row of degrees that the rules and the user's wishes allow, and some class can hold.
 
-    Where stages may mix classes (`mixes`) also the rows whose stages only several together can hold.
+    Where stages may mix classes (`mixes`) also the rows whose stages only several together can hold. Where
+    pipelines side by side may share the batch unevenly (`odd`) also powers of two that do not divide it.
     """
-    rows = [row for row in _rows(problem, mixes=mixes) if allows(problem.options, row)]
+    rows = [row for row in _rows(problem, mixes=mixes, odd=odd) if allows(problem.options, row)]
     tp, cp, ep, etp, dp, mbs, sp, count = (
         np.array(rows, dtype=np.int64).reshape(len(rows), len(Row._fields)).T
     )
@@ -229,7 +227,7 @@ def one_virtual_stage_is_allowed(options: Options) -> bool:
     return options.pin.get("vp", 1) == 1 and "vp=1" not in options.forbid
 
 
-def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
+def _rows(problem: Problem, *, mixes: bool, odd: bool) -> Iterator[Row]:
     """All rows that the rules allow on the largest class, or on all together."""
     model, workload, options = problem.model, problem.workload, problem.options
     largest_node = max(c.chips_per_node for c in problem.cluster.classes)
@@ -249,16 +247,17 @@ def _rows(problem: Problem, *, mixes: bool) -> Iterator[Row]:
         if not sp and sequence_parallel_is_required(model, tp):
             continue
         for mbs in range(1, problem.most_microbatch_size + 1):
-            if workload.global_batch_size % mbs:
+            replicas, is_odd = workload.global_batch_size // mbs, odd and cp == 1
+            if workload.global_batch_size % mbs and not (is_odd and mbs.bit_count() == 1):
                 continue
             if fp8_tokens_fill_rows(workload, tp, cp, mbs, bool(sp)) is not None:
                 continue
-            for dp in divisors(workload.global_batch_size // mbs):
-                count = microbatches(workload, mbs, dp)
-                if count is None or tp * cp * dp > most_chips:
+            powers = {1 << i for i in range(replicas.bit_length())} if is_odd else set()
+            for dp in sorted(powers.union(divisors(replicas))):
+                if tp * cp * dp > most_chips:
                     continue
                 for ep, etp in _expert_degrees(problem, tp, cp, dp):
-                    yield Row(tp, cp, ep, etp, dp, mbs, sp, count)
+                    yield Row(tp, cp, ep, etp, dp, mbs, sp, replicas // dp)
 
 
 def _context_degrees(problem: Problem) -> list[int]:

@@ -2,11 +2,11 @@
 
 The space: all plans of Megatron-LM, all of FlagScale, and every mix of two or more pipelines whose stages
 have equal data parallelism and no context parallelism, each with its own stages, micro-batch size (a divisor
-of the batch), replicas and number of micro-batches. All their stages stand on the hosts of their class one
-after the other, each run of stages of a class from the start of a host on. The bound is the least of the
-three parts, each searched by itself: the searches for both launchers, which begin with the best plan and so
-close what cannot beat it, and `planner.search.replicas.mixes`, at last by what all pipelines share and with
-whole ones (`planner.search.replicas.shares`; where chips are few, before any prices,
+of the batch or a power of two), replicas and number of micro-batches. All their stages stand on the hosts of
+their class one after the other, each run of stages of a class from the start of a host on. The bound is the
+least of the three parts, each searched by itself: the searches for both launchers, which begin with the best
+plan and so close what cannot beat it, and `planner.search.replicas.mixes`, at last by what all pipelines
+share and with whole ones (`planner.search.replicas.shares`; where chips are few, before any prices,
 `planner.search.replicas.whole_rooms`) where that part is the least; models with experts from the start for
 each spread of the experts (`planner.search.replicas.choices`). Where a part was cut, what its search could
 prove stands.
@@ -113,7 +113,7 @@ class ReplicaSearch(MeshSearch):
                 self.proven_s.setdefault("flagscale", 0.0)
                 self.whole_s.setdefault("flagscale", 0.0)
             else:
-                self.table = replica_degrees(self.problem, self.table)
+                self.table = replica_degrees(self.problem)
                 self.mixing, self.beside = Mixing(self, self.work_s), megatron_beside(self)
                 cut = self._flagscale_and_mixes(self.mixing)
                 mixes_s = self.mixing.bound_s

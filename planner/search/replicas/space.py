@@ -1,7 +1,8 @@
 """What pipelines side by side may be: any number of replicas, whether or not it divides the batch.
 
-Their degrees are those of the narrower launchers without context parallelism; only data parallelism is freer,
-as the shares of the batch need not be equal.
+Their degrees are those of the narrower launchers without context parallelism. Only data parallelism and
+micro-batch sizes are freer, as the shares of the batch need not be equal: sizes are the divisors of the batch
+and all powers of two, of which each pipeline runs a whole number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from planner.cost.communication.resharding import StageShape
 from planner.cost.prices import Degrees, Floats
 from planner.data.problem import Problem
 from planner.rules.experts import expert_ranks_divide_stage, expert_replicas_match
-from planner.search.degrees import DegreeTable, Row, allows, divisors
+from planner.search.degrees import DegreeTable, Row, allows, divisors, list_degrees
 from planner.search.meshes.shapes import Batch
 
 EVERY_DEGREE = 8
@@ -28,9 +29,10 @@ Shared = tuple[bool, int, int | None]
 """Split of the sequence and experts' degrees, as `Batch.shared`."""
 
 
-def replica_degrees(problem: Problem, table: DegreeTable) -> DegreeTable:
-    """The rows of a table without context parallelism, with every data-parallel degree that is looked at."""
-    d, batch = table.degrees, problem.workload.global_batch_size
+def replica_degrees(problem: Problem) -> DegreeTable:
+    """Rows without context parallelism, with every data-parallel degree and size that is looked at."""
+    table, batch = list_degrees(problem, odd=True), problem.workload.global_batch_size
+    d = table.degrees
     columns = (
         d.tensor_parallel,
         d.expert_parallel,

@@ -30,7 +30,7 @@ from planner.search.replicas.space import Shared
 MOST_TEMPLATES = 150
 """Templates that are kept, those that do most for their chips."""
 SIZES_OF_DEGREE = 2
-"""Micro-batch sizes of chains that are all alike."""
+"""Micro-batch sizes of chains that are all alike, beside one that divides the batch."""
 MOST_CHAINS = 40
 """Chains that templates are made of, those found last first."""
 
@@ -74,7 +74,9 @@ def uniform_chains(opener: MeshOpener, shared: Shared) -> list[Chain]:
         sizes: dict[int, tuple[float, int, int, int]] = {}
         for entry in sorted(entries):
             sizes.setdefault(entry[1], entry)
-        for _, size, _, number in sorted(sizes.values())[:SIZES_OF_DEGREE]:
+        ranked = sorted(sizes.values())
+        divide = [entry for entry in ranked if opener.problem.workload.global_batch_size % entry[1] == 0]
+        for _, size, _, number in dict.fromkeys((*ranked[:SIZES_OF_DEGREE], *divide[:1])):
             shapes = opener.batches[number].shapes
             k = next(k for k, s in enumerate(shapes) if (s.node_class, s.tensor_parallel) == (c, tp))
             chips = opener.problem.cluster.classes[c].num_chips

@@ -20,7 +20,7 @@ NO_SPEED = 1e-12
 def work_bound_s(problem: Problem) -> float | None:
     """What no plan of the problem undercuts, as its chips cannot compute the batch faster [s]."""
     free = problem.options.model_copy(update={"use": ()})
-    table = list_degrees(problem.model_copy(update={"options": free}))
+    table = list_degrees(problem.model_copy(update={"options": free}), odd=problem.target == "unrestricted")
     kinds = layer_kinds(problem.model)
     if len(table) == 0 or kinds is None:
         return None

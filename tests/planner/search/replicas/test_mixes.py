@@ -21,13 +21,14 @@ from planner.search.replicas.boxes import Boxes, Column
 from planner.search.replicas.chains import Chains, Kind
 from planner.search.replicas.choices import are_many, improve_each
 from planner.search.replicas.columns import Least
+from planner.search.replicas.driver import search_replicas
 from planner.search.replicas.items import held_levels
 from planner.search.replicas.mixes import FEW_BOXES, MOST_BOXES, Mixes
 from planner.search.replicas.pricing import Pricing
 from planner.search.replicas.refining import APART, NEAR, _share
 from planner.search.replicas.space import exchange_floor_s, replica_degrees, shared_rows, widest_shares
 from planner.search.replicas.steps import paces
-from planner.search.replicas.work import work_of_chips
+from planner.search.replicas.work import work_bound_s, work_of_chips
 from planner.simulate.evaluate import evaluate
 from planner.simulate.meshes import degrees_of_stages, shapes_of
 from planner.simulate.pipelines import exchange_s, share_of, tail_s
@@ -56,7 +57,7 @@ def small_problem(seed: int) -> Problem:
 
 
 def mixes_of(problem: Problem, is_up: Callable[[], bool] = lambda: False) -> Mixes:
-    table = replica_degrees(problem, list_degrees(problem))
+    table = replica_degrees(problem)
     return Mixes(problem, Chains(problem, table, price(problem, table.degrees)), is_up)
 
 
@@ -86,8 +87,11 @@ def all_pipelines(problem: Problem, *, sequence_parallel: bool = False) -> list[
 
 def _all_pipelines(problem: Problem, sequence_parallel: bool) -> list[Timed]:
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch_size
+    sizes = range(1, problem.most_microbatch_size + 1)
     found = []
-    for tp, dp, mbs, p in itertools.product((1, 2), (1, 2), (1, 2), range(1, 5)):
+    for tp, dp, mbs, p in itertools.product((1, 2), (1, 2), sizes, range(1, 5)):
+        if dp * mbs > batch:
+            continue
         for classes in itertools.product((0, 1), repeat=p):
             chips = tuple(tp * dp * classes.count(c) for c in (0, 1))
             if max(chips) > 2 or p > num_layers:
@@ -101,6 +105,7 @@ def _all_pipelines(problem: Problem, sequence_parallel: bool) -> list[Timed]:
                         tensor_parallel=tp,
                         data_parallel=dp,
                         microbatch_size=mbs,
+                        num_microbatches=1,
                         recompute=recompute,
                         recompute_layers=min(layers) if recompute == "full" else 0,
                         sequence_parallel=sequence_parallel,
@@ -232,7 +237,7 @@ def test_choices_of_what_pipelines_share_hold_all_rows_that_go_together() -> Non
     """Chips that share no layer stand on either side; where none shares one nothing is split."""
     problem = load_problem("llama3-8b-h100-a100-16")
     problem = problem.model_copy(update={"target": "unrestricted"})
-    table = replica_degrees(problem, list_degrees(problem))
+    table = replica_degrees(problem)
     d, groups = table.degrees, shared_rows(problem, table)
     assert set(groups) == {(False, 1, None), (True, 1, None)}
     for (split, _, _), rows in groups.items():
@@ -241,7 +246,7 @@ def test_choices_of_what_pipelines_share_hold_all_rows_that_go_together() -> Non
     pinned = problem.model_copy(
         update={"options": problem.options.model_copy(update={"max_tensor_parallel": 1})}
     )
-    assert set(shared_rows(pinned, replica_degrees(pinned, list_degrees(pinned)))) == {(False, 1, None)}
+    assert set(shared_rows(pinned, replica_degrees(pinned))) == {(False, 1, None)}
 
 
 @pytest.mark.slow
@@ -360,7 +365,7 @@ def test_no_stage_of_a_kind_has_shorter_hops_than_it_is_taken_to_have() -> None:
         global_batch_size=8,
         target="unrestricted",
     )
-    table = replica_degrees(problem, list_degrees(problem))
+    table = replica_degrees(problem)
     prices = price(problem, table.degrees)
     chains = Chains(problem, table, prices)
     ratios = []
@@ -540,8 +545,58 @@ def test_shares_that_the_replicas_do_not_divide_are_among_the_choices() -> None:
         seq_length=2048,
         global_batch_size=8,
     )
-    degrees = replica_degrees(problem, list_degrees(problem)).degrees.data_parallel
+    degrees = replica_degrees(problem).degrees.data_parallel
     assert 3 in degrees and 3 not in list_degrees(problem).degrees.data_parallel
+
+
+@pytest.mark.slow
+def test_pipelines_of_sizes_that_do_not_divide_the_batch_are_found_and_bounded() -> None:
+    """31 sequences: seven ones beside three fours on each of two replicas, a fifth faster than ones."""
+    problem = build_problem(
+        cluster="1x3 h100-sxm-80gb",
+        model="llama2-7b",
+        seq_length=512,
+        global_batch_size=31,
+        target="unrestricted",
+    )
+    update = {"pin": {"sp": 0, "pp": 1, "tp": 1}, "max_microbatch_size": 8, "max_context_parallel": 1}
+    options = problem.options.model_copy(update={**update, "gap": 0.0, "max_virtual_stages": 1})
+    model = problem.model.model_copy(update={"num_layers": 3})
+    problem = problem.model_copy(update={"model": model, "options": options})
+    timed = []
+    for dp, size in itertools.product((1, 2), (1, 2, 4, 8)):
+        plan = packed_plan(
+            problem,
+            [(0, 3)],
+            tensor_parallel=1,
+            data_parallel=dp,
+            microbatch_size=size,
+            num_microbatches=1,
+        )
+        found = timed_pipeline(problem, plan, 31 // (dp * size))
+        assert found is not None
+        timed.append(Timed(plan, (dp, 0), *found, beyond_s=0.0))
+    pairs = [(one, two) for one, two in itertools.product(timed, timed) if one.chips[0] + two.chips[0] <= 3]
+    best_s = best_of_pairs_s(problem, pairs)
+    ones = (pair for pair in pairs if all(one.plan.microbatch_size == 1 for one in pair))
+    result = search_replicas(problem)
+    assert result.evaluation is not None and result.bound_s is not None
+    assert result.evaluation.step_s <= best_s * (1 + 1e-9) < best_of_pairs_s(problem, ones) / 1.2
+    assert result.bound_s <= result.evaluation.step_s
+    work_s = work_bound_s(problem)
+    of_divisors_s = work_bound_s(problem.model_copy(update={"target": "flagscale"}))
+    assert work_s is not None and of_divisors_s is not None
+    assert work_s < of_divisors_s and work_s <= best_s
+
+
+def test_micro_batches_are_divisors_of_the_batch_and_powers_of_two() -> None:
+    problem = small_problem(0)
+    for batch, sizes in ((12, {1, 2, 3, 4, 6, 8}), (8, {1, 2, 4, 8}), (7, {1, 2, 4, 7})):
+        workload = problem.workload.model_copy(update={"global_batch_size": batch})
+        options = problem.options.model_copy(update={"max_microbatch_size": 8})
+        table = replica_degrees(problem.model_copy(update={"workload": workload, "options": options}))
+        assert set(table.degrees.microbatch_size.tolist()) == sizes
+        assert (table.degrees.microbatch_size * table.degrees.data_parallel <= batch).all()
 
 
 def test_the_plan_of_pipelines_that_brute_force_finds_is_confirmed() -> None:

@@ -148,7 +148,7 @@ def test_no_pipelines_are_listed_once_the_time_is_up(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = ReplicaSearch(problem.model_copy(update={"target": "unrestricted"}), None)
-    search.table = replica_degrees(search.problem, search.table)
+    search.table = replica_degrees(search.problem)
     opener = search.make_opener()
     shared = opener.batches[0].shared
     chains = uniform_chains(opener, shared)
@@ -339,7 +339,7 @@ def test_what_a_limit_cut_of_megatron_lm_goes_on_beside(monkeypatch: pytest.Monk
 def test_rooms_that_do_not_close_a_time_close_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They left nothing but what the chips compute: 57% open of a model with experts after 15 s."""
     search = ReplicaSearch(tiny_of_two(7), None)
-    search.table = replica_degrees(search.problem, search.table)
+    search.table = replica_degrees(search.problem)
     mixes = Mixing(search, 0.0).mixes
     assert mixes is not None and mixes.begin_with_rooms
     asked: list[float] = []
@@ -358,7 +358,7 @@ def test_a_class_behind_a_slow_link_is_left_out_of_mixes() -> None:
     small = tiny_of_two(7)
     fast, _ = small.cluster.classes
     search = ReplicaSearch(small, None)
-    search.table = replica_degrees(search.problem, search.table)
+    search.table = replica_degrees(search.problem)
     opener = search.make_opener()
     (shared,) = dict.fromkeys(batch.shared for batch in opener.batches)
     judged: list[tuple[Plan, Evaluation]] = []
