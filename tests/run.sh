@@ -40,7 +40,8 @@ set_up_tests() {
     stamp=.venv-test/.installed-$(sha256sum pyproject.toml | cut -c1-16)
     [[ -e $stamp ]] && return
     "$python" -m venv .venv-test
-    .venv-test/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+    # What is never imported need not be compiled: that takes as long as all the rest.
+    .venv-test/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test]'
     touch "$stamp"
 }
 
@@ -63,13 +64,31 @@ unset PYTHONDONTWRITEBYTECODE
 HETPLAN_PYTHON=$(find_python)
 export HETPLAN_PYTHON
 
+# What takes one core for a minute runs beside what follows it; its words are shown where it is waited for.
+words=$(mktemp -d)
+trap 'kill "${beside:-}" 2>/dev/null || true; rm -rf "$words"' EXIT
+start_beside() {
+    "$@" >"$words/beside" 2>&1 &
+    beside=$!
+}
+end_beside() {
+    local status=0
+    wait "$beside" || status=$?
+    beside=
+    cat "$words/beside"
+    return "$status"
+}
+
 say "set up"
+if ! $fast; then
+    start_beside bash tests/setup_megatron.sh
+    # Where CI is set, a missing Megatron environment is a failure; elsewhere its tests are skipped.
+    export CI=1
+fi
 set_up_tests "$HETPLAN_PYTHON"
 set_up_packages
 if ! $fast; then
-    bash tests/setup_megatron.sh
-    # Where CI is set, a missing Megatron environment is a failure; elsewhere its tests are skipped.
-    export CI=1
+    end_beside
 fi
 bin=$PWD/.venv-test/bin
 
@@ -80,14 +99,16 @@ if command -v shellcheck >/dev/null; then
     shellcheck tests/*.sh .ci/run
 fi
 
-say "types"
-"$bin/mypy"
+start_beside "$bin/mypy"
 
 # One process a core; long tests are handed on to whichever is idle.
 several=(--numprocesses auto --maxprocesses 4 --dist worksteal)
 
 say "fast tests"
 "$bin/pytest" -q "${several[@]}" -m "not slow"
+
+say "types"
+end_beside
 
 if ! $fast; then
     say "slow tests"

@@ -29,10 +29,10 @@ fi
     exit 1
 }
 "${HETPLAN_PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet "torch==$torch_version" numpy packaging pyyaml typing_extensions einops
-"$venv/bin/python" -m pip install --quiet --no-deps --ignore-requires-python "megatron-core==$megatron_version"
+"$venv/bin/python" -m pip install --quiet --no-compile "torch==$torch_version" numpy packaging pyyaml typing_extensions einops
+"$venv/bin/python" -m pip install --quiet --no-compile --no-deps --ignore-requires-python "megatron-core==$megatron_version"
 for version in "${older_versions[@]}"; do
-    "$venv/bin/python" -m pip install --quiet --no-deps --ignore-requires-python --upgrade \
+    "$venv/bin/python" -m pip install --quiet --no-compile --no-deps --ignore-requires-python --upgrade \
         --target "$venv/older/$version" "megatron-core==$version"
 done
 "$venv/bin/python" -c 'import importlib.metadata as m; print("megatron-core", m.version("megatron-core"), "torch", m.version("torch"))'
