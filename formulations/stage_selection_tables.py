@@ -41,7 +41,7 @@ def least_recompute(data: StageSelectionData) -> RecomputeTable:
     """
     n = np.arange(data.num_layers + 1, dtype=np.float64)[None, :]
     lead = data.lead[:, None].astype(np.float64)
-    less = np.zeros((3, data.num_stages, n.shape[1]))
+    less: Floats = np.zeros((3, 1, 1))
     if data.alone_gib is not None:
         less = np.where(n == lead, data.alone_gib[:3, :, None], 0.0)
     room = (data.limit_gib - data.base_gib)[:, None]
