@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from pathlib import Path
@@ -44,7 +43,6 @@ def priced(nodes: int) -> Problem:
     return problem
 
 
-@functools.cache
 def every_subset(nodes: int) -> list[tuple[np.ndarray, float]]:
     """Nodes used and step time of the best plan on every subset of nodes of the priced problem."""
     problem = priced(nodes)
@@ -60,7 +58,7 @@ def every_subset(nodes: int) -> list[tuple[np.ndarray, float]]:
 
 
 @pytest.mark.slow
-def test_the_cheapest_token_is_that_of_the_best_subset() -> None:
+def test_the_cheapest_token_and_the_cheapest_nodes_are_those_of_the_best_subset() -> None:
     problem, subsets = priced(2), every_subset(2)
     result, found = cheapest(problem, "cost")
     best = min(float(PRICES @ used) * step_s for used, step_s in subsets)
@@ -69,11 +67,7 @@ def test_the_cheapest_token_is_that_of_the_best_subset() -> None:
     assert found.bound == pytest.approx(per_million, rel=2e-4)  # exact to the least gap that is asked
     _, energy = cheapest(problem, "energy")
     assert energy.value == pytest.approx(per_million / 10, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_the_cheapest_nodes_that_reach_a_step_time() -> None:
-    problem, subsets = priced(2), every_subset(2)
+    # The cheapest that reach a step time.
     steps = sorted(step_s for _, step_s in subsets)
     for limit_s in (steps[1], steps[len(steps) // 2], steps[-1]):
         result, found = cheapest(problem, "cost", reach_s=limit_s * (1 + 1e-9))

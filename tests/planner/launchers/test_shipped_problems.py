@@ -13,8 +13,8 @@ from tests.planner.launchers.test_megatron_accepts import check, write
 
 pytestmark = pytest.mark.slow
 
-MOST_CHIPS = 1024
-"""Above this, running the script as every node takes minutes; the first and last node of each kind do."""
+MOST_CHIPS = 256
+"""Above this, running the script as every node takes half a minute; the first and last of each kind do."""
 
 
 @pytest.mark.parametrize("name", load.names("problems"))

@@ -127,7 +127,9 @@ def test_chips_are_counted_in_units_that_divide_all_stages_where_points_are_enou
 LIMITS = "LIMITS", "LIMITS_OF_FAR", "LIMITS_OF_ONE", "LIMITS_OF_FEW"
 """Limits that lengths are held against, without which walks alone bound them."""
 CASES = [
-    *(pytest.param(seed, 5, id=f"{seed}-more", marks=pytest.mark.slow) for seed in range(2, 10)),
+    *(pytest.param(seed, 5, id=f"{seed}-more", marks=pytest.mark.slow) for seed in range(2, 9)),
+    # Eleven layers over three classes: two pipelines take as long as five of the others.
+    pytest.param(9, 2, id="9-more", marks=pytest.mark.slow),
 ]
 
 

@@ -41,8 +41,9 @@ def assert_search_finds_the_best(
     problem = with_deferred_sends(problem) if deferred else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
-    # Pipelines that are few are listed; the bounds that close sets of them must not lose any either.
-    for most_listed in (sequences.MOST_LISTED, 0):
+    # Pipelines that are few are listed, which every third problem shows; the bounds that close sets of them
+    # must not lose any.
+    for most_listed in (sequences.MOST_LISTED, 0) if seed % 3 == 0 else (0,):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sequences, "MOST_LISTED", most_listed)
             # In problems of a few layers more halvings close nothing that these leave open.
