@@ -33,11 +33,12 @@ from planner.search.items import Item, Pair
 from planner.search.kinds import layer_kinds
 from planner.search.openings import Opener
 from planner.search.others import OtherOpener, other_openers
+from planner.search.pair_bounds import closer_pairs
 from planner.search.partition.openings import NO_SPLIT, PartitionOpener
 from planner.search.progress import Progress, Reporter
 from planner.search.referee import Referee
 from planner.search.same_nodes import counted_as_one
-from planner.search.space import list_pairs
+from planner.search.space import Pairs, list_pairs
 from planner.search.state import Frontier, Incumbent, heads_of, is_proven
 from planner.search.virtual.begun import VirtualSearch
 from planner.search.virtual.items import VirtualItem
@@ -142,6 +143,7 @@ class Search:
         given = self.problem, *self.plain, self.bounds, self.incumbent, self.gap, self.clock
         self.others = other_openers(*given, self.opener.referee)
         if isinstance(self.opener, Opener):
+            self._stream(closer_pairs(self.opener, self.pairs))
             self.virtual = VirtualSearch(self.bounds, self.clock, self.opener, self.beyond_s)
             try:
                 self.virtual.begin(is_cut=cut)
@@ -163,19 +165,17 @@ class Search:
         kinds, self.bounds = layer_kinds(self.problem.model), bounds_of(self.problem, self.table, prices)
         if kinds is not None:
             self.frontier.floors.begin(self.problem, *self.plain)
-        self.pairs = list_pairs(self.problem, self.table, prices, self.bounds, self.frontier.floors)
-        self.frontier.queue.stream(self.pairs.bound_s, self._pair)
-        opener = PartitionOpener if kinds is None else Opener
-        self.opener = opener(
-            self.problem, prices, self.table, self.bounds, self.frontier, self.clock, referee
-        )
+        self._stream(list_pairs(self.problem, self.table, prices, self.bounds, self.frontier.floors))
+        of_kind, given = PartitionOpener if kinds is None else Opener, (self.problem, prices, self.table)
+        self.opener = of_kind(*given, self.bounds, self.frontier, self.clock, referee)
         return self.plain[1]
 
     def _dived(self) -> None:
         self.reporter.report("first plans", self.incumbent.step_s, None, 0, len(self.frontier.queue))
 
-    def _pair(self, i: int) -> Pair:
-        return Pair(int(self.pairs.choice[i]), int(self.pairs.stages[i]))
+    def _stream(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self.frontier.queue.stream(pairs.bound_s, lambda i: Pair(int(pairs.choice[i]), int(pairs.stages[i])))
 
     @property
     def frontiers(self) -> list[Frontier[Item]]:

@@ -36,6 +36,7 @@ from planner.search.mixed.placement import Dealer, assemble_mixed_plan
 from planner.search.mixed.space import MixedSpace
 from planner.search.mixed.tables import MixedTables
 from planner.search.openings import TRIED_ORDERS, Opener
+from planner.search.pair_bounds import exposed_of
 from planner.search.referee import confirmed
 from planner.search.state import Frontier, Incumbent
 from planner.search.walks.relaxation import Found
@@ -92,7 +93,11 @@ class MixedOpener(Opener):
         self.annealer = None
         self.left_out = False
         """Whether the last listing of compositions left some out."""
-        for bound_s, part in self.space.parts(mixed.prices, self.bounds):
+        exposed = exposed_of(problem.model.num_layers, kinds, mixed.prices)
+        if not problem.stack.p2p_overlap:
+            longest_s = mixed.prices.send_s.max(axis=(1, 2))
+            exposed = replace(exposed, less_s=mixed.prices.hidden_fraction * longest_s)
+        for bound_s, part in self.space.parts(mixed.prices, self.bounds, exposed):
             fine = self.orders_are_tiny(part.choice, part.stages, part.limits.most)
             self.frontier.push(bound_s, Part(part.choice, part.stages, part.limits, fine))
 

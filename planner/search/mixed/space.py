@@ -37,9 +37,9 @@ import numpy as np
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.bound_data import BoundData
-from planner.search.bounds import relaxed_bounds
 from planner.search.degrees import DegreeTable, allowed_stages
 from planner.search.empty import most_stages
+from planner.search.pair_bounds import Exposed, closer_bounds
 from planner.search.space import fewest_stages
 from planner.search.walks.cheapest import Ints
 from planner.search.walks.part import Limits
@@ -100,8 +100,8 @@ class MixedSpace:
         left = dict(zip(self.fastest_first[choice].tolist(), self.left[choice].tolist(), strict=True))
         return tuple(left[c] for c in range(len(left)))
 
-    def parts(self, prices: Prices, data: BoundData) -> list[tuple[float, MixedPart]]:
-        """All parts with their bounds, the least first; `prices` and `data` are those by kind of stage."""
+    def parts(self, prices: Prices, data: BoundData, exposed: Exposed) -> list[tuple[float, MixedPart]]:
+        """All parts with their bounds, the least first; prices and the rest are those by kind of stage."""
         listed, rooms = [], []
         fewest = fewest_stages(self.problem, self.table, prices)
         for choice in np.flatnonzero(self.pool[:, -1] > 0).tolist():
@@ -115,9 +115,8 @@ class MixedSpace:
         lengths = np.array([part.stages for part in listed])
         microbatches, kinds = self.table.num_microbatches[choices], np.tile(self.usable[choices], 2)
         ends = [np.array([getattr(part.limits, end) for part in listed]) for end in ("fewest", "most")]
-        bounds = relaxed_bounds(
-            data, choices, microbatches, np.array(rooms), lengths, kinds, limits=(ends[0], ends[1])
-        )
+        given = choices, microbatches, np.array(rooms), lengths, kinds, (ends[0], ends[1])
+        bounds = closer_bounds(data, exposed, *given)
         order = np.argsort(bounds, kind="stable").tolist()
         return [(float(bounds[i]), listed[i]) for i in order]
 

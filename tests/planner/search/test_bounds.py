@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formulations.stage_selection_data import objective_ms
+from formulations.stage_selection_data import exposed_reduction_ms, objective_ms
 from formulations.stage_selection_tables import least_recompute, objectives_ms, with_least_recompute
 from planner.cost.pricing import price
 from planner.data.load import build_problem
@@ -19,7 +19,9 @@ from planner.search.empty import ends_without_layers, most_stages
 from planner.search.heuristics.local import all_splits
 from planner.search.hop_bounds import slow_hop_bounds
 from planner.search.judge import Judge
+from planner.search.kinds import kinds_of
 from planner.search.orders import all_orders, block_orders, count_orders, likely_orders
+from planner.search.pair_bounds import closer_bounds, exposed_of, follow_of_layers_s, least_pace_s
 from planner.search.space import list_groups
 from planner.search.state import Incumbent
 from planner.search.tables import Tables
@@ -51,6 +53,9 @@ def check_bounds(problem: Problem, seed: int) -> None:
     data = bounds_of(problem, table, prices)
     tables = Tables(problem, prices, table)
     rng = np.random.default_rng(seed)
+    kinds = kinds_of(problem)
+    assert kinds is not None
+    exposed = exposed_of(problem.model.num_layers, kinds, prices)
     for _ in range(12):
         choice = int(rng.integers(len(table)))
         most = min(most_stages(problem), int(table.max_stages[choice].sum()))
@@ -65,6 +70,10 @@ def check_bounds(problem: Problem, seed: int) -> None:
         order = orders[int(rng.integers(len(orders)))]
         order_tau_s = tables.order_bottleneck_s(choice, order)
         assert pair_s <= group_s * (1 + 1e-9)
+        given = data, exposed, one, microbatches
+        closer_s = closer_bounds(*given, table.max_stages[one], np.array([stages]))[0]
+        group_closer_s = closer_bounds(*given, counts[None, :], np.array([stages]))[0]
+        assert pair_s <= closer_s <= group_closer_s * (1 + 1e-9)
         if not np.isfinite(order_tau_s):
             continue
         coefficients = tables.data(choice, order)
@@ -80,8 +89,78 @@ def check_bounds(problem: Problem, seed: int) -> None:
         sends = np.array([tables.hops_s(choice, order).sum()])
         order_s = group_bounds(data, one, microbatches, counts[None, :], np.array([order_tau_s]), sends)[0]
         dual_s = tables.order_bounds_s(choice, [order])[0]
-        for bound_s in (pair_s, group_s, order_s, dual_s):
+        for bound_s in (pair_s, group_s, order_s, dual_s, group_closer_s):
             assert bound_s <= values_s.min() * (1 + 1e-9)
+
+
+def test_no_stage_takes_less_than_a_closer_bound_has_it_take() -> None:
+    """Pace, own work with its reduction, and what follows, each by itself; some are nearly exact."""
+    exact = sum(exact_parts_of_closer_bounds(seed) for seed in range(8))
+    assert (exact > 2).all(), exact
+
+
+def test_stages_between_others_wait_for_two_hops_those_at_the_ends_for_one() -> None:
+    # Three stages hold 5 layers of 1 s in 2.25 s, two at either end; the sixth needs 2.5 s between them.
+    one = np.ones((1, 1), dtype=np.int64)
+    found = [float(least_pace_s(1.0 * one, 0.25 * one, n, 3 * one, 3 * one[0])[0]) for n in (5, 6)]
+    assert found == pytest.approx([2.25, 2.5], rel=1e-3)
+
+
+def exact_parts_of_closer_bounds(seed: int) -> np.ndarray:
+    """How many of each kind are exact for a problem; none exceeds what the slowest stage takes."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(300 + seed, most_layers=8)
+    if seed % 2:
+        problem = with_heavy_leading_layers(random_problem(316 + seed, most_layers=8, experts=True))
+    stack = problem.stack.model_copy(update={"p2p_overlap": seed % 4 == 3})
+    problem = problem.model_copy(update={"stack": stack})
+    table = list_degrees(problem)
+    prices = price(problem, table.degrees)
+    times = 10.0 ** rng.uniform(-1, 3, (len(prices.kinds), 1))
+    slower = {name: 10.0 ** (seed / 4) * getattr(prices, name) for name in ("send_s", "send_inside_s")}
+    slower |= {name: times * getattr(prices, name) for name in ("layer_reduce_s", "layer_gather_s")}
+    work = ("forward", 1), ("backward", 1), ("reduce", -1), ("gather", -1), ("optimizer", -1)
+    for end in ("embedding", "head", "head_beside_embedding"):
+        names = [(f"{end}_{task}_s", most) for task, most in work if hasattr(prices, f"{end}_{task}_s")]
+        slower |= {name: 10.0 ** rng.uniform(-4, most) * getattr(prices, name) for name, most in names}
+    prices = replace(prices, hidden_fraction=float(rng.choice([0.5, 1.0])), **slower)
+    data, tables, kinds = bounds_of(problem, table, prices), Tables(problem, prices, table), kinds_of(problem)
+    assert kinds is not None
+    exposed = exposed_of(problem.model.num_layers, kinds, prices)
+    exact = np.zeros(3)
+    for choice in rng.integers(len(table), size=80).tolist():
+        stages = int(rng.integers(1, min(4, most_stages(problem), int(table.max_stages[choice].sum())) + 1))
+        c = int(rng.choice(np.flatnonzero(table.max_stages[choice])))
+        if table.max_stages[choice][c] < stages:
+            continue
+        of = tables.data(choice, (c,) * stages)
+        bare = ends_without_layers(problem, stages).astype(np.int64)
+        splits = all_splits(of.num_layers + int(bare.sum()), stages, 10_000)
+        assert splits is not None
+        splits = splits - bare
+        extra = least_recompute(of).extra_ms[np.arange(stages), splits]
+        forward = of.forward_ms * splits + of.base_forward_ms
+        backward = of.backward_ms * splits + of.base_backward_ms + extra
+        fits = np.isfinite(backward).all(axis=1)
+        if not fits.any():
+            continue
+        reduction = exposed_reduction_ms(of, splits, np.where(np.isfinite(backward), backward, 0.0))
+        gathering = of.gather_ms * splits + of.base_gather_ms - of.hidden_fraction * forward
+        follow = of.optimizer_ms * splits + of.base_optimizer_ms - float(prices.step_fixed_s[choice, c]) / MS
+        follow = follow + np.maximum(gathering, 0.0)
+        both, m = forward + backward, of.num_microbatches
+        best = [of_all[fits].max(axis=1).min() for of_all in (both, m * both + reduction, follow)]
+        one, room, p = np.array([choice]), np.full((1, 1), stages), np.array([stages])
+        hop = np.minimum(data.hop_s.min(axis=1), data.hop_s.min(axis=2))[one][:, [c]] * data.sends_block
+        layer, reduce_s = data.layer_s[one][:, [c]], exposed.reduce_s[one][:, [c]]
+        bounds = [
+            least_pace_s(layer, hop, exposed.num_layers, room, p)[0],
+            least_pace_s(m * layer + reduce_s, m * hop, exposed.num_layers, room, p)[0],
+            follow_of_layers_s(exposed, one, exposed.follow_s[one, c], p)[0],
+        ]
+        assert (np.array(bounds) / MS <= np.array(best) * (1 + 1e-9)).all()
+        exact += np.array(bounds) / MS >= np.array(best) * 0.98
+    return exact
 
 
 def test_orders_are_counted_and_listed_once() -> None:
