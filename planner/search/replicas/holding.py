@@ -108,6 +108,8 @@ class LeastWorth:
         self.evaluated = 0
         self._first_price = [FIRST_PRICE] * BRACKETS
         """By bracket, in times of what a layer may be worth."""
+        self._open = BRACKETS - 1
+        """The bracket that stayed open last: where chains stay open once more, it is one of these mostly."""
         chips = np.maximum(self.worth, NEXT_TO_NOTHING)
         self._adapters_of_worth = float((self.chains.adapters / chips).max())
         by_class = np.zeros(len(price))
@@ -140,28 +142,28 @@ class LeastWorth:
         least_ms = self._least_sum_ms(kind)
         if not least_ms < deadline_ms:
             return Least(need)
-        edges = np.geomspace(least_ms, deadline_ms, BRACKETS + 1)
-        open_ones: list[tuple[float, float, int, float]] = [
-            (low, high, 0, self._first_price[i] * need / self.num_layers)
-            for i, (low, high) in enumerate(itertools.pairwise(edges.tolist()))
+        edges = np.geomspace(least_ms, deadline_ms, BRACKETS + 1).tolist()
+        open_ones = [
+            (i, edges[i], edges[i + 1], 0, self._first_price[i] * need / self.num_layers)
+            for i in sorted(range(BRACKETS), key=lambda i: i == self._open)
         ]
-        numbers = list(range(BRACKETS))
         places = self._places(kind, least_m, deadline_ms)
         while open_ones:
             if is_up():
                 return Least(0.0)
-            low, high, cuts, mu = open_ones.pop()
+            number, low, high, cuts, mu = open_ones.pop()
             tick_ms = deadline_ms / (TICKS * FINER**cuts)
             asked = SumBracket(kind, least_m, deadline_ms, low, high, tick_ms, need)
             own, mu = self._of_bracket(places, asked, mu)
             if cuts == 0:
-                self._first_price[numbers.pop()] = mu * self.num_layers / need
+                self._first_price[number] = mu * self.num_layers / need
             if own.worth >= need:
                 continue
             if cuts < halvings:
                 parts = np.geomspace(low, high, PARTS + 1)
-                open_ones += [(a, b, cuts + 1, mu) for a, b in itertools.pairwise(parts.tolist())]
+                open_ones += [(number, a, b, cuts + 1, mu) for a, b in itertools.pairwise(parts.tolist())]
             else:
+                self._open = number
                 return own
         return Least(need)
 
