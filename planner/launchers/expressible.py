@@ -35,17 +35,19 @@ def exchange_may_not_hide(problem: Problem) -> list[str]:
     """Why a search could end with a plan whose exchange of tokens does not hide as the software says.
 
     Behind computation it runs with virtual stages or without a pipeline (`planner.rules.experts`), which the
-    search does not ask of every plan.
+    search does not ask of every plan. FlagScale has no virtual stages, and beside predictions its core takes
+    a pipeline (`planner.rules.versions`): neither way is left to it then.
     """
     if not _hides_exchange(problem):
         return []
     pin, forbid = problem.options.pin, problem.options.forbid
-    if problem.model.mtp_num_layers > 1:
+    is_staged = TARGETS[problem.target].virtual_stages
+    if problem.model.mtp_num_layers > (1 if is_staged else 0):
         ways = "pin ep=1"
     elif pin.get("pp") == 1 or pin.get("vp", 1) > 1 or "vp=1" in forbid:
         return []
     else:
-        ways = "pin pp=1 or a vp above 1, or ep=1"
+        ways = "pin pp=1 or a vp above 1, or ep=1" if is_staged else "pin pp=1 or ep=1"
     return [
         f"software {problem.stack.id} hides the exchange of tokens behind computation (ep_overlap), which "
         f"Megatron-LM does in some plans only: {ways}, or take software without ep_overlap"

@@ -156,3 +156,31 @@ def test_no_plan_is_searched_whose_exchange_megatron_cannot_hide(
         with pytest.raises(InstanceError, match=re.escape(said)):
             check_expressible(problem)
     check_expressible(problem.model_copy(update={"target": "unrestricted"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "predictions", "said"),
+    [
+        ({}, 0, "pin pp=1 or ep=1"),
+        ({"pin": {"pp": 1}}, 0, None),
+        ({"pin": {"pp": 1}}, 1, "pin ep=1"),
+        ({"pin": {"ep": 1}}, 1, None),
+    ],
+)
+def test_flagscale_hides_no_exchange_beside_predictions(
+    options: dict[str, object], predictions: int, said: str | None
+) -> None:
+    """A plan on one stage was searched, whose export then refused it; stages need virtual ones there."""
+    problem, _ = plans.experts()
+    changes = {
+        "target": "flagscale",
+        "stack": problem.stack.model_copy(update={"ep_overlap": True}),
+        "model": problem.model.model_copy(update={"mtp_num_layers": predictions}),
+        "options": problem.options.model_copy(update=options),
+    }
+    problem = problem.model_copy(update=changes)
+    if said is None:
+        check_expressible(problem)
+    else:
+        with pytest.raises(InstanceError, match=re.escape(said)):
+            check_expressible(problem)
