@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,21 @@ class Terms:
     """[1, place, 1, 1] by how much that counts on a stage that is not the slowest."""
     sends: Floats
     """[1, place, shape, 1] hops beside it, where those delay the receiver."""
+
+    @cached_property
+    def counts(self) -> Floats:
+        """Layers as numbers that prices are multiplied by."""
+        return self.layers.astype(np.float64)
+
+    @cached_property
+    def has_sends(self) -> bool:
+        """Whether there is any hop beside a stage."""
+        return bool(self.sends.any())
+
+    @cached_property
+    def with_sends(self) -> Floats:
+        """Times with the hops beside them."""
+        return self.times + self.sends if self.has_sends else self.times
 
     def rows(self, kept: NDArray[np.bool_] | Ints) -> Terms:
         """Some of the rows."""

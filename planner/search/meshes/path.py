@@ -92,9 +92,14 @@ class Path:
         self.walks, self.bracket, self.inner, self.first = walks, bracket, inner, first
         self.shares, self.counted = shares, counted
         m, limit_ms = walks.num_microbatches, walks.limit_ms
-        self.barred = [walks.changes.barred(m, q, limit_ms) for q in range(walks.longest)]
         self.class_of = walks.class_of_group
         self.of_class = [np.flatnonzero(self.class_of == c) for c in range(len(walks.changes.more_ms))]
+        self.changes_class = len(self.of_class) > 1
+        barred = [walks.changes.barred(m, q, limit_ms) for q in range(walks.longest * self.changes_class)]
+        self.barred = [one if one.any() else None for one in barred] or [None] * walks.longest
+        """By place, [class, class] hops that no step within the limit has; None where all may be."""
+        self.more_ms = walks.changes.more_ms[self.class_of].T
+        """[class behind, group] what a change of class adds."""
         self.place = walks.place if walks.allowed is None else np.arange(walks.longest)
         self.source = walks.units.source
         self.rows, self.points = len(bracket.turn.times), len(self.source)
@@ -122,19 +127,14 @@ class Path:
                 self.values.append(value)
         return self._traced(ends)
 
-    def _hop(self, q: int, c: int, behind: int) -> Floats:
-        """What a hop between two classes adds ahead of q stages, [layer, row]; infinite where barred."""
-        changes = self.walks.changes
-        if self.barred[q][c, behind]:
-            return np.full_like(self.counted, np.inf)
-        return np.asarray(self.counted * changes.more_ms[c, behind])
-
     def _arrived(self, value: Floats, q: int) -> Floats:
         """Values with the hop to a stage of each class, [layer, class, row, point]."""
-        arrived = value.copy()
+        if not q or not self.changes_class:
+            return value
+        arrived, barred, more_ms = value.copy(), self.barred[q], self.walks.changes.more_ms
         for c, behind in itertools.permutations(range(len(self.of_class)), 2):
-            if q and not self.barred[q][c, behind]:
-                hop = self._hop(q, c, behind)[:, :, None]
+            if barred is None or not barred[c, behind]:
+                hop = (self.counted * more_ms[c, behind])[:, :, None]
                 np.minimum(arrived[:, c], value[:, behind] + hop, out=arrived[:, c])
         return arrived
 
@@ -162,18 +162,26 @@ class Path:
         Whether that is the slowest, the group of its shape, and the class of the stage behind it.
         """
         value, before = self.values[q][:, :, r], self.source[point]
-        barred = np.where((self.class_of == mine) | (mine is None), 0.0, np.inf)
-        classes = range(len(self.of_class))
-        hops = np.array([[self._hop(q, c, behind)[:, r] for c in classes] for behind in classes])
+        barred = self.barred[q]
 
         def of(layer: int, least: Least) -> Floats:
-            hop = hops[:, self.class_of, layer]
-            return np.asarray(value[layer][:, before] + hop + (least.cost[r, place] + barred))
+            ways, cost = value[layer][:, before], least.cost[r, place]
+            if self.changes_class:
+                ways = ways + self.counted[layer, r] * self.more_ms
+                cost = cost if mine is None else np.where(self.class_of == mine, cost, np.inf)
+                if barred is not None:
+                    cost = np.where(barred[self.class_of].T, np.inf, cost)
+            return np.asarray(ways + cost)
 
-        other = LONG if q <= self.walks.num_microbatches - 2 else SHORT
-        ways = np.stack([of(layer, kept), *([of(other, turn)] if layer == DONE else [])])
-        turned, behind, group = np.unravel_index(int(np.argmin(ways)), ways.shape)
-        return bool(turned), int(group), int(behind)
+        found = of(layer, kept)
+        best, is_turned = int(np.argmin(found)), False
+        if layer == DONE:
+            ways = of(LONG if q <= self.walks.num_microbatches - 2 else SHORT, turn)
+            other = int(np.argmin(ways))
+            if ways.flat[other] < found.flat[best]:
+                best, is_turned = other, True
+        behind, group = divmod(best, self.groups)
+        return is_turned, group, behind
 
     def _traced(self, ends: Floats) -> Walk:
         """Follow the shortest walk of each row back, from the first stage to the last."""

@@ -192,23 +192,31 @@ class MeshWalks:
         long_factor, short_factor = waits.sum(axis=1), short.sum(axis=1)
 
         def least(cost: Floats, terms: Terms, behind: Ints, slowest: float = 0.0) -> Least:
+            # In place: new arrays took as long as what is done to them.
             if self.even is not None:
                 even = self.even[behind][None, :, None, None]
-                cost = (1 - other) * cost + other * (even * terms.times + terms.sends)
-            cost = cost + ((1 - own) * terms.share + slowest * own) * terms.follow
-            return self._least(cost + terms.after - mu[:, None, None, None] * terms.layers + paid)
+                cost *= 1 - other
+                cost += other * (even * terms.times + terms.sends)
+            cost += ((1 - own) * terms.share + slowest * own) * terms.follow
+            if terms.after.size > 1:
+                cost += terms.after
+            cost -= mu[:, None, None, None] * terms.counts
+            cost += paid
+            return self._least(cost)
 
         def kept(terms: Terms, passes: Floats, behind: Ints) -> Least:
-            cost = np.maximum(passes, TINY)[:, None, None, None] * (terms.times + terms.sends)
-            return least(cost, terms, behind)
+            return least(np.maximum(passes, TINY)[:, None, None, None] * terms.with_sends, terms, behind)
 
         def turned(terms: Terms, behind: Ints) -> Least:
             is_long = behind <= m - 2
             v, w = (np.where(is_long, waits[:, k, None], short[:, k, None])[:, :, None, None] for k in (0, 1))
             q = np.minimum(behind, m - 1)[None, :, None, None]
             # f and b of a stage: the second follows from the whole time.
-            cost = (m - q * w) * terms.times + q * (w - v) * terms.forward
-            return least(cost + np.minimum(v + w, 1.0) * terms.sends, terms, behind, 1.0)
+            cost = (m - q * w) * terms.times
+            cost += q * (w - v) * terms.forward
+            if terms.has_sends:
+                cost += np.minimum(v + w, 1.0) * terms.sends
+            return least(cost, terms, behind, 1.0)
 
         places, at_first = np.arange(bracket.inner.times.shape[1]), self.lengths - 1
         ones = np.ones(len(mu))
