@@ -135,9 +135,10 @@ class Mixes:
     def begin_with_rooms(self) -> bool:
         """Whether whole chips are so few that they are told apart, and tell more in less time than prices.
 
-        One class leaves prices no choice: a few boxes tell all that fractions of pipelines say.
+        One class leaves prices no choice: a few boxes tell all that fractions of pipelines say. Where choices
+        are many rooms of each of them take longer than prices take to close most of them.
         """
-        return are_few(self.chains) and len(self.available) > 1
+        return are_few(self.chains) and len(self.available) > 1 and not are_many(self)
 
     def improve_by_prices(self, most_s: float) -> float:
         """Raise the bound up to a time, by some boxes and then by deadlines [s].
