@@ -26,49 +26,16 @@ for every order with k[c] stages on class c, whose slowest stage lies in [a, b].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
 from planner.search.walks.chain import Chain, Counter
+from planner.search.walks.found import Costs, Walk
 from planner.search.walks.tables import StageTables, heaviest_class, least_times, reduction_weights
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Shortest walks of a batch: length, class and layers of every stage."""
-
-    length: Floats
-    """[row]"""
-    order: Ints
-    """[row, stage]"""
-    layers: Ints
-    """[row, stage]"""
-    kinds: Ints
-    """[row, stage]"""
-    hops: Floats
-    """[row, stage] the hop behind every stage [ms]; none behind the last."""
-    slowest: Ints
-    """[row] the stage s."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a stage adds to a walk, [row or 1, stage, kind, n], and how often the hop behind it counts."""
-
-    before: Floats
-    twice: Floats
-    """Behind s."""
-    once: Floats
-    """Behind s by a short row."""
-    slowest: Floats
-    """As s itself."""
-    hops_paid: Floats
-    """[before s, behind s, behind s by a short row; row or 1; stage]"""
 
 
 class Walks:
@@ -78,6 +45,8 @@ class Walks:
     is_short: NDArray[np.bool_]
     counts_sync = True
     """Whether reductions are weighed over the stages; else only that of stage 0 counts."""
+    counts_behind = False
+    """Whether reductions behind s count (`planner.search.walks.other_rows`)."""
     reaches_low = True
     """Whether s is as slow as the lower end of its bracket; else any stage may be taken for it."""
 
@@ -132,8 +101,8 @@ class Walks:
 
         self.layers = np.arange(self.width, dtype=np.float64)
         self.times = np.ascontiguousarray(times[:, :, : self.width].transpose(1, 0, 2))
-        theta = reduction_weights(tables, self.num_layers, over_all=self.counts_sync)
-        behind = (1 - np.cumsum(theta))[:, None, None]
+        theta = self._weights(tables)[:, None, None]
+        behind = 1 - np.cumsum(theta, axis=0)
         reduce, follow = by_stage(tables.reduce), by_stage(tables.follow)
         self.follow = np.where(np.isfinite(follow), follow, 0.0)[:, self.weighed]
         blocked = self.chain.kind_blocked_ms[None, :, None]
@@ -141,15 +110,23 @@ class Walks:
         self.longer = longer = np.maximum(by_stage(tables.longer), self.times / 2)
         self.reduce = reduce
         once, twice, slowest = self._terms(longer)
-        before = once + theta[:, None, None] * reduce - behind * backward
-        slowest = slowest + (theta[:, None, None] + behind) * reduce
-        before, twice, once, slowest = (
-            np.where(np.isfinite(cost), cost, np.inf)[None] for cost in (before, twice, once, slowest)
-        )
+        ends = theta * reduce - behind * backward
+        own, before = (theta + behind) * reduce, once + ends
         hops_paid = np.full((3, 1, self.num_stages), 2.0)
         hops_paid[0] -= behind[:, 0, 0]
         hops_paid[1] = 4.0
+        if self.counts_behind:
+            own, twice = np.where(self.is_short[:, None, None], own, ends), twice + ends
+            hops_paid[1] -= behind[:, 0, 0]
+        slowest = slowest + own
+        before, twice, once, slowest = (
+            np.where(np.isfinite(cost), cost, np.inf)[None] for cost in (before, twice, once, slowest)
+        )
         self.costs = Costs(before, twice, once, slowest, hops_paid)
+
+    def _weights(self, tables: StageTables) -> Floats:
+        """Theta, [stage]."""
+        return reduction_weights(tables, self.num_layers, over_all=self.counts_sync)
 
     def _terms(self, longer: Floats) -> tuple[Floats, Floats, Floats]:
         """Terms of a stage passed once, of one passed twice and of s itself, [stage, kind, n].

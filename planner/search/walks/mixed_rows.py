@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.walks.cheapest import Costs, Ints, Walk, Walks
+from planner.search.walks.cheapest import Ints, Walks
+from planner.search.walks.found import Costs, Walk
 from planner.search.walks.relaxation import Brackets, Level, Relaxed, both_proven, part_value
 
 ROUNDS = 16

@@ -12,6 +12,18 @@ there; each bound below holds for every walk, so that a bracket is closed by any
         row: stage i counts w[i] (m - q) + sum_{s>i} w[s] + 2 sum_{s<i} w[s] times, wherever the slowest
         stage lies. The weights here are all alike: where most stages are about as slow as the slowest one,
         all rows are about as long.
+
+Where networks are slow, reductions say much: a walk evades that of stage 0, or those before s, by few layers
+there. With Theta and z as there and any weights theta over all stages,
+
+    (late), m >= q + 2       T >= R + sum_j theta[j] z[j] - sum_i (1 - Theta[i]) (b[i] + c[i])
+        with R the row of s and sums over all stages, for every stage j ends no sooner than R less
+        sum_{i<j} (b[i] + c[i]).
+        Proof. Up to s that is known. On j > s, micro-batch m comes from s, goes down to the last stage and
+        back: from its start on s to the end of its backward on j it takes sum_{s<=i<j} (f[i] + c[i]) and
+        t[j] + d[j], and R counts the same way on s, t[s] + d[s], which is longer by
+        sum_{s<=i<j} (b[i] + c[i]). Then fill, and the rest of R, lie before that start, and the drain
+        sum_{i<s} (b[i] + c[i]) is behind it.
 """
 
 from __future__ import annotations
@@ -20,6 +32,7 @@ import numpy as np
 
 from planner.cost.prices import Floats
 from planner.search.walks.cheapest import Walks
+from planner.search.walks.tables import StageTables, late_weights, shown_reductions_ms
 
 
 class OneSidedWalks(Walks):
@@ -51,6 +64,15 @@ class WeighedWalks(Walks):
         slowest[-1] = counted[-1]
         self.is_short = np.zeros(self.num_stages, dtype=np.bool_)
         return counted, counted, slowest
+
+
+class LateWalks(Walks):
+    """Shortest walks by the row (late); where m <= q + 1 the weights of stages behind s are its own."""
+
+    counts_behind = True
+
+    def _weights(self, tables: StageTables) -> Floats:
+        return late_weights(shown_reductions_ms(tables, self.num_layers))
 
 
 def row_weights(num_stages: int, num_microbatches: int) -> Floats:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.prices import Floats
-from planner.search.walks.cheapest import Ints, Walk, Walks
+from planner.search.walks.cheapest import Ints, Walks
+from planner.search.walks.found import Walk
 from planner.tolerances import NEXT_TO_NOTHING, NO_ZERO
 
 PASSES = 1.5

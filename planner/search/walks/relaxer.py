@@ -21,7 +21,7 @@ from planner.search.tables import ClassTables, Tables
 from planner.search.walks.chain import Chain, Counter, build_chain, count_classes, count_hosts, count_nothing
 from planner.search.walks.cheapest import Ints, Walks
 from planner.search.walks.mixed_rows import relax_by_rows
-from planner.search.walks.other_rows import OneSidedWalks, WeighedWalks
+from planner.search.walks.other_rows import LateWalks, OneSidedWalks, WeighedWalks
 from planner.search.walks.part import Limits, RelaxedPart
 from planner.search.walks.relaxation import (
     Found,
@@ -30,7 +30,7 @@ from planner.search.walks.relaxation import (
     counted_as_well,
     relax,
 )
-from planner.search.walks.tables import StageTables, least_times, longest_times
+from planner.search.walks.tables import StageTables, least_times, longest_times, shown_reductions_ms
 from planner.units import MS
 
 MAX_ENTRIES, MAX_FINE_ENTRIES = 6_000, 40_000
@@ -49,13 +49,18 @@ COARSE, FINE = 1.02, 1.004
 MAX_BRACKETS = 24
 LONG_PIPELINE = 2
 """Micro-batches over stages below which other rows are tried on what the first leave open."""
+LATE_COUNTS = 0.1
+"""Share of the cutoff from which reductions are looked at by a row of their own. A guess: from a
+hundredth on it took more time than it closed."""
 
 
-def kinds_of_walks(num_microbatches: int, num_stages: int) -> tuple[type[Walks], ...]:
-    """The rows that walks go by, one after the other; the first ones lead to orders worth trying."""
-    if num_microbatches < LONG_PIPELINE * num_stages:
-        return Walks, OneSidedWalks, WeighedWalks
-    return (Walks,)
+def kinds_of_walks(num_microbatches: int, num_stages: int, reduction_share: float) -> tuple[type[Walks], ...]:
+    """The rows that walks go by, one after the other; the first ones lead to orders worth trying.
+
+    `reduction_share`: how much of the cutoff a reduction would take behind an even pipeline.
+    """
+    others = (OneSidedWalks, WeighedWalks) if num_microbatches < LONG_PIPELINE * num_stages else ()
+    return (Walks, *((LateWalks,) if reduction_share > LATE_COUNTS else ()), *others)
 
 
 @dataclass(frozen=True)
@@ -184,9 +189,10 @@ class Relaxer:
         longest = longest_times(chain, stage_tables)
         floors = least_follow_ms(least, longest, stage_tables.follow, most, edges)
         blocks = not self.problem.stack.p2p_overlap
+        late_ms = float(shown_reductions_ms(stage_tables, self.problem.model.num_layers).max())
         main, *others = (
             kind(chain, counter, stage_tables, m, edges[1:], floors, most, sends_block=blocks)
-            for kind in kinds_of_walks(m, stages)
+            for kind in kinds_of_walks(m, stages, late_ms / cutoff_ms)
         )
         relaxed = relax(main, fewest, most, allowed, lows, highs, cutoff_ms, self.is_up, floor_ms=known_ms)
         if first is not None:

@@ -56,18 +56,35 @@ def heaviest_class(tables: StageTables, widest_ms: float) -> int:
 def reduction_weights(tables: StageTables, num_layers: int, *, over_all: bool = True) -> Floats:
     """Weights theta of the stages whose reductions count, [stage]; any that add up to 1 are valid.
 
-    Stage 0 if its reduction would end last were the layers dealt evenly, or unless `over_all`; else alike all
-    stages whose reductions would end late, so that no walk evades them by few layers on one of them.
+    Stage 0 if its reduction would end last were the layers dealt evenly, or unless `over_all`; else those of
+    `late_weights`.
     """
-    num_stages = tables.times.shape[1]
-    first: Floats = np.eye(num_stages)[0]
+    first: Floats = np.eye(tables.times.shape[1])[0]
     if not over_all:
         return first
-    usual = int(np.clip(round(num_layers / num_stages), 1, num_layers))
+    shown = shown_reductions_ms(tables, num_layers)
+    return first if shown[0] >= shown.max() else late_weights(shown)
+
+
+def late_weights(shown_ms: Floats) -> Floats:
+    """Alike for all stages whose reductions would end late, so that no walk evades them by few layers on one.
+
+    Parameters
+    ----------
+    shown_ms
+        As of `shown_reductions_ms`.
+    """
+    late = shown_ms >= LATE * shown_ms.max()
+    weights: Floats = late / late.sum()
+    return weights
+
+
+def shown_reductions_ms(tables: StageTables, num_layers: int) -> Floats:
+    """How long after the pipeline the reduction of each stage ends were the layers dealt evenly, [stage]."""
+    usual = int(np.clip(round(num_layers / tables.times.shape[1]), 1, num_layers))
     reduce, backward = tables.reduce[:, :, usual], tables.backward[:, :, usual]
     fits = np.isfinite(backward)
     count = np.maximum(fits.sum(axis=0), 1)
     reduce, backward = (np.where(fits, of, 0.0).sum(axis=0) / count for of in (reduce, backward))
-    shown = reduce - np.cumsum(backward) + backward
-    late = shown >= LATE * shown.max()
-    return first if shown[0] >= shown.max() else late / late.sum()
+    shown: Floats = reduce - np.cumsum(backward) + backward
+    return shown

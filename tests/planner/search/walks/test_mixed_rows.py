@@ -28,7 +28,7 @@ PLAN_S = 5.7118
 
 
 def test_weighed_rows_exceed_no_plan_and_follow_their_slope(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaxing, "kinds_of_walks", lambda num_microbatches, num_stages: (Walks, Walks))
+    monkeypatch.setattr(relaxing, "kinds_of_walks", lambda *given: (Walks, Walks))
     rng = np.random.default_rng(7)
     compared = 0
 
