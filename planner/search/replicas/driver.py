@@ -124,7 +124,7 @@ class ReplicaSearch(MeshSearch):
             if self.beside is not None:
                 self.beside.end()
         if self.mixing is not None:
-            self.mixing.improve(min(self.proven_s.values()))
+            self.mixing.improve(min(self.proven_s.values()), min(self.whole_s.values()))
             mixes_s = self.mixing.bound_s
         for proven_s, close in (
             (self.whole_s, self.frontier.close),
@@ -163,7 +163,7 @@ class ReplicaSearch(MeshSearch):
             share = SHARE_OF_REST if self.cut_search is not None and self.beside is None else share
             cut = self._narrower("flagscale", MeshSearch, share, mixing.choose if is_later else None)
         mixing.choose()
-        mixing.improve(min(self.proven_s.values()))
+        mixing.improve(min(self.proven_s.values()), min(self.whole_s.values()))
         return cut
 
     def _taken(self, target: TargetName, beside: Beside[Result]) -> bool | None:

@@ -137,17 +137,25 @@ class Mixing:
             found.take(self.search, self.opener)
         return found
 
-    def improve(self, others_s: float) -> None:
+    def improve(self, others_s: float, whole_s: float = np.inf) -> None:
         """Raise the bound by all that tells anything where mixes hold that of all plans.
 
         Parameters
         ----------
         others_s
             What no other plan undercuts [s].
+        whole_s
+            The same for plans without virtual stages: beyond it the bound of mixes tells nothing [s].
         """
-        search, mixes, most_s = self.search, self.mixes, self.search.frontier.cutoff_s * BEYOND
+        search, mixes = self.search, self.mixes
+        most_s = min(search.frontier.cutoff_s, whole_s) * BEYOND
         # Without a plan there is no time that mixes could be shown not to undercut.
-        if mixes is None or most_s == np.inf or self.bound_s > others_s or self.bound_s >= most_s:
+        if (
+            mixes is None
+            or search.frontier.cutoff_s == np.inf
+            or self.bound_s > others_s
+            or self.bound_s >= most_s
+        ):
             return
         if search.clock.is_up:
             return
@@ -163,7 +171,7 @@ class Mixing:
             # Good mixes are of chains that stay open at good prices.
             mixes.improve_at_first(most_s)
             choose_mixes(search, self.opener, mixes)
-            most_s = search.frontier.cutoff_s * BEYOND
+            most_s = min(search.frontier.cutoff_s, whole_s) * BEYOND
         self.share_up_s = 0.0
         self.bound_s = max(self.bound_s, mixes.improve_further(most_s))
 

@@ -353,6 +353,23 @@ def test_rooms_that_do_not_close_a_time_close_one_before_it(monkeypatch: pytest.
     assert sorted(set(np.round(asked, 9))) == [0.6, 0.8, 0.9, 1.0]
 
 
+def test_mixes_are_bounded_no_further_than_what_others_leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit left one of 22 choices no time, as another one was bounded beyond a cut search of FlagScale."""
+    search = ReplicaSearch(tiny_of_two(7), None)
+    search.table = replica_degrees(search.problem)
+    mixing, asked = Mixing(search, 0.0), list[float]()
+    assert mixing.mixes is not None
+    monkeypatch.setattr(type(search.frontier), "cutoff_s", 1.0)
+    monkeypatch.setattr(type(mixing.mixes), "begin_with_rooms", False)
+    monkeypatch.setattr(mixing.mixes, "improve_further", lambda most_s: asked.append(most_s) or most_s)
+    mixing.improve(0.5, 0.7)
+    assert mixing.bound_s == pytest.approx(0.7)
+    # Nothing is left to tell; once the others go beyond it there is.
+    mixing.improve(0.6, 0.7)
+    mixing.improve(2.0, 3.0)
+    assert asked == pytest.approx([0.7, 1.0])
+
+
 def test_a_class_behind_a_slow_link_is_left_out_of_mixes() -> None:
     """Choices leave out what pipelines exchange, and took a chip along whose link made them useless."""
     small = tiny_of_two(7)
