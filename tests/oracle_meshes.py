@@ -74,7 +74,7 @@ def _sequences(problem: Problem, shapes: list[Shape], split: bool) -> Iterator[t
             if problem.model.moe is not None and not split and degrees != {1}:
                 continue  # experts with tensor parallelism need the split
             first, last = sequence[0], sequence[-1]
-            if problem.model.tied_embeddings and (
+            if problem.model.copies_embedding and (
                 first[1] != last[1]
                 or (first[2] % last[2] and last[2] % first[2])
                 or any(tp % first[1] or dp % min(first[2], last[2]) for _, tp, dp in sequence)
