@@ -103,7 +103,7 @@ def plan(
         problem = problem.model_copy(update={"options": options})
     check_target(problem.target, f"{problem.name}: target")
     from planner.launchers.expressible import buildable, check_expressible
-    from planner.leaving import check_again, with_problem_inside, with_remaining_time
+    from planner.leaving import check_again, with_problem_inside, with_remaining_time, with_room_for_experts
     from planner.search.targets import load_search, search_target
 
     check_expressible(problem)
@@ -115,7 +115,7 @@ def plan(
         with_remaining_time(problem, elapsed_s), on_progress, seeds, beyond_s=beyond_s, floors=floors
     )
     check_again(problem, result)
-    return with_problem_inside(result, problem)
+    return with_problem_inside(with_room_for_experts(result, problem), problem)
 
 
 def plan_all(
@@ -136,7 +136,7 @@ def plan_all(
     if options is not None:
         problem = problem.model_copy(update={"options": options})
     from planner.launchers.each_target import search_each
-    from planner.leaving import check_again, with_problem_inside, with_remaining_time
+    from planner.leaving import check_again, with_problem_inside, with_remaining_time, with_room_for_experts
     from planner.search.targets import PLANNED_TARGETS, load_search
 
     for target in PLANNED_TARGETS:
@@ -146,7 +146,7 @@ def plan_all(
     for target, result in search_each(with_remaining_time(problem, elapsed_s), on_progress).items():
         asked = problem.model_copy(update={"target": target})
         check_again(asked, result)
-        answers[target] = with_problem_inside(result, asked)
+        answers[target] = with_problem_inside(with_room_for_experts(result, asked), asked)
     return answers
 
 

@@ -64,6 +64,16 @@ def check_again(problem: Problem, result: Result) -> None:
         )
 
 
+def with_room_for_experts(result: Result, problem: Problem) -> Result:
+    """The same result, whose best plan says how unevenly its experts may be loaded."""
+    from planner.simulate.uneven_experts import with_most_imbalance
+
+    if result.plan is None or result.evaluation is None:
+        return result
+    evaluation = with_most_imbalance(problem, result.plan, result.evaluation)
+    return result.model_copy(update={"evaluation": evaluation})
+
+
 def with_problem_inside(result: Result, problem: Problem) -> Result:
     """The same result, whose plans carry the problem that they answer."""
     if result.plan is None:

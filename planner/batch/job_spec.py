@@ -111,6 +111,8 @@ class JobSpec(Wishes):
     """Sequences of a training step."""
     precision: Precision | None = None
     """Number format of the matrix products."""
+    expert_imbalance: float | None = Field(default=None, ge=1)
+    """Tokens that come to the busiest rank's experts, over an even share of all."""
     target: TargetName | None = None
     """Launcher that must be able to run the plan."""
     stack: str | SoftwareStack | None = None

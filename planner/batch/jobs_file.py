@@ -229,6 +229,7 @@ def described(spec: JobSpec, common: dict[str, Any]) -> str:
     work = f"{batch} x {seq}" if batch and seq else f"batch {batch}" if batch else f"sequence {seq}"
     parts = [head] + ([work] if batch or seq else [])
     parts += [_shown(v) for v in (spec.precision, spec.target, spec.stack) if v is not None]
+    parts += [f"load {spec.expert_imbalance:g}"] if spec.expert_imbalance is not None else []
     parts += [] if spec.kind == "plan" else [spec.kind.replace("_", " ")]
     for key, value in spec.options().items():
         if key not in ("time_limit_s", "workers") and common.get(key) != value:

@@ -102,7 +102,7 @@ _DEFAULTS: dict[str, Any] = {
 def _workload(spec: JobSpec, base: Workload | None, where: str) -> Workload:
     wanted = {
         name: getattr(spec, name)
-        for name in ("seq_length", "global_batch_size", "precision")
+        for name in ("seq_length", "global_batch_size", "precision", "expert_imbalance")
         if getattr(spec, name) is not None
     }
     if base is not None:

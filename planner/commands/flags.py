@@ -19,6 +19,14 @@ Model = Annotated[
 SeqLength = Annotated[int | None, typer.Option(help="Tokens of a sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences of a training step.")]
 Precision = Annotated[str | None, typer.Option(help="bf16, fp16, fp8, ...")]
+ExpertImbalance = Annotated[
+    float | None,
+    typer.Option(
+        help="Tokens that come to the busiest rank's experts, over an even share; memory and time are those "
+        "of that rank. [default: 1]",
+        show_default=False,
+    ),
+]
 Stack = Annotated[str | None, typer.Option(help="Training software: see `hetplan list stacks`.")]
 Gap = Annotated[
     float | None,

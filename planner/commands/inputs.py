@@ -27,6 +27,7 @@ _FLAGS = {
     "seq_length": "--seq-length",
     "global_batch_size": "--global-batch-size",
     "precision": "--precision",
+    "expert_imbalance": "--expert-imbalance",
 }
 """Flag of each field, for messages."""
 
@@ -40,6 +41,7 @@ def problem_from_flags(
     seq_length: int | None,
     global_batch_size: int | None,
     precision: str | None,
+    expert_imbalance: float | None,
     target: str | None,
     stack: str | None,
 ) -> Problem:
@@ -50,7 +52,12 @@ def problem_from_flags(
     InstanceError
         Where both or neither are given, or a value is wrong.
     """
-    work = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
+    work = {
+        "seq_length": seq_length,
+        "global_batch_size": global_batch_size,
+        "precision": precision,
+        "expert_imbalance": expert_imbalance,
+    }
     work = {key: value for key, value in work.items() if value is not None}
     if name is not None or inside is not None:
         if cluster is not None or model is not None:
@@ -69,9 +76,10 @@ def problem_from_flags(
     checked(Workload, {}, work)
     chosen = {"target": target, "stack": stack, "precision": precision}
     given: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
-    return load.build_problem(
+    built = load.build_problem(
         cluster=cluster, model=model, seq_length=seq_length, global_batch_size=global_batch_size, **given
     )
+    return built if expert_imbalance is None else _replaced(built, work, target=None, stack=None)
 
 
 def _missing_batch(seq_length: int | None, global_batch_size: int | None) -> str:

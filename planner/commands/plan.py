@@ -39,6 +39,7 @@ class PlanRequest:
     seq_length: int | None = None
     global_batch_size: int | None = None
     precision: str | None = None
+    expert_imbalance: float | None = None
     stack: str | None = None
     target: str | None = None
     time_limit_s: float | None = None
@@ -197,6 +198,7 @@ def load(request: PlanRequest, inside: Problem | None = None) -> Problem:
         seq_length=request.seq_length,
         global_batch_size=request.global_batch_size,
         precision=request.precision,
+        expert_imbalance=request.expert_imbalance,
         target=request.target,
         stack=request.stack,
     )

@@ -26,6 +26,7 @@ def _asked(
     seq_length: flags.SeqLength = None,
     global_batch_size: flags.GlobalBatchSize = None,
     precision: flags.Precision = None,
+    expert_imbalance: flags.ExpertImbalance = None,
     stack: flags.Stack = None,
     target: flags.Target = None,
     gap: flags.Gap = None,

@@ -19,6 +19,7 @@ from planner.launchers.read.constants import other_constants
 from planner.launchers.read.flags import split_words
 from planner.launchers.read.launch import read_launch
 from planner.launchers.read.same_model import differences
+from planner.simulate.uneven_experts import with_most_imbalance
 
 
 def run(problem_name: str | None, plan_path: Path, *, as_json: bool) -> ExitCode:
@@ -97,7 +98,7 @@ def _plan_command(problem: Problem, cluster: str, target: TargetName) -> str:
 
 
 def _show(problem: Problem, plan: Plan, *, as_json: bool, read_back: ReadBack | None = None) -> ExitCode:
-    evaluation = api.predict(problem, plan)
+    evaluation = with_most_imbalance(problem, plan, api.predict(problem, plan))
     if read_back is not None:
         violations = (*evaluation.violations, *read_back.refusals)
         evaluation = evaluation.model_copy(update={"violations": violations})

@@ -73,6 +73,9 @@ class Evaluation(Data):
     """Rules that the plan breaks; empty for a plan that may leave."""
     assumptions: tuple[str, ...] = ()
     """What was taken for granted: scaled chips, guessed links."""
+    most_expert_imbalance: float | None = None
+    """Largest `expert_imbalance` of the workload that the plan still fits; null where that has no part in it,
+    and from `predict` of the Python API, which is short of time (`planner.simulate.uneven_experts`)."""
     timeline: tuple[TimelineEvent, ...] | None = None
     """Start and end of every piece of work, where asked for."""
 

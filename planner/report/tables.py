@@ -172,6 +172,8 @@ def speed_grid(problem: Problem, plan: Plan, evaluation: Evaluation) -> Table:
     days = TRILLION / evaluation.tokens_per_s / DAY_S
     grid.add_row("", f"{days:,.{1 if days < 100 else 0}f} days for a trillion tokens")
     grid.add_row("MFU", f"{format_percent(evaluation.mfu)} of the peak of the chips used")
+    if evaluation.most_expert_imbalance is not None:
+        grid.add_row("experts", words.uneven_experts(problem, evaluation.most_expert_imbalance))
     return grid
 
 

@@ -180,3 +180,13 @@ def differences(best: Plan, other: Plan) -> str:
     if recompute_runs(best) != recompute_runs(other):
         parts.append(f"recompute {recompute_runs(other)}")
     return "; ".join(parts) or "hosts or rank order only"
+
+
+def uneven_experts(problem: Problem, most: float) -> str:
+    """How unevenly tokens may come to the experts, and what to do where that is too little."""
+    asked = problem.workload.expert_imbalance
+    planned = "an even load" if asked == 1.0 else f"{asked:g} times an even share on the busiest rank"
+    return (
+        f"planned for {planned}; memory holds up to {most:.2f} times an even share of the tokens on one rank "
+        "(--expert-imbalance plans for more)"
+    )

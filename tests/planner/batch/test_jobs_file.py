@@ -54,6 +54,22 @@ def test_named_problem_is_the_shipped_one_and_fields_replace_its_own(tmp_path: P
     assert other.problem.options == Options(gap=0.02)
 
 
+def test_jobs_differ_in_how_unevenly_experts_are_loaded(tmp_path: Path) -> None:
+    even, uneven = read(
+        tmp_path,
+        jobs_text(
+            jobs=[
+                "{problem: mixtral-8x7b-h100-64}",
+                "{problem: mixtral-8x7b-h100-64, expert_imbalance: 1.3}",
+            ]
+        ),
+    )
+    assert even.problem is not None and uneven.problem is not None
+    assert even.problem.workload.expert_imbalance == 1.0
+    assert uneven.problem.workload.expert_imbalance == 1.3
+    assert "load 1.3" in uneven.name and even.name != uneven.name
+
+
 def test_defaults_hold_for_list_and_grid_and_entries_override_them(tmp_path: Path) -> None:
     text = jobs_text(
         defaults="{gap: 0.03, time_limit_s: 20, memory_gib: 2}",
