@@ -143,14 +143,14 @@ def _further_bytes(problem: Problem, sequence: tuple[Shape, ...]) -> list[float]
     if len({shape[1:] for shape in sequence}) < 2:
         return [0.0] * len(sequence)
     lanes = [_pipelines(tuple(shape[i] for shape in sequence)) for i in (1, 2)]
-    one = problem.stack.communicator_gib * 2**30
+    one = max(problem.stack.communicator_gib, problem.stack.far_communicator_gib or 0.0) * 2**30
     two = one * 544 / 688
     most = [
         math.prod(max(Counter(way[s] for way in ways).values()) for ways in lanes)
         for s in range(len(sequence))
     ]
     further = [(count - 1) * (one if len(sequence) > 2 else two) for count in most]
-    if problem.model.tied_embeddings:
+    if problem.model.copies_embedding:
         for here in (0, -1):
             pairs = [{(way[here], way[-1 - here]) for way in ways} for ways in lanes]
             met = math.prod(max(Counter(a for a, _ in of_lane).values()) for of_lane in pairs)
