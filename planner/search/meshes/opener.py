@@ -26,6 +26,7 @@ from planner.search.meshes.bounding import Learned, bound_by_walks, bound_length
 from planner.search.meshes.cutting import Cutter
 from planner.search.meshes.ends import Ends
 from planner.search.meshes.families import Family, found_in, list_families, make_family
+from planner.search.meshes.listers import list_pipelines
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
 from planner.search.meshes.shapes import Batch, can_be_placed, leads_to_its_end
@@ -109,9 +110,12 @@ class MeshOpener(Opener):
             super().open(bound_s, item)
 
     def _look_at_lengths(self, bound_s: float, part: Lengths) -> None:
-        """Bound some numbers of stages together, then cut them; one is bounded by batches."""
+        """List the few pipelines of some numbers of stages; else bound these together, then cut them."""
         stages, known_s = np.array(part.stages), np.array(part.bounds_s)
         stages, known_s = self._open_lengths(stages, known_s)
+        if len(stages):
+            is_listed = list_pipelines(self, part, stages, known_s)
+            stages, known_s = stages[~is_listed], known_s[~is_listed]
         if not len(stages):
             return
         lengths, family = stages.tolist(), self.family(part.choice, part.ends)

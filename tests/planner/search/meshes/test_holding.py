@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from planner.data.problem import Problem
-from planner.search.meshes import bounding, closing, sequences
+from planner.search.meshes import bounding, closing, listing, sequences
 from planner.search.meshes.brackets import EXCESS, FOLLOW, PACE, SLOWEST, SUM, Brackets
 from planner.search.meshes.choices import Choices
 from planner.search.meshes.closing import close_lengths, least_sum
@@ -338,6 +338,7 @@ def test_no_length_is_closed_at_the_step_of_its_best_pipeline(seed: int) -> None
 def test_lengths_held_against_limits_change_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(21, most_layers=3).model_copy(update={"target": "flagscale"})
     monkeypatch.setattr(sequences, "MOST_LISTED", 0)
+    monkeypatch.setattr(listing, "MOST_BEGUN", 0)
     both = []
     for limits in (bounding.LIMITS, ()):
         monkeypatch.setattr(bounding, "LIMITS", limits)
@@ -356,6 +357,7 @@ def searched() -> MeshOpener:
     search = MeshSearch(random_problem(7, most_layers=6).model_copy(update={"target": "flagscale"}), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequences, "MOST_LISTED", 0)
+        patch.setattr(listing, "MOST_BEGUN", 0)
         search.run()
     assert isinstance(search.opener, MeshOpener)
     return search.opener

@@ -22,7 +22,7 @@ from planner.rules.flagscale_config import config_violations
 from planner.search import driver as whole_driver
 from planner.search.items import Lengths, Prefix
 from planner.search.meshes import annealer as annealer_module
-from planner.search.meshes import bounding, driver
+from planner.search.meshes import bounding, driver, listing
 from planner.search.meshes.annealer import WORK_OF_A_STEP, MeshAnnealer
 from planner.search.meshes.annealing import NOTHING, anneal, mesh_times
 from planner.search.meshes.ascent import Ascent
@@ -449,6 +449,8 @@ def test_a_plan_whose_stages_mix_chips_begins_no_search_of_whole_ones() -> None:
 def test_a_search_ends_by_itself_where_parts_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a time limit it went on for ever where sets of pipelines kept the bound below the gap."""
     monkeypatch.setattr(driver, "STALE_SETS", 2)
+    # Pipelines one by one would leave nothing open.
+    monkeypatch.setattr(listing, "MOST_BEGUN", 0)
     problem = problem_of(global_batch_size=8)
     options = problem.options.model_copy(update={"gap": 0.0})
     result = driver.search_meshes(problem.model_copy(update={"options": options}))

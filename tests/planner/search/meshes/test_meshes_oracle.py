@@ -6,7 +6,7 @@ import pytest
 
 from planner.data.problem import Problem
 from planner.data.result import Result
-from planner.search.meshes import bounding, sequences
+from planner.search.meshes import bounding, listing, sequences
 from planner.search.meshes.driver import MeshSearch
 from planner.simulate.evaluate import evaluate
 from tests.oracle_meshes import brute_force_meshes
@@ -41,11 +41,14 @@ def assert_search_finds_the_best(
     problem = with_deferred_sends(problem) if deferred else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
-    # Pipelines that are few are listed, which every third problem shows; the bounds that close sets of them
-    # must not lose any.
-    for most_listed in (sequences.MOST_LISTED, 0) if seed % 3 == 0 else (0,):
+    # Pipelines that are few are listed, which every third problem shows, or those that keep a limit; the
+    # bounds that close sets of them must not lose any.
+    most_begun = listing.MOST_BEGUN
+    of_third = ((sequences.MOST_LISTED, most_begun), (0, most_begun))
+    for most_listed, most in (*(of_third if seed % 3 == 0 else ()), (0, 0)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sequences, "MOST_LISTED", most_listed)
+            patch.setattr(listing, "MOST_BEGUN", most)
             # In problems of a few layers more halvings close nothing that these leave open.
             patch.setattr(bounding, "MOST_HALVINGS", 8)
             assert_is_best(problem, MeshSearch(problem, None).run(), best, seed, spreads=experts)
