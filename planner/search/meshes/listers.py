@@ -5,6 +5,7 @@ The constants are guesses: they say what is looked at, never what is proven.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_UNLISTED = 3
 """Numbers of stages with too many pipelines to list after which no more are tried. A guess."""
+TRIED = 3
+"""Pipelines of one number of stages that are tried at once. A guess."""
 
 
 def list_pipelines(opener: MeshOpener, part: Lengths, stages: Ints, known_s: Floats) -> NDArray[np.bool_]:
@@ -40,9 +43,18 @@ def list_pipelines(opener: MeshOpener, part: Lengths, stages: Ints, known_s: Flo
             opener.frontier.close(cutoff_s)
             for member, order, least_ms in found:
                 opener.push_orders(max(float(known_s[i]), least_ms * MS), member, [order])
+            _try_best(opener, found)
         if np.count_nonzero(~is_listed[: i + 1]) >= MOST_UNLISTED:
             break
     return is_listed
+
+
+def _try_best(opener: MeshOpener, found: list[tuple[int, tuple[int, ...], float]]) -> None:
+    """Try those of least bound: a better plan leaves fewer."""
+    ranked = (one for one in sorted(found, key=lambda one: one[2]) if opener.is_allowed(*one[:2]))
+    for member, order, least_ms in islice(ranked, TRIED):
+        if least_ms * MS < opener.frontier.cutoff_s:
+            opener.try_order(member, order)
 
 
 def _of_length(
