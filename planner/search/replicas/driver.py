@@ -89,6 +89,7 @@ class ReplicaSearch(MeshSearch):
     ) -> None:
         super().__init__(problem, on_progress)
         self.seeds = [plan for plan in seeds if keeps_wishes(problem, plan)]
+        self.reason = None
         self.whole = self.of_equal_degrees = problem
         """The problem with every degree that the narrower launchers may use."""
         launchers: tuple[TargetName, ...] = ("megatron-lm", "flagscale")
@@ -100,6 +101,11 @@ class ReplicaSearch(MeshSearch):
         """The search for Megatron-LM, where a limit cut it."""
         self.beside: Beside[Result] | None = None
         """Another process that goes on with it."""
+
+    def run(self) -> Result:
+        """Search all parts. What FlagScale and mixes cannot keep may leave them no degrees: the others have."""
+        beyond = pinned_beyond(self.whole) is not None
+        return self._ended(lambda: (beyond or bool(len(self.table))) and self._search())
 
     def _search(self) -> bool:
         self.offer_seeds()

@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +122,17 @@ def test_a_plan_beyond_what_flagscale_may_use_is_begun_with(problem: Problem) ->
     assert search.seeds == [plan]
     search.offer_seeds()
     assert search.incumbent.ranked()[0].plan.context_parallel == 2
+
+
+@pytest.mark.parametrize("wish", [{"pin": {"cp": 2, "mbs": 1}}, {"pin": {"mbs": 1}, "forbid": ("cp=1",)}])
+def test_what_only_megatron_lm_keeps_is_found_there(problem: Problem, wish: dict[str, Any]) -> None:
+    """No degrees without context parallelism were left, and no plan was said to exist."""
+    options = Options(gap=0.5, max_pipeline_parallel=1, least_context_tokens=1024, **wish)
+    found = api.plan(problem.model_copy(update={"target": "unrestricted"}), options)
+    assert found.plan is not None and found.plan.context_parallel >= 2
+    narrow = api.plan(problem, options)
+    assert found.bound_s is not None and narrow.evaluation is not None
+    assert found.bound_s <= narrow.evaluation.step_s * (1 + 1e-9)
 
 
 def test_nothing_is_begun_once_the_time_is_up(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
