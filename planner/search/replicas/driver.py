@@ -103,7 +103,7 @@ class ReplicaSearch(MeshSearch):
         """Another process that goes on with it."""
 
     def run(self) -> Result:
-        """Search all parts. What FlagScale and mixes cannot keep may leave them no degrees: the others have."""
+        """Search all parts. What FlagScale cannot keep may leave it no degrees: others have some."""
         beyond = pinned_beyond(self.whole) is not None
         return self._ended(lambda: (beyond or bool(len(self.table))) and self._search())
 
