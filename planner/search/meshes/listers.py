@@ -20,8 +20,9 @@ from planner.units import MS
 if TYPE_CHECKING:
     from planner.search.meshes.opener import MeshOpener
 
-MOST_UNLISTED = 3
-"""Numbers of stages with too many pipelines to list after which no more are tried. A guess."""
+CREDIT = 2
+"""How many more numbers of stages may have too many pipelines to list, which costs some 0.2 s each, than have
+a few, before no more are tried in the whole search. A guess."""
 TRIED = 3
 """Pipelines of one number of stages that are tried at once. A guess."""
 
@@ -32,20 +33,21 @@ def list_pipelines(opener: MeshOpener, part: Lengths, stages: Ints, known_s: Flo
     `known_s` are bounds of these numbers. Nothing is listed of many families at once, nor without a plan.
     """
     is_listed, cutoff_s = np.zeros(len(stages), dtype=np.bool_), opener.frontier.cutoff_s
-    if part.choice < opener.num_wide or not np.isfinite(cutoff_s):
+    if part.choice < opener.num_wide or not np.isfinite(cutoff_s) or opener.credit <= 0:
         return is_listed
     listers = _listers(opener, part, cutoff_s)
     for i, p in enumerate(stages.tolist() if listers else ()):
         found = _of_length(opener, listers, p)
-        if found is not None:
-            is_listed[i] = True
-            # What is not listed takes no less.
-            opener.frontier.close(cutoff_s)
-            for member, order, least_ms in found:
-                opener.push_orders(max(float(known_s[i]), least_ms * MS), member, [order])
-            _try_best(opener, found)
-        if np.count_nonzero(~is_listed[: i + 1]) >= MOST_UNLISTED:
+        if found is None:
+            # Of longer ones there are more.
+            opener.credit -= 1
             break
+        is_listed[i], opener.credit = True, opener.credit + bool(found)
+        # What is not listed takes no less.
+        opener.frontier.close(cutoff_s)
+        for member, order, least_ms in found:
+            opener.push_orders(max(float(known_s[i]), least_ms * MS), member, [order])
+        _try_best(opener, found)
     return is_listed
 
 

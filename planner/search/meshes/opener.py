@@ -26,7 +26,7 @@ from planner.search.meshes.bounding import Learned, bound_by_walks, bound_length
 from planner.search.meshes.cutting import Cutter
 from planner.search.meshes.ends import Ends
 from planner.search.meshes.families import Family, found_in, list_families, make_family
-from planner.search.meshes.listers import list_pipelines
+from planner.search.meshes.listers import CREDIT, list_pipelines
 from planner.search.meshes.places import Ints, Places, PlaceTables
 from planner.search.meshes.relaxation import Found
 from planner.search.meshes.shapes import Batch, can_be_placed, leads_to_its_end
@@ -96,6 +96,8 @@ class MeshOpener(Opener):
         """Its layers."""
         self.reached_s: dict[int, float] = {}
         """Step time of the best plan of every batch that was judged here."""
+        self.credit = CREDIT
+        """How many more attempts to list pipelines may fail."""
         self.promising: dict[int, tuple[Found, ...]] = {}
         """Pipelines that the last look at a batch came to."""
 
