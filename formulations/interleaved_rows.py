@@ -49,10 +49,11 @@ Leaves out what chunks of different length cost between the two ends: paths that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from formulations.interleaved_paths import Floats
+from formulations.interleaved_paths import Floats, PathRow
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class WaitRow:
 def wait_rows(num_stages: int, num_microbatches: int, virtual_stages: int) -> list[WaitRow]:
     """The rows (wait) of every stage, on both sides."""
     p, m, v = num_stages, num_microbatches, virtual_stages
-    rows = []
+    rows, run = [], forwards_before(p, v)
 
     def add(s: int, own: Floats, other: Floats, sends: Floats) -> None:
         rows.append(WaitRow(s, False, own, other, sends))
@@ -89,14 +90,83 @@ def wait_rows(num_stages: int, num_microbatches: int, virtual_stages: int) -> li
             add(s, own, np.zeros((p, v)), sends)
         if m > p:
             own, other = np.ones((p, v)), np.zeros((p, v))
-            forwards = np.arange(2 * (p - 1 - s) + (v - 1) * p + 1)
-            own[s] -= np.bincount(forwards // p % v, minlength=v)
+            own[s] -= run[s]
             other[s + 1 :, v - 1] = 1
             sends = np.full(p, float(v - 1))
             sends[: p - 1] += 1
             sends[s : p - 1] += 1
             add(s, own, other, sends)
     return rows
+
+
+def largest_waits(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> Floats:
+    """The largest row (wait) of many pipelines, [pipeline]: with times at hand far quicker than row by row.
+
+    Parameters
+    ----------
+    forward, backward
+        [pipeline, stage, chunk] of one time unit.
+    send
+        [pipeline, stage]; the last entry leads from the last stage to the first.
+    """
+    own = num_microbatches * (forward + backward).sum(axis=2)
+    before = _waits(forward, backward, send, num_microbatches)
+    largest: Floats = (own + before + _waits(backward, forward, send, num_microbatches)).max(axis=1)
+    return largest
+
+
+def largest_wait(forward: Floats, backward: Floats, send: Floats, num_microbatches: int) -> PathRow:
+    """The largest row (wait) of one pipeline, arrays [stage, chunk] and [stage], as the path that it is."""
+    p, v = forward.shape
+    factors = _wait_factors(p, num_microbatches, v)
+    values = factors @ np.concatenate([forward.ravel(), backward.ravel(), send])
+    ends = num_microbatches * (forward + backward).sum(axis=1) + values.max(axis=2).sum(axis=1)
+    s = int(np.argmax(ends))
+    counts = factors[s, [0, 1], values[s].argmax(axis=1)].sum(axis=0).round().astype(int)
+    pieces, sends = counts[: 2 * p * v].reshape(2, p, v), counts[2 * p * v :]
+    pieces[:, s] += num_microbatches
+    there, back = (tuple(map(tuple, one)) for one in pieces.tolist())
+    return PathRow(there, back, tuple(sends.tolist()), 0)
+
+
+@lru_cache(maxsize=16)
+def _wait_factors(num_stages: int, num_microbatches: int, virtual_stages: int) -> Floats:
+    """Factors of the rows (wait), [stage, whether after, row, piece]."""
+    p = num_stages
+    rows = wait_rows(p, num_microbatches, virtual_stages)
+    rows.sort(key=lambda row: (row.stage, row.after))
+    flat = [np.concatenate([row.forward.ravel(), row.backward.ravel(), row.sends]) for row in rows]
+    return np.array(flat).reshape(p, 2, len(rows) // (2 * p), -1)
+
+
+def _waits(own: Floats, other: Floats, send: Floats, num_microbatches: int) -> Floats:
+    """How long each stage waits at least before its work, [pipeline, stage]; after it with own and other
+    exchanged."""
+    p, v = own.shape[1:]
+    up, behind, around = np.cumsum(send, axis=1) - send, send.copy(), send.sum(axis=1)[:, None]
+    behind[:, -1] = 0.0
+    behind = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
+    each = own.sum(axis=1)[:, None] - p * own
+    waits = np.cumsum(each, axis=2) - each + np.cumsum(own, axis=1) - own
+    waits += (around * np.arange(v))[:, None] + up[:, :, None]
+    least: Floats = waits.max(axis=2)
+    if num_microbatches > p:
+        last = other[:, :, v - 1]
+        beyond = np.cumsum(last[:, ::-1], axis=1)[:, ::-1] - last
+        sends = (v - 1) * around + behind[:, :1] + behind
+        run = (forwards_before(p, v) * own).sum(axis=2)
+        np.maximum(least, own.sum(axis=(1, 2))[:, None] - run + beyond + sends, out=least)
+    return least
+
+
+def forwards_before(num_stages: int, virtual_stages: int) -> Floats:
+    """Forwards of each stage before its first backward, where the step is longer, [stage, chunk]."""
+    p, v = num_stages, virtual_stages
+    counts = np.zeros((p, v))
+    for s in range(p):
+        forwards = np.arange(2 * (p - 1 - s) + (v - 1) * p + 1)
+        counts[s] = np.bincount(forwards // p % v, minlength=v)
+    return counts
 
 
 def dealt_factors(num_stages: int, num_microbatches: int, virtual_stages: int) -> tuple[Floats, Floats]:

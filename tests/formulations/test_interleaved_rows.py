@@ -11,7 +11,14 @@ import pytest
 
 from formulations.interleaved_detours import Detour, detour_rows
 from formulations.interleaved_paths import longest_paths, row_value, stage_ends
-from formulations.interleaved_rows import WaitRow, dealt_factors, hop_factors, wait_rows
+from formulations.interleaved_rows import (
+    WaitRow,
+    dealt_factors,
+    hop_factors,
+    largest_wait,
+    largest_waits,
+    wait_rows,
+)
 from planner.simulate.pipeline import simulate, stage_ends_s
 
 REL = 1e-12
@@ -76,6 +83,16 @@ def waits(x: Pipeline) -> np.ndarray:
     """The largest row (wait)."""
     largest: np.ndarray = (waits_of_stages(x) + x.m * x.both).max(axis=-1)
     return largest
+
+
+def test_the_largest_wait_at_once_is_that_of_the_rows() -> None:
+    rng = np.random.default_rng(31)
+    for _ in range(60):
+        x = random_pipeline(rng)
+        expected = pytest.approx(float(waits(x)), rel=REL)
+        assert largest_waits(x.forward[None], x.backward[None], x.send[None], x.m)[0] == expected
+        row = largest_wait(x.forward, x.backward, x.send, x.m)
+        assert row_value(row, x.forward, x.backward, x.send) == expected
 
 
 def hops(x: Pipeline) -> np.ndarray:

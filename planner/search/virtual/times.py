@@ -14,15 +14,17 @@ and take to recompute, is added there. Long steps are read off two short ones, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from formulations.interleaved_paths import PathRow, Schedules
+from formulations.interleaved_rows import largest_wait, largest_waits
 from planner.cost.communication.hops import block_on_sends
 from planner.cost.prices import Floats
 from planner.search.heuristics.walkers import Bools
-from planner.search.virtual.local import SHORT_GROUPS
+from planner.search.virtual.local import MOST_GROUPS, SHORT_GROUPS
 from planner.search.virtual.stage_terms import StageTerms, padded, stage_terms
 from planner.search.virtual.tables import VirtualClassTables
 from planner.search.walks.cheapest import Ints
@@ -57,9 +59,13 @@ class Run:
     """Schedules whose ends add up to the steps with these weights."""
     reduction_ms: Floats
     """[walker, stage]"""
+    waiting: Callable[[int], PathRow | None]
+    """The row (wait) of a walker, where its step is read off that."""
 
     def paths(self, walker: int) -> list[tuple[float, PathRow]]:
         """The longest paths of a plan, with their weights."""
+        if row := self.waiting(walker):
+            return [(1.0, row)]
         reduction = self.reduction_ms[walker]
         return [
             (weight, one.path(walker, int(np.argmax(one.ends[walker] + reduction))))
@@ -119,12 +125,22 @@ class DealingTimes:
         p, m, reduction = forward.shape[1], self.num_microbatches, pieces[..., 2 * v + 1]
         after = self.after_ms(pieces, order)
         parts: list[tuple[float, int]] = [(1.0, m)]
-        if m // p > SHORT_GROUPS[-1] + 1:
-            more = m // p - SHORT_GROUPS[-1]
-            parts = [(-float(more), SHORT_GROUPS[0] * p), (1.0 + more, SHORT_GROUPS[1] * p)]
+        if (groups := m // p) > MOST_GROUPS:
+            more = (groups - SHORT_GROUPS[1]) / (SHORT_GROUPS[1] - SHORT_GROUPS[0])
+            parts = [(-more, SHORT_GROUPS[0] * p), (1.0 + more, SHORT_GROUPS[1] * p)]
         found = tuple((weight, Schedules(forward, backward, send, count)) for weight, count in parts)
-        ends = sum(weight * (one.ends + reduction).max(axis=1) for weight, one in found)
-        return Run(ends + after, found, reduction)
+        ends = np.sum([weight * (one.ends + reduction).max(axis=1) for weight, one in found], axis=0)
+        is_waiting = np.zeros(len(ends), dtype=np.bool_)
+        if len(found) > 1:
+            waits = largest_waits(forward, backward, send, m) + reduction[:, 0]
+            is_waiting = waits > ends
+            ends = np.maximum(ends, waits)
+
+        def waiting(walker: int) -> PathRow | None:
+            times = forward[walker], backward[walker], send[walker]
+            return largest_wait(*times, m) if is_waiting[walker] else None
+
+        return Run(ends + after, found, reduction, waiting)
 
     def after_ms(self, pieces: Floats, order: Ints) -> Floats:
         """What follows the reductions, [walker]; infinite where a stage does not fit."""
