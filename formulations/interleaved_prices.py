@@ -18,16 +18,16 @@ Model      min  T
            s.t. sum_k x[s,k] >= r[s],  sum_k y[s,k] >= g[s]                                      (deal)
                 T >= row(f0 + f x, b0 + b x + y, c) for rows (path), added when violated         (path)
 
-as the prices of its rows; T is (price) with them. A row is looked for half way between the answer and the
-best dealing met, which takes far fewer than at the answer. Where a dealing in fractions ends early enough no
-weights reach the limit.
+as the prices of its rows; T is (price) with them. Known rows enter once violated, until none is. A new one
+is looked for half way between the answer and the best dealing met, which takes far fewer than at the answer.
+Where a dealing in fractions ends early enough no weights reach the limit.
 
 Source     in-out separation: Ben-Ameur, Neto 2007, Networks 49.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,9 @@ CLOSE = 1e-4
 """Part of the limit up to which a dealing counts as long as the program says. A guess."""
 VIOLATED = CLOSE / 4
 """Part of the limit by which a new row must be longer than the answer: far more than the solver rounds."""
+
+FIRST_ENTERED, MOST_ENTERING = 12, 6
+"""Known rows that a program begins with, the last ones, and those that enter it at once. Guesses."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,6 @@ def best_weights(one: OrderedLayers, num_microbatches: int, rows: list[PathRow],
 
     Rows that hold the answer come to stand last in it.
     """
-    program = PathProgram(one)
     best, best_ms = one.evenly(), np.inf
 
     def learn(times: tuple[Floats, Floats]) -> tuple[PathRow, float]:
@@ -125,8 +127,7 @@ def best_weights(one: OrderedLayers, num_microbatches: int, rows: list[PathRow],
 
     first, best_ms = learn(best)
     rows.append(first)
-    for row in rows:
-        program.add(row)
+    program = KnownPaths(one, rows, limit_ms)
     rounds = 0
     while (answer := program.solve()) is not None:
         rounds += 1
@@ -141,18 +142,74 @@ def best_weights(one: OrderedLayers, num_microbatches: int, rows: list[PathRow],
             if end_ms < best_ms:
                 best, best_ms = times, end_ms
             if is_new := row_value(row, *dealt, one.send_ms) > time + VIOLATED * limit_ms:
-                rows.append(row)
-                program.add(row)
+                program.gain(row)
                 break
         if not is_new:
             break
-    prices = program.path_prices() if answer is not None else [0.0] * (len(rows) - 1) + [1.0]
+    prices = program.prices() if answer is not None else [0.0] * (len(rows) - 1) + [1.0]
     used = [price > 0 for price in prices]
     weights = mean_weights(rows, prices) if any(used) else mean_weights(rows[-1:], [1.0])
     rows[:] = [
         row for want in (False, True) for row, is_used in zip(rows, used, strict=True) if is_used == want
     ]
     return Found(weights, rounds)
+
+
+class KnownPaths:
+    """The model with known rows (path), which enter it once its answer violates them: few of many ever do."""
+
+    def __init__(self, one: OrderedLayers, rows: list[PathRow], limit_ms: float) -> None:
+        self._one, self._rows, self._limit_ms = one, rows, limit_ms
+        self._program, self._entered = PathProgram(one), list[int]()
+        number, send = len(rows), one.send_ms
+        self._counts = [np.array([getattr(row, name) for row in rows]) for name in ("forward", "backward")]
+        self._sent_ms: Floats = np.array([row.sends for row in rows]) @ send
+        self._enter(range(max(0, number - FIRST_ENTERED), number))
+
+    def _enter(self, which: Iterable[int]) -> None:
+        for i in which:
+            self._program.add(self._rows[i])
+            self._entered.append(i)
+
+    def gain(self, row: PathRow) -> None:
+        """A row that is new, and violated."""
+        self._rows.append(row)
+        self._enter([len(self._rows) - 1])
+
+    def solve(self) -> tuple[float, tuple[Floats, Floats]] | None:
+        """T with all known rows, or beyond the limit, with the times of its dealing; None without an answer.
+
+        Rows enter until the answer violates none by more than a new row must be: it is that with all of them
+        but for so much. Beyond the limit fewer do.
+        """
+        while (answer := self._program.solve()) is not None:
+            time, dealt = answer
+            if time >= self._limit_ms * (1 + BEYOND):
+                return answer
+            lengths = self._lengths(*dealt)
+            lengths[[i for i in self._entered if i < len(lengths)]] = 0.0
+            worst = np.argsort(-lengths, kind="stable")[:MOST_ENTERING]
+            worst = worst[lengths[worst] > time + VIOLATED * self._limit_ms]
+            if not len(worst):
+                return answer
+            self._enter(worst.tolist())
+        return None
+
+    def _lengths(self, forward: Floats, backward: Floats) -> Floats:
+        """Lengths of the rows that were known at first."""
+        there, back = (
+            count.reshape(len(count), -1) @ times.ravel()
+            for count, times in zip(self._counts, (forward, backward), strict=True)
+        )
+        lengths: Floats = there + back + self._sent_ms
+        return lengths
+
+    def prices(self) -> list[float]:
+        """Prices of all rows, in their order; 0 where a row is not in the program."""
+        prices = [0.0] * len(self._rows)
+        for i, price in zip(self._entered, self._program.path_prices(), strict=True):
+            prices[i] = price
+        return prices
 
 
 def add_deal(program: GrowingProgram, one: OrderedLayers) -> None:
