@@ -157,7 +157,7 @@ def test_megatron_builds_the_models_that_the_plans_counted(megatron_python: str,
     assert done.stdout.count("ACCEPTED") == len(names) + len(changed)
 
 
-RANDOM_PLANS = {"0.17.1": 40, "0.18.2": 40, "0.19.2": 20}
+RANDOM_PLANS = {"0.17.1": 30, "0.18.2": 30, "0.19.2": 20}
 """Versions of Megatron core, and random plans of one run."""
 
 

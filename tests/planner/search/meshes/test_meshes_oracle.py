@@ -41,11 +41,11 @@ def assert_search_finds_the_best(
     problem = with_deferred_sends(problem) if deferred else problem
     problem = with_unlike_adapters(problem) if unlike_adapters else problem
     best = brute_force_meshes(problem)
-    # Pipelines that are few are listed, which every third problem shows, or those that keep a limit; the
+    # Pipelines that are few are listed, which every sixth problem shows, or those that keep a limit; the
     # bounds that close sets of them must not lose any.
     most_begun = listing.MOST_BEGUN
-    of_third = ((sequences.MOST_LISTED, most_begun), (0, most_begun))
-    for most_listed, most in (*(of_third if seed % 3 == 0 else ()), (0, 0)):
+    of_sixth = ((sequences.MOST_LISTED, most_begun), (0, most_begun))
+    for most_listed, most in (*(of_sixth if seed % 6 == 0 else ()), (0, 0)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sequences, "MOST_LISTED", most_listed)
             patch.setattr(listing, "MOST_BEGUN", most)
@@ -89,7 +89,7 @@ def test_search_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*range(40), 78950766])
+@pytest.mark.parametrize("seed", [*range(32), 78950766])
 def test_search_is_no_worse_than_brute_force_with_experts_and_leading_layers(seed: int) -> None:
     """In the last one the enumeration once let a prediction's embedding be split otherwise than the first."""
     assert_search_finds_the_best(seed, 3, experts=True)
@@ -108,7 +108,7 @@ def test_search_equals_brute_force_where_activations_wait_for_gradients(seed: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*range(900, 924), 29781712])
+@pytest.mark.parametrize("seed", [*range(900, 917), 29781712])
 def test_search_equals_brute_force_whatever_communicators_take(seed: int) -> None:
     """In the last one the enumeration once took further groups for near ones, and had room for them."""
     assert_search_finds_the_best(seed, 3, communicators=True)
