@@ -55,6 +55,7 @@ def anneal_dealings(
     steps: int,
     seed: int,
     is_up: Callable[[], bool],
+    warmth: float = WARMTH,
 ) -> list[tuple[Order, Dealing]]:
     """The best orders met in so many steps with their dealings, the best first.
 
@@ -64,6 +65,8 @@ def anneal_dealings(
         Orders with dealings, to begin with.
     fewest, most
         [class] stages between which the number of each class stays.
+    warmth
+        As in `Cooling`.
     """
     random = np.random.default_rng(seed)
     order, layers = (np.array(begun) for begun in zip(*for_all(starts), strict=True))
@@ -78,7 +81,7 @@ def anneal_dealings(
     for step in range(steps):
         if step % LOOK_AT_CLOCK == 0 and is_up():
             break
-        walk.step(WARMTH * (1 - step / steps) ** 2)
+        walk.step(warmth * (1 - step / steps) ** 2)
         if step % max(FOLLOW_EVERY, steps // FOLLOWS) == max(FOLLOW_EVERY, steps // FOLLOWS) - 1:
             walk.follow()
     return walk.found()[:MOST_PLANS]

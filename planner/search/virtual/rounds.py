@@ -18,7 +18,7 @@ from formulations.virtual_selection_data import choices, objective_ms
 from planner.search.ahead import Ahead, shared
 from planner.search.clock import Clock
 from planner.search.openings import Opener
-from planner.search.virtual.annealing import Dealing, Order, anneal_dealings
+from planner.search.virtual.annealing import WARMTH, Dealing, Order, anneal_dealings
 from planner.search.virtual.items import VirtualOrder
 from planner.search.virtual.programs import VirtualSolver
 from planner.search.virtual.times import DealingTimes
@@ -45,6 +45,8 @@ class Round:
     """Step of a part over the best one up to which it is."""
     few_orders: int = FEW_ORDERS
     """Orders of a part up to which it is not."""
+    warmth: float = WARMTH
+    """As in `Cooling`."""
     spare: float | None = None
     """Part of the time limit before whose end it is done; None where it is done as soon as it is late."""
 
@@ -59,9 +61,12 @@ class Start:
 
 
 Annealed = list[tuple[Order, Dealing]]
+Key = tuple[int, int, int]
+"""Row of degrees, virtual stages and stages of a part."""
 
-ROUNDS = Round(10, 150), Round(4, 500)
-"""Round by round. Guesses, as are those that follow."""
+ROUNDS = Round(10, 100, warmth=4e-3), Round(4, 500, near=1.02)
+"""Round by round. Guesses, as are those that follow. The first tells which parts are worth it: 150 steps that
+begin warmer reach the same, within 0.2%. Parts that it leaves 2% behind never won the second."""
 LAST_ROUND = Round(3, 2200, gap=0.75 * FAR, near=1.002, spare=0.35)
 """Once relaxations have left the bound so far: with `FAR` the plan of 405B on 10,240 chips hung on when its
 bound came that near, as one 0.3% quicker that had been found was left; with half of it Llama-2 70B on three
@@ -87,6 +92,8 @@ class VirtualRounds(VirtualSolver):
         self.is_last_wanted = False
         """Whether what the last round finds is judged however near the bound has come since."""
         self.may_anneal_beside = False
+        self.annealed: dict[Key, tuple[float, int]] = {}
+        """By part: step [s] of its best plan once it was annealed last, and for how many steps that was."""
         self.last: tuple[list[Start], Ahead[Start, Annealed]] | None = None
         """The last round, which may have begun in another process."""
 
@@ -192,8 +199,17 @@ class VirtualRounds(VirtualSolver):
         best_s = self.frontier.incumbent.step_s or np.inf
         ranked = sorted(self.good.items(), key=lambda entry: (entry[1][0], entry[0]))
         near = [key for key, (value_s, _, _) in ranked[: one.parts] if value_s < one.near * best_s]
-        many = [key for key in near if self._used(key[0], key[2]) ** key[2] > one.few_orders]
+        many = [
+            key
+            for key in near
+            if self._used(key[0], key[2]) ** key[2] > one.few_orders and self._is_new(key, one)
+        ]
         return [Start(self.good[key][1], self.good[key][2].layers, one) for key in many]
+
+    def _is_new(self, key: Key, one: Round) -> bool:
+        """Whether a part has not been annealed for as long already from what is its best plan."""
+        before_s, steps = self.annealed.get(key, (np.inf, 0))
+        return steps < one.steps or self.good[key][0] < before_s
 
     def _used(self, choice: int, stages: int) -> int:
         """Classes that may hold stages."""
@@ -220,6 +236,7 @@ class VirtualRounds(VirtualSolver):
             one.steps,
             seed,
             lambda: self._ends(one) or is_unwanted(),
+            one.warmth,
         )
 
     def _judge_annealed(self, starts: list[Start], annealed: Iterable[Annealed]) -> None:
@@ -228,6 +245,9 @@ class VirtualRounds(VirtualSolver):
             for order, layers in found:
                 if self.opener.is_allowed(start.part.choice, order):
                     self._judge_dealing(replace(start.part, order=order), layers)
+            if found:
+                key = start.part.choice, start.part.virtual_stages, len(start.part.order)
+                self.annealed[key] = self.good[key][0], start.round.steps
 
     def _ends(self, one: Round) -> bool:
         """Whether no time is left for a round that has begun."""

@@ -285,10 +285,30 @@ def test_parts_a_tenth_behind_the_best_plan_are_annealed(monkeypatch: pytest.Mon
         monkeypatch.setattr(diver, name, value, raising=False)
     values_s = {(0, 2, 4): 107.0, (1, 2, 4): 100.0, (2, 2, 4): 112.0, (3, 2, 4): 101.0}
     monkeypatch.setattr(diver, "good", good_of(values_s), raising=False)
+    monkeypatch.setattr(diver, "annealed", {}, raising=False)
     monkeypatch.setattr(diver, "_annealed", lambda start, _: annealed.append(start) or [])
     one = Round(3, 200)
     diver._anneal_best(90.0, one)
     assert parts_of(annealed) == [(1, 2, 4, one), (3, 2, 4, one), (0, 2, 4, one)]
+
+
+def test_a_part_is_not_annealed_again_from_the_plan_that_came_of_it() -> None:
+    """The short round at the end began from the best plan of the long one before, and found the same."""
+    diver, annealed = VirtualDiver.__new__(VirtualDiver), []
+    diver.problem = SimpleNamespace(options=SimpleNamespace(keep_class_order=False, workers=1))
+    diver.table = SimpleNamespace(max_stages=np.full((4, 6), 4))
+    diver.frontier = SimpleNamespace(incumbent=SimpleNamespace(step_s=100.0))
+    diver.clock, diver.annealed = Clock(None), {}
+    diver.good = good_of({(0, 2, 4): 101.0, (1, 2, 4): 100.0})
+    diver.opener = SimpleNamespace(is_allowed=lambda *_: False)
+    diver._annealed = lambda start, _: annealed.append(start) or [((0, 0, 1, 1), ((1, 1),) * 4)]
+    long, short = Round(1, 500), Round(1, 200)
+    for one in (long, short, Round(1, 600)):
+        diver._anneal_best(90.0, one)
+    assert [start.round.steps for start in annealed] == [500, 600]
+    diver.good |= good_of({(1, 2, 4): 99.9})
+    diver._anneal_best(90.0, short)
+    assert [start.round.steps for start in annealed] == [500, 600, 200]
 
 
 def test_the_best_part_is_annealed_for_a_moment_where_the_bound_is_near() -> None:
@@ -300,7 +320,7 @@ def test_the_best_part_is_annealed_for_a_moment_where_the_bound_is_near() -> Non
         diver.table = SimpleNamespace(max_stages=np.full((2, 6), 4))
         diver.frontier = SimpleNamespace(incumbent=SimpleNamespace(step_s=step_s))
         diver.clock = Clock(None)
-        diver.good = good_of({(0, 2, 4): 100.0, (1, 2, 4): 100.5})
+        diver.good, diver.annealed = good_of({(0, 2, 4): 100.0, (1, 2, 4): 100.5}), {}
         diver._annealed = lambda start, _: annealed.append(start) or []
         annealed.clear()
         diver._anneal_good(97.5)
