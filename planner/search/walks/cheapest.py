@@ -87,6 +87,13 @@ class Walks:
         self.least_times = least_times(chain, tables)[:, :, : self.width]
         """[class, stage, n] with the least hops beside a stage."""
         self.sources = [self._sources(before) for before in counter.before[1:]]
+        reached = chain.into != len(chain.source) - 1
+        self.reached = np.flatnonzero(reached.any(axis=1))
+        """States that some step leads to."""
+        self.steps = chain.into[reached]
+        """Steps, those into one state after the other: few states have as many as the most."""
+        self.starts = np.cumsum([0, *reached[self.reached].sum(axis=1)])[:-1]
+        self.entries = [source[:, reached] for source in self.sources]
 
     def _price_stages(self, tables: StageTables, widest_ms: float) -> None:
         """What a stage before s, behind s, and s itself cost."""
@@ -212,19 +219,22 @@ class Walks:
         self, value: Floats, i: int, stay: Sequence[Floats], turn: Floats, hops_paid: Floats
     ) -> Floats:
         """Values one stage on."""
-        chain, source = self.chain, self.sources[i]
-        hop, kind = self.hop, chain.kind
-        ahead = np.full((len(value), len(stay), source.shape[0] * source.shape[1] + 1), np.inf)
-        before = value[:, 0][:, source]
+        entries, (points, size) = self.entries[i], self.sources[i].shape[:2]
+        hop, kind = self.hop[self.steps], self.chain.kind[self.steps]
+        ahead = np.full((len(value), len(stay), points * size + 1), np.inf)
+        before = value[:, 0].take(entries, axis=1)
         for k, kept in enumerate(stay):
-            cost = (kept[:, kind] + hops_paid[k][:, None] * hop)[:, chain.into]
-            into = before if k == 0 else value[:, k][:, source]
-            least = (into + cost[:, None]).min(axis=3)
+            into = before if k == 0 else value[:, k].take(entries, axis=1)
+            least = self._least_into(into + (kept[:, kind] + hops_paid[k][:, None] * hop)[:, None])
             if k == (2 if self.is_short[i] else 1):
-                cost = (turn[:, kind] + hops_paid[k][:, None] * hop)[:, chain.into]
-                least = np.minimum(least, (before + cost[:, None]).min(axis=3))
-            ahead[:, k, :-1] = least.reshape(len(value), -1)
+                turned = before + (turn[:, kind] + hops_paid[k][:, None] * hop)[:, None]
+                least = np.minimum(least, self._least_into(turned))
+            ahead[:, k, :-1].reshape(len(value), points, size)[:, :, self.reached] = least
         return ahead
+
+    def _least_into(self, values: Floats) -> Floats:
+        """Least of the steps into each state that is reached, [row, point, state]."""
+        return np.minimum.reduceat(values, self.starts, axis=2)
 
     def _trace(
         self,
