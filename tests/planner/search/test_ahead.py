@@ -31,6 +31,14 @@ def squared(number: int, _: Callable[[], bool]) -> tuple[int, int]:
     return number**2, os.getpid()
 
 
+def wait_for(ahead: Ahead) -> None:
+    """Until another process has answered all."""
+    until = time.monotonic() + 20.0
+    while not ahead.is_answered:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_answers_come_in_order_from_any_number_of_processes(number: int) -> None:
     asked, expected = list(range(number)), [one**2 for one in range(number)]
@@ -38,8 +46,24 @@ def test_answers_come_in_order_from_any_number_of_processes(number: int) -> None
     both = list(shared(asked, squared, 2, never))
     assert [one for one, _ in alone] == [one for one, _ in both] == expected
     assert {process for _, process in alone} <= {os.getpid()}
-    begun = number > 1
-    assert [process == os.getpid() for _, process in both] == [not begun or i % 2 == 0 for i in asked]
+    assert not multiprocessing.active_children()
+
+
+def test_questions_that_no_other_process_has_begun_are_answered_here() -> None:
+    """A search stood still for 20 s while the other process annealed one part after the other."""
+    begun = time.monotonic()
+
+    def slow(number: int, _: Callable[[], bool]) -> tuple[int, int]:
+        time.sleep(0.2)
+        return number, os.getpid()
+
+    ahead = Ahead(list(range(6)), slow, 2)
+    found = ahead.answers(never)
+    here = [process == os.getpid() for _, process in found]
+    assert [number for number, _ in found] == list(range(6))
+    assert 2 <= sum(here) <= 4 and time.monotonic() - begun < 1.1
+    both = list(shared(range(6), slow, 2, never))
+    assert 2 <= sum(process == os.getpid() for _, process in both) <= 4
     assert not multiprocessing.active_children()
 
 
@@ -62,7 +86,7 @@ def test_what_is_there_when_time_is_up_counts() -> None:
     """A plan found in time was lost where the search came back to it behind its limit."""
     here = os.getpid()
     ahead = Ahead([1, 2], lambda number, _: (number, os.getpid()), 2)
-    assert ahead._beside is not None and ahead._beside._answers.poll(20.0)
+    wait_for(ahead)
     assert [process == here for _, process in ahead.answers(lambda: True)] == [False, False]
 
 
@@ -71,8 +95,7 @@ def test_plans_found_beside_what_outlasts_the_limit_are_judged(felt: bool) -> No
     """A look at whole layers that took the rest of the time lost them: 405B stayed 0.3% slower."""
     rounds, judged = object.__new__(VirtualRounds), list[list[int]]()
     ahead = Ahead([3, 4], lambda number, _: number, 2)
-    assert ahead._beside is not None and ahead._beside._answers.poll(20.0)
-    assert ahead.is_answered
+    wait_for(ahead)
     clock = Clock(0.0, was_felt=felt)
     vars(rounds).update(last=([1, 2], ahead), may_anneal_last=True, clock=clock)
     vars(rounds).update(_judge_annealed=lambda _, found: judged.append(list(found)))
