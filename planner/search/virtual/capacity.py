@@ -177,7 +177,12 @@ class Capacity:
         return held
 
     def raised_ms(self, low_ms: float, high_ms: float) -> float:
-        """The same with more prices tried and the row (dealt), which takes longer."""
+        """The same with more prices tried and the row (dealt), which takes longer.
+
+        Where the least step that would be told apart is kept, as mostly, so are all beyond it.
+        """
+        if self._may_keep_below(low_ms + (high_ms - low_ms) / 2**HALVINGS):
+            return low_ms
         for _ in range(HALVINGS):
             middle_ms = (low_ms + high_ms) / 2
             if self._may_keep_below(middle_ms):

@@ -13,6 +13,7 @@ from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.empty import most_without_layers
 from planner.search.kinds import layer_kinds
+from planner.search.virtual.capacity import HALVINGS, Capacity
 from planner.search.virtual.space import VirtualSpace
 from planner.search.virtual.tables import VirtualTables
 from planner.units import MS
@@ -71,3 +72,19 @@ def test_no_plan_undercuts_the_bounds_of_its_parts(seed: int) -> None:
                 found = [choice for layers in dealt for choice in choices(data, layers)]
                 if found:
                     assert part_s <= float(objectives_ms(data, found).min()) * MS * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("least_kept_ms", [0.5, 1.0, 1.01, 1.3, 1.99, 3.0])
+def test_what_is_kept_at_once_is_asked_once(least_kept_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mostly nothing is raised, which took as many looks as an interval is halved."""
+    asked: list[float] = []
+
+    def keeps(capacity: Capacity, limit_ms: float) -> bool:
+        asked.append(limit_ms)
+        return limit_ms >= least_kept_ms
+
+    monkeypatch.setattr(Capacity, "_may_keep_below", keeps)
+    found = object.__new__(Capacity).raised_ms(1.0, 2.0)
+    assert 1.0 <= found <= max(least_kept_ms, 1.0)
+    assert found == 1.0 or found >= min(least_kept_ms, 2.0) - 2 / 2**HALVINGS
+    assert len(asked) == (1 if least_kept_ms <= 1.01 else HALVINGS + 1)
