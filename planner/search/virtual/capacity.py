@@ -15,7 +15,6 @@ a layer takes on the fastest classes that there are. How many prices are tried i
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +22,12 @@ from numpy.typing import NDArray
 
 from formulations.interleaved_rows import dealt_factors
 from planner.cost.prices import Floats
+from planner.search.virtual.assignment import UNFIT, most_layers
 from planner.search.virtual.prefixes import Places
 from planner.search.virtual.tables import StageTimes
 
 ROUNDING = 1e-9
 """Part of a limit by which the row must exceed it, and of the layers by which the stages must miss them."""
-UNFIT = -1e6
-"""Layers of a stage that not even the fewest fit: no sum with it reaches the model's layers."""
 SECTIONS = 16
 """Pieces of the interval between a part's bound and the cutoff, and again of the piece that decides."""
 HALVINGS = 6
@@ -38,10 +36,8 @@ PRICES = 8
 """Prices of a layer that are tried at once, and again between the neighbours of the best."""
 BARRED = 1e3
 """Cost of a stage that holds nothing below a limit, by the limit."""
-WALKS, WALK_SHRINKS = 40, 0.9
-"""Steps of all prices together, where a bound is worth it, and by how much each is shorter than the last."""
-SWEEPS = 3
-"""Times that every price is set where there are more than two classes."""
+WALKS = 40
+"""Steps of all prices together, where a bound is worth it."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -196,21 +192,25 @@ class Capacity:
         fits = self.fits(limit_ms)
         layers = np.arange(self.num_layers + 1)
         most = np.where(fits, layers, UNFIT).max(axis=2)
-        if most_layers(most, self.fewest, self.most, WALKS) < self.num_layers * (1 - ROUNDING):
+        needed = self.num_layers * (1 - ROUNDING)
+        if most_layers(most, self.fewest, self.most, WALKS, np.array(needed)) < needed:
             return False
         return self.least_mean_ms(limit_ms) <= limit_ms * (1 + ROUNDING)
 
     def least_mean_ms(self, limit_ms: float) -> float:
-        """Row (dealt) at its least over all stages that keep below a limit; never too large."""
+        """Row (dealt) at its least over stages that keep below a limit, or more than it; never too large."""
         layers = np.arange(self.num_layers + 1)
         mean_ms = np.where(self.fits(limit_ms), self.mean_ms, BARRED * limit_ms)
         low, high, best = 0.0, self.most_price_ms, 0.0
         for _ in range(2):
             prices = np.linspace(low, high, PRICES + 1)
             costs = np.min(mean_ms - prices[:, None, None, None] * layers, axis=3)
-            values = prices * self.num_layers - most_layers(-costs, self.fewest, self.most, WALKS)
+            enough = prices * self.num_layers + self.beside_ms - limit_ms * (1 + 2 * ROUNDING)
+            values = prices * self.num_layers - most_layers(-costs, self.fewest, self.most, WALKS, enough)
             at = int(np.argmax(values))
             best = max(best, float(values[at]))
+            if best + self.beside_ms > limit_ms * (1 + ROUNDING):
+                break
             low, high = float(prices[max(at - 1, 0)]), float(prices[min(at + 1, PRICES)])
         return best + self.beside_ms
 
@@ -224,69 +224,3 @@ class Capacity:
             first = int(np.argmax(held))
             low_ms, high_ms = limits[first : first + 2].tolist()
         return low_ms
-
-
-def most_layers(layers: Floats, fewest: Ints, most: Ints, walks: int = 0) -> Floats:
-    """Most layers of all stages, [..., class, stage], between so many stages of each class; never too small.
-
-    For two classes the stages that gain most by the first take it. Beyond, an assignment problem, bounded by
-    its dual: for any prices on the classes every stage takes its best class at those prices, and the prices
-    are paid back for the stages that each class may have. Each price in turn is set so that its class is
-    chosen as often as it may be; then all walk together `walks` times, up where a class is chosen too often.
-    """
-    num_classes, num_stages = layers.shape[-2:]
-    if num_classes == 2:
-        return _most_of_two(layers, fewest, most)
-    price = np.zeros((*layers.shape[:-2], num_classes))
-
-    def value() -> Floats:
-        paid_back = np.where(price > 0, price * most, price * fewest).sum(axis=-1)
-        total: Floats = (layers - price[..., None]).max(axis=-2).sum(axis=-1) + paid_back
-        return total
-
-    best = value()
-    for _ in range(SWEEPS if num_classes > 1 else 0):
-        for c in range(num_classes):
-            others = np.delete(layers - price[..., None], c, axis=-2).max(axis=-2)
-            gain = -np.sort(others - layers[..., c, :], axis=-1)
-            wanted = (gain > 0).sum(axis=-1)
-            first_too_many = gain[..., min(int(most[c]), num_stages - 1)]
-            last_needed = gain[..., min(int(fewest[c]), num_stages) - 1]
-            price[..., c] = np.where(
-                wanted > most[c], first_too_many, np.where(wanted < fewest[c], last_needed, 0.0)
-            )
-            best = np.minimum(best, value())
-    if walks and num_classes > 1:
-        best = np.minimum(best, _walked(layers, price, fewest, most, walks))
-    return best
-
-
-def _walked(layers: Floats, price: Floats, fewest: Ints, most: Ints, walks: int) -> Floats:
-    """Least value met on a walk of the prices against the stages that are too many or too few [...]."""
-    reach = np.where(layers > UNFIT / 2, layers, np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        step = np.nan_to_num(np.nanmax(reach, axis=(-2, -1)) - np.nanmin(reach, axis=(-2, -1)))[..., None] / 4
-    best = np.full(layers.shape[:-2], np.inf)
-    for _ in range(walks):
-        worth = layers - price[..., None]
-        paid_back = np.where(price > 0, price * most, price * fewest).sum(axis=-1)
-        best = np.minimum(best, worth.max(axis=-2).sum(axis=-1) + paid_back)
-        chosen = worth.argmax(axis=-2)
-        counts = (chosen[..., None, :] == np.arange(len(most))[:, None]).sum(axis=-1)
-        excess = np.maximum(counts - most, 0) + np.minimum(counts - fewest, 0)
-        price = price + step * excess / np.maximum(np.abs(excess).sum(axis=-1, keepdims=True), 1)
-        step = step * WALK_SHRINKS
-    return best
-
-
-def _most_of_two(layers: Floats, fewest: Ints, most: Ints) -> Floats:
-    """Most layers for two classes, exactly; minus infinity where no numbers of stages add up."""
-    num_stages = layers.shape[-1]
-    least = max(int(fewest[0]), num_stages - int(most[1]))
-    highest = min(int(most[0]), num_stages - int(fewest[1]))
-    gain = -np.sort(layers[..., 1, :] - layers[..., 0, :], axis=-1)
-    gained = np.cumsum(np.concatenate([np.zeros_like(gain[..., :1]), gain], axis=-1), axis=-1)
-    of_second = layers[..., 1, :].sum(axis=-1)
-    total: Floats = of_second + gained[..., least : highest + 1].max(axis=-1, initial=-np.inf)
-    return total

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost.prices import Bools
-from planner.search.virtual.capacity import ROUNDING, UNFIT, WALKS, Capacity, most_layers
+from planner.search.virtual.assignment import UNFIT, most_layers
+from planner.search.virtual.capacity import ROUNDING, WALKS, Capacity
 from planner.search.virtual.prefixes import Prefixes
 
 TURNS = 3

@@ -13,7 +13,8 @@ from planner.search.bound_data import bound_data
 from planner.search.degrees import list_degrees
 from planner.search.empty import most_without_layers
 from planner.search.kinds import layer_kinds
-from planner.search.virtual.capacity import HALVINGS, Capacity
+from planner.search.virtual.assignment import most_layers
+from planner.search.virtual.capacity import HALVINGS, WALKS, Capacity
 from planner.search.virtual.space import VirtualSpace
 from planner.search.virtual.tables import VirtualTables
 from planner.units import MS
@@ -88,3 +89,19 @@ def test_what_is_kept_at_once_is_asked_once(least_kept_ms: float, monkeypatch: p
     assert 1.0 <= found <= max(least_kept_ms, 1.0)
     assert found == 1.0 or found >= min(least_kept_ms, 2.0) - 2 / 2**HALVINGS
     assert len(asked) == (1 if least_kept_ms <= 1.01 else HALVINGS + 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_walk_of_prices_ends_once_it_has_said_enough(seed: int) -> None:
+    """Its answer is the same: below what is asked where the whole walk is, and never below that."""
+    random = np.random.default_rng(seed)
+    classes, stages = 3 + seed % 2, 12
+    most = random.integers(1, 8, classes)
+    most[0] = max(most[0], stages - most[1:].sum())
+    layers = random.integers(0, 9, (5, classes, stages)).astype(float)
+    whole = most_layers(layers, np.zeros_like(most), most, WALKS)
+    for more in (-3.0, -1e-6, 1e-6, 3.0):
+        for row in range(len(layers)):
+            asked = whole[row] + more
+            found = most_layers(layers[row], np.zeros_like(most), most, WALKS, np.array(asked))
+            assert found >= whole[row] - 1e-9 and (found < asked) == (more > 0)
