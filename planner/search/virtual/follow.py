@@ -52,11 +52,11 @@ def _least_follow_ms(capacity: Capacity, fits: Bools) -> float:
     """
     follow_ms, layers = capacity.places.follow_ms, np.arange(capacity.num_layers + 1)
     follow = np.unique(follow_ms[fits])
-    low, high = 0, len(follow) - 1
+    low, high, needed = 0, len(follow) - 1, capacity.num_layers * (1 - ROUNDING)
     while low < high:
         middle = (low + high) // 2
         most = np.where(fits & (follow_ms <= follow[middle]), layers, UNFIT).max(axis=2)
-        if most_layers(most, capacity.fewest, capacity.most, WALKS) < capacity.num_layers * (1 - ROUNDING):
+        if most_layers(most, capacity.fewest, capacity.most, WALKS, np.array(needed)) < needed:
             low = middle + 1
         else:
             high = middle
