@@ -141,20 +141,25 @@ class _Memory:
         self.least = np.where(counts, self.held, np.inf).min(axis=1)
         self.held = np.where(counts, self.held, 0.0)
         self.all = self.held.sum(axis=1)
-        self.n = np.arange(data.num_layers + 1, dtype=np.float64)
+        fewest = fewest_layers(data).sum(axis=1)
+        most = max(data.num_layers - int(fewest.sum() - fewest.max()), 0)  # every other stage has its fewest
+        self.n = np.arange(most + 1, dtype=np.float64)
         self.room = (data.limit_gib[self.stage] - np.concatenate(base))[:, None] - data.state_gib * self.n
         least_of_chunk = np.where(has_layers, np.maximum(fewest_layers(data), 1), 0)
         self.may_hold = self.n >= least_of_chunk.sum(axis=1)[:, None]
         """[stage, n]"""
         self.fewest = least_of_chunk[self.stage].astype(np.float64)
         self.lead = data.stage.lead[self.stage].astype(np.float64)
+        beyond = self.n - self.fewest.sum(axis=1)[:, None]
+        self.main: Floats = (self.held * self.fewest).sum(axis=1)[:, None] + self.least[:, None] * beyond
+        """[row, n] layers times micro-batches whose activations are held at least."""
 
     def kept(self, main_gib: Floats, lead_gib: float) -> Floats:
         """Least activations of n layers, of which those on a stage keep `main_gib` [stage] each."""
         of_row = main_gib[self.stage]
-        beyond = self.n - self.fewest.sum(axis=1)[:, None]
-        main = (self.held * self.fewest).sum(axis=1)[:, None] + self.least[:, None] * beyond
-        total: Floats = of_row[:, None] * main + (self.lead * (lead_gib - of_row) * self.held[:, 0])[:, None]
+        total: Floats = of_row[:, None] * self.main
+        if self.lead.any():
+            total += (self.lead * (lead_gib - of_row) * self.held[:, 0])[:, None]
         return total
 
     def always(self, fits: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -164,11 +169,13 @@ class _Memory:
 
 
 def _least_extra(data: VirtualSelectionData) -> Floats:
-    """What the least recomputation adds to the backward, [stage, n]; inf where nothing makes n fit."""
+    """What the least recomputation adds to the backward, [stage, n]; inf where nothing makes n fit, and where
+    the other stages would have less than their fewest layers."""
     extra = _least_extra_by(data, _Memory(data))
-    if all(data.may_be_empty(s) is None for s, _ in data.ends):
-        return extra
-    least: Floats = np.minimum(extra, _least_extra_by(data, _Memory(data, without=True)))
+    if any(data.may_be_empty(s) is not None for s, _ in data.ends):
+        extra = np.minimum(extra, _least_extra_by(data, _Memory(data, without=True)))
+    least = np.full((data.num_stages, data.num_layers + 1), np.inf)
+    least[:, : extra.shape[1]] = extra
     return least
 
 
@@ -196,14 +203,18 @@ def _fewest_in_full(data: VirtualSelectionData, memory: _Memory) -> Floats:
     """Time of the fewest layers of every chunk recomputed in full, [stage, n]: memory is linear in them."""
     v, of_stage = memory.chunks[memory.stage], memory.chunks[:, None]
     kept, full = data.kept_gib[memory.stage], data.kept_full_gib[memory.stage]
-    short = (kept * memory.least)[:, None] * memory.n - memory.room
+    short = (kept * memory.least)[:, None] * memory.n
+    short -= memory.room
     short += data.full_peak_gib[memory.stage][:, None]
-    each = (kept * (memory.all - v * memory.least) - (kept - full) * memory.all)[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        turn = -short / each
-    least = np.where(each < 0, turn, np.where((each == 0) & (short > 0), np.inf, -np.inf))
+    each = kept * (memory.all - v * memory.least) - (kept - full) * memory.all
+    more, same = each > 0, each == 0
+    least = np.divide(-short, each[:, None], out=np.zeros_like(short), where=~same[:, None])
+    most: Floats | float = np.inf
+    if more.any():
+        most = np.minimum.reduceat(np.where(more[:, None], least, np.inf), memory.starts, axis=0)
+        least[more] = -np.inf
+    least[same] = np.where(short[same] > 0, np.inf, -np.inf)
     least = np.maximum.reduceat(least, memory.starts, axis=0)
-    most = np.minimum.reduceat(np.where(each > 0, turn, np.inf), memory.starts, axis=0)
     layers = np.maximum(np.ceil(least - ROUNDING), 1.0)
     fits = layers <= np.minimum(np.floor(most + ROUNDING), memory.n // of_stage)
     return np.where(fits, data.stage.full_ms[:, None] * of_stage * np.where(fits, layers, 0.0), np.inf)

@@ -63,11 +63,16 @@ def best_of_part(part: Part) -> float:
 
 
 def check_table(data: VirtualSelectionData) -> int:
-    """No dealing of any stage recomputes less than the table; how many entries the best dealing reaches."""
+    """No dealing of any stage recomputes less than the table; how many entries the best dealing reaches.
+
+    Of a plan: where the other stages have their fewest layers at least.
+    """
     table, reached = dealt_table(data), 0
     base = data.base_ms()[1].sum(axis=1)
+    least = fewest_layers(data).sum(axis=1)
+    assert np.isinf(table.times_ms[:, data.num_layers - int(least.sum() - least.max()) + 1 :]).all()
     for s, fewest in enumerate(fewest_layers(data)):
-        for n in range(int(fewest.sum()), data.num_layers + 1):
+        for n in range(int(fewest.sum()), data.num_layers - int(least.sum() - least[s]) + 1):
             ways = [way for counts in dealings(n, fewest) for way in recomputations(data, s, counts)]
             best = min((sum(way.extra_ms) for way in ways), default=float("inf"))
             extra = float(table.backward_ms[s, n] - data.stage.backward_ms[s] * n - base[s])
