@@ -41,6 +41,9 @@ from planner.tolerances import COUNT_TOL
 HALVINGS = 14
 """Halvings of the interval of the least time; its lower end is a valid bound."""
 
+AT_ONCE = 4096
+"""Pairs bounded before the clock is looked at: some 0.1 s. A guess."""
+
 Ints = NDArray[np.int64]
 
 
@@ -168,14 +171,19 @@ def _of_roomiest(each: Floats, room: Ints, stages: Ints) -> Floats:
 
 
 def closer_pairs(opener: Opener, pairs: Pairs) -> Pairs:
-    """Pairs with those below the cutoff bounded better, by ascending bound."""
+    """Pairs with those below the cutoff bounded better, the least first while there is time; by bound."""
     table, kinds = opener.table, kinds_of(opener.problem)
     assert kinds is not None
     exposed = exposed_of(opener.problem.model.num_layers, kinds, opener.prices, table.num_plain)
     few = np.flatnonzero(pairs.bound_s < opener.frontier.cutoff_s)
-    choice, stages = pairs.choice[few], pairs.stages[few]
-    given = opener.bounds, exposed, choice, table.num_microbatches[choice], table.max_stages[choice], stages
+    few = few[np.argsort(pairs.bound_s[few], kind="stable")]
     bound_s = pairs.bound_s.copy()
-    bound_s[few] = np.maximum(bound_s[few], closer_bounds(*given))
+    for start in range(0, len(few), AT_ONCE):
+        if opener.clock.is_up:
+            break
+        mine = few[start : start + AT_ONCE]
+        choice, stages = pairs.choice[mine], pairs.stages[mine]
+        given = choice, table.num_microbatches[choice], table.max_stages[choice], stages
+        bound_s[mine] = np.maximum(bound_s[mine], closer_bounds(opener.bounds, exposed, *given))
     order = np.argsort(bound_s, kind="stable")
     return Pairs(pairs.choice[order], pairs.stages[order], bound_s[order])

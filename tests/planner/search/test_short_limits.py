@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from planner.data.load import load_problem
 from planner.data.problem import Problem, TargetName
 from planner.data.result import Result
-from planner.search import driver, targets
+from planner.search import driver, pair_bounds, targets
 from planner.search.clock import Clock
 from planner.search.meshes import driver as meshes
+from planner.search.openings import Opener
 from planner.search.replicas import driver as replicas
+from planner.search.space import Pairs
 
 
 def with_limit(seconds: float | None, **wishes: object) -> Problem:
@@ -58,3 +61,30 @@ def test_plans_at_hand_are_all_that_is_known_where_the_limit_has_passed(
         assert result.bound_s is not None and 0 < result.bound_s < result.evaluation.step_s
     else:
         assert (result.bound_s, result.gap) == (None, None)
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_pairs_are_bounded_better_while_there_is_time(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them were, which took three seconds on 10,240 chips where the limit had left no plan."""
+    search = driver.Search(with_limit(None), None)
+    search.list_parts()
+    opener, pairs = search.opener, search.pairs
+    assert isinstance(opener, Opener) and len(pairs.bound_s) > 40
+    monkeypatch.setattr(pair_bounds, "AT_ONCE", 20)
+    whole = pair_bounds.closer_pairs(opener, pairs)
+    left = iter([False] * looks)
+    monkeypatch.setattr(Clock, "is_up", property(lambda clock: next(left, True)))
+    found = pair_bounds.closer_pairs(opener, pairs)
+    assert (np.diff(found.bound_s) >= 0).all()
+
+    def by_pair(of: Pairs) -> dict[tuple[int, int], float]:
+        return dict(zip(zip(of.choice.tolist(), of.stages.tolist(), strict=True), of.bound_s, strict=True))
+
+    before, after, closest = by_pair(pairs), by_pair(found), by_pair(whole)
+    # The least ones first, no other.
+    first = sorted(before, key=before.__getitem__)[: 20 * looks]
+    edge = max((before[pair] for pair in first), default=0.0)
+    assert any(closest[pair] > before[pair] for pair in first) == (looks > 0)
+    for pair, bound_s in before.items():
+        assert after[pair] in ((closest[pair],) if bound_s < edge else (bound_s, closest[pair]))
+        assert bound_s <= edge or after[pair] == bound_s
