@@ -18,27 +18,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulations.stage_selection_data import StageSelectionData, exposed_reduction_ms
-from formulations.stage_selection_tables import least_recompute, stage_times_ms
 from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
-from planner.search.coefficients import entry_coefficients
 from planner.search.degrees import DegreeTable
-from planner.search.entries import Entries
-from planner.search.meshes.places import following_ms
-from planner.search.replicas.items import (
-    StageTimes,
-    held_levels,
-    least_hops_s,
-    least_prices,
-    least_tied_ms,
-    list_items,
-)
-from planner.search.replicas.space import Ints, adapter_rates, exchange_floor_s, exchanged_bytes
+from planner.search.replicas.items import StageTimes, held_levels, least_hops_s, list_items
+from planner.search.replicas.space import adapter_rates, exchange_floor_s, exchanged_bytes
+from planner.search.replicas.stage_tables import stage_tables
 from planner.units import MS
 
 FEW_HELD = 8
 """Numbers of micro-batches held for which times are made at first."""
+TOGETHER = 64
+"""Kinds whose tables are made together at most. Guesses, both."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +45,6 @@ class Kind:
     def is_single(self) -> bool:
         """Whether the degree is decided."""
         return self.end - self.first == 1
-
-
-@dataclass(frozen=True)
-class _Items:
-    """Items of a kind."""
-
-    item: Ints
-    prices: Prices
-    """One row an item."""
-    inside_ms: Floats
-    """[sides, item] least of the hops within the time of each of all items, to one side and to both."""
-    is_exact: bool
-    """Whether the prices are those of one number of replicas."""
-    is_alike: bool
-    """Whether a micro-batch takes as long with any of the numbers."""
 
 
 class Chains:
@@ -93,7 +69,7 @@ class Chains:
         """[item] chips of a stage of one replica."""
         self.node_class = np.array([item[1] for item in items], dtype=np.int64)
         """[item]"""
-        self._item = np.array([items.index(item[:2]) for item in listed], dtype=np.int64)
+        self.item_of = np.array([items.index(item[:2]) for item in listed], dtype=np.int64)
         """Item of each that the prices tell apart."""
         per_node = np.array([node_class.chips_per_node for node_class in problem.cluster.classes])
         hosts = self.tensor_parallel / per_node[self.node_class]
@@ -154,12 +130,21 @@ class Chains:
         known = self._known.get(key)
         if known is None or len(known[0].times) < level:
             most = max(2 * level, FEW_HELD) if behind else 1
-            of, more = self._items_of(number), int(behind > 0)
             levels = self.held[len(known[0].times) if known else 0 : most]
-            tables = self._table(of, 0, 1 + more, levels), self._table(of, 1, 2 + more, levels)
+            tables = stage_tables(self, [number], levels, has_behind=behind > 0)[0]
             known = (known[0].and_more(tables[0]), known[1].and_more(tables[1])) if known else tables
             self._known[key] = known
         return known[0].at(level), known[1].at(level)
+
+    def prepare(self, numbers: Sequence[int]) -> None:
+        """Make what `stages` is first asked for, of several kinds together: each alone takes far longer."""
+        for has_behind in (False, True)[: self.longest]:
+            new = [number for number in numbers if (number, has_behind) not in self._known]
+            levels = self.held[: FEW_HELD if has_behind else 1]
+            for i in range(0, len(new), TOGETHER):
+                some = new[i : i + TOGETHER]
+                tables = stage_tables(self, some, levels, has_behind=has_behind)
+                self._known |= {(number, has_behind): own for number, own in zip(some, tables, strict=True)}
 
     def room(self, number: int) -> Floats:
         """Chips of each class that one of the replicas may take at most, [class]."""
@@ -198,67 +183,19 @@ class Chains:
         kind = self.kinds[number]
         rows = self.rows[kind.microbatch_size][kind.first : kind.end]
         there, item = np.nonzero(rows >= 0)
-        at = rows[there, item], self.node_class[self._item[item]]
+        at = rows[there, item], self.node_class[self.item_of[item]]
         prices = self.prices
         after = prices.reduce_tail_s[at] + prices.gather_tail_s[at] + prices.step_fixed_s[at]
         return float(after.min(initial=np.inf)) / MS
-
-    def _items_of(self, number: int) -> _Items:
-        """The items of a kind with the least of their prices over its degrees."""
-        kind = self.kinds[number]
-        rows = self.rows[kind.microbatch_size][kind.first : kind.end]
-        item = np.flatnonzero((rows >= 0).any(axis=0))
-        groups = [rows[rows[:, i] >= 0, i] for i in item.tolist()]
-        prices, is_alike = least_prices(self.prices, groups)
-        blocks = not self.problem.stack.p2p_overlap
-        hops = self._least_hops_ms(number) if blocks else np.zeros((2, len(self.node_class)))
-        return _Items(item, prices, hops, kind.is_single, is_alike)
 
     def hops_ms(self, number: int) -> Floats:
         """Least hop of a stage of each item beside its time, 0 where sends block, [item]."""
         if not self.problem.stack.p2p_overlap:
             return np.zeros(len(self.node_class))
-        hops: Floats = self._least_hops_ms(number)[0]
+        hops: Floats = self.least_hops_ms(number)[0]
         return hops
 
-    def _table(self, of: _Items, position: int, num_stages: int, levels: Ints) -> StageTimes:
-        """Stages at a position that hold so many micro-batches, [level, item, n]."""
-        num, shape = len(of.item), (len(levels), len(self.node_class), self.num_layers + 1)
-        item, starts = np.unique(self._item[of.item], return_index=True)
-        held = np.repeat(levels, num)
-        entries = Entries(
-            choice=np.tile(np.arange(num), len(levels)),
-            node_class=np.tile(self.node_class[self._item[of.item]], len(levels)),
-            position=np.full(len(held), position),
-            num_stages=num_stages,
-            in_flight=held.astype(np.float64),
-            fewest_stages=np.full(len(held), num_stages),
-        )
-        none = np.zeros(len(held))
-        data = entry_coefficients(self.problem, of.prices, entries, 1, none, none)
-        times = stage_times_ms(data, least_recompute(data))
-        n = np.arange(self.num_layers + 1, dtype=np.float64)
-        forward = data.forward_ms[:, None] * n + data.base_forward_ms[:, None]
-        after = _after_ms(data, times, forward, of)
-        if num_stages > 1:
-            after = after + least_tied_ms(of.prices, entries)[:, None]
-        sides = int(position > 0) + int(position < num_stages - 1)
-        inside = np.vstack([np.zeros_like(of.inside_ms[:1]), of.inside_ms])[:, self._item[of.item]]
-        hops = np.tile(inside[sides], len(levels))
-        tables = np.full((2, *shape), np.inf)
-        fitting = times + hops[:, None], np.where(np.isfinite(times), after, np.inf)
-        for table, found in zip(tables, fitting, strict=True):
-            each = found.reshape(len(levels), num, -1)
-            table[:, item] = np.minimum.reduceat(each, starts, axis=1)
-        least = np.zeros(shape[1:])
-        least[item] = np.minimum.reduceat(forward[:num], starts, axis=0)
-        most = np.zeros(shape[1:])
-        # The forward ends with the hop to one side, which may be the longer one.
-        longer = inside[sides] - inside[max(sides - 1, 0)]
-        most[item] = np.maximum.reduceat(forward[:num] + longer[:, None], starts, axis=0)
-        return StageTimes(tables[0], tables[1], least, most)
-
-    def _least_hops_ms(self, number: int) -> Floats:
+    def least_hops_ms(self, number: int) -> Floats:
         """Least of the hops that a stage of each item of a kind takes part in, [sides, item]."""
         known = self._hops.get(number)
         if known is None:
@@ -266,7 +203,7 @@ class Chains:
             replicas = np.array(self.replicas[kind.microbatch_size][kind.first : kind.end])
             rows = self.rows[kind.microbatch_size][kind.first : kind.end]
             there, listed = np.nonzero(rows >= 0)
-            item = self._item[listed]
+            item = self.item_of[listed]
             chips = replicas[there] * self.tensor_parallel[item]
             of = rows[there, listed], self.node_class[item], there
             hops = least_hops_s(self.problem, self.prices, *of, chips) / MS
@@ -276,20 +213,3 @@ class Chains:
                 np.minimum.at(least_of_sides, item, of_rows)
             self._hops[number] = known
         return known
-
-
-def _after_ms(data: StageSelectionData, times: Floats, forward: Floats, of: _Items) -> Floats:
-    """Least that follows the last backward of stages, tied embeddings apart, [entry, n]."""
-    n = np.arange(times.shape[1], dtype=np.float64)
-    if not of.is_alike:
-        least = data.optimizer_ms[:, None] * n + (data.base_optimizer_ms + data.gather_tail_ms)[:, None]
-        return least + data.reduce_tail_ms[:, None]
-    backward = np.where(np.isfinite(times), times - forward, 0.0)
-    if not of.is_exact:
-        # The number of replicas that reduces least may recompute most, which hides most.
-        layer = data.backward_ms + np.maximum(data.full_ms, data.selective_ms)
-        base = data.base_backward_ms + np.maximum(data.selective_more_ms, 0.0) + data.lead * data.lead_full_ms
-        backward = layer[:, None] * n + base[:, None]
-    exposed = exposed_reduction_ms(data, n[:, None], backward.T).T + data.reduce_tail_ms[:, None]
-    after: Floats = exposed + following_ms(data, len(n))
-    return after

@@ -11,6 +11,7 @@ from planner.cost.prices import Floats, Prices
 from planner.data.problem import Problem
 from planner.search.degrees import DegreeTable
 from planner.search.entries import Entries
+from planner.search.replicas.boxes import Bools
 from planner.search.replicas.space import Ints
 from planner.units import MS
 
@@ -47,19 +48,20 @@ PASSES = (
 """Prices of a micro-batch, beside which reductions and gathering hide."""
 
 
-def least_prices(prices: Prices, groups: Sequence[Ints]) -> tuple[Prices, bool]:
+def least_prices(prices: Prices, groups: Sequence[Ints]) -> tuple[Prices, Bools]:
     """Prices with one row a group: the least of every number over the rows of the group.
 
-    Beside them stands whether all rows of a group price a micro-batch alike.
+    Beside them stands which groups' rows all price a micro-batch alike, [group].
     """
     starts = np.cumsum([0, *[len(group) for group in groups[:-1]]])
-    rows, values, is_alike = prices.rows(np.concatenate(groups)), {}, True
+    rows, values, is_alike = prices.rows(np.concatenate(groups)), {}, np.ones(len(groups), dtype=np.bool_)
     for field in fields(rows):
         value = getattr(rows, field.name)
         if isinstance(value, np.ndarray) and field.name != "limit_bytes":
             least = np.minimum.reduceat(value, starts, axis=0)
             if field.name in PASSES:
-                is_alike = is_alike and np.array_equal(least, np.maximum.reduceat(value, starts, axis=0))
+                is_same = least == np.maximum.reduceat(value, starts, axis=0)
+                is_alike &= is_same.reshape(len(groups), -1).all(axis=1)
             value = least
         values[field.name] = value
     return Prices(**values), is_alike

@@ -46,8 +46,10 @@ class Paths:
 
     def least(self, kind: int) -> Least:
         """Least times of the stages of a kind."""
-        while len(self._least) <= kind:
-            self._least.append(Least(self.chains, len(self._least)))
+        if len(self._least) <= kind:
+            new = range(len(self._least), len(self.chains.kinds))
+            self.chains.prepare(new)
+            self._least += [Least(self.chains, number) for number in new]
         return self._least[kind]
 
     def worth(self, price: Floats) -> Floats:

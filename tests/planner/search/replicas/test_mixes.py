@@ -386,11 +386,11 @@ def test_no_stage_of_a_kind_has_shorter_hops_than_it_is_taken_to_have() -> None:
     chains = Chains(problem, table, prices)
     ratios = []
     for degree, replicas in enumerate(chains.replicas[1]):
-        least = chains._least_hops_ms(chains.number(Kind(1, degree, degree + 1))) * MS
+        least = chains.least_hops_ms(chains.number(Kind(1, degree, degree + 1))) * MS
         rows = chains.rows[1][degree]
         for _ in range(60):
             listed = random.choice(np.flatnonzero(rows >= 0), 3)
-            items = chains._item[listed]
+            items = chains.item_of[listed]
             shapes = [
                 StageShape(int(rows[i]), int(chains.node_class[k]), tp, replicas, tp * replicas)
                 for i, k in zip(listed, items, strict=True)
@@ -403,7 +403,7 @@ def test_no_stage_of_a_kind_has_shorter_hops_than_it_is_taken_to_have() -> None:
             ratios.append(least[1, items[1]] / (hops[0] + hops[1]))
     assert max(ratios) == pytest.approx(1.0)
     wide = int(np.flatnonzero((chains.tensor_parallel == 4) & (chains.node_class == 0))[0])
-    one, two = (chains._least_hops_ms(chains.number(Kind(1, d, d + 1)))[:, wide] for d in (0, 1))
+    one, two = (chains.least_hops_ms(chains.number(Kind(1, d, d + 1)))[:, wide] for d in (0, 1))
     assert one[1] < 3 * one[0] < two[0]
 
 
