@@ -271,16 +271,13 @@ class Pricing:
         """Intervals of micro-batches and of time, with any number of replicas that they leave room for."""
         chains = self.chains
         for size in chains.replicas:
-            least, most, kinds = 1, chains.batch // size, list[tuple[int, int, int]]()
+            least, most, kinds = 1, chains.batch // size, list[tuple[int | None, int, int]]()
             while least <= most:
                 last = min(least * WIDE[0] // WIDE[1], most)
-                kind = chains.kind_of(size, least)
-                if kind is not None:
-                    kinds.append((kind, least, last))
+                kinds.append((chains.kind_of(size, least), least, last))
                 least = last + 1
             # All are known before the tables of the first are made, which makes those of all.
-            for of in kinds:
-                yield self.boxes_of(*of)
+            yield from (self.boxes_of(kind, first, last) for kind, first, last in kinds if kind is not None)
 
     def boxes_of(self, kind: int, least_m: int, most_m: int) -> Boxes:
         """Intervals of time of a kind, with some numbers of micro-batches."""
